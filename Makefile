@@ -1,0 +1,71 @@
+# Every target works alone in a fresh clone: it makes the environment that it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL = pip install --quiet --disable-pip-version-check
+TESTS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test test-slow test-newest lint bench bench-gpu bench-h200 clean
+
+help: ## list the targets
+	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
+
+run: $(VENV)/.installed ## the main job: train under a budget, beside plain jax.jit
+	$(BIN)/tensile demo
+
+test: $(VENV)/.installed ## the tests (TESTS=tests/models for some of them)
+	$(BIN)/python -m pytest -n 2 $(TESTS)
+
+test-slow: $(VENV)/.installed ## the tests that take long
+	$(BIN)/python -m pytest -n 2 -m slow $(TESTS)
+
+lint: $(VENV)/.installed ## ruff, pyright, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed ## the figures of the README, on this CPU
+	$(BIN)/python -m benchmarks.run
+
+bench-gpu: $(VENV)/.installed ## the same on this machine's GPU (install an extra: cuda12 or cuda13)
+	$(BIN)/python -m benchmarks.run --gpu
+
+bench-h200: .venv-h200/.installed ## compiled for an H200; needs no GPU
+	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \
+		.venv-h200/bin/python -m benchmarks.h200
+
+# The short round on the newest jax; NEWEST_PYTHON must be 3.12 or later.
+test-newest: .venv-newest/.installed
+	.venv-newest/bin/python -m pytest -m smoke $(TESTS)
+
+clean: ## remove the environments and every cache
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A half-made environment has no stamp and is made again from the start.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
+		"Python 3.11 or later is needed: $(PYTHON) is %d.%d. Try make PYTHON=python3.12 ..." % v[:2])'
+	@echo "Installing into $(VENV) (a minute or two)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+.venv-newest/.installed: pyproject.toml
+	@test -n "$(NEWEST_PYTHON)" || { echo "Pass NEWEST_PYTHON=, a Python 3.12 or later." >&2; exit 1; }
+	@echo "Installing the newest jax into .venv-newest (a minute or two)"
+	@$(NEWEST_PYTHON) -m venv --clear .venv-newest
+	@.venv-newest/bin/$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+# XLA's compiler for GPUs without its driver. The versions must match one another.
+.venv-h200/.installed: pyproject.toml
+	@echo "Installing the GPU compiler into .venv-h200 (1.5 GB)"
+	@$(PYTHON) -m venv --clear .venv-h200
+	@.venv-h200/bin/$(PIP_INSTALL) jax==0.10.2 jaxlib==0.10.2 jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 \
+		nvidia-cuda-nvcc-cu12 nvidia-cuda-runtime-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-cupti-cu12 -e '.[data]'
+	@touch $@

@@ -1,0 +1,61 @@
+"""Everything that tensile_jax raises of its own.
+
+    TensileError
+    ├── BudgetError (also ValueError)   the budget cannot be read, or no plan keeps it
+    │   └── BudgetTooSmall              no plan fits: names the smallest budget that does, and what holds it
+    ├── TraceError (also ValueError)    the step cannot be planned: effects, several devices, not a function
+    ├── PlanFileError (also ValueError) a saved plan that is truncated, of another version, or for another program
+    ├── InvalidPlan                     our own mistake: a plan that its replay refuses; nothing has run
+    └── OutOfMemory (also RuntimeError) the device refused an allocation and nothing more could leave it
+
+A caller's mistake is also a `ValueError`, as it would be from `jax.jit`, so that code which catches those goes on working.
+Wrong types of arguments are plain `TypeError`s. Nothing else is raised on purpose.
+"""
+
+
+class TensileError(Exception):
+    """The root of all errors of this package."""
+
+
+class BudgetError(TensileError, ValueError):
+    """A budget that cannot be read or kept."""
+
+
+class BudgetTooSmall(BudgetError):
+    """No plan keeps the budget.
+
+    Attributes:
+        budget_bytes: what was asked for.
+        floor_bytes: the smallest budget for which there is a plan.
+    """
+
+    def __init__(self, message: str, *, budget_bytes: int, floor_bytes: int) -> None:
+        super().__init__(message)
+        self.budget_bytes = budget_bytes
+        self.floor_bytes = floor_bytes
+
+
+class TraceError(TensileError, ValueError):
+    """A step that cannot be turned into a graph of operators and tensors."""
+
+
+class PlanFileError(TensileError, ValueError):
+    """A saved plan that cannot be used."""
+
+
+class InvalidPlan(TensileError):
+    """A plan that does not survive its own replay.
+
+    Attributes:
+        segment: index of the segment at which the replay stopped.
+        tensor: name of the tensor concerned, or the empty string.
+    """
+
+    def __init__(self, story: str, *, segment: int, tensor: str = "") -> None:
+        super().__init__(f"Segment {segment}: {story}")
+        self.segment = segment
+        self.tensor = tensor
+
+
+class OutOfMemory(TensileError, RuntimeError):
+    """The device ran out of memory, and recovery did too."""

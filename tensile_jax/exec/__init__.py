@@ -1,0 +1,1 @@
+"""Takes a plan, compiles its segments and runs them."""

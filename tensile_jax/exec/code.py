@@ -1,0 +1,74 @@
+"""From a piece of a flat program to a function that `jax.jit` can compile.
+
+A segment is a list of equations, its inputs and its outputs. Two segments with the same *content* (the same equations over
+the same shapes, wired alike, donating alike) share one executable, whatever their place in the step: the repeated blocks of a
+network compile once. The content is a value that compares equal exactly then.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from tensile_jax.ir import OperatorId, TensorId
+from tensile_jax.trace import Program, atom_key, params_key, variable_ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentCode:
+    """What to compile: `function(*inputs) -> outputs`; `donated` are positions of inputs, `content` identifies it."""
+
+    function: Callable[..., tuple[Any, ...]]
+    avals: tuple[jax.ShapeDtypeStruct, ...]
+    donated: tuple[int, ...]
+    content: Hashable
+
+
+class Codebook:
+    """Makes the code of segments of one program."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._variables = tuple(variable_ids(program))
+        self._params = [params_key(e.params) for e in program.equations]
+
+    def code(
+        self,
+        operators: Sequence[OperatorId],
+        inputs: Sequence[TensorId],
+        outputs: Sequence[TensorId],
+        donated: Sequence[TensorId],
+    ) -> SegmentCode:
+        """The code of the segment that runs `operators` (in order) on `inputs` and gives `outputs`."""
+        program = self._program
+        reads = tuple(self._variables[t] for t in inputs)
+        writes = tuple(self._variables[t] for t in outputs)
+        equations = tuple(program.equations[o] for o in operators)
+        positions = tuple(i for i, t in enumerate(inputs) if t in set(donated))
+
+        def segment(*values: Any) -> tuple[Any, ...]:
+            environment: dict[int, Any] = dict(zip(reads, values, strict=True))
+            for e in equations:
+                arguments = [environment[a] if isinstance(a, int) else a.value for a in e.inputs]
+                with e.context:
+                    results = e.primitive.bind(*arguments, **e.params)
+                results = results if e.primitive.multiple_results else [results]
+                environment.update(zip(e.outputs, results, strict=True))
+            return tuple(environment[v] for v in writes)
+
+        number: dict[int, int] = {v: i for i, v in enumerate(reads)}
+        body: list[Hashable] = []
+        for o, e in zip(operators, equations, strict=True):
+            arguments = tuple(number[a] if isinstance(a, int) else atom_key(a) for a in e.inputs)
+            for v in e.outputs:
+                number[v] = len(number)
+            body.append((e.primitive, self._params[o], arguments, len(e.outputs)))
+        avals = tuple(_struct(program.avals[v]) for v in reads)
+        shapes = tuple((a.shape, a.dtype, a.weak_type) for a in avals)
+        content = (shapes, tuple(body), tuple(number[v] for v in writes), positions)
+        return SegmentCode(segment, avals, positions, content)
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

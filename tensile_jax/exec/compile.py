@@ -1,0 +1,111 @@
+"""Compile segments: each distinct content once, several at a time, with what XLA says of their memory.
+
+Lowering holds the interpreter and runs here; compiling releases it and runs in a pool of threads. If the user has set
+`jax_compilation_cache_dir`, segments are kept there too, however short their compilation.
+
+    workspace = temporaries + what XLA allocates for outputs beyond the outputs themselves - what donation saves less than planned
+
+so that (bytes resident by the plan) + workspace is the footprint of the running executable.
+"""
+
+import os
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from tensile_jax.exec.code import SegmentCode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Executable:
+    """A compiled segment: call it with its inputs, get the tuple of its outputs."""
+
+    call: Callable[..., Any]
+    temporary_bytes: int
+    output_bytes: int
+    aliased_bytes: int
+
+    def workspace(self, *, outputs: int, donated: int) -> int:
+        """Bytes beyond those of `outputs` less `donated`, as the plan counts them."""
+        return self.temporary_bytes + (self.output_bytes - self.aliased_bytes) - (outputs - donated)
+
+
+class Compiler:
+    """Compiles segments for one device and remembers them by content."""
+
+    def __init__(self, device: jax.Device) -> None:
+        self.device = device
+        self.compile_s = 0.0
+        self._done: dict[Hashable, Executable] = {}
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def compile(self, codes: Sequence[SegmentCode], progress: Callable[[int, int], None] | None = None) -> list[Executable]:
+        """Executables for `codes`, in order. `progress(done, of)` is told of each that had to be compiled."""
+        missing = {code.content: code for code in codes if code.content not in self._done}
+        began = time.perf_counter()
+        workers = max(1, min(len(missing), os.cpu_count() or 1))
+        with _short_compilations_cached(), ThreadPoolExecutor(workers, thread_name_prefix="tensile-compile") as pool:
+            running: dict[Hashable, Future[Executable]] = {}
+            for content, code in missing.items():
+                running[content] = pool.submit(_compile, self._lower(code))
+            for done, (content, future) in enumerate(running.items(), start=1):
+                self._done[content] = future.result()
+                if progress is not None:
+                    progress(done, len(running))
+        self.compile_s += time.perf_counter() - began
+        return [self._done[code.content] for code in codes]
+
+    def _lower(self, code: SegmentCode) -> Any:
+        sharding = SingleDeviceSharding(self.device)
+        avals = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding, weak_type=a.weak_type) for a in code.avals
+        ]
+        jitted = jax.jit(code.function, donate_argnums=code.donated, keep_unused=True)
+        return jitted.lower(*avals)
+
+
+def _compile(lowered: Any) -> Executable:
+    compiled = lowered.compile()
+    memory = compiled.memory_analysis()
+    return Executable(
+        compiled,
+        int(memory.temp_size_in_bytes),
+        int(memory.output_size_in_bytes),
+        int(memory.alias_size_in_bytes),
+    )
+
+
+def peak_of(compiled: Any) -> int:
+    """Peak of an executable that runs alone: arguments, outputs and temporaries, less what outputs take over."""
+    memory = compiled.memory_analysis()
+    return int(
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+
+
+@contextmanager
+def _short_compilations_cached() -> Iterator[None]:
+    """Where the user has a persistent cache, let it keep what compiles in less than its usual second."""
+    if not jax.config.jax_compilation_cache_dir:
+        yield
+        return
+    names = ("jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")
+    before = {name: getattr(jax.config, name) for name in names}
+    try:
+        for name in names:
+            jax.config.update(name, 0)
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)

@@ -1,0 +1,211 @@
+"""Run the instructions of a plan: the paper's Executor (TENSILE, section III-D).
+
+The loop does nothing but obey. What it guarantees:
+
+    - a tensor that is not on the device when its segment comes is fetched on the spot (passive swap-in), counted, never an error
+    - if the device is out of memory, everything the segment does not read goes to the host and the segment is launched
+      again; the iteration goes on from where it is, and `needs_lower_budget` is set
+    - the first Ctrl-C lets the iteration end, so that no donated state is lost, and is delivered right after; a second one
+      does not wait
+
+On a device whose allocations follow the order of launches (a GPU) launches run ahead. On a CPU a buffer is taken when a segment is
+launched, not when it runs, so each launch waits for the one before it.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import jax
+
+from tensile_jax.errors import OutOfMemory
+from tensile_jax.exec.instructions import Instructions, Op
+from tensile_jax.exec.transfer import Transfer, on_host
+
+
+@dataclass(slots=True)
+class Observation:
+    """What one watched iteration showed: bytes on the device at each launch, microseconds per segment, waiting."""
+
+    peak_bytes: int = 0
+    segment_us: list[float] = field(default_factory=list[float])
+    stall_us: float = 0.0
+    step_us: float = 0.0
+
+
+class Executor:
+    """Runs one plan, iteration after iteration."""
+
+    def __init__(
+        self,
+        instructions: Instructions,
+        constants: Sequence[Any],
+        workspaces: Sequence[int],
+        transfer: Transfer,
+        *,
+        run_ahead: bool,
+    ) -> None:
+        self._program = instructions
+        self._constants = [transfer.into(c) for c in constants]
+        self._workspaces = workspaces
+        self._transfer = transfer
+        self._run_ahead = run_ahead
+        self.passive_swap_ins = 0
+        self.out_of_memory = 0
+        self.needs_lower_budget = False
+
+    def run(self, arguments: Sequence[Any], watch: Observation | None = None) -> list[Any]:
+        """The results of one iteration on `arguments`, both flat. Donated arguments are gone afterwards, as with jit."""
+        program = self._program
+        env: list[Any] = [None] * program.slots
+        host: dict[int, Any] = {}
+        for slot, value in zip(program.inputs, arguments, strict=True):
+            self._arrive(slot, value, env, host)
+        for (slot, _), value in zip(program.constants, self._constants, strict=True):
+            env[slot] = value
+        with _interrupt_after():
+            self._loop(env, host, watch)
+        results = [env[slot] if env[slot] is not None else host[slot] for slot in program.outputs]
+        if watch is not None:
+            jax.block_until_ready(results)
+        return results
+
+    def _arrive(self, slot: int, value: Any, env: list[Any], host: dict[int, Any]) -> None:
+        """Place an argument where the plan expects it: on the device, or on the host for state that stays out."""
+        if slot in self._program.arrive_on_host:
+            if on_host(value):
+                host[slot] = value
+            else:  # the first iteration: state has not been out yet
+                host[slot] = self._transfer.out(value)
+                if isinstance(value, jax.Array) and slot not in self._program.keep:
+                    jax.block_until_ready(host[slot])
+                    value.delete()
+        elif on_host(value):
+            self.passive_swap_ins += 1
+            env[slot] = self._transfer.into(value)
+        else:
+            env[slot] = value if isinstance(value, jax.Array) else self._transfer.into(value)
+
+    def _loop(self, env: list[Any], host: dict[int, Any], watch: Observation | None) -> None:
+        transfer, careful, previous = self._transfer, False, None
+        launch, copy_out, leave, copy_in = Op.LAUNCH, Op.COPY_OUT, Op.LEAVE, Op.COPY_IN
+        wait = not self._run_ahead
+        for instruction in self._program.code:
+            op = instruction[0]
+            if op is launch:
+                _, call, inputs, outputs, drops, index = instruction
+                if wait and previous is not None:
+                    previous.block_until_ready()
+                if careful or watch is not None:
+                    began = time.perf_counter()
+                    self._fetch(inputs, env, host)
+                    if watch is not None:
+                        watch.stall_us += (time.perf_counter() - began) * 1e6
+                        began = time.perf_counter()
+                try:
+                    made = call(*[env[slot] for slot in inputs])
+                except Exception as error:
+                    made = self._launch_again(call, inputs, env, host, error)
+                    careful = True
+                if watch is not None:
+                    self._observe(watch, index, env, outputs, made, began)
+                for slot, value in zip(outputs, made, strict=True):
+                    env[slot] = value
+                if made:
+                    previous = made[-1]
+                for slot in drops:
+                    env[slot] = None
+            elif op is copy_out:
+                slot = instruction[1]
+                host[slot] = env[slot] if on_host(env[slot]) else transfer.out(env[slot])
+            elif op is leave:
+                slot = instruction[1]
+                began = time.perf_counter()
+                host[slot].block_until_ready()
+                if watch is not None:
+                    watch.stall_us += (time.perf_counter() - began) * 1e6
+                if not on_host(env[slot]):
+                    env[slot].delete()
+                env[slot] = None
+            elif op is copy_in:
+                slot = instruction[1]
+                env[slot] = transfer.into(host.pop(slot))
+            else:  # FREE: a donated argument, which the caller still names
+                slot = instruction[1]
+                env[slot].delete()
+                env[slot] = None
+
+    def _fetch(self, inputs: Sequence[int], env: list[Any], host: dict[int, Any]) -> None:
+        """Passive swap-in: bring what the segment reads and is not on the device."""
+        for slot in inputs:
+            if env[slot] is None or on_host(env[slot]):
+                self.passive_swap_ins += 1
+                env[slot] = self._transfer.into(env[slot] if env[slot] is not None else host.pop(slot))
+                env[slot].block_until_ready()
+
+    def _launch_again(
+        self, call: Callable[..., Any], inputs: Sequence[int], env: list[Any], host: dict[int, Any], error: Exception
+    ) -> Any:
+        """Out of memory: everything that the segment does not read goes to the host; then the segment once more."""
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise error
+        self.out_of_memory += 1
+        self.needs_lower_budget = True
+        stays = set(inputs) | self._program.keep | {slot for slot, _ in self._program.constants}
+        for slot, value in enumerate(env):
+            if value is not None and slot not in stays and not on_host(value) and slot not in host:
+                copy = self._transfer.out(value)
+                copy.block_until_ready()
+                value.delete()
+                env[slot] = copy
+        try:
+            return call(*[env[slot] for slot in inputs])
+        except Exception as again:
+            if "RESOURCE_EXHAUSTED" not in str(again):
+                raise
+            raise OutOfMemory(
+                "The device is out of memory with nothing on it but what one segment reads. Another process may hold "
+                "its memory, or the budget is above what is free: lower budget=, or free memory on the device. The step "
+                "did not finish; donated arguments are gone, as after any failed donated call."
+            ) from again
+
+    def _observe(
+        self, watch: Observation, index: int, env: list[Any], outputs: Sequence[int], made: Any, began: float
+    ) -> None:
+        """Bytes on the device while the segment runs: everything held, what it makes, its workspace."""
+        jax.block_until_ready(made)
+        watch.segment_us.append((time.perf_counter() - began) * 1e6)
+        held = [v for v in env if v is not None and not on_host(v) and not v.is_deleted()]
+        live = sum(v.nbytes for v in held) + sum(v.nbytes for v in made)
+        del outputs
+        watch.peak_bytes = max(watch.peak_bytes, live + self._workspaces[index])
+
+
+@contextmanager
+def _interrupt_after() -> Iterator[None]:
+    """Hold the first Ctrl-C back until the iteration is over, and deliver it a moment after its results are returned."""
+    own = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if own is not signal.default_int_handler:
+        yield
+        return
+    pending: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if pending:
+            signal.default_int_handler(number, frame)
+        pending.append(number)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, own)
+        if pending:
+            timer = threading.Timer(0.02, signal.raise_signal, (signal.SIGINT,))
+            timer.daemon = True
+            timer.start()

@@ -1,0 +1,88 @@
+"""From a plan to a flat list of instructions over numbered slots.
+
+    launch   (executable, input slots, output slots, slots to drop)
+    copy_out slot        start a copy to the host
+    leave    slot        wait until that copy is done, then give the device memory back
+    copy_in  slot        start a copy to the device
+    free     slot        give the device memory back, now
+
+At each boundary copies out are started first, then what must have left is waited for, then copies in are started, then the
+segment is launched: issue order is the schedule. A slot holds one tensor.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.schedule import Plan
+
+
+class Op(IntEnum):
+    """What an instruction does."""
+
+    LAUNCH = 0
+    COPY_OUT = 1
+    LEAVE = 2
+    COPY_IN = 3
+    FREE = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instructions:
+    """`code` is a list of (op, operands); `inputs` and `outputs` are the slots of the step's arguments and results.
+
+    `constants` are (slot, tensor). `arrive_on_host` are the slots of state that an iteration expects on the host.
+    """
+
+    code: tuple[tuple[Any, ...], ...]
+    slots: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    constants: tuple[tuple[int, TensorId], ...]
+    arrive_on_host: frozenset[int]
+    keep: frozenset[int]
+
+
+def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructions:
+    """The instructions that carry `plan` out; `calls[i]` runs segment i."""
+    slot: dict[TensorId, int] = {}
+
+    def of(t: TensorId) -> int:
+        return slot.setdefault(t, len(slot))
+
+    inputs = tuple(of(t) for t in graph.inputs)
+    constants = tuple((of(t.id), t.id) for t in graph.tensors if t.role == "constant" and t.producer is None)
+    owned = {t for t in graph.donated}
+    code: list[tuple[Any, ...]] = []
+    first: dict[TensorId, str] = {}
+    copies: Mapping[int, list[Any]] = _by_trigger(plan)
+    last = len(plan.segments)
+    for index in range(last + 1):
+        for event in copies.get(index, ()):
+            first.setdefault(event.tensor, event.kind)
+            if event.kind == "swap_out":
+                code.append((Op.COPY_OUT, of(event.tensor)))
+        code += [(Op.LEAVE, of(e.tensor)) for e in plan.events if e.kind == "swap_out" and e.until == index]
+        code += [(Op.COPY_IN, of(e.tensor)) for e in copies.get(index, ()) if e.kind == "swap_in"]
+        if index == last:
+            break
+        segment = plan.segments[index]
+        drops = tuple(of(t) for t in (*segment.frees, *segment.donated) if t not in owned)
+        code.append(
+            (Op.LAUNCH, calls[index], tuple(map(of, segment.inputs)), tuple(map(of, segment.outputs)), drops, index)
+        )
+        code += [(Op.FREE, of(t)) for t in segment.frees if t in owned]
+    outputs = tuple(of(t) for t in graph.outputs)
+    arrive = frozenset(of(t) for t, kind in first.items() if kind == "swap_in")
+    keep = frozenset(of(t.id) for t in graph.tensors if t.producer is None and t.id not in owned)
+    return Instructions(tuple(code), len(slot), inputs, outputs, constants, arrive, keep)
+
+
+def _by_trigger(plan: Plan) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = {}
+    for event in plan.events:
+        if event.kind in ("swap_out", "swap_in"):
+            found.setdefault(event.trigger + 1, []).append(event)
+    return found

@@ -1,0 +1,343 @@
+"""One step at one set of shapes, from trace to a running plan.
+
+    trace -> order -> ladder -> choice -> segments -> compile -> the segments' own sizes -> the same again, if these break
+    the budget -> check -> executor
+
+Workspaces are estimates until XLA has compiled a segment. What it says replaces the estimate; if the footprint then exceeds the
+budget, the planner chooses again knowing more, until a plan's *compiled* peak is under the budget. If no choice is left, the
+plan with the least peak is compiled, so that the error can name a budget that is known to work.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+import jax
+
+from tensile_jax.errors import BudgetTooSmall, PlanFileError
+from tensile_jax.exec.budget import Budget
+from tensile_jax.exec.code import Codebook
+from tensile_jax.exec.compile import Compiler, Executable, peak_of
+from tensile_jax.exec.executor import Executor, Observation
+from tensile_jax.exec.instructions import instructions_of
+from tensile_jax.exec.transfer import Transfer
+from tensile_jax.plan import (
+    POLICIES,
+    WHOLE,
+    Choice,
+    DeviceProfile,
+    Ladder,
+    Measured,
+    assemble,
+    check,
+    floor,
+    layout,
+    order,
+    planned_whole,
+    whole_peak,
+)
+from tensile_jax.schedule import SCHEMA_VERSION, Plan, format_bytes, unranged
+from tensile_jax.trace import TracedStep
+
+_MOST_ATTEMPTS = 8
+_LOWER = 0.9  # the next budget, after the device ran out of memory under this one
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """What the user asked for, apart from the budget."""
+
+    policy: str
+    profile: DeviceProfile
+    state_memory: Literal["device", "any"]
+    progress: Progress | None = None
+
+
+class PreparedStep:
+    """A traced step, its ladder, and (once asked for) its compiled plan."""
+
+    def __init__(self, step: TracedStep, budget: Budget | None, options: Options, device: jax.Device) -> None:
+        self.step = step
+        self.budget = budget
+        self.options = options
+        self.device = device
+        self.graph = order(step.graph)
+        self.ladder = Ladder(self.graph, options.profile, state_may_stay_out=options.state_memory == "any")
+        self.compiler = Compiler(device)
+        self.book = Codebook(step.program)
+        self.measured = Measured()
+        self.plan_s = 0.0
+        self.jit_compile_s = 0.0
+        self._whole: Any = None
+        self._floor: tuple[int, Choice] | None = None
+
+    # -- planning ---------------------------------------------------------------------------------------------------
+
+    @property
+    def jit_peak_bytes(self) -> int:
+        """Peak of plain `jax.jit`, which is compiled for this, once."""
+        self.whole_executable()
+        assert self.measured.whole is not None
+        return self.measured.whole
+
+    def whole_executable(self) -> Any:
+        """Plain `jax.jit`'s own executable of the step."""
+        if self._whole is None:
+            self._tell("compiling plain jit", 0, 1)
+            began = time.perf_counter()
+            self._whole = self.step.traced.lower().compile()
+            self.jit_compile_s = time.perf_counter() - began
+            self.measured = replace(self.measured, whole=peak_of(self._whole))
+            self._tell("compiling plain jit", 1, 1)
+        return self._whole
+
+    def limit(self) -> float:
+        """The budget in bytes, infinite if there is none."""
+        if self.budget is None:
+            return float("inf")
+        return self.budget.nbytes if self.budget.nbytes is not None else self.budget.resolve(self.jit_peak_bytes)
+
+    def predict(self) -> Plan:
+        """The plan with estimated workspaces; compiles nothing but, for a budget in per cent, plain jit.
+
+        Raises:
+            BudgetTooSmall: not even the least peak is under the budget.
+        """
+        began = time.perf_counter()
+        limit = self.limit()
+        choice = POLICIES[self.options.policy](self.ladder, limit, self.measured)
+        if choice is None:
+            raise self._too_small(limit, self.floor_choice()[0], "about ")
+        plan = self._plan(choice, limit)
+        self.plan_s = time.perf_counter() - began
+        return plan
+
+    def floor_choice(self) -> tuple[int, Choice]:
+        """The least peak, and how to attain it, with what is known now."""
+        if self._floor is None:
+            self._floor = floor(self.ladder, self.measured)
+        return self._floor
+
+    def _plan(self, choice: Choice, limit: float) -> Plan:
+        header = self._header(limit)
+        if choice.rung == WHOLE:
+            step_us = sum(self.ladder.latencies) + self.options.profile.launch_us
+            plan = planned_whole(
+                self.graph, header, peak_bytes=whole_peak(self.ladder, self.measured), step_us=step_us
+            )
+            return replace(plan, workspaces="compiled" if self.measured.whole is not None else "predicted")
+        chosen = layout(self.ladder, choice, self.measured)
+        plan = assemble(chosen, self.ladder.traffic, self.options.profile, self.ladder.latencies, header)
+        check(plan, self.graph)
+        return plan
+
+    def _header(self, limit: float) -> Plan:
+        floor_bytes, choice = self.floor_choice()
+        stays = self.ladder.rung(choice.rung).retention
+        held = [t for t in self.graph.tensors if t.id in stays.activity.kept_by_caller or t.id in self.graph.donated]
+        held.sort(key=lambda t: (-t.nbytes, t.id))
+        return Plan(
+            schema_version=SCHEMA_VERSION,
+            tensile_version=package_version(),
+            program=self.graph.name,
+            fingerprint=self.graph.fingerprint,
+            policy=self.options.policy,
+            device_profile=self.options.profile.name,
+            state_memory=self.options.state_memory,
+            whole=False,
+            workspaces="predicted",
+            budget_bytes=None if limit == float("inf") else int(limit),
+            peak_bytes=0,
+            peak_segment=0,
+            jit_peak_bytes=self.measured.whole,
+            unplanned_peak_bytes=self.ladder.rung(0).highest,
+            floor_bytes=floor_bytes,
+            floor_tensors=tuple(t.name for t in held[:5]),
+            step_us=0.0,
+            stall_us=0.0,
+            recomputed_us=0.0,
+            swapped_out_bytes=0,
+            swapped_in_bytes=0,
+            tensors=(),
+            segments=(),
+            events=(),
+        )
+
+    def _too_small(self, limit: float, floor_bytes: int, about: str) -> BudgetTooSmall:
+        graph = self.graph
+        resident = sum(t.nbytes for t in graph.tensors if t.producer is None)
+        state = sum(graph.tensors[pair.input].nbytes for pair in graph.carried)
+        largest = sorted((t for t in graph.tensors if t.producer is None), key=lambda t: -t.nbytes)[:3]
+        names = ", ".join(f"{t.name} ({format_bytes(t.nbytes)})" for t in largest)
+        hints: list[str] = []
+        kept = sum(graph.tensors[p.input].nbytes for p in graph.carried if p.input not in graph.donated)
+        if kept:
+            hints.append(
+                f"The state is not donated, so old and new state ({format_bytes(kept)} each) lie side by side: "
+                "donate it (donate_argnums=0)."
+            )
+        if self.options.state_memory == "device" and state:
+            hints.append(
+                f'With state_memory="any" the state ({format_bytes(state)}) may stay in host memory between its uses.'
+            )
+        return BudgetTooSmall(
+            f"budget {format_bytes(limit)} ({int(limit)} bytes) is too small for {graph.name!r}: the smallest that works is "
+            f"{about}{format_bytes(floor_bytes)} ({floor_bytes} bytes). Arguments of the step hold "
+            f"{format_bytes(resident)}, the largest being {names}. " + " ".join(hints),
+            budget_bytes=int(limit),
+            floor_bytes=floor_bytes,
+        )
+
+    # -- compiling --------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> "RunningPlan":
+        """A plan whose compiled peak is under the budget, ready to run.
+
+        Raises:
+            BudgetTooSmall: there is none; the error names the least peak that compiling has confirmed.
+        """
+        limit = self.limit()
+        choose = POLICIES[self.options.policy]
+        for _ in range(_MOST_ATTEMPTS):
+            began = time.perf_counter()
+            choice = choose(self.ladder, limit, self.measured)
+            self.plan_s += time.perf_counter() - began
+            if choice is None:
+                break
+            if choice.rung == WHOLE:
+                if self.jit_peak_bytes <= limit:
+                    return RunningPlan(self, self._plan(choice, limit), None)
+                continue
+            plan, executables = self._compiled(choice, limit)
+            if plan.peak_bytes <= limit or self.options.policy == "none":
+                return RunningPlan(self, plan, executables)
+        return self._at_the_floor(limit)
+
+    def _at_the_floor(self, limit: float) -> "RunningPlan":
+        best: tuple[Plan, list[Executable]] | None = None
+        for _ in range(_MOST_ATTEMPTS):
+            nbytes, choice = floor(self.ladder, self.measured)
+            if best is not None and nbytes >= best[0].peak_bytes:
+                break
+            plan, executables = self._compiled(choice, limit)
+            if best is None or plan.peak_bytes < best[0].peak_bytes:
+                best = plan, executables
+        assert best is not None
+        if best[0].peak_bytes <= limit:
+            return RunningPlan(self, *best)
+        raise self._too_small(limit, best[0].peak_bytes, "")
+
+    def _compiled(self, choice: Choice, limit: float) -> tuple[Plan, list[Executable]]:
+        """The plan of `choice` with its segments compiled and their own workspaces in it."""
+        plan = self._plan(choice, limit)
+        executables = self.compile(plan)
+        sizes = dict(self.measured.workspaces)
+        seen: list[tuple[int, int]] = []
+        bounds = choice.boundaries
+        for (a, b), segment, nbytes in zip(
+            zip(bounds, bounds[1:], strict=False), plan.segments, self.workspaces(plan, executables), strict=True
+        ):
+            sizes[choice.rung, a, b] = nbytes
+            seen.append((segment.workspace_bytes, nbytes))
+        estimated = sum(e for e, _ in seen)
+        shown = sum(s for _, s in seen)
+        inflation = max(self.measured.inflation, min(shown / estimated, 3.0) if estimated else 1.0)
+        self.measured = replace(self.measured, workspaces=sizes, inflation=inflation)
+        self._floor = None
+        return replace(self._plan(choice, limit), workspaces="compiled"), executables
+
+    def compile(self, plan: Plan) -> list[Executable]:
+        """The executables of the plan's segments."""
+        codes = [
+            self.book.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated)
+            for s in plan.segments
+        ]
+        return self.compiler.compile(codes, lambda done, of: self._tell("compiling segments", done, of))
+
+    def workspaces(self, plan: Plan, executables: Sequence[Executable]) -> list[int]:
+        """What XLA says of each segment's workspace."""
+        size = [t.nbytes for t in self.graph.tensors]
+        return [
+            max(0, e.workspace(outputs=sum(size[t] for t in s.outputs), donated=sum(size[t] for t in s.donated)))
+            for s, e in zip(plan.segments, executables, strict=True)
+        ]
+
+    def load(self, plan: Plan) -> "RunningPlan":
+        """A saved plan, ready to run.
+
+        Raises:
+            PlanFileError: it was made for another program, or its compiled peak is above the budget that it names.
+        """
+        if plan.fingerprint != self.graph.fingerprint:
+            raise PlanFileError(
+                f"plan= was made for another program: it is of {plan.program!r} with fingerprint {plan.fingerprint}, this "
+                f"step is {self.graph.name!r} with {self.graph.fingerprint} (shapes, types, optimizer, donation, or the "
+                "version of jax differ). Make a new one with step.plan(...)."
+            )
+        if plan.whole:
+            self.whole_executable()
+            return RunningPlan(self, plan, None)
+        check(plan, self.graph)
+        executables = self.compile(plan)
+        segments = tuple(
+            replace(s, workspace_bytes=nbytes, device_bytes=s.resident_bytes + nbytes)
+            for s, nbytes in zip(plan.segments, self.workspaces(plan, executables), strict=True)
+        )
+        peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
+        plan = replace(
+            plan, segments=segments, peak_segment=peak, peak_bytes=segments[peak].device_bytes, workspaces="compiled"
+        )
+        if plan.budget_bytes is not None and plan.peak_bytes > plan.budget_bytes:
+            raise PlanFileError(
+                f"plan= was made for a budget of {plan.budget_bytes} bytes; compiled here, it needs {plan.peak_bytes}. "
+                "Make a new one on this machine."
+            )
+        return RunningPlan(self, plan, executables)
+
+    def lower_budget(self, peak_bytes: int) -> None:
+        """Plan for less from now on: the device could not give what the plan asked for."""
+        self.budget = Budget(int(min(self.limit(), peak_bytes) * _LOWER), None)
+
+    def _tell(self, what: str, done: int, of: int) -> None:
+        if self.options.progress is not None:
+            self.options.progress(what, done, of)
+
+
+class RunningPlan:
+    """A compiled plan and the executor that runs it; `call` takes and gives flat lists."""
+
+    def __init__(self, prepared: PreparedStep, plan: Plan, executables: Sequence[Executable] | None) -> None:
+        self.prepared = prepared
+        self.plan = plan
+        self.observations: list[Observation] = []
+        self.executor: Executor | None = None
+        if executables is not None:
+            transfer = Transfer(prepared.device)
+            instructions = instructions_of(plan, prepared.graph, [e.call for e in executables])
+            variables = tuple(prepared.step.program.constants.values())
+            self.executor = Executor(
+                instructions,
+                variables,
+                [s.workspace_bytes for s in plan.segments],
+                transfer,
+                run_ahead=prepared.device.platform != "cpu",
+            )
+
+
+def package_version() -> str:
+    """The version of this package, as installed."""
+    try:
+        return version("tensile_jax")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+def by_name(values: Mapping[str, Any], name: str, argument: str) -> Any:
+    """`values[name]`, or a `ValueError` that lists what there is."""
+    if name not in values:
+        raise ValueError(f"{argument}={name!r} is not known. Known: {', '.join(sorted(values))}.")
+    return values[name]

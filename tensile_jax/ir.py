@@ -1,0 +1,98 @@
+"""The graph that everything else talks about.
+
+    Graph    ::= Operator*  Tensor*  inputs=(TensorId*)  outputs=(TensorId*)  carried=(Carried*)
+    Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes
+    Tensor   ::= id name role nbytes shape dtype producer=(OperatorId | none)
+    Carried  ::= input=TensorId output=TensorId
+    kind     ::= "heavy" | "reduction" | "light"
+    role     ::= "parameter" | "optimizer_state" | "state" | "batch" | "constant"
+               | "activation" | "gradient" | "output"
+
+Operators stand in the order in which they run; that order is topological. An operator is one equation of the flattened
+jaxpr: *heavy* ones (convolutions, products, sorts, loops) always read and write device memory, *light* ones are what
+XLA fuses into their neighbours, a *reduction* is light but passes once over its whole input.
+
+A tensor without producer is an input of the step or a constant. `carried` pairs an input of the step with the output that
+takes its place in the next iteration, so that an iteration is a cycle. Donated inputs belong to us; all others belong
+to the caller and stay on the device whatever we do.
+
+Sizes in bytes. Ids are positions: `graph.tensors[t].id == t`, `graph.operators[o].id` is the operator's place in the
+traced step, which `order` may have changed, so look operators up by position, never by id.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+TensorId = NewType("TensorId", int)
+OperatorId = NewType("OperatorId", int)
+
+Kind = Literal["heavy", "reduction", "light"]
+Role = Literal[
+    "parameter", "optimizer_state", "state", "batch", "constant", "activation", "gradient", "output"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value between operators; `producer` is None for inputs of the step and for constants."""
+
+    id: TensorId
+    name: str
+    role: Role
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    producer: OperatorId | None
+
+    def __post_init__(self) -> None:
+        if self.nbytes < 0:
+            raise ValueError(f"Tensor {self.name} must have a size of 0 bytes or more: got {self.nbytes}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One equation of the step: what it reads, what it writes, and what that costs."""
+
+    id: OperatorId
+    name: str
+    primitive: str
+    kind: Kind
+    inputs: tuple[TensorId, ...]
+    outputs: tuple[TensorId, ...]
+    flops: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """State: `output` of this iteration is `input` of the next one."""
+
+    input: TensorId
+    output: TensorId
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One iteration of a step. `donated` are the inputs whose memory the step may take."""
+
+    name: str
+    operators: tuple[Operator, ...]
+    tensors: tuple[Tensor, ...]
+    inputs: tuple[TensorId, ...]
+    outputs: tuple[TensorId, ...]
+    carried: tuple[Carried, ...]
+    donated: frozenset[TensorId]
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        if any(tensor.id != place for place, tensor in enumerate(self.tensors)):
+            raise ValueError("The tensors of a graph must stand at the place that their id names.")
+        known = {t.id for t in self.tensors if t.producer is None}
+        for operator in self.operators:
+            missing = [t for t in operator.inputs if t not in known]
+            if missing:
+                raise ValueError(
+                    f"Operators must stand in topological order: {operator.name} reads "
+                    f"{self.tensors[missing[0]].name} before it is there."
+                )
+            known.update(operator.outputs)

@@ -1,0 +1,151 @@
+"""A GPT-style decoder: learned positions, pre-norm blocks, causal attention, tied head.
+
+Radford et al., "Language Models are Unsupervised Multitask Learners" (2019). At the sizes of
+GPT-2 small it has the published 124,439,808 parameters. One block is
+
+    x = x + Attention(Norm_0(x))            Attention: softmax(Q K^T / sqrt(head width)) V
+    x = x + Down(gelu(Up(Norm_1(x))))       Up: to four times the width
+
+Layers are unrolled, so every layer has its own name and its own parameters. Parameters and
+loss are float32; `dtype` is the type that the layers compute in. There is no dropout. Kernels
+begin at standard deviation 0.02, as in GPT-2.
+
+The text is read byte by byte (`data.text_batches`): a vocabulary above 256 only costs what it
+would cost with a tokenizer, which is what planning and benchmarks need.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from jax.typing import DTypeLike
+
+from tensile_jax.models import data
+from tensile_jax.models.model import Model, check_sizes
+from tensile_jax.models.training import build_model
+
+
+def gpt(
+    *,
+    batch_size: int,
+    sequence_length: int = 128,
+    vocabulary: int = data.BYTES,
+    width: int = 128,
+    heads: int = 4,
+    layers: int = 4,
+    dtype: DTypeLike = jnp.float32,
+    seed: int = 0,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Model:
+    """A decoder on English text, small by default, trained with Adam unless told otherwise."""
+    check_sizes(
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        width=width,
+        heads=heads,
+        layers=layers,
+    )
+    check_sizes(at_least=data.BYTES, vocabulary=vocabulary)
+    check_sizes(at_least=0, seed=seed)
+    if width % heads:
+        raise ValueError(
+            f"heads must divide width: got heads={heads}, width={width}. "
+            f"Pass a width that is a multiple of {heads}, or other heads."
+        )
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"dtype must be a floating type: got {jnp.dtype(dtype).name}. Pass jnp.float32, jnp.bfloat16 or jnp.float16."
+        )
+    tokens = jax.ShapeDtypeStruct((batch_size, sequence_length), jnp.int32)
+    return build_model(
+        "gpt",
+        GPT(vocabulary, sequence_length, width, heads, layers, dtype),
+        inputs="tokens",
+        labels="targets",
+        batch_shape={"tokens": tokens, "targets": tokens},
+        optimizer=optax.adam(1e-3) if optimizer is None else optimizer,
+        seed=seed,
+        batches=lambda: data.text_batches(batch_size=batch_size, sequence_length=sequence_length, seed=seed),
+        deviation=lambda shape: 0.02,
+    )
+
+
+def gpt2_small(
+    *,
+    batch_size: int,
+    sequence_length: int = 1024,
+    dtype: DTypeLike = jnp.float32,
+    seed: int = 0,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Model:
+    """`gpt` at the sizes of GPT-2 small: large for a CPU to run, quick to plan."""
+    return gpt(
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        vocabulary=50257,
+        width=768,
+        heads=12,
+        layers=12,
+        dtype=dtype,
+        seed=seed,
+        optimizer=optimizer,
+    )
+
+
+class GPT(nn.Module):
+    """Token and position embeddings, blocks, final norm, and the embedding as the head."""
+
+    vocabulary: int
+    positions: int
+    width: int
+    heads: int
+    layers: int
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array, *, train: bool) -> jax.Array:
+        del train  # nothing here differs between training and testing
+        embedding = nn.Embed(self.vocabulary, self.width, dtype=self.dtype, name="Tokens")
+        positions = nn.Embed(self.positions, self.width, dtype=self.dtype, name="Positions")
+        x = embedding(tokens) + positions(jnp.arange(tokens.shape[1]))
+        for index in range(self.layers):
+            x = Block(self.heads, self.dtype, name=f"Block_{index}")(x)
+        x = nn.LayerNorm(dtype=self.dtype, name="Norm")(x)
+        return embedding.attend(x).astype(jnp.float32)
+
+
+class Block(nn.Module):
+    """Attention and a dense network of one hidden layer, each beside a shortcut."""
+
+    heads: int
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        width = x.shape[-1]
+        y = nn.LayerNorm(dtype=self.dtype, name="Norm_0")(x)
+        x = x + Attention(self.heads, self.dtype, name="Attention")(y)
+        y = nn.LayerNorm(dtype=self.dtype, name="Norm_1")(x)
+        y = nn.gelu(nn.Dense(4 * width, dtype=self.dtype, name="Up")(y))
+        return x + nn.Dense(width, dtype=self.dtype, name="Down")(y)
+
+
+class Attention(nn.Module):
+    """Causal attention with several heads; scores and their softmax are float32."""
+
+    heads: int
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        batch, length, width = x.shape
+        qkv = nn.Dense(3 * width, dtype=self.dtype, name="QKV")(x)
+        qkv = qkv.reshape(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32)
+        scores = scores / (width // self.heads) ** 0.5
+        causal = jnp.arange(length)[:, None] >= jnp.arange(length)
+        scores = jnp.where(causal, scores, jnp.finfo(jnp.float32).min)
+        weights = nn.softmax(scores).astype(self.dtype)
+        y = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(batch, length, width)
+        return nn.Dense(width, dtype=self.dtype, name="Out")(y)

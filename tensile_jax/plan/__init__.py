@@ -1,0 +1,13 @@
+"""Takes a graph, a device profile and a budget, gives a plan. Pure arithmetic: the same plan for the same input."""
+
+from tensile_jax.plan.assemble import Layout, assemble, planned_whole
+from tensile_jax.plan.check import check
+from tensile_jax.plan.ladder import Ladder
+from tensile_jax.plan.latency import DeviceProfile, operator_latency
+from tensile_jax.plan.order import order
+from tensile_jax.plan.policy import POLICIES, WHOLE, Choice, Measured, floor, layout, whole_peak
+
+__all__ = [
+    "POLICIES", "WHOLE", "Choice", "DeviceProfile", "Ladder", "Layout", "Measured", "assemble", "check", "floor",
+    "layout", "operator_latency", "order", "planned_whole", "whole_peak",
+]  # fmt: skip

@@ -1,0 +1,159 @@
+"""Replay a plan, independently of how it was made, and refuse it if anything is wrong with it.
+
+The replay knows the graph and the plan, nothing else. It walks the segments in launch order with two sets, what is on the
+device and what is on the host, and holds the plan to this:
+
+    - a segment's inputs are on the device, and its operators can be run from them, in the order given
+    - every operator of the step runs; what runs twice is listed as recomputed; what belongs to the caller is never freed
+    - a copy starts from where the tensor is, no two copies of one direction overlap, and none ends after it is needed
+    - what the footprint adds up to is never above what the plan says, nor is any of it above the plan's peak
+    - at the end every result of the step is there, on the device unless it is state that may stay on the host
+"""
+
+from collections.abc import Sequence
+
+from tensile_jax.errors import InvalidPlan
+from tensile_jax.ir import Graph, Operator, OperatorId, TensorId
+from tensile_jax.schedule import Event, Plan, Segment, unranged
+
+_CLOCK_SLACK = 0.01  # microseconds; times in plans are rounded to a thousandth
+
+
+def check(plan: Plan, graph: Graph) -> None:
+    """Replay `plan` on `graph`.
+
+    Raises:
+        InvalidPlan: with the segment, the tensor and the story.
+    """
+    operator_of = {op.id: op for op in graph.operators}
+    if plan.whole:
+        return
+    owned_by_caller = {t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated}
+    device = {t.id for t in graph.tensors if t.producer is None}
+    host: set[TensorId] = set()
+    arriving = _arrives_on_host(plan)
+    device -= arriving
+    host |= arriving
+    moving_in: dict[TensorId, Event] = {}
+    leaving: dict[TensorId, Event] = {}
+    ran: set[OperatorId] = set()
+    for index, segment in enumerate(plan.segments):
+        for event in _issued(plan.events, index):
+            _issue(event, index, device, host, moving_in, leaving, owned_by_caller)
+        for event in [e for e in leaving.values() if e.until <= index]:
+            device.discard(event.tensor)
+            host.add(event.tensor)
+            del leaving[event.tensor]
+        for t in segment.inputs:
+            if t not in device:
+                raise InvalidPlan(f"reads {graph.tensors[t].name}, which is not there", segment=index)
+            moving_in.pop(t, None)
+        made = _run(segment, index, operator_of, graph)
+        again = set(unranged(segment.recomputes))
+        for o in unranged(segment.operators):
+            if o in ran:
+                raise InvalidPlan(f"runs {operator_of[o].name} a second time", segment=index)
+            ran.add(o)
+        if not again <= ran:
+            raise InvalidPlan("recomputes an operator that has not run yet", segment=index)
+        footprint = sum(graph.tensors[t].nbytes for t in device | set(segment.outputs))
+        footprint -= sum(graph.tensors[t].nbytes for t in segment.donated)
+        if footprint + segment.workspace_bytes > segment.device_bytes or segment.device_bytes > plan.peak_bytes:
+            raise InvalidPlan(
+                f"needs {footprint + segment.workspace_bytes} bytes; it says {segment.device_bytes}, the plan "
+                f"{plan.peak_bytes}",
+                segment=index,
+            )
+        for t in (*segment.frees, *segment.donated):
+            if t not in device or t in owned_by_caller or t in leaving:
+                raise InvalidPlan(f"frees {graph.tensors[t].name}, which it may not", segment=index)
+            device.discard(t)
+            host.discard(t)
+        if not set(segment.outputs) <= made:
+            raise InvalidPlan("gives an output that it does not make", segment=index)
+        device |= set(segment.outputs)
+    last = len(plan.segments)
+    for event in _issued(plan.events, last):
+        _issue(event, last, device, host, moving_in, leaving, owned_by_caller)
+    for event in leaving.values():
+        device.discard(event.tensor)
+        host.add(event.tensor)
+    _check_results(plan, graph, device, host)
+    if len(ran) != len(graph.operators):
+        raise InvalidPlan(f"{len(graph.operators) - len(ran)} operators never ran", segment=last)
+    for kind in ("swap_out", "swap_in"):
+        _check_lane([e for e in plan.events if e.kind == kind])
+
+
+def _arrives_on_host(plan: Plan) -> set[TensorId]:
+    """Tensors whose first event brings them in: state that the last iteration left on the host."""
+    first: dict[TensorId, str] = {}
+    for event in plan.events:
+        if event.kind in ("swap_in", "swap_out"):
+            first.setdefault(event.tensor, event.kind)
+    return {t for t, kind in first.items() if kind == "swap_in"}
+
+
+def _issued(events: Sequence[Event], index: int) -> list[Event]:
+    copies = [e for e in events if e.trigger == index - 1 and e.kind in ("swap_out", "swap_in")]
+    return sorted(copies, key=lambda e: e.kind == "swap_in")
+
+
+def _issue(
+    event: Event,
+    index: int,
+    device: set[TensorId],
+    host: set[TensorId],
+    moving_in: dict[TensorId, Event],
+    leaving: dict[TensorId, Event],
+    owned_by_caller: set[TensorId],
+) -> None:
+    t = event.tensor
+    if event.kind == "swap_out":
+        if t not in device or t in leaving or t in owned_by_caller:
+            raise InvalidPlan(f"swaps out {event.name}, which is not there to go", segment=index, tensor=event.name)
+        leaving[t] = event
+        return
+    if t in leaving and leaving[t].until <= index:
+        device.discard(t)
+        host.add(t)
+        del leaving[t]
+    if t not in host or t in device:
+        raise InvalidPlan(f"swaps in {event.name}, which is not on the host", segment=index, tensor=event.name)
+    device.add(t)
+    moving_in[t] = event
+
+
+def _run(
+    segment: Segment, index: int, operator_of: dict[OperatorId, Operator], graph: Graph
+) -> set[TensorId]:
+    known = {t for t in segment.inputs}
+    constants = {t.id for t in graph.tensors if t.producer is None and t.role == "constant"}
+    for o in (*unranged(segment.recomputes), *unranged(segment.operators)):
+        operator = operator_of[o]
+        for t in operator.inputs:
+            if t not in known and t not in constants:
+                raise InvalidPlan(f"runs {operator.name} without {graph.tensors[t].name}", segment=index)
+        known.update(operator.outputs)
+    return known
+
+
+def _check_results(plan: Plan, graph: Graph, device: set[TensorId], host: set[TensorId]) -> None:
+    state = {pair.output for pair in graph.carried}
+    for t in graph.outputs:
+        if t in device or (plan.state_memory == "any" and t in state and t in host):
+            continue
+        raise InvalidPlan(
+            f"the result {graph.tensors[t].name} is not there when the step ends",
+            segment=len(plan.segments),
+            tensor=graph.tensors[t].name,
+        )
+
+
+def _check_lane(copies: Sequence[Event]) -> None:
+    ordered = sorted(copies, key=lambda e: (e.begin_us, e.end_us))
+    for before, after in zip(ordered, ordered[1:], strict=False):
+        if after.begin_us < before.end_us - _CLOCK_SLACK:
+            raise InvalidPlan(
+                f"the copies of {before.name} and {after.name} overlap", segment=after.until, tensor=after.name
+            )

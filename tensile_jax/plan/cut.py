@@ -1,0 +1,335 @@
+"""Cut the step into segments: the cheapest boundaries that keep every segment under a limit.
+
+A segment `[a, b)` runs as one executable. XLA holds its inputs until it ends and its outputs from its start, so that
+
+    peak(a, b) = stored(a) + made(a, b) + workspace(a, b)
+    made(a, b) = bytes of the tensors that begin in [a, b) and are stored at b
+    workspace(a, b) = max over places q in [a, b) of the materialised bytes that begin and end inside and are live at q
+
+    cost(a, b) = launch + (bytes that would not have been written without the boundary b) / bytes_per_us
+               + latency of what [a, b) computes again
+
+Both depend on the two ends only, so the cheapest segmentation in which every peak stays under a limit is a shortest path,
+found exactly by dynamic programming over a set of candidate boundaries: between any two heavy operators the earliest place at
+which least is stored. `cost` and `peak` are two matrices over pairs of candidates, made of cumulative sums.
+
+Ties go to the earlier boundary: a late one would split what XLA fuses (design measurement: 15 % more traffic).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensile_jax.plan.latency import DeviceProfile, operator_latency
+from tensile_jax.plan.retention import Retention
+from tensile_jax.plan.stays import Stay, inherited, stored_bytes
+from tensile_jax.plan.traffic import Traffic
+
+_MOST_CANDIDATES = 192
+_CROSSING = 0.1  # of its bytes, for a materialised tensor that crosses a boundary: prefers narrow places
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Board:
+    """Candidate boundaries (ascending, 0 and the end among them) and, for each pair a < b of them, cost and peak.
+
+    `stored` has a value per candidate; `cost` (microseconds), `peak`, `made` and `workspace` (bytes) are square, with
+    meaning above the diagonal only.
+    """
+
+    boundaries: tuple[int, ...]
+    stored: np.ndarray
+    cost: np.ndarray
+    peak: np.ndarray
+    workspace: np.ndarray
+
+
+def lay_board(
+    retention: Retention,
+    traffic: Traffic,
+    profile: DeviceProfile,
+    *,
+    stays: Sequence[Stay],
+    also: tuple[int, ...] = (),
+) -> Board:
+    """Cost and peak of every segment between candidate boundaries.
+
+    Args:
+        also: boundaries that must be among the candidates.
+    """
+    activity, graph = retention.activity, retention.activity.graph
+    count = len(graph.operators)
+    stored = stored_bytes(stays, count)
+    boundaries = _candidates(retention, stored, also)
+    k = len(boundaries)
+    bucket = np.searchsorted(np.array(boundaries), np.arange(count + 1), side="right") - 1  # of a place
+    bucket[count] = k - 1
+
+    def histogram(first: list[int], last: list[int], weight: list[float]) -> np.ndarray:
+        grid = np.zeros((k + 1, k + 1))
+        if first:
+            np.add.at(grid, (bucket[np.array(first)], bucket[np.array(last)]), np.array(weight, dtype=float))
+        return grid
+
+    made = _Items()
+    written = _Items()
+    inside = _Items()
+    for stay in stays:
+        if stay.begin >= 0:
+            light = not traffic.materialised[stay.tensor]
+            end = stay.end if stay.whole else count  # what is swapped is an input or a result of its segment, always
+            made.add(stay.begin, end, stay.nbytes)
+            written.add(stay.begin, end, stay.nbytes * (1.0 if light else _CROSSING))
+    heirs = set(inherited(retention).values())
+    away = {stay.tensor for stay in stays if not stay.whole}
+    for tensor in graph.tensors:
+        t = tensor.id
+        begin, end = activity.begin[t], retention.end[t]
+        if begin < 0 or tensor.nbytes == 0:
+            continue
+        if t not in heirs and t not in away:
+            if traffic.materialised[t] and end < count:
+                last = max(end, traffic.last_read[t]) if t not in retention.dropped else end
+                inside.add(begin, min(last, count - 1), tensor.nbytes)
+        if t in retention.dropped and traffic.materialised[t]:
+            places = [end, *(p for p in retention.needs[t] if p > end)]
+            for before, place in zip(places, places[1:], strict=False):
+                inside.add(before, place, tensor.nbytes)
+    upper = np.triu(np.ones((k, k)), 1)
+    made_bytes = _begins_in_crosses(histogram(*made.columns()))[:k, :k]
+    written_bytes = _begins_in_crosses(histogram(*written.columns()))[:k, :k]
+    again_us = _again(retention, traffic, profile, bucket, k)
+    base = stored[list(boundaries)]
+    work = _workspace(retention, traffic, boundaries, bucket, histogram(*inside.columns()), inside)
+    peak = base[:, None] + made_bytes + work
+    cost = profile.launch_us + written_bytes / profile.bytes_per_us + again_us
+    return Board(boundaries, base, cost * upper, peak * upper, work * upper)
+
+
+class _Items:
+    """Columns (first place, last place, weight) of a histogram."""
+
+    def __init__(self) -> None:
+        self.first: list[int] = []
+        self.last: list[int] = []
+        self.weight: list[float] = []
+
+    def add(self, first: int, last: int, weight: float) -> None:
+        self.first.append(first)
+        self.last.append(last)
+        self.weight.append(weight)
+
+    def columns(self) -> tuple[list[int], list[int], list[float]]:
+        return self.first, self.last, self.weight
+
+
+def _candidates(retention: Retention, stored: np.ndarray, also: tuple[int, ...]) -> tuple[int, ...]:
+    operators = retention.activity.graph.operators
+    count = len(operators)
+    heavy = [place for place, op in enumerate(operators) if op.kind == "heavy"]
+    made = np.cumsum([0, *(sum(retention.activity.graph.tensors[t].nbytes for t in op.outputs) for op in operators)])
+    windows = [*zip([0, *heavy], [*heavy, count], strict=True)]
+    chosen = {0, count, *also}
+    bucket_bytes = max(float(stored.max()) / 48, 1.0)
+    for first, last in windows:
+        if last <= first:
+            continue
+        # A window is the light tail of one heavy operator; a long one (the optimizer) is cut by the bytes that it makes.
+        pieces = max(1, min(32, int((made[last] - made[first + 1]) // bucket_bytes)))
+        edges = np.unique(np.linspace(first + 1, last + 1, pieces + 1).astype(int))
+        for low, high in zip(edges, edges[1:], strict=False):
+            chosen.add(int(low) + int(np.argmin(stored[low:high])))
+    ordered = sorted(chosen)
+    if len(ordered) > _MOST_CANDIDATES:
+        must = {0, count, *also}
+        rest = sorted((b for b in ordered if b not in must), key=lambda b: (int(stored[b]), b))
+        # keep the narrowest place of each stretch, so that no stretch of the step is left without a boundary
+        stretch = max(1, len(rest) // max(1, _MOST_CANDIDATES - len(must)) + 1)
+        groups: dict[int, int] = {}
+        rank = {b: i for i, b in enumerate(ordered)}
+        for b in rest:
+            groups.setdefault(rank[b] // stretch, b)
+        ordered = sorted(must | set(groups.values()))
+    return tuple(ordered)
+
+
+def _begins_in_crosses(grid: np.ndarray) -> np.ndarray:
+    """M[a, b] = sum of grid[u, v] over a <= u < b <= v."""
+    from_right = np.cumsum(grid[:, ::-1], axis=1)[:, ::-1]  # R[u, b] = sum over v >= b
+    above = np.vstack([np.zeros((1, grid.shape[1])), np.cumsum(from_right, axis=0)])  # A[a, b] = sum over u < a
+    size = grid.shape[0]
+    diagonal = above[np.arange(size), np.arange(size)]  # sum over u < b <= v
+    return diagonal[None, :] - above[:size, :]
+
+
+def _workspace(
+    retention: Retention,
+    traffic: Traffic,
+    boundaries: tuple[int, ...],
+    bucket: np.ndarray,
+    grid: np.ndarray,
+    inside: _Items,
+) -> np.ndarray:
+    """W[a, b] = max over buckets q in [a, b) of what lives and dies inside [a, b) and is live in q."""
+    k = len(boundaries)
+    graph = retention.activity.graph
+    count = len(graph.operators)
+    first, last = np.array(inside.first, dtype=int), np.array(inside.last, dtype=int)
+    weight = np.array(inside.weight)
+    change = np.zeros(count + 2)
+    if first.size:
+        same = bucket[first] == bucket[last]
+        np.add.at(change, first[same], weight[same])
+        np.add.at(change, last[same] + 1, -weight[same])
+    live = np.cumsum(change)[:count]
+    live += _chains(retention, traffic)
+    alone = np.zeros(k)
+    for q in range(k - 1):
+        low, high = boundaries[q], boundaries[q + 1]
+        alone[q] = live[low:high].max() if high > low else 0.0
+    cross = grid[:k, :k].copy()
+    np.fill_diagonal(cross, 0.0)
+    work = np.zeros((k, k))
+    for a in range(k - 1):
+        # running[q, v]: begins in [a, q], ends in bucket v >= q; then summed over v < b
+        running = np.cumsum(cross[a:, :], axis=0)
+        running = np.where(np.arange(k)[None, :] >= np.arange(a, k)[:, None], running, 0.0)
+        within = np.cumsum(running, axis=1)  # within[q, b - 1]
+        total = within + alone[a:, None]
+        best = np.maximum.accumulate(np.where(np.arange(k)[None, :] >= np.arange(a, k)[:, None], total, 0.0), axis=0)
+        ends = np.arange(a + 1, k)
+        work[a, a + 1 :] = best[ends - 1 - a, ends - 1]
+    return work
+
+
+def _chains(retention: Retention, traffic: Traffic) -> np.ndarray:
+    """For each place, the most bytes that are live while the chains that it needs are computed again, one after another."""
+    activity = retention.activity
+    operators, tensors = activity.graph.operators, activity.graph.tensors
+    chain: list[list[int]] = [[] for _ in operators]
+    for place, runs in enumerate(retention.reruns):
+        if any(traffic.materialised[t] for t in operators[place].outputs):
+            for need in runs:
+                chain[need].append(place)
+    most = np.zeros(len(operators))
+    for need, places in enumerate(chain):
+        if not places:
+            continue
+        members = {t for place in places for t in operators[place].outputs if traffic.materialised[t]}
+        last: dict[int, int] = {}
+        for place in (*places, need):
+            for t in operators[place].inputs:
+                if t in members:
+                    last[t] = place
+        live = peak = 0
+        ends: dict[int, int] = {}
+        for place in places:
+            for t in operators[place].outputs:
+                if t in members:
+                    live += tensors[t].nbytes
+                    until = last.get(t, need)
+                    ends[until] = ends.get(until, 0) + tensors[t].nbytes
+            peak = max(peak, live)
+            live -= ends.pop(place, 0)
+        most[need] = peak
+    return most
+
+
+def _again(
+    retention: Retention, traffic: Traffic, profile: DeviceProfile, bucket: np.ndarray, k: int
+) -> np.ndarray:
+    """R[a, b] = microseconds of what the segment [a, b) computes again, each operator once."""
+    activity = retention.activity
+    operators = activity.graph.operators
+    grid = np.zeros((k + 1, k + 1))
+    before: list[int] = []
+    after: list[int] = []
+    weights: list[float] = []
+    for place, runs in enumerate(retention.reruns):
+        if not runs:
+            continue
+        microseconds = rerun_latency(place, retention, traffic, profile)
+        if microseconds <= 0.0:
+            continue
+        stored_until = max(retention.end[t] for t in operators[place].outputs)
+        previous = max(stored_until, place)
+        for need in runs:
+            before.append(previous)
+            after.append(need)
+            weights.append(microseconds)
+            previous = need
+    if before:
+        np.add.at(grid, (bucket[np.array(before)], bucket[np.array(after)]), np.array(weights))
+    # sum over u < a <= v < b
+    total = np.zeros((k + 2, k + 2))
+    total[1:, 1:] = np.cumsum(np.cumsum(grid, axis=0), axis=1)
+    result = np.zeros((k, k))
+    index = np.arange(k)
+    for a in range(k):
+        result[a, :] = total[a, index] - total[a, a]
+    return np.maximum(result, 0.0)
+
+
+def rerun_latency(place: int, retention: Retention, traffic: Traffic, profile: DeviceProfile) -> float:
+    """Microseconds that it adds to a segment to run the operator at `place` again."""
+    graph = retention.activity.graph
+    operator = graph.operators[place]
+    if operator.kind == "heavy":
+        return operator_latency(operator, profile)
+    extra = traffic.reread[place]
+    if operator.kind == "reduction":
+        extra += operator.nbytes
+    extra += sum(2 * graph.tensors[t].nbytes for t in operator.outputs if traffic.materialised[t])
+    return min(extra, 4 * operator.nbytes) / profile.bytes_per_us
+
+
+def cheapest_cut(
+    board: Board, limit: float, *, known: Mapping[tuple[int, int], int] | None = None
+) -> tuple[int, ...] | None:
+    """Boundaries of the cheapest segmentation in which no segment's peak exceeds `limit`, or None.
+
+    Args:
+        known: workspaces measured by compiling, by (begin, end) place; they replace the estimates.
+    """
+    peak = known_peaks(board, known)
+    k = len(board.boundaries)
+    total = np.full(k, np.inf)
+    total[0] = 0.0
+    back = np.zeros(k, dtype=int)
+    for b in range(1, k):
+        through = np.where(peak[:b, b] <= limit, total[:b] + board.cost[:b, b], np.inf)
+        a = int(np.argmin(through))
+        total[b], back[b] = through[a], a
+    return _path(board, back) if np.isfinite(total[-1]) else None
+
+
+def least_peak(board: Board, *, known: Mapping[tuple[int, int], int] | None = None) -> int:
+    """The smallest limit for which there is a segmentation."""
+    peak = known_peaks(board, known)
+    k = len(board.boundaries)
+    worst = np.full(k, np.inf)
+    worst[0] = 0.0
+    for b in range(1, k):
+        worst[b] = np.min(np.maximum(worst[:b], peak[:b, b]))
+    return int(np.ceil(worst[-1]))
+
+
+def known_peaks(board: Board, known: Mapping[tuple[int, int], int] | None) -> np.ndarray:
+    """The peaks of the board, with what compiling has shown in the place of what was estimated."""
+    if not known:
+        return board.peak
+    peak = board.peak.copy()
+    index = {b: i for i, b in enumerate(board.boundaries)}
+    for (begin, end), nbytes in known.items():
+        if begin in index and end in index:
+            pair = index[begin], index[end]
+            peak[pair] += nbytes - board.workspace[pair]
+    return peak
+
+
+def _path(board: Board, back: np.ndarray) -> tuple[int, ...]:
+    path = [len(board.boundaries) - 1]
+    while path[-1] > 0:
+        path.append(int(back[path[-1]]))
+    return tuple(board.boundaries[i] for i in reversed(path))

@@ -1,0 +1,146 @@
+"""The ladder: ways to keep less, each dearer than the one before it.
+
+A rung is a choice of what to drop, at one price for moving bytes (`recompute.py`), and of what to swap (`swap.py`). It does
+not depend on the budget. For a budget the first rung on which there is a segmentation under it (`cut.py`) is taken, with the cheapest
+such segmentation. Because the order of the rungs is fixed and each segmentation is the optimum,
+
+    a lower budget never gives a higher peak:
+
+if the plan for a budget keeps a lower one too, it is the plan for that as well; otherwise the lower budget's plan is below it.
+
+    rungs 0 ..      keep almost all, then recompute what is light
+    then            the same prices with every swap that the link hides
+    last            recompute as much as pays at all, swap whatever can leave, copies exposed
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.activity import Activity, find_activity
+from tensile_jax.plan.cut import Board, lay_board
+from tensile_jax.plan.latency import DeviceProfile, operator_latency
+from tensile_jax.plan.recompute import drop_tensors
+from tensile_jax.plan.retention import Retention, retain
+from tensile_jax.plan.stays import Absence, find_stays, stored_bytes
+from tensile_jax.plan.swap import find_gaps, plan_swaps
+from tensile_jax.plan.traffic import Traffic, find_traffic
+
+Swapping = Literal["none", "hidden", "all"]
+
+_PRICES = (4.0, 1.0, 0.6, 0.45, 0.35, 0.25, 0.17, 0.1, 0.05, 0.02, 0.01)
+_LIGHT_PRICES = 3  # how many of them come before the first swap
+_TURNS = 4  # boundaries cut one after another, highest first
+_ENOUGH = 0.99  # a further turn must lower the highest footprint below this part of it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rung:
+    """One choice: `retention`, `absences`, and the board on which to cut it. `floor` is the least peak on this rung."""
+
+    price: float
+    swapping: Swapping
+    retention: Retention
+    absences: Mapping[TensorId, Absence]
+    highest: int
+    board: Board
+
+
+class Ladder:
+    """The rungs for one graph, made when they are asked for."""
+
+    def __init__(self, graph: Graph, profile: DeviceProfile, *, state_may_stay_out: bool) -> None:
+        self.graph = graph
+        self.profile = profile
+        self.state_may_stay_out = state_may_stay_out
+        self._rungs: dict[int, Rung] = {}
+        self._dropped: dict[float, tuple[Retention, int]] = {}
+        self.steps: tuple[tuple[float, Swapping], ...] = (
+            *((p, "none") for p in _PRICES[:_LIGHT_PRICES]),
+            *((p, "hidden") for p in _PRICES[_LIGHT_PRICES - 1 :]),
+            *((p, "all") for p in _PRICES[-5::2]),
+        )
+
+    @cached_property
+    def activity(self) -> Activity:
+        """Activity analysis of the graph."""
+        return find_activity(self.graph)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What is materialised."""
+        return find_traffic(self.activity)
+
+    @cached_property
+    def latencies(self) -> tuple[float, ...]:
+        """Microseconds per place, fused: light operators cost what they write for heavy ones to read."""
+        graph, profile = self.graph, self.profile
+        found: list[float] = []
+        for op in graph.operators:
+            if op.kind == "light":
+                written = sum(2 * graph.tensors[t].nbytes for t in op.outputs if self.traffic.materialised[t])
+                found.append(min(written, op.nbytes) / profile.bytes_per_us)
+            else:
+                found.append(operator_latency(op, profile))
+        return tuple(found)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def rung(self, index: int) -> Rung:
+        """The rung at `index`; always the same one."""
+        if index not in self._rungs:
+            self._rungs[index] = self._make(*self.steps[index])
+        return self._rungs[index]
+
+    def _make(self, price: float, swapping: Swapping) -> Rung:
+        retention, turn = self._retention(price)
+        count = len(self.graph.operators)
+        absences: dict[TensorId, Absence] = {}
+        if swapping != "none":
+            out = self.state_may_stay_out
+            gaps = find_gaps(retention, turn=turn, state_may_stay_out=out)
+            absences = plan_swaps(
+                retention,
+                gaps,
+                latencies=self.latencies,
+                profile=self.profile,
+                exposed=swapping == "all",
+                state_may_stay_out=out,
+            )
+        stays = find_stays(retention, absences)
+        also = tuple({b for a in absences.values() for b in (a.leave + 1, a.back) if 0 < b < count} if len(absences) < 24 else ())
+        board = lay_board(retention, self.traffic, self.profile, stays=stays, also=also)
+        return Rung(price, swapping, retention, absences, int(stored_bytes(stays, count).max()), board)
+
+    def _retention(self, price: float) -> tuple[Retention, int]:
+        """What is kept at this price: the highest boundaries are cut one after another while that lowers the highest."""
+        if price in self._dropped:
+            return self._dropped[price]
+        begin = self.activity.begin
+        dropped = {t.id: begin[t.id] for t in self.graph.tensors if self.traffic.virtual[t.id]}
+        retention = retain(self.activity, dropped)
+        count = len(self.graph.operators)
+        stored = stored_bytes(find_stays(retention, {}), count)
+        turn = int(stored.argmax())
+        for _ in range(_TURNS):
+            highest = int(stored.max())
+            again = drop_tensors(
+                self.activity, self.traffic, retention, turn=int(stored.argmax()), price=price, profile=self.profile
+            )
+            if not again:
+                break
+            sooner = {t: min(last, dropped.get(t, last)) for t, last in again.items()}
+            candidate = retain(self.activity, {**dropped, **sooner})
+            stored_then = stored_bytes(find_stays(candidate, {}), count)
+            if int(stored_then.max()) >= highest:
+                break
+            dropped.update(sooner)
+            retention, stored = candidate, stored_then
+            turn = int(stored.argmax())
+            if int(stored.max()) > _ENOUGH * highest:
+                break
+        self._dropped[price] = (retention, turn)
+        return self._dropped[price]

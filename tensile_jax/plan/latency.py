@@ -1,0 +1,40 @@
+"""Latencies before anything has run: a roofline from a device profile.
+
+    latency(o) = max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us)
+
+This stands where TENSILE (section IV-A) trains an MLP per operator and GPU: XLA decides the kernels, so a fit to
+single operators would be precise about the wrong thing. Measured latencies replace these once the step has run.
+
+Rates in bytes (or operations) per microsecond; latencies in microseconds.
+"""
+
+from dataclasses import dataclass, fields
+
+from tensile_jax.ir import Operator
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """What a device can do. The link has one rate per direction, and the two do not disturb each other."""
+
+    name: str
+    platform: str
+    flops_per_us: float
+    bytes_per_us: float
+    device_to_host_bytes_per_us: float
+    host_to_device_bytes_per_us: float
+    launch_us: float
+    memory_bytes: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("name", "platform") and not value > 0:
+                raise ValueError(
+                    f"Device profile {self.name!r}: {field.name} must be a number above zero, got {value!r}."
+                )
+
+
+def operator_latency(operator: Operator, profile: DeviceProfile) -> float:
+    """Microseconds that the operator takes by itself."""
+    return max(operator.flops / profile.flops_per_us, operator.nbytes / profile.bytes_per_us)

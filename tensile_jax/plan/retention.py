@@ -1,0 +1,98 @@
+"""What is stored, until when, and what each segment computes again.
+
+A *dropped* tensor is stored only up to a given place; a segment that begins later and needs it computes it again, from its
+operator's inputs, which are stored or computed again in turn. Whatever such a chain starts from must be kept as long as
+the chain may be needed:
+
+    far(d)   = places after end(d) that read d, themselves or through operators that run again
+    needs(t) = uses(t) and far(d) for every dropped d that t's readers make
+    end(t)   = the given place          t dropped
+             = number of operators      t is a result or the caller's
+             = last of needs(t)         otherwise
+    stored at b  <=>  begin < b <= end  and t is on the device (`swap.py` takes it away in between)
+
+A chain that begins after boundary b is emitted inside the segment that needs it, once, whatever the number of its consumers
+there; what the segment makes itself is never made twice.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.activity import Activity
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Retention:
+    """By tensor id: `end` and `needs` (ascending). By place: `reruns`, the places for whose sake the operator may run again."""
+
+    activity: Activity
+    dropped: Mapping[TensorId, int]
+    end: tuple[int, ...]
+    needs: tuple[tuple[int, ...], ...]
+    reruns: tuple[tuple[int, ...], ...]
+
+    def stored(self, tensor: TensorId, boundary: int) -> bool:
+        """Whether the tensor is stored at the boundary."""
+        return self.activity.begin[tensor] < boundary <= self.end[tensor]
+
+
+def retain(activity: Activity, dropped: Mapping[TensorId, int]) -> Retention:
+    """The retention that follows when `dropped` tensors are stored up to the given places only."""
+    graph = activity.graph
+    count = len(graph.operators)
+    needs: list[set[int]] = [set(uses) for uses in activity.uses]
+    reruns: list[tuple[int, ...]] = [()] * count
+    for place in range(count - 1, -1, -1):
+        operator = graph.operators[place]
+        far: set[int] = set()
+        for t in operator.outputs:
+            last = dropped.get(t)
+            if last is not None:
+                far.update(p for p in needs[t] if p > last)
+        if far:
+            reruns[place] = tuple(sorted(far))
+            for u in operator.inputs:
+                needs[u] |= far
+    ordered = [tuple(sorted(n)) for n in needs]
+    end = list(activity.end)
+    for t, places in enumerate(ordered):
+        if t in dropped:
+            end[t] = dropped[TensorId(t)]
+        elif end[t] < count and places:
+            end[t] = max(places[-1], end[t])
+    return Retention(activity, dropped, tuple(end), tuple(ordered), tuple(reruns))
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What the segment `[begin, end)` consists of, as places and tensor ids; `again` are places before `begin`."""
+
+    begin: int
+    end: int
+    again: tuple[int, ...]
+    inputs: tuple[TensorId, ...]
+    outputs: tuple[TensorId, ...]
+
+
+def emit(retention: Retention, begin: int, end: int) -> Emission:
+    """The segment of the operators at `[begin, end)`, with the chains that it must compute again."""
+    activity = retention.activity
+    operators = activity.graph.operators
+    inputs: dict[TensorId, None] = {}
+    again: set[int] = set()
+    wanted = [t for place in range(begin, end) for t in operators[place].inputs]
+    while wanted:
+        t = wanted.pop()
+        made = activity.begin[t]
+        if made >= begin or t in inputs:
+            continue
+        if retention.stored(t, begin):
+            inputs[t] = None
+        elif made not in again:
+            again.add(made)
+            wanted += operators[made].inputs
+    outputs = tuple(
+        t for place in range(begin, end) for t in operators[place].outputs if retention.stored(t, end)
+    )
+    return Emission(begin, end, tuple(sorted(again)), tuple(sorted(inputs)), outputs)

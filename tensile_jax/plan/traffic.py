@@ -1,0 +1,86 @@
+"""What lies in device memory inside an executable, before XLA has compiled it.
+
+XLA fuses light operators into their consumers, so most light tensors never exist. A tensor is *materialised* inside an executable
+if a heavy operator makes it or reads it. Everything else is computed on the fly from its *leaves*: the materialised tensors,
+inputs and reductions that its light operators start from.
+
+    leaves(t)  = {t}                                     if t is materialised, or a reduction's result, or an input
+               = union of leaves(u) over the inputs      otherwise
+    virtual(t) : t is not materialised by its producer and its leaves are much smaller than itself, or belong to the caller;
+                 such a tensor (a broadcast, a mask, a cast of a parameter) is never stored
+    reread(o)  = what a light operator adds to the bytes that its chain reads: leaves beyond its largest input's
+"""
+
+from dataclasses import dataclass
+
+from tensile_jax.plan.activity import Activity
+
+_SMALL = 16  # a tensor is much smaller than another if it has at most a sixteenth of its bytes
+_MOST_LEAVES = 12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traffic:
+    """By tensor id: `materialised`, `virtual`, `last_read` (through fused chains); by place: `reread` bytes."""
+
+    materialised: tuple[bool, ...]
+    virtual: tuple[bool, ...]
+    last_read: tuple[int, ...]
+    reread: tuple[float, ...]
+
+
+def find_traffic(activity: Activity) -> Traffic:
+    """What is materialised, what is virtual, and what joining costs, for every tensor and operator."""
+    graph = activity.graph
+    operators, tensors = graph.operators, graph.tensors
+    heavy = [op.kind == "heavy" for op in operators]
+    materialised = [t.producer is None for t in tensors]
+    for place, op in enumerate(operators):
+        for t in op.outputs:
+            materialised[t] = heavy[place] or any(heavy[p] for p in activity.uses[t])
+
+    results = set(graph.outputs)
+    virtual = [False] * len(tensors)
+    leaves: list[frozenset[int]] = [frozenset((t.id,)) for t in tensors]
+    reread = [0.0] * len(operators)
+    for place, op in enumerate(operators):
+        if op.kind != "light":
+            continue
+        read: frozenset[int] = frozenset().union(*(leaves[u] for u in op.inputs)) if op.inputs else frozenset()
+        read_bytes = sum(tensors[u].nbytes for u in read)
+        largest = max((sum(tensors[v].nbytes for v in leaves[u]) for u in op.inputs), default=0)
+        out = sum(tensors[t].nbytes for t in op.outputs)
+        joins = max(0, read_bytes - max(largest, out))
+        for t in op.outputs:
+            own = [tensors[u].nbytes for u in read if u not in activity.kept_by_caller]
+            cheap = sum(own) * _SMALL <= tensors[t].nbytes
+            virtual[t] = t not in results and cheap
+            if not any(heavy[p] for p in activity.uses[t]) and len(read) <= _MOST_LEAVES:
+                leaves[t] = read
+        if joins > out // 4:
+            consumers = {p for t in op.outputs for p in _heavy_reached(activity, t, heavy)}
+            reread[place] = joins * max(1, len(consumers))
+
+    last_read = list(activity.end)
+    for place in range(len(operators) - 1, -1, -1):
+        op = operators[place]
+        fused = [t for t in op.outputs if not materialised[t]]
+        until = max((last_read[t] for t in fused if t not in results), default=place)
+        for u in op.inputs:
+            last_read[u] = max(last_read[u], until)
+    return Traffic(tuple(materialised), tuple(virtual), tuple(last_read), tuple(reread))
+
+
+def _heavy_reached(activity: Activity, tensor: int, heavy: list[bool], most: int = 4) -> set[int]:
+    """Places of up to `most` heavy operators that read `tensor` through light ones."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    stack = [tensor]
+    while stack and len(found) < most:
+        for place in activity.uses[stack.pop()]:
+            if heavy[place]:
+                found.add(place)
+            elif activity.graph.operators[place].kind == "light" and place not in seen:
+                seen.add(place)
+                stack += activity.graph.operators[place].outputs
+    return found

@@ -1,0 +1,39 @@
+"""Device profiles: one TOML file each, by name or by path. Rates in bytes or operations per microsecond."""
+
+import tomllib
+from dataclasses import fields
+from importlib.resources import files
+from pathlib import Path
+
+from tensile_jax.plan.latency import DeviceProfile
+
+
+def profile_names() -> tuple[str, ...]:
+    """The profiles that come with the package."""
+    here = files("tensile_jax.profiles")
+    return tuple(sorted(p.name.removesuffix(".toml") for p in here.iterdir() if p.name.endswith(".toml")))
+
+
+def load_profile(name: str) -> DeviceProfile:
+    """The profile of that name, or in that file if the name ends in `.toml`.
+
+    Raises:
+        ValueError: there is none, or it lacks a rate, or has one that is not above zero.
+    """
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.exists():
+            raise ValueError(f"device_profile {name!r}: there is no such file.")
+        text = path.read_text()
+    elif name in profile_names():
+        text = (files("tensile_jax.profiles") / f"{name}.toml").read_text()
+    else:
+        raise ValueError(
+            f"device_profile {name!r} is not known. Known: {', '.join(profile_names())}; or give the path of a .toml file."
+        )
+    values = tomllib.loads(text)
+    wanted = {field.name for field in fields(DeviceProfile)}
+    missing, unknown = sorted(wanted - set(values)), sorted(set(values) - wanted)
+    if missing or unknown:
+        raise ValueError(f"device_profile {name!r}: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}.")
+    return DeviceProfile(**values)

@@ -1,0 +1,206 @@
+"""The plan: what runs when, what leaves the device and returns, and what all that is predicted to cost.
+
+    Plan    ::= header  PlannedTensor*  Segment*  Event*
+    Segment ::= operators  recomputed operators  inputs  outputs  frees  workspace  time
+    Event   ::= swap_out | swap_in | recompute | release, triggered by the end of a segment
+
+This is the document that a person reads and a saved plan consists of. It names operators by their ids in the traced step, as
+half-open ranges, and tensors by id and name. An event's trigger is the index of the segment after whose launch it is issued, -1
+for the beginning of the iteration ("each instruction is a tuple (trigger, delta time)", TENSILE section III-D); `delta_us` is
+the predicted time between that segment's end and the event's start.
+
+Sizes in bytes, times in microseconds since the iteration began.
+"""
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tensile_jax.errors import PlanFileError
+from tensile_jax.ir import OperatorId, Role, TensorId
+
+SCHEMA_VERSION = 1
+
+EventKind = Literal["swap_out", "swap_in", "recompute", "release"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """A tensor that lies in memory between segments, or that an event names."""
+
+    id: TensorId
+    name: str
+    role: Role
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One executable. `frees` leave the device when it ends; `device_bytes` is the footprint while it runs.
+
+    `donated` are inputs whose memory an output takes over.
+    """
+
+    name: str
+    operators: tuple[tuple[int, int], ...]
+    recomputes: tuple[tuple[int, int], ...]
+    inputs: tuple[TensorId, ...]
+    outputs: tuple[TensorId, ...]
+    donated: tuple[TensorId, ...]
+    frees: tuple[TensorId, ...]
+    resident_bytes: int
+    workspace_bytes: int
+    device_bytes: int
+    begin_us: float
+    latency_us: float
+    recomputed_us: float
+    stall_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`kind` happens to `tensor` after segment `trigger`; it ends before segment `until` is launched."""
+
+    kind: EventKind
+    tensor: TensorId
+    name: str
+    nbytes: int
+    trigger: int
+    until: int
+    delta_us: float
+    begin_us: float
+    end_us: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A scheduling plan for one step at one set of shapes, with what it is predicted to need.
+
+    Attributes:
+        whole: the step runs as one executable, exactly as `jax.jit` compiles it.
+        budget_bytes: what was asked for; None for no limit.
+        peak_bytes: predicted peak of device memory, workspaces included.
+        workspaces: "predicted" before compiling, "compiled" once the compiled segments' own sizes have replaced estimates.
+        floor_bytes: the smallest budget for which there is a plan; `floor_tensors` hold it.
+        jit_peak_bytes: the peak of plain `jax.jit`, where it has been compiled.
+        step_us, stall_us, recomputed_us: predicted time of an iteration, of waiting for copies in it, of doing work twice.
+        swapped_out_bytes, swapped_in_bytes: over the link, per iteration.
+    """
+
+    schema_version: int
+    tensile_version: str
+    program: str
+    fingerprint: str
+    policy: str
+    device_profile: str
+    state_memory: Literal["device", "any"]
+    whole: bool
+    workspaces: Literal["predicted", "compiled"]
+    budget_bytes: int | None
+    peak_bytes: int
+    peak_segment: int
+    jit_peak_bytes: int | None
+    unplanned_peak_bytes: int
+    floor_bytes: int
+    floor_tensors: tuple[str, ...]
+    step_us: float
+    stall_us: float
+    recomputed_us: float
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    tensors: tuple[PlannedTensor, ...]
+    segments: tuple[Segment, ...]
+    events: tuple[Event, ...]
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan as JSON, indented, with a newline at its end."""
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> "Plan":
+        """Read a saved plan.
+
+        Raises:
+            PlanFileError: the file is not a plan, is truncated, or was written with another schema.
+        """
+        try:
+            raw = msgspec.json.decode(Path(path).read_bytes())
+        except msgspec.DecodeError as error:
+            raise PlanFileError(
+                f"{path} is not JSON, or was cut short ({error}). Save the plan again with plan.save(path)."
+            ) from error
+        version = raw.get("schema_version") if isinstance(raw, dict) else None
+        if version != SCHEMA_VERSION:
+            raise PlanFileError(
+                f"{path} has schema_version {version!r}; this version of tensile_jax reads {SCHEMA_VERSION}. "
+                "Plan the step again with this version."
+            )
+        try:
+            return msgspec.convert(raw, Plan)
+        except msgspec.ValidationError as error:
+            raise PlanFileError(f"{path} is not a plan: {error}. Save the plan again with plan.save(path).") from error
+
+    def __str__(self) -> str:
+        return describe(self)
+
+
+def plan_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a saved plan."""
+    schema = msgspec.json.schema(Plan)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tensile_jax plan", **schema}
+
+
+def describe(plan: Plan) -> str:
+    """A dozen lines: what the plan does and what it costs."""
+    budget = "none" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)
+    jit = "" if plan.jit_peak_bytes is None else f", plain jit {format_bytes(plan.jit_peak_bytes)}"
+    counts = {kind: sum(e.kind == kind for e in plan.events) for kind in ("swap_out", "swap_in", "recompute")}
+    recomputed = sum(e.nbytes for e in plan.events if e.kind == "recompute")
+    lines = [
+        f"Plan of {plan.program!r} ({plan.policy}, profile {plan.device_profile}, {plan.workspaces} workspaces)",
+        f"  budget     {budget}",
+        f"  peak       {format_bytes(plan.peak_bytes)} in {plan.segments[plan.peak_segment].name}"
+        f" (floor {format_bytes(plan.floor_bytes)}{jit})",
+        f"  step       {plan.step_us / 1e3:.1f} ms, of which {plan.recomputed_us / 1e3:.1f} ms recomputation, "
+        f"{plan.stall_us / 1e3:.1f} ms waiting for copies",
+    ]
+    if plan.whole:
+        lines.append("  the whole step runs as one executable, as jax.jit compiles it")
+    else:
+        lines += [
+            f"  segments   {len(plan.segments)}",
+            f"  swaps      {counts['swap_out']} out ({format_bytes(plan.swapped_out_bytes)}), "
+            f"{counts['swap_in']} in ({format_bytes(plan.swapped_in_bytes)})",
+            f"  recomputes {counts['recompute']} tensors ({format_bytes(recomputed)})",
+        ]
+    return "\n".join(lines)
+
+
+def format_bytes(nbytes: float) -> str:
+    """`1.25 GiB`: binary units, three digits."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:.4g} {unit}"
+    return f"{int(nbytes)} B"
+
+
+def ranges(ids: list[OperatorId]) -> tuple[tuple[int, int], ...]:
+    """Half-open ranges of consecutive ids, in the order given: [1, 2, 3, 7] -> ((1, 4), (7, 8))."""
+    found: list[list[int]] = []
+    for i in ids:
+        if found and found[-1][1] == i:
+            found[-1][1] = i + 1
+        else:
+            found.append([i, i + 1])
+    return tuple((a, b) for a, b in found)
+
+
+def unranged(spans: tuple[tuple[int, int], ...]) -> list[OperatorId]:
+    """The ids of `ranges`, in order."""
+    return [OperatorId(i) for a, b in spans for i in range(a, b)]

@@ -1,0 +1,158 @@
+"""What an equation costs: its kind, its floating-point operations, and the bytes it touches.
+
+    kind     heavy      XLA runs it as a kernel of its own: its inputs and outputs lie in memory
+             reduction  light, but passes over its whole input at once
+             light      XLA fuses it into its neighbours
+    flops    a multiplication and an addition count as two
+    nbytes   inputs + outputs, each once
+
+A table by primitive with one default: what is not listed is heavy, because a wrong "heavy" costs some time and a wrong
+"light" would promise a fusion that does not happen.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tensile_jax.ir import Kind
+from tensile_jax.trace.flatten import Equation, Program
+
+_ELEMENTWISE = """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz conj
+    convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
+    igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul ne neg nextafter not or
+    optimization_barrier polygamma population_count pow real reduce_precision regularized_incomplete_beta rem round
+    rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub
+    tan tanh xor zeta
+""".split()
+_SHAPES = """
+    bitcast_convert_type broadcast broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty expand_dims
+    full iota pad random_unwrap random_wrap reshape rev slice split squeeze transpose
+""".split()
+_REDUCTIONS = """
+    argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor
+""".split()
+_LIGHT = frozenset(_ELEMENTWISE) | frozenset(_SHAPES)
+_REDUCTION = frozenset(_REDUCTIONS)
+_EXPENSIVE_ELEMENTS = frozenset(
+    "acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log log1p "
+    "logistic pow sin sinh tan tanh".split()
+)
+_RANDOM_FLOPS_PER_WORD = 100  # threefry2x32: 20 rounds of add, rotate, xor on two words
+
+
+def kind_of(equation: Equation) -> Kind:
+    """The kind of an equation, from its primitive."""
+    name = equation.primitive.name
+    if name in _LIGHT:
+        return "light"
+    return "reduction" if name in _REDUCTION else "heavy"
+
+
+def nbytes_of(aval: Any) -> int:
+    """The size of a value in device memory."""
+    return math.prod(aval.shape) * int(getattr(aval.dtype, "itemsize", 0))
+
+
+def bytes_touched(program: Program, equation: Equation) -> int:
+    """Bytes read and written by the equation if it ran alone."""
+    reads = {v for v in equation.inputs if isinstance(v, int)}
+    return sum(nbytes_of(program.avals[v]) for v in (*reads, *equation.outputs))
+
+
+def flops_of(program: Program, equation: Equation) -> int:
+    """Floating-point operations of the equation."""
+    rule = _FLOPS.get(equation.primitive.name)
+    if rule is not None:
+        return rule(program, equation)
+    inputs = sum(_size(program, v) for v in equation.inputs if isinstance(v, int))
+    outputs = sum(_size(program, v) for v in equation.outputs)
+    name = equation.primitive.name
+    if name in _SHAPES:
+        return 0
+    if name in _EXPENSIVE_ELEMENTS:
+        return 8 * outputs
+    return max(inputs, outputs) if name in _REDUCTION else outputs
+
+
+def _size(program: Program, variable: int) -> int:
+    return math.prod(program.avals[variable].shape)
+
+
+def _aval(program: Program, atom: Any) -> Any:
+    return program.avals[atom] if isinstance(atom, int) else atom.aval
+
+
+def _dot_general(program: Program, equation: Equation) -> int:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left = _aval(program, equation.inputs[0]).shape
+    return 2 * math.prod(left[d] for d in contracted) * _size(program, equation.outputs[0])
+
+
+def _convolution(program: Program, equation: Equation) -> int:
+    """Two for each product that a window makes; strided gradients (dilated windows) skip the holes."""
+    numbers = equation.params["dimension_numbers"]
+    kernel = _aval(program, equation.inputs[1]).shape
+    window = math.prod(kernel[d] for d in numbers.rhs_spec[1:])
+    holes = math.prod(equation.params["lhs_dilation"]) or 1
+    return 2 * window * _size(program, equation.outputs[0]) // holes
+
+
+def _reduce_window(program: Program, equation: Equation) -> int:
+    window = equation.params.get("window_dimensions", ())
+    return math.prod(window) * max(_size(program, v) for v in equation.outputs)
+
+
+def _sort(program: Program, equation: Equation) -> int:
+    size = max((_size(program, v) for v in equation.outputs), default=1)
+    return size * max(1, size.bit_length()) * len(equation.outputs)
+
+
+def _random(program: Program, equation: Equation) -> int:
+    return _RANDOM_FLOPS_PER_WORD * sum(_size(program, v) for v in equation.outputs)
+
+
+def _scan(program: Program, equation: Equation) -> int:
+    return int(equation.params["length"]) * _body_flops(equation.params["jaxpr"])
+
+
+def _while(program: Program, equation: Equation) -> int:
+    """One turn of the body: how many there will be, the program does not say."""
+    return _body_flops(equation.params["body_jaxpr"])
+
+
+def _cond(program: Program, equation: Equation) -> int:
+    return max(_body_flops(branch) for branch in equation.params["branches"])
+
+
+def _body_flops(closed_jaxpr: Any) -> int:
+    from_body = getattr(closed_jaxpr, "jaxpr", closed_jaxpr)
+    total = 0
+    for inner in from_body.eqns:
+        nested = next((v for v in inner.params.values() if hasattr(v, "eqns")), None)
+        if nested is not None and inner.primitive.name != "scan":
+            total += _body_flops(nested)
+            continue
+        avals = [v.aval for v in (*inner.invars, *inner.outvars)]
+        inputs = tuple(range(len(inner.invars)))
+        outputs = tuple(range(len(inner.invars), len(avals)))
+        body = Program((), tuple(avals), (), {}, ())
+        total += flops_of(body, Equation(inner.primitive, inner.params, inputs, outputs, "", None))
+    return total
+
+
+_FLOPS: Mapping[str, Callable[[Program, Equation], int]] = {
+    "dot_general": _dot_general,
+    "conv_general_dilated": _convolution,
+    "reduce_window_sum": _reduce_window,
+    "reduce_window_max": _reduce_window,
+    "reduce_window_min": _reduce_window,
+    "select_and_scatter_add": _reduce_window,
+    "select_and_gather_add": _reduce_window,
+    "sort": _sort,
+    "random_bits": _random,
+    "threefry2x32": _random,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+}

@@ -1,0 +1,284 @@
+"""Flatten a jaxpr: calls are opened, dead and repeated equations go, and what is left is a plain list.
+
+A jaxpr nests (`jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call`, `checkpoint`); a planner wants one flat list of
+equations. Opening a call changes no result. Opening `jax.checkpoint` drops the user's own choice of what to recompute: the
+repeated equations are merged with their originals, and the planner decides afresh. `scan`, `while` and `cond` stay whole.
+
+    Program  ::= Equation*  inputs=(Variable*)  constants={Variable: array}  outputs=(Atom*)
+    Equation ::= primitive params inputs=(Atom*) outputs=(Variable*) scope
+    Atom     ::= Variable | Immediate(value)
+
+Variables are integers in the order in which they are made. The walk is that of autodidax: an environment from a jaxpr's
+variables to ours, read for inputs, written for outputs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NewType
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+Variable = NewType("Variable", int)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Immediate:
+    """A value written into the program itself: a Python or NumPy scalar."""
+
+    value: Any
+    aval: Any
+
+
+Atom = int | Immediate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Equation:
+    """`outputs = primitive(*inputs, **params)`, in the name scope and the JAX context in which the user wrote it."""
+
+    primitive: Any
+    params: dict[str, Any]
+    inputs: tuple[Atom, ...]
+    outputs: tuple[int, ...]
+    scope: str
+    context: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A flat step. `avals[v]` is the abstract value of variable `v`."""
+
+    equations: tuple[Equation, ...]
+    avals: tuple[Any, ...]
+    inputs: tuple[int, ...]
+    constants: Mapping[int, Any]
+    outputs: tuple[Atom, ...]
+
+
+_INNER_JAXPR = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_OPENED = {
+    "jit", "pjit", "closed_call", "core_call", "core_closed_call", "remat", "remat2", "checkpoint",
+    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin",
+}  # fmt: skip
+"""Primitives that only wrap a jaxpr, whose inputs are those of the jaxpr one to one."""
+
+
+class _Builder:
+    """The program under construction."""
+
+    def __init__(self) -> None:
+        self.equations: list[Equation] = []
+        self.avals: list[Any] = []
+        self.constants: dict[int, Any] = {}
+        self._constant_ids: dict[int, int] = {}
+
+    def variable(self, aval: Any) -> int:
+        self.avals.append(aval)
+        return len(self.avals) - 1
+
+    def constant(self, value: Any) -> Atom:
+        """A captured array becomes a variable; the same array met twice is one variable. Scalars are written in."""
+        if np.ndim(value) == 0 and isinstance(value, (bool, int, float, complex, np.generic)):
+            return Immediate(value, jax.typeof(value))
+        if id(value) not in self._constant_ids:
+            variable = self.variable(jax.typeof(value))
+            self.constants[variable] = value
+            self._constant_ids[id(value)] = variable
+        return self._constant_ids[id(value)]
+
+    def walk(self, jaxpr: Any, constants: Sequence[Atom], inputs: Sequence[Atom], scope: str) -> list[Atom]:
+        environment: dict[Any, Atom] = {}
+
+        def read(atom: Any) -> Atom:
+            if isinstance(atom, Literal):
+                if np.ndim(atom.val) == 0:
+                    return Immediate(atom.val, atom.aval)
+                return self.constant(atom.val)
+            return environment[atom]
+
+        environment.update(zip(jaxpr.constvars, constants, strict=True))
+        environment.update(zip(jaxpr.invars, inputs, strict=True))
+        for equation in jaxpr.eqns:
+            own_scope = str(equation.source_info.name_stack)
+            full_scope = f"{scope}/{own_scope}" if scope and own_scope else scope or own_scope
+            values = [read(atom) for atom in equation.invars]
+            inner = _inner_jaxpr(equation)
+            if inner is not None and len(inner.jaxpr.invars) == len(values):
+                results = self.walk(inner.jaxpr, [self.constant(c) for c in inner.consts], values, full_scope)
+                environment.update(zip(equation.outvars, results, strict=True))
+                continue
+            outputs = tuple(self.variable(v.aval) for v in equation.outvars)
+            self.equations.append(
+                Equation(
+                    equation.primitive, dict(equation.params), tuple(values), outputs, full_scope, equation.ctx.manager
+                )
+            )
+            environment.update(zip(equation.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+
+def _inner_jaxpr(equation: Any) -> Any | None:
+    """The closed jaxpr that a call equation wraps, or None for every other equation."""
+    if equation.primitive.name not in _OPENED:
+        return None
+    for key in _INNER_JAXPR:
+        inner = equation.params.get(key)
+        if inner is not None and hasattr(inner, "eqns"):
+            return inner if hasattr(inner, "consts") and hasattr(inner, "jaxpr") else _Closed(inner)
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Closed:
+    """An open jaxpr without constants, read like a closed one."""
+
+    jaxpr: Any
+    consts: tuple[()] = ()
+
+
+def flatten(closed_jaxpr: Any) -> Program:
+    """The flat program of a closed jaxpr, without dead or repeated equations.
+
+    Every output of the program is the output of an equation of its own, or an input of the step: an output that is a
+    constant, or that is returned twice, gets a copy, because each array that a step returns may be donated by itself.
+    """
+    builder = _Builder()
+    jaxpr = closed_jaxpr.jaxpr
+    inputs = [builder.variable(v.aval) for v in jaxpr.invars]
+    outputs = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
+    outputs = _merge_repeated(builder, outputs)
+    _share_masks(builder)
+    outputs = _separate_outputs(builder, outputs)
+    _remove_dead(builder, outputs)
+    used = {v for e in builder.equations for v in e.inputs if isinstance(v, int)}
+    return Program(
+        equations=tuple(builder.equations),
+        avals=tuple(builder.avals),
+        inputs=tuple(inputs),
+        constants={v: c for v, c in builder.constants.items() if v in used},
+        outputs=tuple(outputs),
+    )
+
+
+def _merge_repeated(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
+    """Common subexpressions: an equation that repeats an earlier one gives way to it."""
+    seen: dict[Any, tuple[int, ...]] = {}
+    replaced: dict[int, int] = {}
+
+    def now(atom: Atom) -> Atom:
+        return replaced.get(atom, atom) if isinstance(atom, int) else atom
+
+    kept: list[Equation] = []
+    for equation in builder.equations:
+        inputs = tuple(now(atom) for atom in equation.inputs)
+        key = (equation.primitive, params_key(equation.params), tuple(atom_key(a) for a in inputs))
+        earlier = seen.get(key)
+        if earlier is not None:
+            replaced.update(zip(equation.outputs, earlier, strict=True))
+            continue
+        seen[key] = equation.outputs
+        kept.append(replace(equation, inputs=inputs))
+    builder.equations = kept
+    return [now(atom) for atom in outputs]
+
+
+def _share_masks(builder: _Builder) -> None:
+    """`x > 0` becomes `max(x, 0) > 0` where that maximum exists: the same bits (not-a-number included), and one
+    tensor fewer to keep, because the gradient of a rectifier then needs its result only.
+    """
+    rectified: dict[int, int] = {}
+    for equation in builder.equations:
+        if equation.primitive.name == "max" and _is_zero(equation.inputs[-1]) and isinstance(equation.inputs[0], int):
+            rectified[equation.inputs[0]] = equation.outputs[0]
+    made: set[int] = set()
+    for place, equation in enumerate(builder.equations):
+        made.update(equation.outputs)
+        if equation.primitive.name == "gt" and _is_zero(equation.inputs[-1]):
+            result = rectified.get(equation.inputs[0]) if isinstance(equation.inputs[0], int) else None
+            if result in made:
+                builder.equations[place] = replace(equation, inputs=(result, *equation.inputs[1:]))
+
+
+def _is_zero(atom: Atom) -> bool:
+    return isinstance(atom, Immediate) and isinstance(atom.value, (int, float, np.generic)) and atom.value == 0
+
+
+def _separate_outputs(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
+    """Copy what is returned twice, is a constant, or is written into the program."""
+    taken: set[int] = set()
+    separate: list[Atom] = []
+    for atom in outputs:
+        if not isinstance(atom, int) or atom in builder.constants or atom in taken:
+            aval = atom.aval if isinstance(atom, Immediate) else builder.avals[atom]
+            copy = jax.make_jaxpr(jax.numpy.copy)(aval).jaxpr.eqns[-1]
+            result = builder.variable(aval)
+            builder.equations.append(
+                Equation(copy.primitive, dict(copy.params), (atom,), (result,), "output", copy.ctx.manager)
+            )
+            atom = result
+        taken.add(atom)
+        separate.append(atom)
+    return separate
+
+
+def _remove_dead(builder: _Builder, outputs: Sequence[Atom]) -> None:
+    live = {atom for atom in outputs if isinstance(atom, int)}
+    kept: list[Equation] = []
+    for equation in reversed(builder.equations):
+        if live.isdisjoint(equation.outputs):
+            continue
+        live.update(atom for atom in equation.inputs if isinstance(atom, int))
+        kept.append(equation)
+    builder.equations = kept[::-1]
+
+
+def atom_key(atom: Atom) -> Any:
+    """Equal keys, equal values."""
+    if isinstance(atom, int):
+        return atom
+    value = np.asarray(atom.value) if not hasattr(atom.value, "dtype") else atom.value
+    if jax.dtypes.issubdtype(atom.aval.dtype, jax.dtypes.extended):
+        return ("extended", id(atom.value))
+    return ("immediate", str(atom.aval), np.asarray(value).tobytes())
+
+
+def params_key(value: Any) -> Any:
+    """A hashable stand-in for the parameters of an equation: equal keys mean the same computation.
+
+    What cannot be compared by value (functions, captured arrays) is compared by identity, which can only make equal things
+    look different, never the other way round, as long as the things are alive; a `Program` keeps them so.
+    """
+    if isinstance(value, dict):
+        return tuple((k, params_key(v)) for k, v in sorted(value.items(), key=lambda item: str(item[0])))
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, *map(params_key, value))
+    if isinstance(value, np.ndarray):
+        return ("array", str(value.dtype), value.shape, value.tobytes())
+    if hasattr(value, "eqns"):  # a jaxpr, closed or open
+        return _jaxpr_key(value)
+    try:
+        hash(value)
+    except TypeError:
+        return ("identity", id(value))
+    return (type(value).__name__, value)
+
+
+def _jaxpr_key(value: Any) -> Any:
+    jaxpr = value.jaxpr if hasattr(value, "jaxpr") else value
+    number: dict[Any, int] = {}
+
+    def key(atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return atom_key(Immediate(atom.val, atom.aval)) if np.ndim(atom.val) == 0 else params_key(np.asarray(atom.val))
+        return number.setdefault(atom, len(number))
+
+    variables = [*jaxpr.constvars, *jaxpr.invars]
+    header = tuple((key(v), str(v.aval)) for v in variables)
+    body = tuple(
+        (e.primitive, params_key(e.params), tuple(map(key, e.invars)), tuple((key(v), str(v.aval)) for v in e.outvars))
+        for e in jaxpr.eqns
+    )
+    constants = tuple(("identity", id(c)) for c in getattr(value, "consts", ()))
+    return ("jaxpr", constants, header, body, tuple(map(key, jaxpr.outvars)))

@@ -1,0 +1,132 @@
+"""Trace a user's step: function and arguments in, flat program and graph out. The step is never run.
+
+`jax.jit` itself does the tracing, so that static and donated arguments mean what they mean there. What is added: effects are
+refused, state is recognised, and everything gets the name of its place in the caller's pytrees.
+
+State is what comes back in the shape in which it went in: an argument, or one of its children, whose tree, shapes and types
+are those of a result or of a result's child. `(state, batch) -> (state, metrics)` gives the state;
+`(params, opt_state, batch) -> (params, opt_state, loss)` gives both. Donation plays no part in this.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure
+
+from tensile_jax.errors import TraceError
+from tensile_jax.ir import Graph
+from tensile_jax.trace.flatten import Program, flatten
+from tensile_jax.trace.graph import build_graph
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedStep:
+    """A step for one set of shapes.
+
+    `traced` is jax's own trace (its `lower()` gives the plain program); `in_tree` and `out_tree` are the structures of
+    `(args, kwargs)` without static arguments, and of the result.
+    """
+
+    traced: Any
+    program: Program
+    graph: Graph
+    in_tree: Any
+    out_tree: Any
+    out_avals: tuple[Any, ...]
+
+
+def trace_step(jitted: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> TracedStep:
+    """Trace `jitted`, which is `jax.jit(function, ...)`, on arguments or their `ShapeDtypeStruct`s.
+
+    Raises:
+        TraceError: the step has effects.
+        TypeError: an argument is not an array (raised by jax, which names it).
+    """
+    traced = jitted.trace(*args, **kwargs)
+    name = getattr(function, "__name__", type(function).__name__)
+    closed = traced.jaxpr
+    if closed.effects:
+        effects = ", ".join(sorted(str(e) for e in closed.effects))
+        raise TraceError(
+            f"The step {name!r} has effects ({effects}): callbacks, debug prints and mutable references would be lost or "
+            "repeated when the step is cut into pieces. Take them out of the step (return what you want to see), or run "
+            "this step with jax.jit."
+        )
+    program = flatten(closed)
+    arguments, in_tree = tree_flatten_with_path(traced.args_info)
+    results, out_tree = tree_flatten_with_path(traced.out_info)
+    graph = build_graph(
+        program,
+        name=name,
+        input_names=[_argument_name(function, path) for path, _ in arguments],
+        output_names=["result" + keystr(path) for path, _ in results],
+        carried=_carried(traced.args_info, traced.out_info),
+        donated=[bool(info.donated) for _, info in arguments],
+    )
+    out_avals = tuple(traced.jaxpr.out_avals)
+    return TracedStep(traced, program, graph, in_tree, out_tree, out_avals)
+
+
+def _argument_name(function: Callable[..., Any], path: tuple[Any, ...]) -> str:
+    """`state.params['Dense_0']['kernel']` for a leaf of `(args, kwargs)`."""
+    where = getattr(path[0], "idx", 0)
+    if where == 1:
+        return keystr(path[1:]).lstrip(".")[2:-2] if len(path) == 2 else getattr(path[1], "key", "") + keystr(path[2:])
+    position = getattr(path[1], "idx", 0)
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # builtins have no signature
+        parameters = []
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    stem = named[position] if position < len(named) else f"args[{position}]"
+    return stem + keystr(path[2:])
+
+
+def _carried(args_info: Any, out_info: Any) -> list[tuple[int, int]]:
+    """Pairs of flat positions (input, output) of the state."""
+    pairs: list[tuple[int, int]] = []
+    taken: set[int] = set()
+    used: set[int] = set()
+    results = list(_subtrees(out_info, 0, depth=3))
+    for start, argument in _subtrees(args_info, 0, depth=4):
+        count = len(tree_leaves(argument))
+        if count == 0 or start in used:
+            continue
+        for out_start, result in results:
+            if out_start in taken or not _same(argument, result):
+                continue
+            pairs += [(start + k, out_start + k) for k in range(count)]
+            used.update(range(start, start + count))
+            taken.update(range(out_start, out_start + count))
+            break
+    return sorted(pairs)
+
+
+def _subtrees(tree: Any, start: int, *, depth: int) -> Iterator[tuple[int, Any]]:
+    """`tree` and its descendants, outermost first, each with the flat position of its first leaf."""
+    level = [(start, tree)]
+    for _ in range(depth):
+        yield from level
+        below: list[tuple[int, Any]] = []
+        for begin, node in level:
+            children = _children(node)
+            for child in children:
+                below.append((begin, child))
+                begin += len(tree_leaves(child))
+        level = below
+
+
+def _children(node: Any) -> list[Any]:
+    if not hasattr(node, "shape"):
+        return jax.tree_util.tree_flatten(node, is_leaf=lambda x: x is not node)[0]
+    return []
+
+
+def _same(argument: Any, result: Any) -> bool:
+    if tree_structure(argument) != tree_structure(result):
+        return False
+    pairs = zip(tree_leaves(argument), tree_leaves(result), strict=True)
+    return all(a.shape == r.shape and a.dtype == r.dtype for a, r in pairs)

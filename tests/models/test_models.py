@@ -1,0 +1,168 @@
+"""Models: published sizes, steps that learn, readable names, clear refusals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import tensile_jax.models
+from tensile_jax.models import MODELS, load
+from tensile_jax.models.gpt import gpt2_small
+from tensile_jax.models.model import Model, count
+
+SMALL: dict[str, dict[str, Any]] = {
+    "resnet50": {"batch_size": 2, "image_size": 32, "classes": 10},
+    "vgg16": {"batch_size": 2, "image_size": 32, "classes": 10},
+    "gpt": {"batch_size": 4, "sequence_length": 32, "width": 32, "heads": 2, "layers": 2},
+    "cnn": {"batch_size": 64},
+    "mlp": {"batch_size": 64},
+}
+# Compiling and running these two takes most of a minute on two cores.
+LARGE = ("resnet50", "vgg16")
+STEPS = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in SMALL]
+
+
+def shapes_of(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+
+
+def name_stacks(model: Model) -> set[str]:
+    jaxpr = jax.make_jaxpr(model.step)(model.state_shape, model.batch_shape)
+    return {str(eqn.source_info.name_stack) for eqn in jaxpr.eqns}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "statistics"),
+    [("resnet50", 25_557_032, 53_120), ("vgg16", 138_357_544, 0)],
+)
+def test_image_models_have_the_published_sizes(name: str, parameters: int, statistics: int) -> None:
+    model = MODELS[name](batch_size=1)
+    assert (model.parameters, count(model.state_shape.batch_stats)) == (parameters, statistics)
+
+
+def test_gpt2_small_has_the_published_size() -> None:
+    assert gpt2_small(batch_size=1).parameters == 124_439_808
+
+
+def test_adam_keeps_two_moments_for_each_parameter() -> None:
+    model = load("mlp")(batch_size=1)
+    assert count(model.state_shape.opt_state) == 2 * model.parameters + 1  # and its own counter
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_step_keeps_the_shapes_of_its_state(name: str) -> None:
+    model = load(name)(**SMALL[name])
+    state, metrics = jax.eval_shape(model.step, model.state_shape, model.batch_shape)
+    assert shapes_of(state) == shapes_of(model.state_shape)
+    assert shapes_of(metrics) == {"loss": ((), jnp.float32), "accuracy": ((), jnp.float32)}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_real_batches_have_the_promised_shapes(name: str) -> None:
+    model = load(name)(**SMALL[name])
+    assert shapes_of(next(model.batches())) == shapes_of(model.batch_shape)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_few_steps_on_one_batch_lower_its_loss(name: str) -> None:
+    model = load(name)(**SMALL[name])
+    state, batch = model.init(), next(model.batches())
+    assert shapes_of(state) == shapes_of(model.state_shape)
+    step = jax.jit(model.step, donate_argnums=0)
+    losses = []
+    for _ in range(8):
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0]
+    assert int(state.step) == 8
+
+
+@pytest.mark.smoke
+def test_the_cnn_learns_the_digits() -> None:
+    model = load("cnn")(batch_size=128)
+    step = jax.jit(model.step, donate_argnums=0)
+    state = model.init()
+    for _, batch in zip(range(100), model.batches(), strict=False):
+        state, _ = step(state, batch)
+    assert model.evaluate is not None
+    assert model.evaluate(state) >= 0.97
+
+
+def test_the_first_state_is_the_same_each_time_and_another_for_another_seed() -> None:
+    def kernel(seed: int) -> Any:
+        return load("mlp")(batch_size=1, seed=seed).init().params["Dense_0"]["kernel"]
+
+    assert bool(jnp.all(kernel(0) == kernel(0)))
+    assert not bool(jnp.any(kernel(0) == kernel(1)))
+
+
+def test_every_parameter_of_a_resnet_has_a_name_that_a_person_recognises() -> None:
+    stacks = name_stacks(load("resnet50")(batch_size=1, image_size=32))
+    assert {"jvp(ResNet)/Block_3/Conv_1", "transpose(jvp(ResNet))/Block_3/Conv_1"} <= stacks
+
+
+def test_every_layer_of_a_decoder_has_its_own_name() -> None:
+    stacks = name_stacks(load("gpt")(**SMALL["gpt"]))
+    assert {"jvp(GPT)/Block_0/Attention/QKV", "jvp(GPT)/Block_1/Down"} <= stacks
+
+
+def test_a_decoder_in_bfloat16_keeps_its_parameters_and_loss_in_float32() -> None:
+    model = load("gpt")(**SMALL["gpt"], dtype=jnp.bfloat16)
+    jaxpr = jax.make_jaxpr(model.step)(model.state_shape, model.batch_shape)
+    products = {eqn.outvars[0].aval.dtype for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"}  # pyright: ignore[reportAttributeAccessIssue]  (aval is an array's)
+    assert jnp.dtype(jnp.bfloat16) in products
+    assert {leaf.dtype for leaf in jax.tree.leaves(model.state_shape.params)} == {jnp.dtype(jnp.float32)}
+
+
+def test_the_step_is_named_train_step_and_takes_the_given_optimizer() -> None:
+    model = load("mlp")(batch_size=1, optimizer=optax.sgd(0.1))
+    assert model.step.__name__ == "train_step"
+    assert count(model.state_shape.opt_state) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "error", "message"),
+    [
+        ("mlp", {"batch_size": 0}, ValueError, "batch_size must be at least 1: got 0. Pass batch_size=1 or more"),
+        ("cnn", {"batch_size": 2.0}, TypeError, "batch_size must be a whole number: got 2.0 .float.. Pass an int"),
+        ("cnn", {"batch_size": 2, "image_size": 7}, ValueError, "image_size must be at least 8: got 7"),
+        ("resnet50", {"batch_size": 2, "image_size": 31}, ValueError, "image_size must be at least 32: got 31"),
+        ("vgg16", {"batch_size": 2, "classes": 1}, ValueError, "classes must be at least 2: got 1"),
+        ("gpt", {"batch_size": 2, "vocabulary": 255}, ValueError, "vocabulary must be at least 256: got 255"),
+        ("gpt", {"batch_size": 2, "heads": 3}, ValueError, "heads must divide width: got heads=3, width=128. Pass"),
+        ("gpt", {"batch_size": 2, "dtype": jnp.int32}, ValueError, "dtype must be a floating type: got int32. Pass"),
+        ("mlp", {"batch_size": 2, "seed": -1}, ValueError, "seed must be at least 0: got -1"),
+    ],
+)
+def test_a_bad_size_is_refused_with_argument_value_and_remedy(
+    name: str, sizes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        load(name)(**sizes)
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="got 'resnet'. Choose one of: cnn, gpt, mlp, resnet50, vgg16"):
+        load("resnet")
+    assert "resnet" not in MODELS
+    assert len(MODELS) == len(SMALL)
+
+
+def test_listing_the_models_loads_neither_jax_nor_flax() -> None:
+    # A bare parent package, so that only `tensile_jax.models` itself is measured.
+    script = f"""
+import json, sys, types
+parent = types.ModuleType("tensile_jax")
+parent.__path__ = [{str(Path(tensile_jax.models.__file__).parents[1])!r}]
+sys.modules["tensile_jax"] = parent
+from tensile_jax.models import MODELS
+print(json.dumps([sorted(MODELS), [name for name in ("jax", "flax", "optax", "numpy") if name in sys.modules]]))
+"""
+    listed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(listed.stdout) == [sorted(SMALL), []]
