@@ -7,9 +7,13 @@
 
 After TENSILE (Zhang et al., "A Tensor granularity dynamic GPU memory scheduling method toward multiple dynamic workloads
 system").
+
+What needs JAX is imported when it is first asked for, so that reading a plan or `tensile --help` does not wait for it.
 """
 
-from tensile_jax.api import PlannedFunction, Report, jit
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tensile_jax.errors import (
     BudgetError,
     BudgetTooSmall,
@@ -19,10 +23,31 @@ from tensile_jax.errors import (
     TensileError,
     TraceError,
 )
-from tensile_jax.exec.transfer import to_device
 from tensile_jax.schedule import Plan
+
+if TYPE_CHECKING:
+    from tensile_jax.api import PlannedFunction, Report, jit
+    from tensile_jax.exec.transfer import to_device
 
 __all__ = [
     "BudgetError", "BudgetTooSmall", "InvalidPlan", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "Report",
     "TensileError", "TraceError", "jit", "to_device",
 ]  # fmt: skip
+
+_NEED_JAX = {
+    "PlannedFunction": "tensile_jax.api",
+    "Report": "tensile_jax.api",
+    "jit": "tensile_jax.api",
+    "to_device": "tensile_jax.exec.transfer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_JAX:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_NEED_JAX[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NEED_JAX})

@@ -27,9 +27,7 @@ TensorId = NewType("TensorId", int)
 OperatorId = NewType("OperatorId", int)
 
 Kind = Literal["heavy", "reduction", "light"]
-Role = Literal[
-    "parameter", "optimizer_state", "state", "batch", "constant", "activation", "gradient", "output"
-]
+Role = Literal["parameter", "optimizer_state", "state", "batch", "constant", "activation", "gradient", "output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One equation of the step: what it reads, what it writes, and what that costs."""
+    """One equation of the step: what it reads, what it writes, and what that costs.
+
+    `relayout` are the bytes that it copies to bring its operands into a canonical layout, on a backend that needs one.
+    """
 
     id: OperatorId
     name: str
@@ -61,6 +62,7 @@ class Operator:
     outputs: tuple[TensorId, ...]
     flops: int
     nbytes: int
+    relayout: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,7 @@ class Compiler:
 
     def _lower(self, code: SegmentCode) -> Any:
         sharding = SingleDeviceSharding(self.device)
-        avals = [
-            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding, weak_type=a.weak_type) for a in code.avals
-        ]
+        avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding, weak_type=a.weak_type) for a in code.avals]
         jitted = jax.jit(code.function, donate_argnums=code.donated, keep_unused=True)
         return jitted.lower(*avals)
 
@@ -87,10 +85,7 @@ def peak_of(compiled: Any) -> int:
     """Peak of an executable that runs alone: arguments, outputs and temporaries, less what outputs take over."""
     memory = compiled.memory_analysis()
     return int(
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes
+        memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
     )
 
 

@@ -174,9 +174,7 @@ class Executor:
                 "did not finish; donated arguments are gone, as after any failed donated call."
             ) from again
 
-    def _observe(
-        self, watch: Observation, index: int, env: list[Any], outputs: Sequence[int], made: Any, began: float
-    ) -> None:
+    def _observe(self, watch: Observation, index: int, env: list[Any], outputs: Sequence[int], made: Any, began: float) -> None:
         """Bytes on the device while the segment runs: everything held, what it makes, its workspace."""
         jax.block_until_ready(made)
         watch.segment_us.append((time.perf_counter() - began) * 1e6)

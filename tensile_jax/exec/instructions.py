@@ -70,9 +70,7 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
             break
         segment = plan.segments[index]
         drops = tuple(of(t) for t in (*segment.frees, *segment.donated) if t not in owned)
-        code.append(
-            (Op.LAUNCH, calls[index], tuple(map(of, segment.inputs)), tuple(map(of, segment.outputs)), drops, index)
-        )
+        code.append((Op.LAUNCH, calls[index], tuple(map(of, segment.inputs)), tuple(map(of, segment.outputs)), drops, index))
         code += [(Op.FREE, of(t)) for t in segment.frees if t in owned]
     outputs = tuple(of(t) for t in graph.outputs)
     arrive = frozenset(of(t) for t, kind in first.items() if kind == "swap_in")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from typing import Any, Literal
 
 import jax
@@ -42,6 +43,8 @@ from tensile_jax.schedule import SCHEMA_VERSION, Plan, format_bytes, unranged
 from tensile_jax.trace import TracedStep
 
 _MOST_ATTEMPTS = 8
+_SIZEABLE = 0.02  # of what a segment holds; the growth of smaller workspaces does not matter
+_MOST_GROWTH = 0.2
 _LOWER = 0.9  # the next budget, after the device ran out of memory under this one
 
 Progress = Callable[[str, int, int], None]
@@ -126,9 +129,7 @@ class PreparedStep:
         header = self._header(limit)
         if choice.rung == WHOLE:
             step_us = sum(self.ladder.latencies) + self.options.profile.launch_us
-            plan = planned_whole(
-                self.graph, header, peak_bytes=whole_peak(self.ladder, self.measured), step_us=step_us
-            )
+            plan = planned_whole(self.graph, header, peak_bytes=whole_peak(self.ladder, self.measured), step_us=step_us)
             return replace(plan, workspaces="compiled" if self.measured.whole is not None else "predicted")
         chosen = layout(self.ladder, choice, self.measured)
         plan = assemble(chosen, self.ladder.traffic, self.options.profile, self.ladder.latencies, header)
@@ -154,7 +155,7 @@ class PreparedStep:
             peak_bytes=0,
             peak_segment=0,
             jit_peak_bytes=self.measured.whole,
-            unplanned_peak_bytes=self.ladder.rung(0).highest,
+            unplanned_peak_bytes=self.ladder.unplanned_bytes,
             floor_bytes=floor_bytes,
             floor_tensors=tuple(t.name for t in held[:5]),
             step_us=0.0,
@@ -181,9 +182,7 @@ class PreparedStep:
                 "donate it (donate_argnums=0)."
             )
         if self.options.state_memory == "device" and state:
-            hints.append(
-                f'With state_memory="any" the state ({format_bytes(state)}) may stay in host memory between its uses.'
-            )
+            hints.append(f'With state_memory="any" the state ({format_bytes(state)}) may stay in host memory between its uses.')
         return BudgetTooSmall(
             f"budget {format_bytes(limit)} ({int(limit)} bytes) is too small for {graph.name!r}: the smallest that works is "
             f"{about}{format_bytes(floor_bytes)} ({floor_bytes} bytes). Arguments of the step hold "
@@ -236,26 +235,28 @@ class PreparedStep:
         plan = self._plan(choice, limit)
         executables = self.compile(plan)
         sizes = dict(self.measured.workspaces)
-        seen: list[tuple[int, int]] = []
-        bounds = choice.boundaries
-        for (a, b), segment, nbytes in zip(
-            zip(bounds, bounds[1:], strict=False), plan.segments, self.workspaces(plan, executables), strict=True
-        ):
+        for (a, b), nbytes in zip(pairwise(choice.boundaries), self.workspaces(plan, executables), strict=True):
             sizes[choice.rung, a, b] = nbytes
-            seen.append((segment.workspace_bytes, nbytes))
-        estimated = sum(e for e, _ in seen)
-        shown = sum(s for _, s in seen)
-        inflation = max(self.measured.inflation, min(shown / estimated, 3.0) if estimated else 1.0)
-        self.measured = replace(self.measured, workspaces=sizes, inflation=inflation)
+        self.measured = replace(self.measured, workspaces=sizes, growth=self._growth(choice, sizes))
         self._floor = None
         return replace(self._plan(choice, limit), workspaces="compiled"), executables
 
+    def _growth(self, choice: Choice, sizes: Mapping[tuple[int, int, int], int]) -> float:
+        """How much faster than the profile says workspaces grow with the number of kernels, by the segments compiled so far."""
+        board = self.ladder.rung(choice.rung).board
+        index = {b: i for i, b in enumerate(board.boundaries)}
+        growths = [self.measured.growth]
+        for a, b in pairwise(choice.boundaries):
+            pair = index[a], index[b]
+            estimate, kernels = float(board.workspace[pair]), float(board.kernels[pair])
+            if estimate > _SIZEABLE * float(board.held[pair]) and kernels:
+                shown = (sizes[choice.rung, a, b] / estimate - 1.0) / kernels
+                growths.append(min(shown - self.options.profile.workspace_growth, _MOST_GROWTH))
+        return max(growths)
+
     def compile(self, plan: Plan) -> list[Executable]:
         """The executables of the plan's segments."""
-        codes = [
-            self.book.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated)
-            for s in plan.segments
-        ]
+        codes = [self.book.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated) for s in plan.segments]
         return self.compiler.compile(codes, lambda done, of: self._tell("compiling segments", done, of))
 
     def workspaces(self, plan: Plan, executables: Sequence[Executable]) -> list[int]:
@@ -288,9 +289,7 @@ class PreparedStep:
             for s, nbytes in zip(plan.segments, self.workspaces(plan, executables), strict=True)
         )
         peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
-        plan = replace(
-            plan, segments=segments, peak_segment=peak, peak_bytes=segments[peak].device_bytes, workspaces="compiled"
-        )
+        plan = replace(plan, segments=segments, peak_segment=peak, peak_bytes=segments[peak].device_bytes, workspaces="compiled")
         if plan.budget_bytes is not None and plan.peak_bytes > plan.budget_bytes:
             raise PlanFileError(
                 f"plan= was made for a budget of {plan.budget_bytes} bytes; compiled here, it needs {plan.peak_bytes}. "

@@ -44,9 +44,7 @@ def find_activity(graph: Graph) -> Activity:
             uses[t].append(place)
         for t in operator.outputs:
             begin[t] = place
-    kept_by_caller = frozenset(
-        t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated
-    )
+    kept_by_caller = frozenset(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)
     results = set(graph.outputs)
     end = [0] * len(graph.tensors)
     for tensor in graph.tensors:
@@ -55,9 +53,7 @@ def find_activity(graph: Graph) -> Activity:
             end[t] = count
         else:
             end[t] = max(uses[t][-1] if uses[t] else begin[t], 0)
-    return Activity(
-        graph, tuple(begin), tuple(end), tuple(map(tuple, uses)), _heirs(graph, begin, end), kept_by_caller
-    )
+    return Activity(graph, tuple(begin), tuple(end), tuple(map(tuple, uses)), _heirs(graph, begin, end), kept_by_caller)
 
 
 def _heirs(graph: Graph, begin: list[int], end: list[int]) -> tuple[int, ...]:

@@ -73,9 +73,7 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
         waited = clock - began
         again_us = sum(rerun_latency(p, retention, traffic, profile) for p in emission.again)
         own_us = float(elapsed[emission.end] - elapsed[emission.begin])
-        coming = sum(
-            graph.tensors[t].nbytes for t, a in absences.items() if max(emission.begin, 0) <= a.back < emission.end
-        )
+        coming = sum(graph.tensors[t].nbytes for t, a in absences.items() if max(emission.begin, 0) <= a.back < emission.end)
         segments.append(
             Segment(
                 name=f"segment_{index:03d}",
@@ -168,7 +166,7 @@ def _copies(
         if away.back < count:
             issued = max(int(np.searchsorted(edges, away.back, side="right")) - 1, 0)
             later = [p for p in retention.needs[t] if p > away.leave]
-            need = later[0] if later else count - 1
+            need = later[0] if later else count
             used_by = int(np.searchsorted(edges, need, side="right")) - 1
             incoming.setdefault(issued, []).append((t, used_by))
     for copies in incoming.values():

@@ -60,8 +60,7 @@ def check(plan: Plan, graph: Graph) -> None:
         footprint -= sum(graph.tensors[t].nbytes for t in segment.donated)
         if footprint + segment.workspace_bytes > segment.device_bytes or segment.device_bytes > plan.peak_bytes:
             raise InvalidPlan(
-                f"needs {footprint + segment.workspace_bytes} bytes; it says {segment.device_bytes}, the plan "
-                f"{plan.peak_bytes}",
+                f"needs {footprint + segment.workspace_bytes} bytes; it says {segment.device_bytes}, the plan {plan.peak_bytes}",
                 segment=index,
             )
         for t in (*segment.frees, *segment.donated):
@@ -124,9 +123,7 @@ def _issue(
     moving_in[t] = event
 
 
-def _run(
-    segment: Segment, index: int, operator_of: dict[OperatorId, Operator], graph: Graph
-) -> set[TensorId]:
+def _run(segment: Segment, index: int, operator_of: dict[OperatorId, Operator], graph: Graph) -> set[TensorId]:
     known = {t for t in segment.inputs}
     constants = {t.id for t in graph.tensors if t.producer is None and t.role == "constant"}
     for o in (*unranged(segment.recomputes), *unranged(segment.operators)):
@@ -154,6 +151,4 @@ def _check_lane(copies: Sequence[Event]) -> None:
     ordered = sorted(copies, key=lambda e: (e.begin_us, e.end_us))
     for before, after in zip(ordered, ordered[1:], strict=False):
         if after.begin_us < before.end_us - _CLOCK_SLACK:
-            raise InvalidPlan(
-                f"the copies of {before.name} and {after.name} overlap", segment=after.until, tensor=after.name
-            )
+            raise InvalidPlan(f"the copies of {before.name} and {after.name} overlap", segment=after.until, tensor=after.name)

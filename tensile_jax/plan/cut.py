@@ -34,15 +34,24 @@ _CROSSING = 0.1  # of its bytes, for a materialised tensor that crosses a bounda
 class Board:
     """Candidate boundaries (ascending, 0 and the end among them) and, for each pair a < b of them, cost and peak.
 
-    `stored` has a value per candidate; `cost` (microseconds), `peak`, `made` and `workspace` (bytes) are square, with
-    meaning above the diagonal only.
+    `cost` (microseconds), `held` (stored and made, bytes), `workspace` (bytes, if XLA schedules as well as can be) and
+    `kernels` (heavy operators) are square, with meaning above the diagonal only.
     """
 
     boundaries: tuple[int, ...]
-    stored: np.ndarray
     cost: np.ndarray
-    peak: np.ndarray
+    held: np.ndarray
     workspace: np.ndarray
+    kernels: np.ndarray
+
+    def workspaces(self, growth: float, known: Mapping[tuple[int, int], int] | None = None) -> np.ndarray:
+        """Workspaces with XLA's own growth for each kernel, and what compiling has shown in the place of what was estimated."""
+        work = self.workspace * (1.0 + growth * self.kernels)
+        index = {b: i for i, b in enumerate(self.boundaries)}
+        for (begin, end), nbytes in (known or {}).items():
+            if begin in index and end in index:
+                work[index[begin], index[end]] = nbytes
+        return work
 
 
 def lay_board(
@@ -96,15 +105,14 @@ def lay_board(
             places = [end, *(p for p in retention.needs[t] if p > end)]
             for before, place in zip(places, places[1:], strict=False):
                 inside.add(before, place, tensor.nbytes)
-    upper = np.triu(np.ones((k, k)), 1)
     made_bytes = _begins_in_crosses(histogram(*made.columns()))[:k, :k]
     written_bytes = _begins_in_crosses(histogram(*written.columns()))[:k, :k]
     again_us = _again(retention, traffic, profile, bucket, k)
     base = stored[list(boundaries)]
-    work = _workspace(retention, traffic, boundaries, bucket, histogram(*inside.columns()), inside)
-    peak = base[:, None] + made_bytes + work
+    work = _workspace(retention, traffic, profile, boundaries, bucket, histogram(*inside.columns()), inside)
+    heavy = np.cumsum([0, *(op.kind == "heavy" for op in graph.operators)])[list(boundaries)]
     cost = profile.launch_us + written_bytes / profile.bytes_per_us + again_us
-    return Board(boundaries, base, cost * upper, peak * upper, work * upper)
+    return Board(boundaries, cost, base[:, None] + made_bytes, work, np.maximum(heavy[None, :] - heavy[:, None], 0))
 
 
 class _Items:
@@ -166,6 +174,7 @@ def _begins_in_crosses(grid: np.ndarray) -> np.ndarray:
 def _workspace(
     retention: Retention,
     traffic: Traffic,
+    profile: DeviceProfile,
     boundaries: tuple[int, ...],
     bucket: np.ndarray,
     grid: np.ndarray,
@@ -183,7 +192,9 @@ def _workspace(
         np.add.at(change, first[same], weight[same])
         np.add.at(change, last[same] + 1, -weight[same])
     live = np.cumsum(change)[:count]
-    live += _chains(retention, traffic)
+    live += chains(retention, traffic)
+    if profile.canonical_layouts:
+        live += np.array([op.relayout for op in graph.operators], dtype=float)
     alone = np.zeros(k)
     for q in range(k - 1):
         low, high = boundaries[q], boundaries[q + 1]
@@ -203,7 +214,7 @@ def _workspace(
     return work
 
 
-def _chains(retention: Retention, traffic: Traffic) -> np.ndarray:
+def chains(retention: Retention, traffic: Traffic) -> np.ndarray:
     """For each place, the most bytes that are live while the chains that it needs are computed again, one after another."""
     activity = retention.activity
     operators, tensors = activity.graph.operators, activity.graph.tensors
@@ -236,9 +247,7 @@ def _chains(retention: Retention, traffic: Traffic) -> np.ndarray:
     return most
 
 
-def _again(
-    retention: Retention, traffic: Traffic, profile: DeviceProfile, bucket: np.ndarray, k: int
-) -> np.ndarray:
+def _again(retention: Retention, traffic: Traffic, profile: DeviceProfile, bucket: np.ndarray, k: int) -> np.ndarray:
     """R[a, b] = microseconds of what the segment [a, b) computes again, each operator once."""
     activity = retention.activity
     operators = activity.graph.operators
@@ -284,15 +293,13 @@ def rerun_latency(place: int, retention: Retention, traffic: Traffic, profile: D
     return min(extra, 4 * operator.nbytes) / profile.bytes_per_us
 
 
-def cheapest_cut(
-    board: Board, limit: float, *, known: Mapping[tuple[int, int], int] | None = None
-) -> tuple[int, ...] | None:
+def cheapest_cut(board: Board, workspaces: np.ndarray, limit: float) -> tuple[int, ...] | None:
     """Boundaries of the cheapest segmentation in which no segment's peak exceeds `limit`, or None.
 
     Args:
-        known: workspaces measured by compiling, by (begin, end) place; they replace the estimates.
+        workspaces: as of `Board.workspaces`.
     """
-    peak = known_peaks(board, known)
+    peak = board.held + workspaces
     k = len(board.boundaries)
     total = np.full(k, np.inf)
     total[0] = 0.0
@@ -304,9 +311,9 @@ def cheapest_cut(
     return _path(board, back) if np.isfinite(total[-1]) else None
 
 
-def least_peak(board: Board, *, known: Mapping[tuple[int, int], int] | None = None) -> int:
+def least_peak(board: Board, workspaces: np.ndarray) -> int:
     """The smallest limit for which there is a segmentation."""
-    peak = known_peaks(board, known)
+    peak = board.held + workspaces
     k = len(board.boundaries)
     worst = np.full(k, np.inf)
     worst[0] = 0.0
@@ -315,17 +322,16 @@ def least_peak(board: Board, *, known: Mapping[tuple[int, int], int] | None = No
     return int(np.ceil(worst[-1]))
 
 
-def known_peaks(board: Board, known: Mapping[tuple[int, int], int] | None) -> np.ndarray:
-    """The peaks of the board, with what compiling has shown in the place of what was estimated."""
-    if not known:
-        return board.peak
-    peak = board.peak.copy()
-    index = {b: i for i, b in enumerate(board.boundaries)}
-    for (begin, end), nbytes in known.items():
-        if begin in index and end in index:
-            pair = index[begin], index[end]
-            peak[pair] += nbytes - board.workspace[pair]
-    return peak
+def pressure(retention: Retention, traffic: Traffic, profile: DeviceProfile) -> np.ndarray:
+    """For each place, the bytes that its operator needs beyond what is stored before it, if it were a segment of its own."""
+    operators, tensors = retention.activity.graph.operators, retention.activity.graph.tensors
+    alone = chains(retention, traffic)
+    inheriting = set(inherited(retention).values())
+    for place, op in enumerate(operators):
+        alone[place] += sum(tensors[t].nbytes for t in op.outputs if t not in inheriting)
+        if profile.canonical_layouts:
+            alone[place] += op.relayout
+    return alone
 
 
 def _path(board: Board, back: np.ndarray) -> tuple[int, ...]:

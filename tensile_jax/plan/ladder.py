@@ -8,9 +8,9 @@ such segmentation. Because the order of the rungs is fixed and each segmentation
 
 if the plan for a budget keeps a lower one too, it is the plan for that as well; otherwise the lower budget's plan is below it.
 
-    rungs 0 ..      keep almost all, then recompute what is light
-    then            the same prices with every swap that the link hides
-    last            recompute as much as pays at all, swap whatever can leave, copies exposed
+    first    prices at which what is computed again costs next to nothing
+    then     from there on, the lower prices, with every swap that the link hides
+    last     a few prices with everything swapped that can leave, copies exposed
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,20 @@ from typing import Literal
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.activity import Activity, find_activity
-from tensile_jax.plan.cut import Board, lay_board
+from tensile_jax.plan.cut import Board, lay_board, pressure, rerun_latency
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
 from tensile_jax.plan.recompute import drop_tensors
 from tensile_jax.plan.retention import Retention, retain
 from tensile_jax.plan.stays import Absence, find_stays, stored_bytes
-from tensile_jax.plan.swap import find_gaps, plan_swaps
+from tensile_jax.plan.swap import Link, find_gaps, keep_state_out, plan_swaps
 from tensile_jax.plan.traffic import Traffic, find_traffic
 
 Swapping = Literal["none", "hidden", "all"]
 
 _PRICES = (4.0, 1.0, 0.6, 0.45, 0.35, 0.25, 0.17, 0.1, 0.05, 0.02, 0.01)
-_LIGHT_PRICES = 3  # how many of them come before the first swap
+_EXPOSED_PRICES = (0.45, 0.17, 0.02)
+_NEXT_TO_NOTHING = 0.02  # of the step's latency
+_SWAP_ROUNDS = {"none": 0, "hidden": 2, "all": 8}
 _TURNS = 4  # boundaries cut one after another, highest first
 _ENOUGH = 0.99  # a further turn must lower the highest footprint below this part of it
 
@@ -57,11 +59,37 @@ class Ladder:
         self.state_may_stay_out = state_may_stay_out
         self._rungs: dict[int, Rung] = {}
         self._dropped: dict[float, tuple[Retention, int]] = {}
-        self.steps: tuple[tuple[float, Swapping], ...] = (
-            *((p, "none") for p in _PRICES[:_LIGHT_PRICES]),
-            *((p, "hidden") for p in _PRICES[_LIGHT_PRICES - 1 :]),
-            *((p, "all") for p in _PRICES[-5::2]),
+
+    @cached_property
+    def steps(self) -> tuple[tuple[float, Swapping], ...]:
+        """The price and the swapping of each rung."""
+        free = sum(self.latencies) * _NEXT_TO_NOTHING
+        cheap = [_PRICES[0]]
+        for price in _PRICES[1:]:
+            if self._again_us(price) > free:
+                break
+            cheap.append(price)
+        return (
+            *((p, "none") for p in cheap),
+            *((p, "hidden") for p in _PRICES[len(cheap) - 1 :]),
+            *((p, "all") for p in _EXPOSED_PRICES),
         )
+
+    def _again_us(self, price: float) -> float:
+        """Microseconds of everything that may run again at this price, each operator once."""
+        retention, _ = self._retention(price)
+        return sum(
+            rerun_latency(place, retention, self.traffic, self.profile) for place, runs in enumerate(retention.reruns) if runs
+        )
+
+    @cached_property
+    def unplanned_bytes(self) -> int:
+        """The most that is stored at any boundary when nothing is dropped or swapped."""
+        begin = self.activity.begin
+        virtual = {t.id: begin[t.id] for t in self.graph.tensors if self.traffic.virtual[t.id]}
+        stays = find_stays(retain(self.activity, virtual), {})
+        materialised = [s for s in stays if self.traffic.materialised[s.tensor] or not self.profile.fused_reductions]
+        return int(stored_bytes(materialised, len(self.graph.operators)).max())
 
     @cached_property
     def activity(self) -> Activity:
@@ -71,7 +99,7 @@ class Ladder:
     @cached_property
     def traffic(self) -> Traffic:
         """What is materialised."""
-        return find_traffic(self.activity)
+        return find_traffic(self.activity, fused_reductions=self.profile.fused_reductions)
 
     @cached_property
     def latencies(self) -> tuple[float, ...]:
@@ -98,22 +126,35 @@ class Ladder:
     def _make(self, price: float, swapping: Swapping) -> Rung:
         retention, turn = self._retention(price)
         count = len(self.graph.operators)
+        absences = self._absences(retention, turn, swapping)
+        stays = find_stays(retention, absences)
+        board = lay_board(retention, self.traffic, self.profile, stays=stays)
+        return Rung(price, swapping, retention, absences, int(stored_bytes(stays, count).max()), board)
+
+    def _absences(self, retention: Retention, turn: int, swapping: Swapping) -> dict[TensorId, Absence]:
+        """Swaps at the turn, then at whatever place is the highest, as long as there is something to swap there."""
         absences: dict[TensorId, Absence] = {}
-        if swapping != "none":
-            out = self.state_may_stay_out
-            gaps = find_gaps(retention, turn=turn, state_may_stay_out=out)
-            absences = plan_swaps(
+        link = Link()
+        if swapping != "none" and self.state_may_stay_out:
+            absences |= keep_state_out(retention, link, latencies=self.latencies, profile=self.profile)
+        alone = pressure(retention, self.traffic, self.profile) if swapping != "none" else None
+        for _ in range(_SWAP_ROUNDS[swapping]):
+            more = plan_swaps(
                 retention,
-                gaps,
+                find_gaps(retention, turn=turn, state_may_stay_out=self.state_may_stay_out),
+                link,
+                taken=absences,
                 latencies=self.latencies,
                 profile=self.profile,
                 exposed=swapping == "all",
-                state_may_stay_out=out,
             )
-        stays = find_stays(retention, absences)
-        also = tuple({b for a in absences.values() for b in (a.leave + 1, a.back) if 0 < b < count} if len(absences) < 24 else ())
-        board = lay_board(retention, self.traffic, self.profile, stays=stays, also=also)
-        return Rung(price, swapping, retention, absences, int(stored_bytes(stays, count).max()), board)
+            absences |= more
+            stored = stored_bytes(find_stays(retention, absences), len(self.graph.operators))
+            highest = int((stored[:-1] + alone).argmax())
+            if not more and highest == turn:
+                break
+            turn = highest
+        return absences
 
     def _retention(self, price: float) -> tuple[Retention, int]:
         """What is kept at this price: the highest boundaries are cut one after another while that lowers the highest."""

@@ -15,7 +15,12 @@ from tensile_jax.ir import Operator
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """What a device can do. The link has one rate per direction, and the two do not disturb each other."""
+    """What a device can do. The link has one rate per direction, and the two do not disturb each other.
+
+    `canonical_layouts`: convolutions copy operands that are not in the backend's own layout. `fused_reductions`: what a
+    reduction reads is computed on the fly. `workspace_growth`: the part by which XLA's schedule holds more than need be, for each
+    heavy operator of a segment.
+    """
 
     name: str
     platform: str
@@ -25,14 +30,15 @@ class DeviceProfile:
     host_to_device_bytes_per_us: float
     launch_us: float
     memory_bytes: int
+    canonical_layouts: bool
+    fused_reductions: bool
+    workspace_growth: float
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in ("name", "platform") and not value > 0:
-                raise ValueError(
-                    f"Device profile {self.name!r}: {field.name} must be a number above zero, got {value!r}."
-                )
+            if not isinstance(value, str | bool) and not value > 0:
+                raise ValueError(f"Device profile {self.name!r}: {field.name} must be a number above zero, got {value!r}.")
 
 
 def operator_latency(operator: Operator, profile: DeviceProfile) -> float:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tensile_jax.plan.assemble import Layout
-from tensile_jax.plan.cut import Board, cheapest_cut, least_peak
+from tensile_jax.plan.cut import cheapest_cut, least_peak
 from tensile_jax.plan.ladder import Ladder
 
 WHOLE = -1
 """The rung of the choice to run the step as one executable."""
 
+_NEAR_LEAST = 1.02
 _FLOOR_RUNGS = 3  # the last rungs, of which the least peak is the floor
 
 
@@ -25,13 +26,13 @@ _FLOOR_RUNGS = 3  # the last rungs, of which the least peak is the floor
 class Measured:
     """What compiling has shown, in bytes.
 
-    `workspaces` by (rung, begin, end). `whole` is the peak of the step as one executable. `inflation` multiplies the
-    workspaces that are still estimates.
+    `workspaces` by (rung, begin, end). `whole` is the peak of the step as one executable. `growth` is added to the
+    profile's workspace growth.
     """
 
     workspaces: Mapping[tuple[int, int, int], int] = field(default_factory=lambda: {})
     whole: int | None = None
-    inflation: float = 1.0
+    growth: float = 0.0
 
     def of_rung(self, rung: int) -> dict[tuple[int, int], int]:
         """The workspaces of one rung's segments, by (begin, end)."""
@@ -57,7 +58,7 @@ def auto(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
         rung = ladder.rung(index)
         if rung.highest > limit:
             continue
-        bounds = cheapest_cut(inflated(rung.board, measured), limit, known=measured.of_rung(index))
+        bounds = cheapest_cut(rung.board, workspaces(ladder, index, measured), limit)
         if bounds is not None and len(bounds) > 2:
             return Choice(index, bounds)
     return None
@@ -66,9 +67,9 @@ def auto(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
 def none(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
     """No events but releases: the step in the segments that hold its memory near the least that it can be without any."""
     del limit
-    rung = ladder.rung(0)
-    board = inflated(rung.board, measured)
-    bounds = cheapest_cut(board, 1.02 * least_peak(board, known=measured.of_rung(0)), known=measured.of_rung(0))
+    work = workspaces(ladder, 0, measured)
+    board = ladder.rung(0).board
+    bounds = cheapest_cut(board, work, _NEAR_LEAST * least_peak(board, work))
     assert bounds is not None  # the least peak is attained by construction
     return Choice(0, bounds)
 
@@ -78,42 +79,32 @@ POLICIES: Mapping[str, Policy] = {"auto": auto, "none": none}
 
 def floor(ladder: Ladder, measured: Measured) -> tuple[int, Choice]:
     """The least peak of the lowest rungs, and the choice that attains it."""
-    best: tuple[int, int] | None = None
-    for index in range(len(ladder) - _FLOOR_RUNGS, len(ladder)):
-        nbytes = least_peak(inflated(ladder.rung(index).board, measured), known=measured.of_rung(index))
-        if best is None or nbytes < best[0]:
-            best = (nbytes, index)
-    assert best is not None
-    nbytes, index = best
-    board = inflated(ladder.rung(index).board, measured)
-    bounds = cheapest_cut(board, nbytes, known=measured.of_rung(index))
-    assert bounds is not None
+    last = range(len(ladder) - _FLOOR_RUNGS, len(ladder))
+    nbytes, index = min((least_peak(ladder.rung(i).board, workspaces(ladder, i, measured)), i) for i in last)
+    bounds = cheapest_cut(ladder.rung(index).board, workspaces(ladder, index, measured), nbytes)
+    assert bounds is not None  # the least peak is attained by construction
     return nbytes, Choice(index, bounds)
 
 
-def inflated(board: Board, measured: Measured) -> Board:
-    """The board with its estimated workspaces multiplied."""
-    if measured.inflation == 1.0:
-        return board
-    extra = board.workspace * (measured.inflation - 1.0)
-    return Board(board.boundaries, board.stored, board.cost, board.peak + extra, board.workspace + extra)
+def workspaces(ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
+    """Workspaces of every segment of a rung, with all that is known."""
+    growth = ladder.profile.workspace_growth + measured.growth
+    return ladder.rung(rung).board.workspaces(growth, measured.of_rung(rung))
 
 
 def whole_peak(ladder: Ladder, measured: Measured) -> int:
-    """Peak of the step as one executable: measured, or what the uncut step stores at its highest."""
+    """Peak of the step as one executable: measured, or the more of what it stores and what it is estimated to need."""
     if measured.whole is not None:
         return measured.whole
-    return max(ladder.rung(0).highest, int(ladder.rung(0).board.peak[0, -1]))
+    board = ladder.rung(0).board
+    return max(ladder.unplanned_bytes, int(board.held[0, -1] + board.workspace[0, -1]))
 
 
 def layout(ladder: Ladder, choice: Choice, measured: Measured) -> Layout:
     """The layout of a choice, with the workspaces of its segments."""
     rung = ladder.rung(choice.rung)
-    board = inflated(rung.board, measured)
-    known = measured.of_rung(choice.rung)
-    index = {b: i for i, b in enumerate(board.boundaries)}
-    workspaces = tuple(
-        known.get((a, b), int(np.ceil(board.workspace[index[a], index[b]])))
-        for a, b in zip(choice.boundaries, choice.boundaries[1:], strict=False)
-    )
-    return Layout(rung.retention, rung.absences, choice.boundaries, workspaces)
+    work = workspaces(ladder, choice.rung, measured)
+    index = {b: i for i, b in enumerate(rung.board.boundaries)}
+    pairs = zip(choice.boundaries, choice.boundaries[1:], strict=False)
+    of_segments = tuple(int(np.ceil(work[index[a], index[b]])) for a, b in pairs)
+    return Layout(rung.retention, rung.absences, choice.boundaries, of_segments)

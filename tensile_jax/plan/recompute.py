@@ -100,9 +100,7 @@ def drop_tensors(
     }
 
 
-def _keeping(
-    activity: Activity, traffic: Traffic, retention: Retention, tensor: TensorId, turn: int, price: float
-) -> float:
+def _keeping(activity: Activity, traffic: Traffic, retention: Retention, tensor: TensorId, turn: int, price: float) -> float:
     """What keeping the tensor across the turn costs: nothing if the step returns it, everything if it is gone by then."""
     if retention.end[tensor] >= len(activity.graph.operators):
         return 0.0
@@ -119,9 +117,7 @@ def _price(activity: Activity, traffic: Traffic, place: int, price: float, profi
     if operator.kind != "light":
         return price * operator_latency(operator, profile) * profile.bytes_per_us
     written = sum(graph.tensors[t].nbytes for t in operator.outputs if traffic.materialised[t])
-    return (
-        max(price, _JOIN_PRICE) * traffic.reread[place] + price * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
-    )
+    return max(price, _JOIN_PRICE) * traffic.reread[place] + price * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
 
 
 def _sink_side(edges: list[tuple[int, int, float]], count: int, source: int, sink: int) -> set[int]:

@@ -92,7 +92,5 @@ def emit(retention: Retention, begin: int, end: int) -> Emission:
         elif made not in again:
             again.add(made)
             wanted += operators[made].inputs
-    outputs = tuple(
-        t for place in range(begin, end) for t in operators[place].outputs if retention.stored(t, end)
-    )
+    outputs = tuple(t for place in range(begin, end) for t in operators[place].outputs if retention.stored(t, end))
     return Emission(begin, end, tuple(sorted(again)), tuple(sorted(inputs)), outputs)

@@ -74,11 +74,7 @@ def find_stays(retention: Retention, absences: Mapping[TensorId, Absence]) -> tu
 def inherited(retention: Retention) -> dict[TensorId, TensorId]:
     """For each donated state tensor, the update that takes over its memory, where nothing reads the old value later."""
     begin = retention.activity.begin
-    return {
-        TensorId(t): TensorId(h)
-        for t, h in enumerate(retention.activity.heir)
-        if h >= 0 and retention.end[t] <= begin[h]
-    }
+    return {TensorId(t): TensorId(h) for t, h in enumerate(retention.activity.heir) if h >= 0 and retention.end[t] <= begin[h]}
 
 
 def stored_bytes(stays: Sequence[Stay], count: int) -> np.ndarray:

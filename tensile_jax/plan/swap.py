@@ -14,8 +14,9 @@ Times in microseconds since the step began, on the clock of the operators' own l
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.latency import DeviceProfile
@@ -34,7 +35,7 @@ class Gap:
     before: int
 
 
-class _Lane:
+class Lane:
     """One direction of the link: busy windows, disjoint and ascending."""
 
     def __init__(self) -> None:
@@ -63,29 +64,36 @@ class _Lane:
         insort(self._busy, (begin, end))
 
 
+class Link:
+    """The two lanes of the link between device and host."""
+
+    def __init__(self) -> None:
+        self.out = Lane()
+        self.into = Lane()
+
+
 def find_gaps(retention: Retention, *, turn: int, state_may_stay_out: bool) -> tuple[Gap, ...]:
-    """The gaps across boundary `turn` in which a tensor may leave, in the order in which to try them."""
+    """The gaps across boundary `turn` in which a tensor may leave, in the order in which to try them.
+
+    Results of the step must be back when it ends, but for state that may stay out.
+    """
     activity, graph = retention.activity, retention.activity.graph
-    count = len(graph.operators)
     heirs = inherited(retention)
+    stay_out = {pair.output for pair in graph.carried} if state_may_stay_out else set[TensorId]()
     gaps: list[Gap] = []
     for tensor in graph.tensors:
         t = tensor.id
-        if tensor.nbytes < _SMALLEST or t in activity.kept_by_caller or tensor.dtype.startswith("key<"):
+        if tensor.nbytes < _SMALLEST or tensor.dtype.startswith("key<"):
             continue
-        needs = list(retention.needs[t])
-        made = activity.begin[t]
-        if t in retention.dropped or t in heirs.values():
+        if t in activity.kept_by_caller or t in retention.dropped or t in stay_out:
             continue
-        end = retention.end[t]
-        later = [p for p in needs if p >= turn]
-        before = later[0] if later else end
-        after = max([p for p in needs if p < turn], default=made)
-        if not (after < turn <= end and before - after > 1):
-            continue
-        if before >= count and not (state_may_stay_out and _is_state_output(retention, t)):
-            continue
-        gaps.append(Gap(t, after, before))
+        made, end = activity.begin[t], retention.end[t]
+        needs = retention.needs[t]
+        before = next((p for p in needs if p >= turn), end)
+        after = max((p for p in needs if p < turn), default=made)
+        taken_over = t in heirs and not any(p >= turn for p in needs)  # its heir has the memory by then
+        if after < turn <= end and before - after > 1 and not taken_over:
+            gaps.append(Gap(t, after, before))
 
     def rank(gap: Gap) -> tuple[int, int, int]:
         tensor = graph.tensors[gap.tensor]
@@ -94,65 +102,41 @@ def find_gaps(retention: Retention, *, turn: int, state_may_stay_out: bool) -> t
     return tuple(sorted(gaps, key=rank))
 
 
-def _is_state_output(retention: Retention, tensor: TensorId) -> bool:
-    return any(pair.output == tensor for pair in retention.activity.graph.carried)
-
-
 def plan_swaps(
     retention: Retention,
     gaps: Sequence[Gap],
+    link: Link,
     *,
+    taken: Container[TensorId],
     latencies: Sequence[float],
     profile: DeviceProfile,
     exposed: bool,
-    state_may_stay_out: bool,
 ) -> dict[TensorId, Absence]:
-    """Absences for as many gaps as fit the link; with `exposed`, for all of them.
-
-    With `state_may_stay_out`, donated state spends the time from its update to its first need of the next iteration on the host.
-    """
-    graph = retention.activity.graph
-    count = len(graph.operators)
-    ends = [0.0]
-    for latency in latencies:
-        ends.append(ends[-1] + latency)  # ends[p + 1]: when place p ends
-    out_lane, in_lane = _Lane(), _Lane()
+    """Absences for as many gaps as fit the link, which they then occupy; with `exposed`, for all of them."""
     absences: dict[TensorId, Absence] = {}
-
-    def place_at(time: float) -> int:
-        return min(max(bisect_right(ends, time) - 1, 0), count - 1)
-
-    def leave(tensor: TensorId, after: int) -> tuple[int, float, float]:
-        length = graph.tensors[tensor].nbytes / profile.device_to_host_bytes_per_us
-        begin = out_lane.earliest(ends[after + 1], length)
-        return place_at(begin + length), begin, begin + length
-
-    def come_back(tensor: TensorId, before: int) -> tuple[int, float, float]:
-        length = graph.tensors[tensor].nbytes / profile.host_to_device_bytes_per_us
-        begin = in_lane.latest(ends[before], length)
-        return (place_at(begin) if begin >= 0 else -1), begin, begin + length
-
-    if state_may_stay_out:
-        absences.update(_keep_state_out(retention, leave, come_back, out_lane, in_lane, count))
-    heirs = inherited(retention)
+    clock = _Clock(retention, latencies, profile)
     for gap in gaps:
         t = gap.tensor
-        if t in absences or heirs.get(t) in absences:
+        if t in taken:
             continue
-        away, out_begin, out_end = leave(t, gap.after)
-        back, in_begin, in_end = come_back(t, gap.before)
+        away, out_begin, out_end = clock.leave(t, gap.after, link)
+        back, in_begin, in_end = clock.come_back(t, gap.before, link)
         if out_end <= in_begin and away < back:
-            out_lane.take(out_begin, out_end)
-            in_lane.take(in_begin, in_end)
+            link.out.take(out_begin, out_end)
+            link.into.take(in_begin, in_end)
             absences[t] = Absence(t, away, back, (out_end - out_begin) + (in_end - in_begin))
         elif exposed and gap.after + 1 < gap.before - 1:
             absences[t] = Absence(t, max(gap.after, 0), gap.before - 1, 0.0)
     return absences
 
 
-def _keep_state_out(retention, leave, come_back, out_lane, in_lane, count):  # type: ignore[no-untyped-def]
+def keep_state_out(
+    retention: Retention, link: Link, *, latencies: Sequence[float], profile: DeviceProfile
+) -> dict[TensorId, Absence]:
     """Absences of donated state across the iteration boundary: in before its first need, out after its update."""
     graph = retention.activity.graph
+    count = len(graph.operators)
+    clock = _Clock(retention, latencies, profile)
     absences: dict[TensorId, Absence] = {}
     for pair in graph.carried:
         old, new = graph.tensors[pair.input], graph.tensors[pair.output]
@@ -160,12 +144,36 @@ def _keep_state_out(retention, leave, come_back, out_lane, in_lane, count):  # t
             continue
         if old.dtype.startswith("key<"):
             continue
-        back, in_begin, in_end = come_back(old.id, retention.needs[old.id][0])
+        back, in_begin, in_end = clock.come_back(old.id, retention.needs[old.id][0], link)
         if in_begin >= 0:
-            in_lane.take(in_begin, in_end)
+            link.into.take(in_begin, in_end)
         made = max([retention.activity.begin[new.id], *retention.needs[new.id]])
-        away, out_begin, out_end = leave(new.id, made)
-        out_lane.take(out_begin, out_end)
-        absences[old.id] = Absence(old.id, -1, max(back, -1), in_end - in_begin if in_begin >= 0 else 0.0)
+        away, out_begin, out_end = clock.leave(new.id, made, link)
+        link.out.take(out_begin, out_end)
+        absences[old.id] = Absence(old.id, -1, back, in_end - in_begin if in_begin >= 0 else 0.0)
         absences[new.id] = Absence(new.id, min(away, count - 1), count, out_end - out_begin)
     return absences
+
+
+class _Clock:
+    """Turns places into times and back, and finds windows."""
+
+    def __init__(self, retention: Retention, latencies: Sequence[float], profile: DeviceProfile) -> None:
+        self._tensors = retention.activity.graph.tensors
+        self._profile = profile
+        self._ends = [0.0, *accumulate(latencies)]  # _ends[p + 1]: when place p ends
+
+    def _place(self, time: float) -> int:
+        return min(max(bisect_right(self._ends, time) - 1, 0), len(self._ends) - 2)
+
+    def leave(self, tensor: TensorId, after: int, link: Link) -> tuple[int, float, float]:
+        """(place during which the copy ends, begin, end) of the earliest swap-out after the place."""
+        length = self._tensors[tensor].nbytes / self._profile.device_to_host_bytes_per_us
+        begin = link.out.earliest(self._ends[after + 1], length)
+        return self._place(begin + length), begin, begin + length
+
+    def come_back(self, tensor: TensorId, before: int, link: Link) -> tuple[int, float, float]:
+        """(place during which the copy begins, begin, end) of the latest swap-in before the place; -1 before the iteration."""
+        length = self._tensors[tensor].nbytes / self._profile.host_to_device_bytes_per_us
+        begin = link.into.latest(self._ends[before], length)
+        return (self._place(begin) if begin >= 0 else -1), begin, begin + length

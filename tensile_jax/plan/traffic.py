@@ -29,15 +29,20 @@ class Traffic:
     reread: tuple[float, ...]
 
 
-def find_traffic(activity: Activity) -> Traffic:
-    """What is materialised, what is virtual, and what joining costs, for every tensor and operator."""
+def find_traffic(activity: Activity, *, fused_reductions: bool) -> Traffic:
+    """What is materialised, what is virtual, and what joining costs, for every tensor and operator.
+
+    Args:
+        fused_reductions: whether what a reduction reads is computed on the fly.
+    """
     graph = activity.graph
     operators, tensors = graph.operators, graph.tensors
     heavy = [op.kind == "heavy" for op in operators]
+    barrier = [h or (op.kind == "reduction" and not fused_reductions) for h, op in zip(heavy, operators, strict=True)]
     materialised = [t.producer is None for t in tensors]
     for place, op in enumerate(operators):
         for t in op.outputs:
-            materialised[t] = heavy[place] or any(heavy[p] for p in activity.uses[t])
+            materialised[t] = heavy[place] or any(barrier[p] for p in activity.uses[t])
 
     results = set(graph.outputs)
     virtual = [False] * len(tensors)

@@ -60,6 +60,26 @@ def bytes_touched(program: Program, equation: Equation) -> int:
     return sum(nbytes_of(program.avals[v]) for v in (*reads, *equation.outputs))
 
 
+def relayout_bytes(program: Program, equation: Equation) -> int:
+    """Bytes of transposed copies and index arrays that XLA:CPU makes around the equation.
+
+    Its convolutions want NHWC images and HWIO kernels and transpose whatever is not (ConvCanonicalization); the gradient of
+    a kernel is such a one, in both operands. A select-and-scatter is expanded into scatters over index arrays (measured: eight
+    times its output).
+    """
+    name = equation.primitive.name
+    if name == "select_and_scatter_add":
+        return 8 * sum(nbytes_of(program.avals[v]) for v in equation.outputs)
+    if name != "conv_general_dilated":
+        return 0
+    numbers = equation.params["dimension_numbers"]
+    last = len(numbers.lhs_spec) - 1
+    image = _aval(program, equation.inputs[0]), numbers.lhs_spec[0] == 0 and numbers.lhs_spec[1] == last
+    kernel = _aval(program, equation.inputs[1]), numbers.rhs_spec[0] == last and numbers.rhs_spec[1] == last - 1
+    result = program.avals[equation.outputs[0]], numbers.out_spec[0] == 0 and numbers.out_spec[1] == last
+    return sum(nbytes_of(aval) for aval, canonical in (image, kernel, result) if not canonical)
+
+
 def flops_of(program: Program, equation: Equation) -> int:
     """Floating-point operations of the equation."""
     rule = _FLOPS.get(equation.primitive.name)

@@ -111,9 +111,7 @@ class _Builder:
                 continue
             outputs = tuple(self.variable(v.aval) for v in equation.outvars)
             self.equations.append(
-                Equation(
-                    equation.primitive, dict(equation.params), tuple(values), outputs, full_scope, equation.ctx.manager
-                )
+                Equation(equation.primitive, dict(equation.params), tuple(values), outputs, full_scope, equation.ctx.manager)
             )
             environment.update(zip(equation.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
@@ -214,9 +212,7 @@ def _separate_outputs(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
             aval = atom.aval if isinstance(atom, Immediate) else builder.avals[atom]
             copy = jax.make_jaxpr(jax.numpy.copy)(aval).jaxpr.eqns[-1]
             result = builder.variable(aval)
-            builder.equations.append(
-                Equation(copy.primitive, dict(copy.params), (atom,), (result,), "output", copy.ctx.manager)
-            )
+            builder.equations.append(Equation(copy.primitive, dict(copy.params), (atom,), (result,), "output", copy.ctx.manager))
             atom = result
         taken.add(atom)
         separate.append(atom)

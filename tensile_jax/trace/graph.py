@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 
 from tensile_jax.ir import Carried, Graph, Operator, OperatorId, Role, Tensor, TensorId
-from tensile_jax.trace.cost import bytes_touched, flops_of, kind_of, nbytes_of
+from tensile_jax.trace.cost import bytes_touched, flops_of, kind_of, nbytes_of, relayout_bytes
 from tensile_jax.trace.flatten import Program, atom_key, params_key
 
 _WRAPPED = re.compile(r"\b(?:jvp|vmap|rematted_computation|checkpoint|remat|jit|pjit)\(([^()]*)\)")
@@ -68,6 +68,7 @@ def build_graph(
             outputs=tuple(ids[v] for v in e.outputs if v in ids),
             flops=flops_of(program, e),
             nbytes=bytes_touched(program, e),
+            relayout=relayout_bytes(program, e),
         )
         for o, e in enumerate(program.equations)
     )
