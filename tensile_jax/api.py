@@ -13,8 +13,10 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from tensile_jax.errors import TraceError
 from tensile_jax.exec.budget import parse_budget
+from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.executor import Observation
 from tensile_jax.exec.prepare import Options, PreparedStep, Progress, RunningPlan, by_name
+from tensile_jax.exec.transfer import Device
 from tensile_jax.plan import POLICIES
 from tensile_jax.profiles import load_profile
 from tensile_jax.schedule import Plan
@@ -113,8 +115,11 @@ class PlannedFunction:
             watch.step_us = (time.perf_counter() - began) * 1e6
             running.observations.append(watch)
         if running.executor.needs_lower_budget:
-            prepared.lower_budget(running.plan.peak_bytes)
-            del self._running[key]
+            running.executor.needs_lower_budget = False
+            lower = prepared.prepare_for_less(running)
+            if lower is not running:
+                lower.observations.append(watch or Observation(running.plan.peak_bytes))
+                self._running[key] = lower
         return tree_unflatten(prepared.step.out_tree, results)
 
     def _call_whole(self, running: RunningPlan, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -172,7 +177,7 @@ class PlannedFunction:
             recomputed_us=sum(us * share for us, share in zip(segment_us, shares, strict=False)),
             segments=len(plan.segments),
             distinct_segments=len(prepared.compiler) if executor else 1,
-            out_of_memory=executor.out_of_memory if executor else 0,
+            out_of_memory=prepared.out_of_memory + (executor.out_of_memory if executor else 0),
             trace_s=trace_s,
             plan_s=prepared.plan_s,
             compile_s=prepared.compiler.compile_s if executor else prepared.jit_compile_s,
@@ -188,12 +193,12 @@ class PlannedFunction:
     def _prepare(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedStep:
         if key not in self._prepared:
             began = time.perf_counter()
-            step = trace_step(self._jitted, self._function, args, kwargs)
+            step = trace_step(self._jitted, self._function, args, kwargs, static=self._static.numbers)
             trace_s = time.perf_counter() - began
             device = _device_of(tree_leaves((args, kwargs)))
             profile = load_profile(self._profile or ("cpu" if device.platform == "cpu" else "h200"))
             options = Options(self._policy, profile, self._state_memory, self._progress)
-            self._prepared[key] = PreparedStep(step, self._budget, options, device), trace_s
+            self._prepared[key] = PreparedStep(step, self._budget, options, Compiler(device)), trace_s
         return self._prepared[key][0]
 
 
@@ -218,14 +223,26 @@ class _StaticArguments:
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list[Any]]:
         """(key, flat dynamic arguments); equal keys share a plan."""
-        static: list[Hashable] = []
+        static: list[tuple[int | str, Any]] = []
         if self.numbers or self.names:
             static += [(i, a) for i, a in enumerate(args) if i in self.numbers]
-            static += sorted((k, v) for k, v in kwargs.items() if k in self.names)
+            static += sorted(((k, v) for k, v in kwargs.items() if k in self.names), key=lambda pair: pair[0])
+            for _, value in static:
+                _refuse_unhashable(value)
             args = tuple(a for i, a in enumerate(args) if i not in self.numbers)
             kwargs = {k: v for k, v in kwargs.items() if k not in self.names}
         leaves, tree = tree_flatten((args, kwargs))
         return (tree, tuple(map(_aval_key, leaves)), tuple(static)), leaves
+
+
+def _refuse_unhashable(value: Any) -> None:
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ValueError(
+            f"Non-hashable static arguments are not supported: got {value!r} of type {type(value)} ({error}). Pass a value "
+            "that can be a key of a dict (a tuple in the place of a list), or do not name it static."
+        ) from error
 
 
 def _aval_key(leaf: Any) -> Hashable:
@@ -256,9 +273,9 @@ def _refuse_unusable(prepared: PreparedStep, leaves: Sequence[Any]) -> None:
         seen[id(leaf)] = gives
 
 
-def _device_of(leaves: Sequence[Any]) -> jax.Device:
+def _device_of(leaves: Sequence[Any]) -> Device:
     """The one device on which the step runs: that of committed arguments, or the default."""
-    found: dict[jax.Device, None] = {}
+    found: dict[Device, None] = {}
     for leaf in leaves:
         sharding = getattr(leaf, "sharding", None)
         if isinstance(leaf, jax.Array) and sharding is not None and leaf.committed:
@@ -268,7 +285,7 @@ def _device_of(leaves: Sequence[Any]) -> jax.Device:
             f"The arguments lie on {len(found)} devices ({', '.join(map(str, found))}); a plan is for one device. "
             "Put them on one with jax.device_put."
         )
-    default = jax.config.jax_default_device
+    default = getattr(jax.config, "jax_default_device", None)
     return next(iter(found)) if found else default if isinstance(default, jax.Device) else jax.devices()[0]
 
 

@@ -20,6 +20,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from tensile_jax.exec.code import SegmentCode
+from tensile_jax.exec.transfer import Device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +40,7 @@ class Executable:
 class Compiler:
     """Compiles segments for one device and remembers them by content."""
 
-    def __init__(self, device: jax.Device) -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
         self.compile_s = 0.0
         self._done: dict[Hashable, Executable] = {}
@@ -52,16 +53,27 @@ class Compiler:
         missing = {code.content: code for code in codes if code.content not in self._done}
         began = time.perf_counter()
         workers = max(1, min(len(missing), os.cpu_count() or 1))
-        with _short_compilations_cached(), ThreadPoolExecutor(workers, thread_name_prefix="tensile-compile") as pool:
-            running: dict[Hashable, Future[Executable]] = {}
-            for content, code in missing.items():
-                running[content] = pool.submit(_compile, self._lower(code))
-            for done, (content, future) in enumerate(running.items(), start=1):
-                self._done[content] = future.result()
-                if progress is not None:
-                    progress(done, len(running))
+        if progress is not None and missing:
+            progress(0, len(missing))
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="tensile-compile")
+        try:
+            with _short_compilations_cached():
+                running: dict[Hashable, Future[Executable]] = {}
+                for content, code in missing.items():
+                    running[content] = pool.submit(_compile, self._lower(code))
+                for done, (content, future) in enumerate(running.items(), start=1):
+                    self._done[content] = future.result()
+                    if progress is not None:
+                        progress(done, len(running))
+        finally:  # on Ctrl-C, only what XLA has begun is waited for
+            pool.shutdown(cancel_futures=True)
         self.compile_s += time.perf_counter() - began
         return [self._done[code.content] for code in codes]
+
+    def compile_whole(self, traced: Any) -> Any:
+        """The executable of a whole step, as plain `jax.jit` makes it."""
+        with _short_compilations_cached():
+            return traced.lower().compile()
 
     def _lower(self, code: SegmentCode) -> Any:
         sharding = SingleDeviceSharding(self.device)
@@ -92,7 +104,7 @@ def peak_of(compiled: Any) -> int:
 @contextmanager
 def _short_compilations_cached() -> Iterator[None]:
     """Where the user has a persistent cache, let it keep what compiles in less than its usual second."""
-    if not jax.config.jax_compilation_cache_dir:
+    if not getattr(jax.config, "jax_compilation_cache_dir", None):
         yield
         return
     names = ("jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")

@@ -8,8 +8,8 @@ The loop does nothing but obey. What it guarantees:
     - the first Ctrl-C lets the iteration end, so that no donated state is lost, and is delivered right after; a second one
       does not wait
 
-On a device whose allocations follow the order of launches (a GPU) launches run ahead. On a CPU a buffer is taken when a segment is
-launched, not when it runs, so each launch waits for the one before it.
+On a device whose allocations follow the order of launches (a GPU) launches run ahead. On a CPU a buffer is taken when a
+segment is launched, not when it runs, so each launch waits for the one before it.
 """
 
 import signal
@@ -71,6 +71,11 @@ class Executor:
         with _interrupt_after():
             self._loop(env, host, watch)
         results = [env[slot] if env[slot] is not None else host[slot] for slot in program.outputs]
+        if self.needs_lower_budget:  # what recovery sent to the host comes back; what the plan left there stays
+            results = [
+                self._transfer.into(value) if on_host(value) and slot not in host else value
+                for slot, value in zip(program.outputs, results, strict=True)
+            ]
         if watch is not None:
             jax.block_until_ready(results)
         return results
@@ -99,10 +104,10 @@ class Executor:
             op = instruction[0]
             if op is launch:
                 _, call, inputs, outputs, drops, index = instruction
-                if wait and previous is not None:
+                if wait and previous is not None and not previous.is_deleted():
                     previous.block_until_ready()
+                began = time.perf_counter() if watch is not None else 0.0
                 if careful or watch is not None:
-                    began = time.perf_counter()
                     self._fetch(inputs, env, host)
                     if watch is not None:
                         watch.stall_us += (time.perf_counter() - began) * 1e6
@@ -158,7 +163,9 @@ class Executor:
         self.needs_lower_budget = True
         stays = set(inputs) | self._program.keep | {slot for slot, _ in self._program.constants}
         for slot, value in enumerate(env):
-            if value is not None and slot not in stays and not on_host(value) and slot not in host:
+            if value is None or slot in stays or slot in host or value.is_deleted():  # deleted: donated to a segment
+                continue
+            if not on_host(value):
                 copy = self._transfer.out(value)
                 copy.block_until_ready()
                 value.delete()

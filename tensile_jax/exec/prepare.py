@@ -15,8 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Any, Literal
 
-import jax
-
 from tensile_jax.errors import BudgetTooSmall, PlanFileError
 from tensile_jax.exec.budget import Budget
 from tensile_jax.exec.code import Codebook
@@ -63,18 +61,18 @@ class Options:
 class PreparedStep:
     """A traced step, its ladder, and (once asked for) its compiled plan."""
 
-    def __init__(self, step: TracedStep, budget: Budget | None, options: Options, device: jax.Device) -> None:
+    def __init__(self, step: TracedStep, budget: Budget | None, options: Options, compiler: Compiler) -> None:
         self.step = step
         self.budget = budget
         self.options = options
-        self.device = device
         self.graph = order(step.graph)
         self.ladder = Ladder(self.graph, options.profile, state_may_stay_out=options.state_memory == "any")
-        self.compiler = Compiler(device)
+        self.compiler = compiler
         self.book = Codebook(step.program)
         self.measured = Measured()
         self.plan_s = 0.0
         self.jit_compile_s = 0.0
+        self.out_of_memory = 0  # under earlier plans
         self._whole: Any = None
         self._floor: tuple[int, Choice] | None = None
 
@@ -92,7 +90,7 @@ class PreparedStep:
         if self._whole is None:
             self._tell("compiling plain jit", 0, 1)
             began = time.perf_counter()
-            self._whole = self.step.traced.lower().compile()
+            self._whole = self.compiler.compile_whole(self.step.traced)
             self.jit_compile_s = time.perf_counter() - began
             self.measured = replace(self.measured, whole=peak_of(self._whole))
             self._tell("compiling plain jit", 1, 1)
@@ -133,6 +131,7 @@ class PreparedStep:
             return replace(plan, workspaces="compiled" if self.measured.whole is not None else "predicted")
         chosen = layout(self.ladder, choice, self.measured)
         plan = assemble(chosen, self.ladder.traffic, self.options.profile, self.ladder.latencies, header)
+        plan = replace(plan, floor_bytes=min(plan.floor_bytes, plan.peak_bytes))
         check(plan, self.graph)
         return plan
 
@@ -199,6 +198,14 @@ class PreparedStep:
         Raises:
             BudgetTooSmall: there is none; the error names the least peak that compiling has confirmed.
         """
+        return RunningPlan(self, *self.choose_and_compile())
+
+    def choose_and_compile(self) -> tuple[Plan, list[Executable] | None]:
+        """A plan whose compiled peak is under the budget, and the executables of its segments; None if it runs whole.
+
+        Raises:
+            BudgetTooSmall: there is none; the error names the least peak that compiling has confirmed.
+        """
         limit = self.limit()
         choose = POLICIES[self.options.policy]
         for _ in range(_MOST_ATTEMPTS):
@@ -209,14 +216,14 @@ class PreparedStep:
                 break
             if choice.rung == WHOLE:
                 if self.jit_peak_bytes <= limit:
-                    return RunningPlan(self, self._plan(choice, limit), None)
+                    return self._plan(choice, limit), None
                 continue
             plan, executables = self._compiled(choice, limit)
             if plan.peak_bytes <= limit or self.options.policy == "none":
-                return RunningPlan(self, plan, executables)
+                return plan, executables
         return self._at_the_floor(limit)
 
-    def _at_the_floor(self, limit: float) -> "RunningPlan":
+    def _at_the_floor(self, limit: float) -> tuple[Plan, list[Executable]]:
         best: tuple[Plan, list[Executable]] | None = None
         for _ in range(_MOST_ATTEMPTS):
             nbytes, choice = floor(self.ladder, self.measured)
@@ -227,7 +234,7 @@ class PreparedStep:
                 best = plan, executables
         assert best is not None
         if best[0].peak_bytes <= limit:
-            return RunningPlan(self, *best)
+            return best
         raise self._too_small(limit, best[0].peak_bytes, "")
 
     def _compiled(self, choice: Choice, limit: float) -> tuple[Plan, list[Executable]]:
@@ -297,9 +304,22 @@ class PreparedStep:
             )
         return RunningPlan(self, plan, executables)
 
-    def lower_budget(self, peak_bytes: int) -> None:
-        """Plan for less from now on: the device could not give what the plan asked for."""
-        self.budget = Budget(int(min(self.limit(), peak_bytes) * _LOWER), None)
+    def prepare_for_less(self, running: "RunningPlan") -> "RunningPlan":
+        """A plan for less than `running`, to which the device could not give what it asked for; itself if there is none.
+
+        The lower budget holds from then on. Where there is no lower plan, `running` goes on: it has just survived.
+        """
+        before = self.budget
+        if running.lowest or running.executor is None:
+            return running
+        self.budget = Budget(int(min(self.limit(), running.plan.peak_bytes) * _LOWER), None)
+        try:
+            lower = self.prepare()
+        except BudgetTooSmall:
+            self.budget, running.lowest = before, True
+            return running
+        self.out_of_memory += running.executor.out_of_memory
+        return lower
 
     def _tell(self, what: str, done: int, of: int) -> None:
         if self.options.progress is not None:
@@ -307,15 +327,16 @@ class PreparedStep:
 
 
 class RunningPlan:
-    """A compiled plan and the executor that runs it; `call` takes and gives flat lists."""
+    """A compiled plan, the executor that runs it, and what was observed of it."""
 
     def __init__(self, prepared: PreparedStep, plan: Plan, executables: Sequence[Executable] | None) -> None:
         self.prepared = prepared
         self.plan = plan
         self.observations: list[Observation] = []
         self.executor: Executor | None = None
+        self.lowest = False  # no plan needs less
         if executables is not None:
-            transfer = Transfer(prepared.device)
+            transfer = Transfer(prepared.compiler.device)
             instructions = instructions_of(plan, prepared.graph, [e.call for e in executables])
             variables = tuple(prepared.step.program.constants.values())
             self.executor = Executor(
@@ -323,7 +344,7 @@ class RunningPlan:
                 variables,
                 [s.workspace_bytes for s in plan.segments],
                 transfer,
-                run_ahead=prepared.device.platform != "cpu",
+                run_ahead=prepared.compiler.device.platform != "cpu",
             )
 
 

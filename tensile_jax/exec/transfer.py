@@ -9,13 +9,16 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
+Device = Any
+"""A `jax.Device`, which is a variable and not a type to a type checker."""
+
 DEVICE, HOST = "device", "pinned_host"
 
 
 class Transfer:
     """The two directions for one device."""
 
-    def __init__(self, device: jax.Device) -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
         self._to_device = SingleDeviceSharding(device, memory_kind=DEVICE)
         self._to_host = SingleDeviceSharding(device, memory_kind=HOST)
@@ -39,5 +42,5 @@ def to_device(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: Transfer(_device_of(leaf)).into(leaf) if on_host(leaf) else leaf, tree)
 
 
-def _device_of(array: jax.Array) -> jax.Device:
+def _device_of(array: jax.Array) -> Device:
     return next(iter(array.devices()))

@@ -18,6 +18,7 @@ Ties go to the earlier boundary: a late one would split what XLA fuses (design m
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -103,8 +104,9 @@ def lay_board(
                 inside.add(begin, min(last, count - 1), tensor.nbytes)
         if t in retention.dropped and traffic.materialised[t]:
             places = [end, *(p for p in retention.needs[t] if p > end)]
-            for before, place in zip(places, places[1:], strict=False):
-                inside.add(before, place, tensor.nbytes)
+            for before, place in pairwise(places):
+                if place > before + 1:  # at `before` it is counted as a use, or with the chain that makes it
+                    inside.add(before + 1, place, tensor.nbytes)
     made_bytes = _begins_in_crosses(histogram(*made.columns()))[:k, :k]
     written_bytes = _begins_in_crosses(histogram(*written.columns()))[:k, :k]
     again_us = _again(retention, traffic, profile, bucket, k)
@@ -215,14 +217,17 @@ def _workspace(
 
 
 def chains(retention: Retention, traffic: Traffic) -> np.ndarray:
-    """For each place, the most bytes that are live while the chains that it needs are computed again, one after another."""
+    """For each place, the most bytes that are live while the chains that it is the first to need are computed again.
+
+    Later readers in the same segment find the chain's tensors there; that is counted with what lives across places.
+    """
     activity = retention.activity
     operators, tensors = activity.graph.operators, activity.graph.tensors
     chain: list[list[int]] = [[] for _ in operators]
     for place, runs in enumerate(retention.reruns):
         if any(traffic.materialised[t] for t in operators[place].outputs):
-            for need in runs:
-                chain[need].append(place)
+            if runs:
+                chain[runs[0]].append(place)
     most = np.zeros(len(operators))
     for need, places in enumerate(chain):
         if not places:

@@ -1,8 +1,8 @@
 """The ladder: ways to keep less, each dearer than the one before it.
 
 A rung is a choice of what to drop, at one price for moving bytes (`recompute.py`), and of what to swap (`swap.py`). It does
-not depend on the budget. For a budget the first rung on which there is a segmentation under it (`cut.py`) is taken, with the cheapest
-such segmentation. Because the order of the rungs is fixed and each segmentation is the optimum,
+not depend on the budget. For a budget the first rung on which there is a segmentation under it (`cut.py`) is taken, with the
+cheapest such segmentation. Because the order of the rungs is fixed and each segmentation is the optimum,
 
     a lower budget never gives a higher peak:
 
@@ -30,9 +30,8 @@ from tensile_jax.plan.traffic import Traffic, find_traffic
 
 Swapping = Literal["none", "hidden", "all"]
 
-_PRICES = (4.0, 1.0, 0.6, 0.45, 0.35, 0.25, 0.17, 0.1, 0.05, 0.02, 0.01)
+_PRICES = (4.0, 1.0, 0.6, 0.45, 0.35, 0.3, 0.25, 0.21, 0.17, 0.1, 0.05, 0.02, 0.01)
 _EXPOSED_PRICES = (0.45, 0.17, 0.02)
-_NEXT_TO_NOTHING = 0.02  # of the step's latency
 _SWAP_ROUNDS = {"none": 0, "hidden": 2, "all": 8}
 _TURNS = 4  # boundaries cut one after another, highest first
 _ENOUGH = 0.99  # a further turn must lower the highest footprint below this part of it
@@ -63,7 +62,7 @@ class Ladder:
     @cached_property
     def steps(self) -> tuple[tuple[float, Swapping], ...]:
         """The price and the swapping of each rung."""
-        free = sum(self.latencies) * _NEXT_TO_NOTHING
+        free = sum(self.latencies) * self.profile.recompute_before_swap
         cheap = [_PRICES[0]]
         for price in _PRICES[1:]:
             if self._again_us(price) > free:

@@ -2,8 +2,8 @@
 
     policy(ladder, limit, measured) -> Choice | None
 
-`limit` is in bytes; None means that the policy has no plan under it. `measured` holds what compiling has shown so far, and a policy
-must use it in the place of its estimates.
+`limit` is in bytes; None means that the policy has no plan under it. `measured` holds what compiling has shown so far, and a
+policy must use it in the place of its estimates.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,3 +1,5 @@
+# scipy carries no types: what it returns is unknown here, and here only.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Which tensors are kept across a turn, and which are computed again: one minimum cut.
 
 Take a boundary at which much is stored (the *turn*, usually from forward to backward). Every tensor made before it and used
@@ -24,8 +26,9 @@ dear, because every segment that needs the sum would re-read the whole chain of 
 What is *not* decided here: where segments begin (`cut.py`) and which of the dropped tensors a segment computes again
 (`retention.py`); those follow.
 
-The paper recomputes one tensor at a time by MSPS (section IV-D, from Capuchin); the cut sees that a chain of cheap operators is
-one decision. The formulation is the one of PyTorch's min-cut partitioner (functorch, 2022), with heavy operators allowed at a price.
+The paper recomputes one tensor at a time by MSPS (section IV-D, from Capuchin); the cut sees that a chain of cheap
+operators is one decision. The formulation is the one of PyTorch's min-cut partitioner (functorch, 2022), with
+heavy operators allowed at a price.
 """
 
 import numpy as np

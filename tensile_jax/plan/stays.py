@@ -67,7 +67,8 @@ def find_stays(retention: Retention, absences: Mapping[TensorId, Absence]) -> tu
         if later is not None:
             pieces = [*pieces[:-1], (pieces[-1][0], later.leave), (later.back, count)]
         whole = away is None and later is None
-        stays += [Stay(t, tensor.nbytes, b, e, whole) for b, e in pieces if e > b and b < count]
+        made_to_leave = None if whole or begin < 0 else begin  # a tensor may leave right after the operator that makes it
+        stays += [Stay(t, tensor.nbytes, b, e, whole) for b, e in pieces if b < count and (e > b or e == b == made_to_leave)]
     return tuple(stays)
 
 

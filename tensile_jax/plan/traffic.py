@@ -51,7 +51,7 @@ def find_traffic(activity: Activity, *, fused_reductions: bool) -> Traffic:
     for place, op in enumerate(operators):
         if op.kind != "light":
             continue
-        read: frozenset[int] = frozenset().union(*(leaves[u] for u in op.inputs)) if op.inputs else frozenset()
+        read = frozenset[int]().union(*(leaves[u] for u in op.inputs))
         read_bytes = sum(tensors[u].nbytes for u in read)
         largest = max((sum(tensors[v].nbytes for v in leaves[u]) for u in op.inputs), default=0)
         out = sum(tensors[t].nbytes for t in op.outputs)

@@ -61,23 +61,31 @@ def bytes_touched(program: Program, equation: Equation) -> int:
 
 
 def relayout_bytes(program: Program, equation: Equation) -> int:
-    """Bytes of transposed copies and index arrays that XLA:CPU makes around the equation.
+    """Bytes of copies, index arrays and counters that XLA:CPU makes around the equation (all measured).
 
     Its convolutions want NHWC images and HWIO kernels and transpose whatever is not (ConvCanonicalization); the gradient of
-    a kernel is such a one, in both operands. A select-and-scatter is expanded into scatters over index arrays (measured: eight
-    times its output).
+    a kernel is such a one, in both operands. Products and convolutions of 16-bit numbers are made in 32 bits, operands and
+    result. A select-and-scatter is expanded into scatters over index arrays: eight times its output. Threefry carries its
+    counters and words through a loop: three times its output.
     """
     name = equation.primitive.name
+    results = [program.avals[v] for v in equation.outputs]
     if name == "select_and_scatter_add":
-        return 8 * sum(nbytes_of(program.avals[v]) for v in equation.outputs)
-    if name != "conv_general_dilated":
+        return 8 * sum(map(nbytes_of, results))
+    if name == "random_bits":
+        return 3 * sum(map(nbytes_of, results)) if str(_aval(program, equation.inputs[0]).dtype) == "key<fry>" else 0
+    if name not in ("dot_general", "conv_general_dilated"):
         return 0
+    operands = [_aval(program, equation.inputs[0]), _aval(program, equation.inputs[1])]
+    widened = sum(2 * nbytes_of(aval) for aval in (*operands, *results) if aval.dtype in ("bfloat16", "float16"))
+    if name == "dot_general":
+        return widened
     numbers = equation.params["dimension_numbers"]
     last = len(numbers.lhs_spec) - 1
-    image = _aval(program, equation.inputs[0]), numbers.lhs_spec[0] == 0 and numbers.lhs_spec[1] == last
-    kernel = _aval(program, equation.inputs[1]), numbers.rhs_spec[0] == last and numbers.rhs_spec[1] == last - 1
-    result = program.avals[equation.outputs[0]], numbers.out_spec[0] == 0 and numbers.out_spec[1] == last
-    return sum(nbytes_of(aval) for aval, canonical in (image, kernel, result) if not canonical)
+    image = operands[0], numbers.lhs_spec[0] == 0 and numbers.lhs_spec[1] == last
+    kernel = operands[1], numbers.rhs_spec[0] == last and numbers.rhs_spec[1] == last - 1
+    result = results[0], numbers.out_spec[0] == 0 and numbers.out_spec[1] == last
+    return widened + sum(nbytes_of(aval) for aval, canonical in (image, kernel, result) if not canonical)
 
 
 def flops_of(program: Program, equation: Equation) -> int:

@@ -200,7 +200,9 @@ def _share_masks(builder: _Builder) -> None:
 
 
 def _is_zero(atom: Atom) -> bool:
-    return isinstance(atom, Immediate) and isinstance(atom.value, (int, float, np.generic)) and atom.value == 0
+    if not isinstance(atom, Immediate) or jax.numpy.issubdtype(atom.aval.dtype, jax.dtypes.extended):
+        return False
+    return atom.aval.shape == () and not np.asarray(atom.value).any()
 
 
 def _separate_outputs(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
@@ -235,7 +237,7 @@ def atom_key(atom: Atom) -> Any:
     if isinstance(atom, int):
         return atom
     value = np.asarray(atom.value) if not hasattr(atom.value, "dtype") else atom.value
-    if jax.dtypes.issubdtype(atom.aval.dtype, jax.dtypes.extended):
+    if jax.numpy.issubdtype(atom.aval.dtype, jax.dtypes.extended):
         return ("extended", id(atom.value))
     return ("immediate", str(atom.aval), np.asarray(value).tobytes())
 

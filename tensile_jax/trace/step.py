@@ -9,7 +9,7 @@ are those of a result or of a result's child. `(state, batch) -> (state, metrics
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,18 @@ class TracedStep:
     out_avals: tuple[Any, ...]
 
 
-def trace_step(jitted: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> TracedStep:
+def trace_step(
+    jitted: Any,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    static: Collection[int] = (),
+) -> TracedStep:
     """Trace `jitted`, which is `jax.jit(function, ...)`, on arguments or their `ShapeDtypeStruct`s.
+
+    Args:
+        static: positions of the static arguments, which have no place among the traced ones.
 
     Raises:
         TraceError: the step has effects.
@@ -49,19 +59,20 @@ def trace_step(jitted: Any, function: Callable[..., Any], args: Sequence[Any], k
     name = getattr(function, "__name__", type(function).__name__)
     closed = traced.jaxpr
     if closed.effects:
-        effects = ", ".join(sorted(str(e) for e in closed.effects))
+        effects = ", ".join(sorted({_effect_name(e) for e in closed.effects}))
         raise TraceError(
             f"The step {name!r} has effects ({effects}): callbacks, debug prints and mutable references would be lost or "
             "repeated when the step is cut into pieces. Take them out of the step (return what you want to see), or run "
             "this step with jax.jit."
         )
     program = flatten(closed)
+    named = _parameter_names(function, static)
     arguments, in_tree = tree_flatten_with_path(traced.args_info)
     results, out_tree = tree_flatten_with_path(traced.out_info)
     graph = build_graph(
         program,
         name=name,
-        input_names=[_argument_name(function, path) for path, _ in arguments],
+        input_names=[_argument_name(named, path) for path, _ in arguments],
         output_names=["result" + keystr(path) for path, _ in results],
         carried=_carried(traced.args_info, traced.out_info),
         donated=[bool(info.donated) for _, info in arguments],
@@ -70,17 +81,28 @@ def trace_step(jitted: Any, function: Callable[..., Any], args: Sequence[Any], k
     return TracedStep(traced, program, graph, in_tree, out_tree, out_avals)
 
 
-def _argument_name(function: Callable[..., Any], path: tuple[Any, ...]) -> str:
-    """`state.params['Dense_0']['kernel']` for a leaf of `(args, kwargs)`."""
-    where = getattr(path[0], "idx", 0)
-    if where == 1:
-        return keystr(path[1:]).lstrip(".")[2:-2] if len(path) == 2 else getattr(path[1], "key", "") + keystr(path[2:])
-    position = getattr(path[1], "idx", 0)
+def _effect_name(effect: Any) -> str:
+    """`Debug`, `IO`, `Read`, `Write`, without what names an address in this process."""
+    text = str(effect)
+    return type(effect).__name__ if " at 0x" in text else text.partition("<")[0]
+
+
+def _parameter_names(function: Callable[..., Any], static: Collection[int]) -> list[str]:
+    """The names of the parameters that take the traced positional arguments, in order."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # builtins have no signature
-        parameters = []
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        return []
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [name for place, name in enumerate(positional) if place not in static]
+
+
+def _argument_name(named: Sequence[str], path: tuple[Any, ...]) -> str:
+    """`state.params['Dense_0']['kernel']` for a leaf of `(args, kwargs)`."""
+    where = getattr(path[0], "idx", 0)
+    if where == 1:
+        return getattr(path[1], "key", "") + keystr(path[2:])
+    position = getattr(path[1], "idx", 0)
     stem = named[position] if position < len(named) else f"args[{position}]"
     return stem + keystr(path[2:])
 

@@ -1,0 +1,93 @@
+"""A compile-only H200: XLA's real GPU compiler, schedules and memory figures, without a GPU.
+
+Nothing runs and nothing is autotuned, so workspaces of cuDNN and cuBLAS are missing (a lower bound). Needs the CUDA
+plugin of jax (see `make bench-h200`).
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from tensile_jax.exec.code import SegmentCode
+from tensile_jax.exec.compile import Compiler
+
+# Data sheet and CUDA programming guide (compute capability 9.0), as XLA's GpuTargetConfig names them.
+_LIMITS = {
+    "threads_per_block_limit": 1024, "threads_per_warp": 32, "shared_memory_per_block": 49152,
+    "shared_memory_per_core": 233472, "threads_per_core_limit": 2048, "core_count": 132, "fpus_per_core": 128,
+    "block_dim_limit_x": 2147483647, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535,
+    "memory_bandwidth": 4800000000000, "l2_cache_size": 52428800, "clock_rate_ghz": 1.98,
+    "device_memory_size": 151397597184, "shared_memory_per_block_optin": 232448,
+    "registers_per_core_limit": 65536, "registers_per_block_limit": 65536,
+}  # fmt: skip
+
+
+def h200() -> Any:
+    """A compile-only H200 device."""
+    limits = "\n".join(f"  {name}: {value}" for name, value in _LIMITS.items())
+    target = (
+        f"gpu_device_info {{\n{limits}\n  cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}\n}}\n"
+        'platform_name: "CUDA"\n'
+        "dnn_version_info { major: 9 minor: 10 patch: 2 }\n"
+        "runtime_version { major: 12 minor: 9 }\n"
+        'device_description_str: "NVIDIA H200"\n'
+    )
+    topology = topologies.get_topology_desc(platform="cuda", topology_name="H200", topology="1x1x1", target_config=target)
+    return topology.devices[0]
+
+
+class H200Compiler(Compiler):
+    """Compiles segments for the H200."""
+
+    def compile_whole(self, traced: Any) -> Any:
+        """Plain jit's executable; `traced` must have been traced on `placed` shapes."""
+        return traced.lower(lowering_platforms=("cuda",)).compile()
+
+    def _lower(self, code: SegmentCode) -> Any:
+        jitted = jax.jit(code.function, donate_argnums=code.donated, keep_unused=True)
+        return jitted.trace(*placed(code.avals, self.device)).lower(lowering_platforms=("cuda",))
+
+
+def placed(tree: Any, device: Any) -> Any:
+    """The shapes of `tree`, on the device."""
+    sharding = SingleDeviceSharding(device)
+    return jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding, weak_type=getattr(a, "weak_type", False)), tree
+    )
+
+
+_ITEM = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8}
+_SHAPE = re.compile(r"\b(" + "|".join(_ITEM) + r")\[([\d,]*)\]")
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)(,|$)")
+_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
+
+
+def traffic(compiled: Any) -> int:
+    """Bytes that the kernels of an executable read and write: operands and results of every scheduled instruction."""
+    text = compiled.as_text()
+    entry = text[text.index("\nENTRY") :]
+    size: dict[str, int] = {}
+    total = 0
+    for line in entry[: entry.index("\n}")].splitlines()[2:]:
+        match = _INSTRUCTION.match(line)
+        if match is None:
+            continue
+        name, shape, opcode, operands = match.groups()[:4]
+        size[name] = _nbytes(_SHAPE.findall(shape))
+        if opcode not in _FREE:
+            total += size[name] + sum(size.get(o.strip().lstrip("%"), 0) for o in operands.split(","))
+    return total
+
+
+def _nbytes(shapes: Sequence[tuple[str, str]]) -> int:
+    total = 0
+    for item, dimensions in shapes:
+        nbytes = _ITEM[item]
+        for d in filter(None, dimensions.split(",")):
+            nbytes *= int(d)
+        total += nbytes
+    return total

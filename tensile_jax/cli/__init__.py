@@ -1,0 +1,14 @@
+"""Takes a command line, gives an exit code: `tensile run`, `plan`, `show`, `schema`, `demo`.
+
+    0    done
+    1    the demo did not reach what it promises
+    2    a bad option, file or step; one line on stderr says which, and what to do
+    3    no plan keeps the budget; the line names the smallest budget that works
+    130  ended by Ctrl-C
+
+Modules that import JAX are imported inside the commands, so that help and `tensile show` answer at once.
+"""
+
+from tensile_jax.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,136 @@
+"""What `run` and `plan` both ask for: a model, its sizes, a budget and how to keep it."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from tensile_jax.cli.refusal import Refusal, refusing_options
+from tensile_jax.errors import BudgetError
+from tensile_jax.exec.budget import parse_budget
+from tensile_jax.models import MODELS, load
+
+if TYPE_CHECKING:  # at run time this would import JAX
+    from tensile_jax.models.model import Model
+
+_READS_TEXT = "gpt"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model and the sizes that were typed; None: the model's own."""
+
+    name: str
+    batch_size: int
+    image_size: int | None
+    sequence_length: int | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.name == _READS_TEXT and self.image_size is not None:
+            raise Refusal(f"--image-size={self.image_size} is not for {self.name}, which reads text. Use --sequence-length.")
+        if self.name != _READS_TEXT and self.sequence_length is not None:
+            raise Refusal(
+                f"--sequence-length={self.sequence_length} is not for {self.name}, which reads images. Use --image-size."
+            )
+
+    def build(self) -> "Model":
+        """The model; imports JAX."""
+        sizes = {"image_size": self.image_size, "sequence_length": self.sequence_length}
+        given = {name: size for name, size in sizes.items() if size is not None}
+        with refusing_options():
+            return load(self.name)(batch_size=self.batch_size, seed=self.seed, **given)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The budget and how it may be kept, as `tensile_jax.jit` takes them."""
+
+    budget: str | None
+    policy: Literal["auto", "none"]
+    device_profile: str | None
+    state_memory: Literal["device", "any"]
+
+
+def takes_model(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds MODEL and its sizes, handed to `command` as `model`."""
+
+    @functools.wraps(command)
+    def with_choice(
+        model: str, batch_size: int, image_size: int | None, sequence_length: int | None, seed: int, **others: Any
+    ) -> Any:
+        return command(model=ModelChoice(model, batch_size, image_size, sequence_length, seed), **others)
+
+    for decorate in (
+        click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Of the first state and the input."),
+        click.option("--sequence-length", metavar="N", type=int, help="Tokens in a row, for gpt."),
+        click.option("--image-size", metavar="N", type=int, help="Pixels along each side of an image."),
+        click.option("--batch-size", metavar="N", type=int, default=32, show_default=True, help="Images or texts in a step."),
+        click.argument("model", metavar="MODEL", type=click.Choice(sorted(MODELS))),
+    ):
+        with_choice = decorate(with_choice)
+    return with_choice
+
+
+def takes_limits(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the budget and how it may be kept, handed to `command` as `limits`."""
+
+    @functools.wraps(command)
+    def with_limits(
+        budget: str | None,
+        policy: Literal["auto", "none"],
+        device_profile: str | None,
+        state_memory: Literal["device", "any"],
+        **others: Any,
+    ) -> Any:
+        return command(limits=Limits(budget, policy, device_profile, state_memory), **others)
+
+    for decorate in (
+        click.option(
+            "--state-memory",
+            type=click.Choice(["device", "any"]),
+            default="device",
+            show_default=True,
+            help='"any": parameters and moments may wait in host memory.',
+        ),
+        click.option("--device-profile", metavar="NAME", help="Rates to plan with: cpu, h200, or a .toml file."),
+        click.option(
+            "--policy",
+            type=click.Choice(["auto", "none"]),
+            default="auto",
+            show_default=True,
+            help='"none": segments without swaps or recomputation, for comparison.',
+        ),
+        click.option(
+            "--budget",
+            metavar="B",
+            callback=_readable_budget,
+            help='Bytes, a size such as "1.2GiB", or a share of plain jit\'s peak, "60%". Without it: no limit.',
+        ),
+    ):
+        with_limits = decorate(with_limits)
+    return with_limits
+
+
+def _readable_budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    del ctx, parameter
+    if value is not None:
+        try:
+            parse_budget(value)
+        except BudgetError as error:
+            raise Refusal(f"--{error}") from error
+    return value
+
+
+def writable_file(ctx: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """A callback: refuses a file that could not be written, before an hour of training rather than after it."""
+    del ctx
+    name = max(parameter.opts, key=len)
+    if value is not None and value.is_dir():
+        raise Refusal(f"{name}={value} is a folder. Name a file in it.")
+    if value is not None and not value.parent.is_dir():
+        raise Refusal(f"{name}={value}: there is no folder {value.parent}. Make it first.")
+    return value

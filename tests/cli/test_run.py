@@ -1,0 +1,125 @@
+"""`tensile run` and `tensile plan` on small models, and the demo's comparison on one."""
+
+import dataclasses
+import json
+from io import StringIO
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from tensile_jax.cli import main
+from tensile_jax.cli.compare import compare
+from tensile_jax.cli.comparison import Case, comparison_table
+from tensile_jax.cli.demo import CASES
+from tensile_jax.cli.progress import Live
+from tensile_jax.schedule import Plan
+
+
+def tensile(*arguments: str | int | Path) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)), catch_exceptions=False)
+
+
+@pytest.mark.smoke
+def test_run_trains_under_the_budget_and_prints_valid_json(tmp_path: Path) -> None:
+    done = tensile("run", "cnn", "--batch-size", 64, "--budget", "75%", "--steps", 4, "--json")
+    assert done.exit_code == 0
+    outcome = json.loads(done.stdout)
+    jsonschema.validate(outcome, json.loads(tensile("schema", "run").stdout))
+    assert outcome["peak_bytes"] <= outcome["budget_bytes"] < outcome["jit_peak_bytes"]
+    assert outcome["peak_bytes"] <= outcome["predicted_peak_bytes"] <= 1.01 * outcome["peak_bytes"]
+    assert outcome["loss_last"] < outcome["loss_first"]
+    assert (outcome["steps_done"], outcome["interrupted"], outcome["image_size"]) == (4, False, 8)
+    assert 0 < outcome["test_accuracy"] < 1
+
+
+def test_run_without_a_budget_prints_a_table(tmp_path: Path) -> None:
+    done = tensile("run", "mlp", "--steps", 2, "--save-plan", tmp_path / "plan.json")
+    assert done.exit_code == 0
+    for text in ("mlp on ", "peak measured", "the step runs whole, as plain jit", "test accuracy", "tensile show"):
+        assert text in done.stdout
+    assert "training: 2/2 loss" in done.stderr
+    assert Plan.load(tmp_path / "plan.json").whole
+
+
+def test_a_saved_plan_runs_again_and_only_for_its_own_program(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    made = tensile("plan", "mlp", "--batch-size", 256, "--image-size", 16, "--policy", "none", "-o", file)
+    assert (made.exit_code, str(Plan.load(file)) in made.stdout) == (0, True)
+    run = ("run", "mlp", "--image-size", 16, "--plan", file)
+    done = tensile(*run, "--batch-size", 256, "--steps", 2, "--json")
+    assert (done.exit_code, json.loads(done.stdout)["segments"]) == (0, len(Plan.load(file).segments))
+    refused = tensile(*run, "--batch-size", 32)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "--plan was made for another program" in refused.stderr
+    both = tensile(*run, "--budget", "1GiB")
+    assert (both.exit_code, "--budget and --plan exclude each other" in both.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_budget_that_is_too_small_is_exit_code_3_and_names_one_that_works(command: str) -> None:
+    refused = tensile(command, "mlp", "--budget", "1KiB")
+    assert (refused.exit_code, refused.stdout) == (3, "")
+    assert "the smallest that works is" in refused.stderr
+    assert "--state-memory=any" in refused.stderr
+
+
+def test_plan_for_another_device_runs_nothing_and_is_valid(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    made = tensile("plan", "gpt", "--batch-size", 4, "--device-profile", "h200", "--budget", "12MiB", "-o", file)
+    assert made.exit_code == 0
+    plan = Plan.load(file)
+    assert (plan.device_profile, plan.budget_bytes) == ("h200", 12 * 2**20)
+    assert plan.peak_bytes <= 12 * 2**20
+    jsonschema.validate(json.loads(file.read_text()), json.loads(tensile("schema", "plan").stdout))
+    assert tensile("show", file).exit_code == 0
+
+
+def test_state_may_wait_in_host_memory(tmp_path: Path) -> None:
+    done = tensile("run", "mlp", "--steps", 2, "--state-memory", "any", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["state_memory"]) == (0, "any")
+
+
+def test_the_demo_sets_plain_jit_beside_the_planned_step(tmp_path: Path) -> None:
+    case = Case("small", "cnn", batch_size=64, image_size=8, steps=3, share=0.75, least_accuracy=0.0)
+    console = Console(width=100, record=True, file=StringIO())
+    with Live(console) as live:
+        found = compare(case, folder=tmp_path, live=live)
+    assert found.shortcomings() == []
+    assert found.planned.peak_bytes <= found.budget_bytes < found.plain.peak_bytes
+    assert found.planned.loss_last == pytest.approx(found.plain.loss_last, rel=1e-3)
+    assert Plan.load(found.plan_file).budget_bytes == found.budget_bytes
+    console.print(comparison_table([found]))
+    for text in ("small: training under 75%: 3/3", "budget 75%", "peak predicted", "test accuracy"):
+        assert text in console.export_text(clear=False)
+
+
+def test_the_demo_says_what_it_did_not_keep(tmp_path: Path) -> None:
+    case = Case("small", "mlp", batch_size=8, image_size=8, steps=1, share=1.0, least_accuracy=0.97)
+    with Live(Console(quiet=True)) as live:
+        found = compare(case, folder=tmp_path, live=live)
+    assert [line.partition(":")[2].split(" after")[0].split("%")[1] for line in found.shortcomings()] == [" test accuracy"]
+    spoiled = dataclasses.replace(found, budget_bytes=1, plain=dataclasses.replace(found.plain, loss_first=0.0))
+    assert [word in " ".join(spoiled.shortcomings()) for word in ("measured peak", "predicted peak", "first loss")] == [True] * 3
+
+
+def test_progress_shows_phases_that_begin_again_with_another_total() -> None:
+    console = Console(width=100, force_terminal=True, record=True, file=StringIO())
+    with Live(console) as live:
+        live.wait_for("planning")
+        for done, of in ((1, 2), (2, 2), (1, 3), (2, 3), (3, 3)):
+            live.tell("compiling", done, of)
+        live.tell("training", 1, 4, "loss 1.0000")
+    shown = console.export_text()
+    assert "3/3" in shown and "1/4" in shown and "loss 1.0000" in shown
+
+
+@pytest.mark.slow
+def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
+    done = tensile("demo", "--output", tmp_path)
+    assert done.exit_code == 0, done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [one["case"]["name"] for one in results] == [case.name for case in CASES]
+    assert results[0]["planned"]["test_accuracy"] >= 0.97
