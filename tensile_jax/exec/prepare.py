@@ -41,8 +41,7 @@ from tensile_jax.schedule import SCHEMA_VERSION, Plan, format_bytes, unranged
 from tensile_jax.trace import TracedStep
 
 _MOST_ATTEMPTS = 8
-_SIZEABLE = 0.02  # of what a segment holds; the growth of smaller workspaces does not matter
-_MOST_GROWTH = 0.2
+_SAFER = 0.998
 _LOWER = 0.9  # the next budget, after the device ran out of memory under this one
 
 Progress = Callable[[str, int, int], None]
@@ -206,11 +205,11 @@ class PreparedStep:
         Raises:
             BudgetTooSmall: there is none; the error names the least peak that compiling has confirmed.
         """
-        limit = self.limit()
+        limit = aim = self.limit()
         choose = POLICIES[self.options.policy]
         for _ in range(_MOST_ATTEMPTS):
             began = time.perf_counter()
-            choice = choose(self.ladder, limit, self.measured)
+            choice = choose(self.ladder, aim, self.measured)
             self.plan_s += time.perf_counter() - began
             if choice is None:
                 break
@@ -221,6 +220,7 @@ class PreparedStep:
             plan, executables = self._compiled(choice, limit)
             if plan.peak_bytes <= limit or self.options.policy == "none":
                 return plan, executables
+            aim *= _SAFER * limit / plan.peak_bytes  # estimates fall short by so much: aim lower by as much
         return self._at_the_floor(limit)
 
     def _at_the_floor(self, limit: float) -> tuple[Plan, list[Executable]]:
@@ -244,22 +244,9 @@ class PreparedStep:
         sizes = dict(self.measured.workspaces)
         for (a, b), nbytes in zip(pairwise(choice.boundaries), self.workspaces(plan, executables), strict=True):
             sizes[choice.rung, a, b] = nbytes
-        self.measured = replace(self.measured, workspaces=sizes, growth=self._growth(choice, sizes))
+        self.measured = replace(self.measured, workspaces=sizes)
         self._floor = None
         return replace(self._plan(choice, limit), workspaces="compiled"), executables
-
-    def _growth(self, choice: Choice, sizes: Mapping[tuple[int, int, int], int]) -> float:
-        """How much faster than the profile says workspaces grow with the number of kernels, by the segments compiled so far."""
-        board = self.ladder.rung(choice.rung).board
-        index = {b: i for i, b in enumerate(board.boundaries)}
-        growths = [self.measured.growth]
-        for a, b in pairwise(choice.boundaries):
-            pair = index[a], index[b]
-            estimate, kernels = float(board.workspace[pair]), float(board.kernels[pair])
-            if estimate > _SIZEABLE * float(board.held[pair]) and kernels:
-                shown = (sizes[choice.rung, a, b] / estimate - 1.0) / kernels
-                growths.append(min(shown - self.options.profile.workspace_growth, _MOST_GROWTH))
-        return max(growths)
 
     def compile(self, plan: Plan) -> list[Executable]:
         """The executables of the plan's segments."""

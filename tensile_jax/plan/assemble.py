@@ -101,7 +101,7 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
         start = max(lane_out, clock)
         lane_out = start + graph.tensors[t].nbytes / profile.device_to_host_bytes_per_us
         events.append(_copy("swap_out", graph, t, last, until, clock, start, lane_out))
-    finish = max([clock, *(e.end_us for e in events if e.kind == "swap_out")])
+    finish = max([clock, *(e.end_us for e in events if e.kind in ("swap_out", "swap_in"))])
     stalled += finish - clock
 
     named = {t for s in segments for t in (*s.inputs, *s.outputs)} | {e.tensor for e in events} | set(graph.inputs)

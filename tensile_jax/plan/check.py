@@ -5,7 +5,9 @@ device and what is on the host, and holds the plan to this:
 
     - a segment's inputs are on the device, and its operators can be run from them, in the order given
     - every operator of the step runs; what runs twice is listed as recomputed; what belongs to the caller is never freed
-    - a copy starts from where the tensor is, no two copies of one direction overlap, and none ends after it is needed
+    - a copy starts from where the tensor is and not before it is triggered, no two copies of one direction overlap, and none
+      ends after it is needed
+    - what a segment is given for good (donated) is an input of it, and one of its outputs is the state that takes its place
     - what the footprint adds up to is never above what the plan says, nor is any of it above the plan's peak
     - at the end every result of the step is there, on the device unless it is state that may stay on the host
 """
@@ -28,7 +30,9 @@ def check(plan: Plan, graph: Graph) -> None:
     operator_of = {op.id: op for op in graph.operators}
     if plan.whole:
         return
+    _check_ids(plan, graph, operator_of)
     owned_by_caller = {t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated}
+    successor = {pair.input: pair.output for pair in graph.carried}
     device = {t.id for t in graph.tensors if t.producer is None}
     host: set[TensorId] = set()
     arriving = _arrives_on_host(plan)
@@ -63,6 +67,11 @@ def check(plan: Plan, graph: Graph) -> None:
                 f"needs {footprint + segment.workspace_bytes} bytes; it says {segment.device_bytes}, the plan {plan.peak_bytes}",
                 segment=index,
             )
+        for t in segment.donated:
+            if t not in segment.inputs:
+                raise InvalidPlan(f"donates {graph.tensors[t].name}, which it does not read", segment=index)
+            if successor.get(t) not in segment.outputs:
+                raise InvalidPlan(f"donates {graph.tensors[t].name}, whose memory no output takes over", segment=index)
         for t in (*segment.frees, *segment.donated):
             if t not in device or t in owned_by_caller or t in leaving:
                 raise InvalidPlan(f"frees {graph.tensors[t].name}, which it may not", segment=index)
@@ -82,6 +91,19 @@ def check(plan: Plan, graph: Graph) -> None:
         raise InvalidPlan(f"{len(graph.operators) - len(ran)} operators never ran", segment=last)
     for kind in ("swap_out", "swap_in"):
         _check_lane([e for e in plan.events if e.kind == kind])
+    _check_times(plan)
+
+
+def _check_ids(plan: Plan, graph: Graph, operator_of: dict[OperatorId, Operator]) -> None:
+    for index, segment in enumerate(plan.segments):
+        named = (*segment.inputs, *segment.outputs, *segment.donated, *segment.frees)
+        unknown = [t for t in named if not 0 <= t < len(graph.tensors)]
+        missing = [o for o in (*unranged(segment.operators), *unranged(segment.recomputes)) if o not in operator_of]
+        if unknown or missing:
+            raise InvalidPlan(f"names tensors {unknown} and operators {missing}, which do not exist", segment=index)
+    for event in plan.events:
+        if not 0 <= event.tensor < len(graph.tensors):
+            raise InvalidPlan(f"an event names tensor {event.tensor}, which does not exist", segment=event.until)
 
 
 def _arrives_on_host(plan: Plan) -> set[TensorId]:
@@ -124,7 +146,8 @@ def _issue(
 
 
 def _run(segment: Segment, index: int, operator_of: dict[OperatorId, Operator], graph: Graph) -> set[TensorId]:
-    known = {t for t in segment.inputs}
+    known = set(segment.inputs)
+    made: set[TensorId] = set()
     constants = {t.id for t in graph.tensors if t.producer is None and t.role == "constant"}
     for o in (*unranged(segment.recomputes), *unranged(segment.operators)):
         operator = operator_of[o]
@@ -132,7 +155,8 @@ def _run(segment: Segment, index: int, operator_of: dict[OperatorId, Operator], 
             if t not in known and t not in constants:
                 raise InvalidPlan(f"runs {operator.name} without {graph.tensors[t].name}", segment=index)
         known.update(operator.outputs)
-    return known
+        made.update(operator.outputs)
+    return made
 
 
 def _check_results(plan: Plan, graph: Graph, device: set[TensorId], host: set[TensorId]) -> None:
@@ -152,3 +176,19 @@ def _check_lane(copies: Sequence[Event]) -> None:
     for before, after in zip(ordered, ordered[1:], strict=False):
         if after.begin_us < before.end_us - _CLOCK_SLACK:
             raise InvalidPlan(f"the copies of {before.name} and {after.name} overlap", segment=after.until, tensor=after.name)
+
+
+def _check_times(plan: Plan) -> None:
+    """No copy begins before the segment that triggers it is over, or ends after the one that waits for it begins."""
+    last = len(plan.segments)
+    for event in plan.events:
+        if event.kind not in ("swap_out", "swap_in"):
+            continue
+        if not -1 <= event.trigger < last or not 0 <= event.until <= last:
+            raise InvalidPlan(f"the copy of {event.name} has no segment to follow", segment=event.until, tensor=event.name)
+        trigger = plan.segments[event.trigger] if event.trigger >= 0 else None
+        if trigger is not None and event.begin_us < trigger.begin_us + trigger.latency_us - _CLOCK_SLACK:
+            raise InvalidPlan(f"the copy of {event.name} begins before it is triggered", segment=event.until, tensor=event.name)
+        deadline = plan.segments[event.until].begin_us if event.until < last else plan.step_us
+        if event.end_us > deadline + _CLOCK_SLACK:
+            raise InvalidPlan(f"the copy of {event.name} ends after it is needed", segment=event.until, tensor=event.name)

@@ -19,6 +19,7 @@ Ties go to the earlier boundary: a late one would split what XLA fuses (design m
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -298,8 +299,15 @@ def rerun_latency(place: int, retention: Retention, traffic: Traffic, profile: D
     return min(extra, 4 * operator.nbytes) / profile.bytes_per_us
 
 
-def cheapest_cut(board: Board, workspaces: np.ndarray, limit: float) -> tuple[int, ...] | None:
-    """Boundaries of the cheapest segmentation in which no segment's peak exceeds `limit`, or None.
+class Cut(NamedTuple):
+    """A segmentation and what it adds to the step, in microseconds."""
+
+    cost: float
+    boundaries: tuple[int, ...]
+
+
+def cheapest_cut(board: Board, workspaces: np.ndarray, limit: float) -> Cut | None:
+    """The cheapest segmentation, of two segments or more, in which no segment's peak exceeds `limit`, or None.
 
     Args:
         workspaces: as of `Board.workspaces`.
@@ -311,19 +319,22 @@ def cheapest_cut(board: Board, workspaces: np.ndarray, limit: float) -> tuple[in
     back = np.zeros(k, dtype=int)
     for b in range(1, k):
         through = np.where(peak[:b, b] <= limit, total[:b] + board.cost[:b, b], np.inf)
+        if b == k - 1 and b > 1:
+            through[0] = np.inf  # the step as one executable is plain jit's, not a segmentation
         a = int(np.argmin(through))
         total[b], back[b] = through[a], a
-    return _path(board, back) if np.isfinite(total[-1]) else None
+    return Cut(float(total[-1]), _path(board, back)) if np.isfinite(total[-1]) else None
 
 
 def least_peak(board: Board, workspaces: np.ndarray) -> int:
-    """The smallest limit for which there is a segmentation."""
+    """The smallest limit for which there is a segmentation of two segments or more."""
     peak = board.held + workspaces
     k = len(board.boundaries)
     worst = np.full(k, np.inf)
     worst[0] = 0.0
     for b in range(1, k):
-        worst[b] = np.min(np.maximum(worst[:b], peak[:b, b]))
+        first = 1 if b == k - 1 and b > 1 else 0
+        worst[b] = np.min(np.maximum(worst[first:b], peak[first:b, b]))
     return int(np.ceil(worst[-1]))
 
 

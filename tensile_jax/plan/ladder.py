@@ -1,16 +1,15 @@
-"""The ladder: ways to keep less, each dearer than the one before it.
+"""The ladder: ways to keep less, from which a policy chooses.
 
 A rung is a choice of what to drop, at one price for moving bytes (`recompute.py`), and of what to swap (`swap.py`). It does
-not depend on the budget. For a budget the first rung on which there is a segmentation under it (`cut.py`) is taken, with the
-cheapest such segmentation. Because the order of the rungs is fixed and each segmentation is the optimum,
+not depend on the budget: that comes in where a rung is cut into segments (`cut.py`). Three families, each ordered from dear memory
+to dear time:
 
-    a lower budget never gives a higher peak:
+    none     nothing is swapped; the price falls
+    hidden   every swap that the link can hide at this price
+    all      everything swapped that can leave, copies exposed
 
-if the plan for a budget keeps a lower one too, it is the plan for that as well; otherwise the lower budget's plan is below it.
-
-    first    prices at which what is computed again costs next to nothing
-    then     from there on, the lower prices, with every swap that the link hides
-    last     a few prices with everything swapped that can leave, copies exposed
+Swaps are priced by their copies: in full where they are exposed; where they are hidden, by the part that segments, which are
+coarser than the operators on whose clock the windows were found, leave uncovered.
 """
 
 from collections.abc import Mapping
@@ -24,29 +23,49 @@ from tensile_jax.plan.cut import Board, lay_board, pressure, rerun_latency
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
 from tensile_jax.plan.recompute import drop_tensors
 from tensile_jax.plan.retention import Retention, retain
-from tensile_jax.plan.stays import Absence, find_stays, stored_bytes
+from tensile_jax.plan.stays import Absence, Stay, find_stays, stored_bytes
 from tensile_jax.plan.swap import Link, find_gaps, keep_state_out, plan_swaps
 from tensile_jax.plan.traffic import Traffic, find_traffic
 
 Swapping = Literal["none", "hidden", "all"]
 
-_PRICES = (4.0, 1.0, 0.6, 0.45, 0.35, 0.3, 0.25, 0.21, 0.17, 0.1, 0.05, 0.02, 0.01)
-_EXPOSED_PRICES = (0.45, 0.17, 0.02)
+_PRICES = (4.0, 1.0, 0.6, 0.45, 0.35, 0.28, 0.23, 0.2, 0.18, 0.165, 0.15, 0.135, 0.1, 0.05, 0.02, 0.01)
+_HIDDEN_PRICES = (0.6, 0.35, 0.2, 0.15, 0.05, 0.01)
+_UNCOVERED = 0.15  # of the copies of a hidden swap
+_EXPOSED_PRICES = (0.45, 0.165, 0.02)
 _SWAP_ROUNDS = {"none": 0, "hidden": 2, "all": 8}
 _TURNS = 4  # boundaries cut one after another, highest first
 _ENOUGH = 0.99  # a further turn must lower the highest footprint below this part of it
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Rung:
-    """One choice: `retention`, `absences`, and the board on which to cut it. `floor` is the least peak on this rung."""
+    """One choice: what is kept and what is away.
+
+    `highest` is the most that is stored at any boundary; `swap_us` the price of the swaps, `again_us` the latency of all that may
+    run again, each operator once.
+    """
 
     price: float
     swapping: Swapping
     retention: Retention
     absences: Mapping[TensorId, Absence]
+    stays: tuple[Stay, ...]
     highest: int
-    board: Board
+    swap_us: float
+    again_us: float
+    traffic: Traffic
+    profile: DeviceProfile
+
+    @property
+    def least_us(self) -> float:
+        """What no segmentation of the rung is cheaper than."""
+        return self.swap_us + self.again_us
+
+    @cached_property
+    def board(self) -> Board:
+        """The board on which to cut it; laid when a rung is not ruled out by `highest`."""
+        return lay_board(self.retention, self.traffic, self.profile, stays=self.stays)
 
 
 class Ladder:
@@ -56,30 +75,18 @@ class Ladder:
         self.graph = graph
         self.profile = profile
         self.state_may_stay_out = state_may_stay_out
+        self.steps: tuple[tuple[float, Swapping], ...] = (
+            *((p, "none") for p in _PRICES),
+            *((p, "hidden") for p in _HIDDEN_PRICES),
+            *((p, "all") for p in _EXPOSED_PRICES),
+        )
         self._rungs: dict[int, Rung] = {}
         self._dropped: dict[float, tuple[Retention, int]] = {}
 
-    @cached_property
-    def steps(self) -> tuple[tuple[float, Swapping], ...]:
-        """The price and the swapping of each rung."""
-        free = sum(self.latencies) * self.profile.recompute_before_swap
-        cheap = [_PRICES[0]]
-        for price in _PRICES[1:]:
-            if self._again_us(price) > free:
-                break
-            cheap.append(price)
-        return (
-            *((p, "none") for p in cheap),
-            *((p, "hidden") for p in _PRICES[len(cheap) - 1 :]),
-            *((p, "all") for p in _EXPOSED_PRICES),
-        )
-
-    def _again_us(self, price: float) -> float:
-        """Microseconds of everything that may run again at this price, each operator once."""
-        retention, _ = self._retention(price)
-        return sum(
-            rerun_latency(place, retention, self.traffic, self.profile) for place, runs in enumerate(retention.reruns) if runs
-        )
+    def families(self) -> tuple[range, ...]:
+        """The rungs of each family, dear memory first."""
+        kinds = [swapping for _, swapping in self.steps]
+        return tuple(range(kinds.index(k), kinds.index(k) + kinds.count(k)) for k in ("none", "hidden", "all"))
 
     @cached_property
     def unplanned_bytes(self) -> int:
@@ -127,8 +134,26 @@ class Ladder:
         count = len(self.graph.operators)
         absences = self._absences(retention, turn, swapping)
         stays = find_stays(retention, absences)
-        board = lay_board(retention, self.traffic, self.profile, stays=stays)
-        return Rung(price, swapping, retention, absences, int(stored_bytes(stays, count).max()), board)
+        highest = int(stored_bytes(stays, count).max())
+        again_us = sum(
+            rerun_latency(place, retention, self.traffic, self.profile)
+            for place, runs in enumerate(retention.reruns)
+            if runs
+        )
+        swap_us = self._swap_us(absences)
+        return Rung(
+            price, swapping, retention, absences, stays, highest, swap_us, again_us, self.traffic, self.profile
+        )  # fmt: skip
+
+    def _swap_us(self, absences: Mapping[TensorId, Absence]) -> float:
+        total = 0.0
+        for t, away in absences.items():
+            nbytes = self.graph.tensors[t].nbytes
+            copies = nbytes / self.profile.device_to_host_bytes_per_us if away.leave >= 0 else 0.0
+            if away.back < len(self.graph.operators):
+                copies += nbytes / self.profile.host_to_device_bytes_per_us
+            total += copies - (1 - _UNCOVERED) * away.hidden_us
+        return total
 
     def _absences(self, retention: Retention, turn: int, swapping: Swapping) -> dict[TensorId, Absence]:
         """Swaps at the turn, then at whatever place is the highest, as long as there is something to swap there."""

@@ -19,8 +19,7 @@ class DeviceProfile:
 
     `canonical_layouts`: convolutions copy operands that are not in the backend's own layout. `fused_reductions`: what a
     reduction reads is computed on the fly. `workspace_growth`: the part by which XLA's schedule holds more than need be, for each
-    heavy operator of a segment. `recompute_before_swap`: the part of the step's latency that recomputation may add before
-    anything is swapped; the slower the link beside the memory, the more.
+    heavy operator of a segment.
     """
 
     name: str
@@ -34,7 +33,6 @@ class DeviceProfile:
     canonical_layouts: bool
     fused_reductions: bool
     workspace_growth: float
-    recompute_before_swap: float
 
     def __post_init__(self) -> None:
         for field in fields(self):

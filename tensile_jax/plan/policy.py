@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tensile_jax.plan.assemble import Layout
-from tensile_jax.plan.cut import cheapest_cut, least_peak
+from tensile_jax.plan.cut import Cut, cheapest_cut, least_peak
 from tensile_jax.plan.ladder import Ladder
 
 WHOLE = -1
 """The rung of the choice to run the step as one executable."""
 
-_NEAR_LEAST = 1.02
+_NEAR_LEAST = 1.04
 _FLOOR_RUNGS = 3  # the last rungs, of which the least peak is the floor
 
 
@@ -26,13 +26,11 @@ _FLOOR_RUNGS = 3  # the last rungs, of which the least peak is the floor
 class Measured:
     """What compiling has shown, in bytes.
 
-    `workspaces` by (rung, begin, end). `whole` is the peak of the step as one executable. `growth` is added to the
-    profile's workspace growth.
+    `workspaces` by (rung, begin, end). `whole` is the peak of the step as one executable.
     """
 
     workspaces: Mapping[tuple[int, int, int], int] = field(default_factory=lambda: {})
     whole: int | None = None
-    growth: float = 0.0
 
     def of_rung(self, rung: int) -> dict[tuple[int, int], int]:
         """The workspaces of one rung's segments, by (begin, end)."""
@@ -51,17 +49,26 @@ Policy = Callable[[Ladder, float, Measured], Choice | None]
 
 
 def auto(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
-    """The first rung of the ladder that has a segmentation under the limit; one executable, if that fits."""
+    """The cheapest of the cheapest cuts of all rungs; one executable, if that fits.
+
+    What a cut costs does not depend on the limit, so a lower one never gives a higher peak: if the plan for a limit keeps a lower
+    one too, it is the cheapest under that as well; otherwise the lower limit's plan is below it. Ties go to the lower rung.
+    """
     if whole_peak(ladder, measured) <= limit:
         return Choice(WHOLE, (0, len(ladder.graph.operators)))
-    for index in range(len(ladder)):
-        rung = ladder.rung(index)
-        if rung.highest > limit:
-            continue
-        bounds = cheapest_cut(rung.board, workspaces(ladder, index, measured), limit)
-        if bounds is not None and len(bounds) > 2:
-            return Choice(index, bounds)
-    return None
+    best: Cut | None = None
+    where = WHOLE
+    for rungs in ladder.families():
+        for index in rungs:
+            rung = ladder.rung(index)
+            if best is not None and rung.least_us >= best.cost:
+                break  # the next rungs of the family are dearer still
+            if rung.highest > limit:
+                continue
+            cut = cheapest_cut(rung.board, workspaces(ladder, index, measured), limit)
+            if cut is not None and (best is None or cut.cost + rung.swap_us < best.cost):
+                best, where = Cut(cut.cost + rung.swap_us, cut.boundaries), index
+    return None if best is None else Choice(where, best.boundaries)
 
 
 def none(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
@@ -69,9 +76,9 @@ def none(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
     del limit
     work = workspaces(ladder, 0, measured)
     board = ladder.rung(0).board
-    bounds = cheapest_cut(board, work, _NEAR_LEAST * least_peak(board, work))
-    assert bounds is not None  # the least peak is attained by construction
-    return Choice(0, bounds)
+    cut = cheapest_cut(board, work, _NEAR_LEAST * least_peak(board, work))
+    assert cut is not None  # the least peak is attained by construction
+    return Choice(0, cut.boundaries)
 
 
 POLICIES: Mapping[str, Policy] = {"auto": auto, "none": none}
@@ -81,15 +88,14 @@ def floor(ladder: Ladder, measured: Measured) -> tuple[int, Choice]:
     """The least peak of the lowest rungs, and the choice that attains it."""
     last = range(len(ladder) - _FLOOR_RUNGS, len(ladder))
     nbytes, index = min((least_peak(ladder.rung(i).board, workspaces(ladder, i, measured)), i) for i in last)
-    bounds = cheapest_cut(ladder.rung(index).board, workspaces(ladder, index, measured), nbytes)
-    assert bounds is not None  # the least peak is attained by construction
-    return nbytes, Choice(index, bounds)
+    cut = cheapest_cut(ladder.rung(index).board, workspaces(ladder, index, measured), nbytes)
+    assert cut is not None  # the least peak is attained by construction
+    return nbytes, Choice(index, cut.boundaries)
 
 
 def workspaces(ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
     """Workspaces of every segment of a rung, with all that is known."""
-    growth = ladder.profile.workspace_growth + measured.growth
-    return ladder.rung(rung).board.workspaces(growth, measured.of_rung(rung))
+    return ladder.rung(rung).board.workspaces(ladder.profile.workspace_growth, measured.of_rung(rung))
 
 
 def whole_peak(ladder: Ladder, measured: Measured) -> int:

@@ -14,7 +14,7 @@ operators in between. The cheapest choice for all of them at once is a minimum c
 
     keep(t)  = nbytes(t)                                      materialised anyway
              = nbytes(t) * (1 + price)                        otherwise: it must be written
-    price(o) = price * latency(o) * bytes_per_us              heavy operators and reductions
+    price(o) = price * latency(o) * bytes_per_us * (largest tensor / nbytes(o)) ** 0.1     heavy operators and reductions
              = max(price, 1) * (bytes that each of its readers re-reads)      light operators that join large tensors
              + price * 2 * nbytes(o)                          light operators read by a heavy one: written and read again
              ~ 0                                              other light operators: XLA fuses them into their consumer
@@ -44,6 +44,7 @@ from tensile_jax.plan.traffic import Traffic
 _INFINITE = 2**30  # far above any sum of capacities; maximum_flow counts in int32
 _FINITE = 2**28  # the scale to which the sum of all capacities is brought
 _JOIN_PRICE = 1.0  # never cheaper: a dropped join makes chains that grow with every block
+_SMALLER_IS_DEARER = 0.1  # tells apart operators that free as much per byte moved: the larger results go first
 _LIGHT_PRICE = 0.01  # breaks ties towards short chains
 
 
@@ -118,7 +119,8 @@ def _price(activity: Activity, traffic: Traffic, place: int, price: float, profi
     operator = graph.operators[place]
     out = sum(graph.tensors[t].nbytes for t in operator.outputs)
     if operator.kind != "light":
-        return price * operator_latency(operator, profile) * profile.bytes_per_us
+        smaller = (traffic.largest / max(out, 1)) ** _SMALLER_IS_DEARER
+        return price * smaller * operator_latency(operator, profile) * profile.bytes_per_us
     written = sum(graph.tensors[t].nbytes for t in operator.outputs if traffic.materialised[t])
     return max(price, _JOIN_PRICE) * traffic.reread[place] + price * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
 

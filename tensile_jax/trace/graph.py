@@ -82,7 +82,7 @@ def build_graph(
         outputs=outputs,
         carried=tuple(Carried(inputs[i], outputs[o]) for i, o in carried),
         donated=frozenset(inputs[i] for i, given in enumerate(donated) if given),
-        fingerprint=_fingerprint(program, donated),
+        fingerprint=_fingerprint(program, carried, donated),
     )
 
 
@@ -182,11 +182,12 @@ def _tensor_names(
     return names
 
 
-def _fingerprint(program: Program, donated: Sequence[bool]) -> str:
-    """The same for the same program in another process: primitives, wiring, shapes, types and donation."""
+def _fingerprint(program: Program, carried: Sequence[tuple[int, int]], donated: Sequence[bool]) -> str:
+    """The same for the same program in another process: primitives, wiring, shapes, types, state and donation."""
     digest = hashlib.sha256()
-    for v in program.inputs:
-        digest.update(str(program.avals[v]).encode())
+    for v in (*program.inputs, *program.constants):
+        digest.update(f"{v}:{program.avals[v]}".encode())
+    digest.update(repr((program.outputs, list(carried))).encode())
     digest.update(bytes(donated))
     for e in program.equations:
         stable = (e.primitive.name, [_stable(atom_key(a)) for a in e.inputs], e.outputs, _stable(params_key(e.params)))

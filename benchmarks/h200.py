@@ -1,0 +1,88 @@
+"""`make bench-h200`: the planned step compiled for an H200, beside plain jit compiled for it. Nothing runs.
+
+Peak from XLA's own memory figures, in launch order; traffic is what the kernels read and write, which on a GPU is the time of
+a step that is bound by memory. Writes `benchmarks/results/h200-compiled.json`.
+"""
+
+import json
+import warnings
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.h200_device import H200Compiler, h200, placed, traffic
+from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.exec.budget import Budget
+from tensile_jax.exec.compile import peak_of
+from tensile_jax.exec.prepare import Options, PreparedStep
+from tensile_jax.models import load
+from tensile_jax.plan import Measured
+from tensile_jax.profiles import load_profile
+from tensile_jax.trace import trace_step
+
+_RESULTS = Path(__file__).parent / "results" / "h200-compiled.json"
+_CASES = (("resnet50", 16, (None, 0.9, 0.75, 0.6, 0.55, 0.5, 0.4)),)
+
+
+def main() -> None:
+    """Compile every case and write the figures."""
+    warnings.simplefilter("ignore")
+    device = h200()
+    rows: list[dict[str, Any]] = []
+    for name, batch_size, shares in _CASES:
+        model = load(name)(batch_size=batch_size)
+        compiler = H200Compiler(device)
+        arguments = placed((model.state_shape, model.batch_shape), device)
+        step = trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
+        plain = compiler.compile_whole(step.traced)
+        peak, moved = peak_of(plain), traffic(plain)
+        print(f"{name} batch {batch_size}: plain jit peak {peak / 1e9:.3f} GB, traffic {moved / 1e9:.2f} GB", flush=True)
+        for share in shares:
+            row = _case(step, compiler, peak, share)
+            rows.append({"model": name, "batch_size": batch_size, "jit_peak_bytes": peak, "jit_traffic_bytes": moved, **row})
+            if "traffic_bytes" in row:
+                row["traffic_ratio"] = rows[-1]["traffic_ratio"] = row["traffic_bytes"] / moved
+                print(
+                    f"  budget {'none' if share is None else f'{share:.0%}':>5}: peak {row['peak_bytes'] / peak:.3f}, "
+                    f"traffic {row['traffic_ratio']:.3f}, {row['segments']} segments, "
+                    f"{row['swapped_bytes'] / 1e6:.0f} MB swapped",
+                    flush=True,
+                )
+    document = {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "jax": jax.__version__,
+        "what": "compiled for an H200 without a GPU; nothing ran",
+        "command": "make bench-h200",
+        "cases": rows,
+    }
+    _RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _case(step: Any, compiler: H200Compiler, peak: int, share: float | None) -> dict[str, Any]:
+    budget = None if share is None else Budget(int(share * peak), None)
+    options = Options("none" if share is None else "auto", load_profile("h200"), "device")
+    prepared = PreparedStep(step, budget, options, compiler)
+    prepared.measured = Measured(whole=peak)
+    try:
+        plan, executables = prepared.choose_and_compile()
+    except BudgetTooSmall as error:
+        return {"share": share, "floor_bytes": error.floor_bytes}
+    assert executables is not None  # every budget here is below plain jit's peak
+    return {
+        "share": share,
+        "peak_bytes": plan.peak_bytes,
+        "traffic_bytes": sum(traffic(e.call) for e in executables),
+        "segments": len(plan.segments),
+        "swapped_bytes": plan.swapped_out_bytes + plan.swapped_in_bytes,
+        "predicted_stall_us": plan.stall_us,
+        "predicted_step_us": plan.step_us,
+        "floor_bytes": plan.floor_bytes,
+        "profile": asdict(options.profile),
+    }
+
+
+if __name__ == "__main__":
+    main()

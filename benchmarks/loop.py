@@ -1,0 +1,78 @@
+"""What the instruction loop costs by itself: the plan's own instructions over arrays and executables that do nothing."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tensile_jax.api import PlannedFunction
+from tensile_jax.exec.executor import Executor
+from tensile_jax.exec.instructions import instructions_of
+from tensile_jax.plan import order
+from tensile_jax.trace import trace_step
+
+_ITERATIONS = 20
+
+
+class _Nothing:
+    """Stands for an array."""
+
+    nbytes = 0
+
+    def is_deleted(self) -> bool:
+        return False
+
+    def block_until_ready(self) -> None: ...
+
+    def delete(self) -> None: ...
+
+
+class _NoTransfer:
+    """Stands for the link."""
+
+    def out(self, array: Any) -> Any:
+        return array
+
+    def into(self, array: Any) -> Any:
+        return array
+
+
+def loop_us_per_segment(step: PlannedFunction, *args: Any) -> float:
+    """Microseconds of Python for each segment of the plan in use, calls of executables and of `device_put` excluded."""
+    plan = step.plan(*args)
+    if plan.whole:
+        return 0.0
+    jitted = step._jitted  # pyright: ignore[reportPrivateUsage] # the one place outside that needs jax's own trace
+    traced = trace_step(jitted, jitted, args, {})
+    nothing = _Nothing()
+
+    def call_of(outputs: int) -> Callable[..., Any]:
+        made = tuple(nothing for _ in range(outputs))
+        return lambda *_: made
+
+    calls = [call_of(len(s.outputs)) for s in plan.segments]
+    graph = order(traced.graph)
+    instructions = instructions_of(plan, graph, calls)
+    constants = [nothing for _ in instructions.constants]
+    executor = Executor(instructions, constants, [0] * len(calls), _NoTransfer(), run_ahead=False)  # pyright: ignore[reportArgumentType] # a stand-in
+    arguments = [nothing for _ in instructions.inputs]
+    best = float("inf")
+    for _ in range(_ITERATIONS):
+        began = time.perf_counter()
+        executor._loop(*executor_environment(executor, arguments), None)  # pyright: ignore[reportPrivateUsage]
+        best = min(best, time.perf_counter() - began)
+    return best / len(plan.segments) * 1e6
+
+
+def executor_environment(executor: Executor, arguments: list[Any]) -> tuple[list[Any], dict[int, Any]]:
+    """Slots filled as at the beginning of an iteration."""
+    program = executor._program  # pyright: ignore[reportPrivateUsage]
+    environment: list[Any] = [None] * program.slots
+    host: dict[int, Any] = {}
+    for slot, value in zip(program.inputs, arguments, strict=True):
+        if slot in program.arrive_on_host:
+            host[slot] = value
+        else:
+            environment[slot] = value
+    for slot, _ in program.constants:
+        environment[slot] = _Nothing()
+    return environment, host

@@ -1,0 +1,103 @@
+"""`make bench`: planned steps beside plain `jax.jit`, each case in a process of its own; results as JSON and as a table.
+
+Writes `benchmarks/results/<device>.json`. Ratios are against plain jit in the same process, steps alternating.
+"""
+
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+_RESULTS = Path(__file__).parent / "results"
+_CASES: tuple[tuple[str, ...], ...] = (
+    *(("resnet50", "--batch-size", "8", "--budget", b) for b in ("none", "75%", "50%", "30%")),
+    *(("vgg16", "--batch-size", "4", "--budget", b, "--steps", "3") for b in ("none", "90%", "80%")),
+    *(("gpt", "--batch-size", "8", "--sequence-length", "256", "--budget", b) for b in ("none", "75%", "50%", "30%")),
+)
+
+
+def run_case(arguments: tuple[str, ...]) -> dict[str, Any]:
+    """The JSON that the case prints; an `error` if it fails."""
+    done = subprocess.run([sys.executable, "-m", "benchmarks.case", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"case": list(arguments), "error": done.stderr[-2000:]}
+    return {"case": list(arguments), **json.loads(done.stdout.splitlines()[-1])}
+
+
+def table_of(cases: list[dict[str, Any]]) -> Table:
+    """One row a case."""
+    table = Table(title="planned step / plain jax.jit")
+    for column in (
+        "model",
+        "budget",
+        "peak",
+        "time",
+        "predicted / measured",
+        "segments",
+        "swapped MB",
+        "plan s",
+        "compile",
+        "loop us",
+    ):
+        table.add_column(column, justify="right")
+    for c in cases:
+        if "time_ratio" not in c:
+            why = f"floor {c['floor_ratio']:.3f}" if "floor_ratio" in c else "failed"
+            table.add_row(c["case"][0], c["case"][4] if len(c["case"]) > 4 else "", why)
+            continue
+        table.add_row(
+            f"{c['model']} b{c['batch_size']}", c["budget"], f"{c['peak_ratio']:.3f}", f"{c['time_ratio']:.3f}",
+            f"{c['predicted_over_measured']:.4f}", str(c["segments"]), f"{c['swapped_bytes'] / 1e6:.0f}",
+            f"{c['trace_to_plan_s']:.2f}", f"{c['compile_ratio']:.2f}", f"{c['loop_us_per_segment']:.1f}",
+        )  # fmt: skip
+    return table
+
+
+@click.command()
+@click.option("--gpu", is_flag=True, help="Fail unless there is one.")
+@click.option("--only", help="Cases of this model only.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the JSON.")
+def main(gpu: bool, only: str | None, output: Path | None) -> None:
+    console = Console(stderr=True, width=120)
+    cases: list[dict[str, Any]] = []
+    for arguments in _CASES:
+        if only and arguments[0] != only:
+            continue
+        console.print("running", *arguments)
+        cases.append(run_case(arguments))
+        if gpu and "cpu" in str(cases[-1].get("device", "")).lower():
+            raise click.ClickException("--gpu: jax sees no GPU here. Install the extra cuda12 or cuda13.")
+    with tempfile.TemporaryDirectory() as cache:
+        for label in ("cold", "warm"):
+            warm = run_case(("resnet50", "--batch-size", "8", "--budget", "50%", "--steps", "1", "--cache", cache))
+            console.print(
+                label,
+                "cache: compile",
+                round(warm.get("compile_s", 0), 2),
+                "s, plain jit",
+                round(warm.get("jit_compile_s", 0), 2),
+            )
+            cases.append({"cache": label, **warm})
+    document = {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "command": "make bench",
+        "cases": cases,
+    }
+    path = output or _RESULTS / f"{cases[0].get('device', 'unknown').lower().replace(' ', '-')}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    Console(width=140).print(table_of([c for c in cases if "cache" not in c]))
+    console.print("written", path)
+
+
+if __name__ == "__main__":
+    main()
