@@ -41,7 +41,6 @@ from tensile_jax.schedule import SCHEMA_VERSION, Plan, format_bytes, unranged
 from tensile_jax.trace import TracedStep
 
 _MOST_ATTEMPTS = 8
-_SAFER = 0.998
 _LOWER = 0.9  # the next budget, after the device ran out of memory under this one
 
 Progress = Callable[[str, int, int], None]
@@ -220,7 +219,7 @@ class PreparedStep:
             plan, executables = self._compiled(choice, limit)
             if plan.peak_bytes <= limit or self.options.policy == "none":
                 return plan, executables
-            aim *= _SAFER * limit / plan.peak_bytes  # estimates fall short by so much: aim lower by as much
+            aim *= (limit / plan.peak_bytes) ** 0.5  # estimates fall short: aim lower, but not by all of it, as more is known now
         return self._at_the_floor(limit)
 
     def _at_the_floor(self, limit: float) -> tuple[Plan, list[Executable]]:

@@ -1,7 +1,7 @@
 """The ladder: ways to keep less, from which a policy chooses.
 
 A rung is a choice of what to drop, at one price for moving bytes (`recompute.py`), and of what to swap (`swap.py`). It does
-not depend on the budget: that comes in where a rung is cut into segments (`cut.py`). Three families, each ordered from dear memory
+not depend on the budget: that comes in where a rung is cut into segments (`cut.py`). Three families, each from dear memory
 to dear time:
 
     none     nothing is swapped; the price falls
