@@ -72,7 +72,6 @@ class PreparedStep:
         self.jit_compile_s = 0.0
         self.out_of_memory = 0  # under earlier plans
         self._whole: Any = None
-        self._floor: tuple[int, Choice] | None = None
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -110,16 +109,10 @@ class PreparedStep:
         limit = self.limit()
         choice = POLICIES[self.options.policy](self.ladder, limit, self.measured)
         if choice is None:
-            raise self._too_small(limit, self.floor_choice()[0], "about ")
+            raise self._too_small(limit, floor(self.ladder, self.measured)[0], "about ")
         plan = self._plan(choice, limit)
         self.plan_s = time.perf_counter() - began
         return plan
-
-    def floor_choice(self) -> tuple[int, Choice]:
-        """The least peak, and how to attain it, with what is known now."""
-        if self._floor is None:
-            self._floor = floor(self.ladder, self.measured)
-        return self._floor
 
     def _plan(self, choice: Choice, limit: float) -> Plan:
         header = self._header(limit)
@@ -134,9 +127,8 @@ class PreparedStep:
         return plan
 
     def _header(self, limit: float) -> Plan:
-        floor_bytes, choice = self.floor_choice()
-        stays = self.ladder.rung(choice.rung).retention
-        held = [t for t in self.graph.tensors if t.id in stays.activity.kept_by_caller or t.id in self.graph.donated]
+        floor_bytes, _ = floor(self.ladder, self.measured)
+        held = [t for t in self.graph.tensors if t.producer is None]
         held.sort(key=lambda t: (-t.nbytes, t.id))
         return Plan(
             schema_version=SCHEMA_VERSION,
@@ -222,15 +214,19 @@ class PreparedStep:
             aim *= (limit / plan.peak_bytes) ** 0.5  # estimates fall short: aim lower, but not by all of it, as more is known now
         return self._at_the_floor(limit)
 
-    def _at_the_floor(self, limit: float) -> tuple[Plan, list[Executable]]:
-        best: tuple[Plan, list[Executable]] | None = None
+    def _at_the_floor(self, limit: float) -> tuple[Plan, list[Executable] | None]:
+        best: tuple[Plan, list[Executable] | None] | None = None
         for _ in range(_MOST_ATTEMPTS):
             nbytes, choice = floor(self.ladder, self.measured)
             if best is not None and nbytes >= best[0].peak_bytes:
                 break
-            plan, executables = self._compiled(choice, limit)
-            if best is None or plan.peak_bytes < best[0].peak_bytes:
-                best = plan, executables
+            if choice.rung == WHOLE:
+                self.whole_executable()
+                found = self._plan(choice, limit), None
+            else:
+                found = self._compiled(choice, limit)
+            if best is None or found[0].peak_bytes < best[0].peak_bytes:
+                best = found
         assert best is not None
         if best[0].peak_bytes <= limit:
             return best
@@ -244,7 +240,6 @@ class PreparedStep:
         for (a, b), nbytes in zip(pairwise(choice.boundaries), self.workspaces(plan, executables), strict=True):
             sizes[choice.rung, a, b] = nbytes
         self.measured = replace(self.measured, workspaces=sizes)
-        self._floor = None
         return replace(self._plan(choice, limit), workspaces="compiled"), executables
 
     def compile(self, plan: Plan) -> list[Executable]:

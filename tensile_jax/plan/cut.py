@@ -48,7 +48,7 @@ class Board:
 
     def workspaces(self, growth: float, known: Mapping[tuple[int, int], int] | None = None) -> np.ndarray:
         """Workspaces with XLA's own growth for each kernel, and what compiling has shown in the place of what was estimated."""
-        work = self.workspace * (1.0 + growth * self.kernels)
+        work = np.ceil(self.workspace * (1.0 + growth * self.kernels))
         index = {b: i for i, b in enumerate(self.boundaries)}
         for (begin, end), nbytes in (known or {}).items():
             if begin in index and end in index:
@@ -101,8 +101,7 @@ def lay_board(
             continue
         if t not in heirs and t not in away:
             if traffic.materialised[t] and end < count:
-                last = max(end, traffic.last_read[t]) if t not in retention.dropped else end
-                inside.add(begin, min(last, count - 1), tensor.nbytes)
+                inside.add(begin, end, tensor.nbytes)
         if t in retention.dropped and traffic.materialised[t]:
             places = [end, *(p for p in retention.needs[t] if p > end)]
             for before, place in pairwise(places):

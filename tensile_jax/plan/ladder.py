@@ -42,8 +42,8 @@ _ENOUGH = 0.99  # a further turn must lower the highest footprint below this par
 class Rung:
     """One choice: what is kept and what is away.
 
-    `highest` is the most that is stored at any boundary; `swap_us` the price of the swaps, `again_us` the latency of all that may
-    run again, each operator once.
+    `highest` is the most that is in memory at any boundary, wherever the rung is cut; `swap_us` the price of the
+    swaps, `again_us` the latency of all that may run again, each operator once.
     """
 
     price: float
@@ -134,11 +134,10 @@ class Ladder:
         count = len(self.graph.operators)
         absences = self._absences(retention, turn, swapping)
         stays = find_stays(retention, absences)
-        highest = int(stored_bytes(stays, count).max())
+        there = [s for s in stays if s.begin < 0 or self.traffic.materialised[s.tensor]]
+        highest = int(stored_bytes(there, count).max())
         again_us = sum(
-            rerun_latency(place, retention, self.traffic, self.profile)
-            for place, runs in enumerate(retention.reruns)
-            if runs
+            rerun_latency(place, retention, self.traffic, self.profile) for place, runs in enumerate(retention.reruns) if runs
         )
         swap_us = self._swap_us(absences)
         return Rung(

@@ -8,6 +8,7 @@ policy must use it in the place of its estimates.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,7 +23,7 @@ _NEAR_LEAST = 1.04
 _FLOOR_RUNGS = 3  # the last rungs, of which the least peak is the floor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Measured:
     """What compiling has shown, in bytes.
 
@@ -56,6 +57,8 @@ def auto(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
     """
     if whole_peak(ladder, measured) <= limit:
         return Choice(WHOLE, (0, len(ladder.graph.operators)))
+    if limit < floor(ladder, measured)[0]:
+        return None
     best: Cut | None = None
     where = WHOLE
     for rungs in ladder.families():
@@ -72,8 +75,10 @@ def auto(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
 
 
 def none(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
-    """No events but releases: the step in the segments that hold its memory near the least that it can be without any."""
+    """No swaps, and nothing computed again but what XLA fuses: the step in segments, near the least peak without more."""
     del limit
+    if not ladder.graph.operators:
+        return Choice(WHOLE, (0, 0))
     work = workspaces(ladder, 0, measured)
     board = ladder.rung(0).board
     cut = cheapest_cut(board, work, _NEAR_LEAST * least_peak(board, work))
@@ -84,10 +89,16 @@ def none(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
 POLICIES: Mapping[str, Policy] = {"auto": auto, "none": none}
 
 
+@lru_cache(maxsize=16)
 def floor(ladder: Ladder, measured: Measured) -> tuple[int, Choice]:
-    """The least peak of the lowest rungs, and the choice that attains it."""
+    """The smallest limit that is planned for, and the choice that keeps it: the least peak of the last rungs, or of the whole."""
+    whole = whole_peak(ladder, measured), Choice(WHOLE, (0, len(ladder.graph.operators)))
+    if not ladder.graph.operators:
+        return whole
     last = range(len(ladder) - _FLOOR_RUNGS, len(ladder))
     nbytes, index = min((least_peak(ladder.rung(i).board, workspaces(ladder, i, measured)), i) for i in last)
+    if whole[0] <= nbytes:
+        return whole
     cut = cheapest_cut(ladder.rung(index).board, workspaces(ladder, index, measured), nbytes)
     assert cut is not None  # the least peak is attained by construction
     return nbytes, Choice(index, cut.boundaries)
@@ -100,8 +111,8 @@ def workspaces(ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
 
 def whole_peak(ladder: Ladder, measured: Measured) -> int:
     """Peak of the step as one executable: measured, or the more of what it stores and what it is estimated to need."""
-    if measured.whole is not None:
-        return measured.whole
+    if measured.whole is not None or not ladder.graph.operators:
+        return measured.whole or sum(t.nbytes for t in ladder.graph.tensors)
     board = ladder.rung(0).board
     return max(ladder.unplanned_bytes, int(board.held[0, -1] + board.workspace[0, -1]))
 
@@ -112,5 +123,5 @@ def layout(ladder: Ladder, choice: Choice, measured: Measured) -> Layout:
     work = workspaces(ladder, choice.rung, measured)
     index = {b: i for i, b in enumerate(rung.board.boundaries)}
     pairs = zip(choice.boundaries, choice.boundaries[1:], strict=False)
-    of_segments = tuple(int(np.ceil(work[index[a], index[b]])) for a, b in pairs)
+    of_segments = tuple(int(work[index[a], index[b]]) for a, b in pairs)
     return Layout(rung.retention, rung.absences, choice.boundaries, of_segments)

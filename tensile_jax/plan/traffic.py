@@ -21,14 +21,13 @@ _MOST_LEAVES = 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traffic:
-    """By tensor id: `materialised`, `virtual`, `last_read` (through fused chains); by place: `reread` bytes.
+    """By tensor id: `materialised`, `virtual`; by place: `reread` bytes.
 
     `largest` is the size of the largest result of a heavy operator.
     """
 
     materialised: tuple[bool, ...]
     virtual: tuple[bool, ...]
-    last_read: tuple[int, ...]
     reread: tuple[float, ...]
     largest: int
 
@@ -69,16 +68,8 @@ def find_traffic(activity: Activity, *, fused_reductions: bool) -> Traffic:
         if joins > out // 4:
             consumers = {p for t in op.outputs for p in _heavy_reached(activity, t, heavy)}
             reread[place] = joins * max(1, len(consumers))
-
-    last_read = list(activity.end)
-    for place in range(len(operators) - 1, -1, -1):
-        op = operators[place]
-        fused = [t for t in op.outputs if not materialised[t]]
-        until = max((last_read[t] for t in fused if t not in results), default=place)
-        for u in op.inputs:
-            last_read[u] = max(last_read[u], until)
     largest = max((tensors[t].nbytes for op in operators if op.kind == "heavy" for t in op.outputs), default=1)
-    return Traffic(tuple(materialised), tuple(virtual), tuple(last_read), tuple(reread), largest)
+    return Traffic(tuple(materialised), tuple(virtual), tuple(reread), largest)
 
 
 def _heavy_reached(activity: Activity, tensor: int, heavy: list[bool], most: int = 4) -> set[int]:

@@ -18,16 +18,17 @@ from tensile_jax.ir import Kind
 from tensile_jax.trace.flatten import Equation, Program
 
 _ELEMENTWISE = """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz conj
-    convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
-    igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul ne neg nextafter not or
-    optimization_barrier polygamma population_count pow real reduce_precision regularized_incomplete_beta rem round
-    rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub
-    tan tanh xor zeta
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex
+    conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt
+    igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min
+    mul mulhi name ne neg nextafter not one_minus_square optimization_barrier or polygamma polynomial
+    population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
+    sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+    stop_gradient sub tan tanh xor zeta
 """.split()
 _SHAPES = """
-    bitcast_convert_type broadcast broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty expand_dims
-    full iota pad random_unwrap random_wrap reshape rev slice split squeeze transpose
+    bitcast_convert_type broadcast broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty empty2
+    expand_dims full iota pad random_unwrap random_wrap reshape rev slice split squeeze stack tile transpose unstack
 """.split()
 _REDUCTIONS = """
     argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor
@@ -35,7 +36,7 @@ _REDUCTIONS = """
 _LIGHT = frozenset(_ELEMENTWISE) | frozenset(_SHAPES)
 _REDUCTION = frozenset(_REDUCTIONS)
 _EXPENSIVE_ELEMENTS = frozenset(
-    "acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log log1p "
+    "acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log log1p log2 "
     "logistic pow sin sinh tan tanh".split()
 )
 _RANDOM_FLOPS_PER_WORD = 100  # threefry2x32: 20 rounds of add, rotate, xor on two words

@@ -1,0 +1,24 @@
+"""Fixtures that more than one package's tests use."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tensile_jax.profiles import load_profile
+
+
+@pytest.fixture(scope="session")
+def fast_link(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a device that computes slowly and copies in no time, so that a planner would rather swap than recompute."""
+    profile = dataclasses.replace(
+        load_profile("cpu"),
+        name="fast_link",
+        flops_per_us=1e3,
+        bytes_per_us=1e2,
+        device_to_host_bytes_per_us=1e7,
+        host_to_device_bytes_per_us=1e7,
+    )
+    path = tmp_path_factory.mktemp("profiles") / "fast_link.toml"
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in dataclasses.asdict(profile).items()))
+    return str(path)

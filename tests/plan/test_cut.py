@@ -1,0 +1,197 @@
+"""Cutting and dropping against brute force: every segmentation of small boards, every subset of small graphs."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.activity import find_activity
+from tensile_jax.plan.cut import Board, cheapest_cut, lay_board, least_peak
+from tensile_jax.plan.recompute import _price, drop_tensors
+from tensile_jax.plan.retention import retain
+from tensile_jax.plan.stays import find_stays
+from tensile_jax.plan.swap import Lane
+from tensile_jax.plan.traffic import find_traffic
+from tests.builders import PROFILE, graph_of, tensor_named
+
+
+def random_board(seed: int) -> Board:
+    rng = np.random.default_rng(seed)
+    k = int(rng.integers(2, 8))
+    boundaries = tuple(np.cumsum([0, *rng.integers(1, 5, k - 1)]).tolist())
+    cost, held, work = (rng.integers(1, 100, (k, k)).astype(float) for _ in range(3))
+    return Board(boundaries, cost, held, work, np.zeros((k, k)))
+
+
+def segmentations(board: Board) -> list[tuple[int, ...]]:
+    """All of two segments or more, as places on the board; the one segment where the board has no other."""
+    inner = range(1, len(board.boundaries) - 1)
+    last = len(board.boundaries) - 1
+    fewest = 1 if inner else 0
+    return [(0, *some, last) for n in range(fewest, len(inner) + 1) for some in itertools.combinations(inner, n)]
+
+
+def worst(board: Board, path: tuple[int, ...]) -> float:
+    return max(board.held[a, b] + board.workspace[a, b] for a, b in itertools.pairwise(path))
+
+
+def price(board: Board, path: tuple[int, ...]) -> float:
+    return sum(board.cost[a, b] for a, b in itertools.pairwise(path))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_cheapest_cut_is_the_cheapest_of_all_segmentations_under_the_limit(seed: int) -> None:
+    board = random_board(seed)
+    for limit in (50.0, 90.0, 120.0, 150.0, 1000.0):
+        fitting = [path for path in segmentations(board) if worst(board, path) <= limit]
+        found = cheapest_cut(board, board.workspace, limit)
+        if not fitting:
+            assert found is None
+            continue
+        assert found is not None
+        path = tuple(board.boundaries.index(b) for b in found.boundaries)
+        assert path in fitting
+        assert found.cost == price(board, path) == min(price(board, p) for p in fitting)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_least_peak_is_the_least_of_all_segmentations_and_can_be_kept(seed: int) -> None:
+    board = random_board(seed)
+    least = least_peak(board, board.workspace)
+    assert least == min(worst(board, path) for path in segmentations(board))
+    assert cheapest_cut(board, board.workspace, least) is not None
+    assert cheapest_cut(board, board.workspace, least - 1) is None
+
+
+def board_of(graph: Graph) -> Board:
+    activity = find_activity(graph)
+    traffic = find_traffic(activity, fused_reductions=False)
+    retention = retain(activity, {})
+    return lay_board(retention, traffic, PROFILE, stays=find_stays(retention, {}))
+
+
+def test_what_a_segment_holds_is_what_is_stored_before_it_and_what_it_hands_on() -> None:
+    graph = graph_of(
+        ["a = heavy(x)", "b = heavy(a)", "c = heavy(b)", "y = heavy(c, a)"],
+        inputs="x", outputs="y", sizes={"x": 1, "a": 10, "b": 100, "c": 1000, "y": 10_000},
+    )  # fmt: skip
+    board = board_of(graph)
+    index = {b: i for i, b in enumerate(board.boundaries)}
+    assert set(board.boundaries) >= {0, 1, 2, 3, 4}
+
+    def held(a: int, b: int) -> float:
+        return board.held[index[a], index[b]]
+
+    assert held(0, 1) == 1 + 10
+    assert held(0, 2) == 1 + 10 + 100
+    assert held(1, 2) == 11 + 100
+    assert held(1, 3) == 11 + 1000
+    assert held(3, 4) == 1 + 10 + 1000 + 10_000
+    assert held(0, 4) == 1 + 10_000
+    assert board.workspace[index[1], index[3]] == 100  # b lives and dies inside
+    assert board.workspace[index[0], index[4]] == 10 + 1000 + 100  # a, b and c at once
+
+
+def test_workspaces_grow_with_kernels_unless_compiling_has_shown_them() -> None:
+    board = Board((0, 3, 5), np.zeros((3, 3)), np.zeros((3, 3)), np.full((3, 3), 100.0), np.full((3, 3), 2.0))
+    assert board.workspaces(0.5)[0, 1] == 200.0
+    known = board.workspaces(0.5, {(0, 3): 7, (1, 2): 9})
+    assert (known[0, 1], known[0, 2], known[1, 2]) == (7.0, 200.0, 200.0)
+
+
+# -- recomputation -----------------------------------------------------------------------------------------------------
+
+
+def cost_of_dropping(graph: Graph, dropped: frozenset[TensorId], turn: int, price: float) -> float:
+    """What is kept across the turn plus the price of what then runs again, counted one subset at a time."""
+    activity = find_activity(graph)
+    traffic = find_traffic(activity, fused_reductions=False)
+    made_before = [t.id for t in graph.tensors if 0 <= activity.begin[t.id] < turn]
+    total, again = 0.0, set()
+    wanted = [t for t in made_before if any(p >= turn for p in activity.uses[t])]
+    kept: set[TensorId] = set()
+    while wanted:
+        t = wanted.pop()
+        place = activity.begin[t]
+        if not 0 <= place < turn:
+            continue
+        if t not in dropped:
+            kept.add(t)
+        elif place not in again:
+            again.add(place)
+            wanted += graph.operators[place].inputs
+    total += sum(graph.tensors[t].nbytes * (1 - 1e-6) for t in kept)
+    return total + sum(_price(activity, traffic, p, price, PROFILE) for p in again)
+
+
+def two_sided_graph(seed: int) -> tuple[Graph, int]:
+    """Heavy operators that read what came shortly before, then as many that read it again from the far side."""
+    rng = random.Random(seed)
+    n = rng.randrange(2, 6)
+    sizes = {"x": 64} | {f"{side}{k}": rng.randrange(1, 20) * 64 for side in "ab" for k in range(n)}
+    lines = [
+        f"a{k} = heavy({', '.join(sorted({'x' if k == 0 else f'a{rng.randrange(k)}', 'x' if k < 2 else f'a{k - 1}'}))})"
+        for k in range(n)
+    ]
+    lines += [f"b{k} = heavy(a{rng.randrange(n)}, {'x' if k == 0 else f'b{k - 1}'})" for k in range(n)]
+    return graph_of(lines, sizes=sizes, inputs="x", outputs=f"b{n - 1}"), n
+
+
+@pytest.mark.parametrize("price", [0.05, 0.3, 0.6])
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_dropped_is_the_cheapest_of_all_subsets(seed: int, price: float) -> None:
+    graph, turn = two_sided_graph(seed)
+    activity = find_activity(graph)
+    traffic = find_traffic(activity, fused_reductions=False)
+    found = drop_tensors(activity, traffic, retain(activity, {}), turn=turn, price=price, profile=PROFILE)
+    candidates = [t.id for t in graph.tensors if 0 <= activity.begin[t.id] < turn]
+    subsets = (frozenset(s) for n in range(len(candidates) + 1) for s in itertools.combinations(candidates, n))
+    best = min(cost_of_dropping(graph, subset, turn, price) for subset in subsets)
+    assert cost_of_dropping(graph, frozenset(found), turn, price) == pytest.approx(best, abs=1e-2)
+
+
+def test_what_is_cheap_to_make_again_is_dropped_and_what_is_dear_is_kept() -> None:
+    graph = graph_of(
+        ["a = heavy(x)", "b = light(a)", "c = heavy(b)", "d = heavy(c)", "y = heavy(d, b)"],
+        inputs="x", outputs="y", sizes={"a": 100, "b": 400}, flops=50_000,
+    )  # fmt: skip
+    activity = find_activity(graph)
+    traffic = find_traffic(activity, fused_reductions=False)
+
+    def dropped(price: float) -> dict[TensorId, int]:
+        return drop_tensors(activity, traffic, retain(activity, {}), turn=4, price=price, profile=PROFILE)
+
+    a, b = tensor_named(graph, "a"), tensor_named(graph, "b")
+    assert dropped(1.0) == {}  # b written and read again: 800 bytes to save 400, and a kept instead
+    assert dropped(0.3) == {b: 2}  # 0.3 * 800 + 100 < 400
+    assert dropped(0.001) == {a: 1, b: 2}  # 0.001 * 50,000 < 100: even the product runs again
+
+
+# -- the link ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lane_gives_the_earliest_and_the_latest_free_window() -> None:
+    lane = Lane()
+    lane.take(10.0, 20.0)
+    lane.take(30.0, 40.0)
+    assert lane.earliest(0.0, 10.0) == 0.0
+    assert lane.earliest(5.0, 10.0) == 20.0
+    assert lane.earliest(15.0, 11.0) == 40.0
+    assert lane.latest(50.0, 10.0) == 40.0
+    assert lane.latest(35.0, 10.0) == 20.0
+    assert lane.latest(35.0, 11.0) == -1.0
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_windows_that_a_lane_gives_never_overlap(seed: int) -> None:
+    rng = random.Random(seed)
+    lane, taken = Lane(), []
+    for _ in range(20):
+        length, when = rng.randrange(1, 10), float(rng.randrange(0, 100))
+        begin = lane.earliest(when, length) if rng.random() < 0.5 else lane.latest(when, length)
+        lane.take(begin, begin + length)
+        taken.append((begin, begin + length))
+    for a, b in itertools.pairwise(sorted(taken)):
+        assert a[1] <= b[0]

@@ -1,0 +1,507 @@
+"""The public interface: signatures and keywords as in `jax.jit`, plans and reports, saved plans, state in host memory."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jsonschema
+import numpy as np
+import optax
+import pytest
+
+import tensile_jax as tensile
+from tensile_jax.schedule import plan_schema, unranged
+from tests.builders import (
+    ROWS,
+    WIDTH,
+    batch,
+    dense_loss,
+    device_bytes,
+    fresh,
+    kinds_of,
+    low_budget,
+    measure_launches,
+    numbers,
+    optimizer_state,
+    optimizer_step,
+    planned,
+    running,
+    sgd_step,
+    something_happened,
+    weights,
+)
+
+RTOL, ATOL = 2e-4, 2e-6  # a cut step is fused, and so rounded, differently; see test_results.py
+
+
+def same(got: Any, wanted: Any, *, exactly: bool = False) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    for a, b in zip(numbers(got), numbers(wanted), strict=True):
+        if exactly:
+            np.testing.assert_array_equal(a, b)
+        else:
+            np.testing.assert_allclose(a, b, rtol=RTOL, atol=ATOL)
+
+
+def alive(tree: Any) -> bool:
+    return not any(leaf.is_deleted() for leaf in jax.tree.leaves(tree))
+
+
+# -- signatures -----------------------------------------------------------------------------------------------------------
+
+
+def momentum_update(params: Any, velocity: Any, gradients: Any) -> Any:
+    velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, gradients)
+    return jax.tree.map(lambda w, v: w - 0.05 * v, params, velocity), velocity
+
+
+def three_arguments(params: Any, velocity: Any, x: Any) -> Any:
+    loss, gradients = jax.value_and_grad(dense_loss)(params, x)
+    params, velocity = momentum_update(params, velocity, gradients)
+    return params, velocity, loss
+
+
+def test_several_donated_arguments_are_all_taken() -> None:
+    args = (weights(), jax.tree.map(jnp.zeros_like, weights()), batch())
+    step = planned(three_arguments, args, donate_argnums=(0, 1))
+    assert something_happened(step.plan(*args))
+    params, velocity, expected = fresh(args[0]), fresh(args[1]), (args[0], args[1], None)
+    for i in range(5):
+        gone = params, velocity
+        params, velocity, loss = step(params, velocity, batch(i))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(gone))
+        expected = jax.jit(three_arguments)(expected[0], expected[1], batch(i))
+        same((params, velocity, loss), expected)
+
+
+def test_state_is_found_wherever_it_stands_in_arguments_and_results() -> None:
+    def step(x: Any, *, moving: Any, holder: Any) -> Any:
+        loss, gradients = jax.value_and_grad(dense_loss)(holder["params"], x)
+        params, velocity = momentum_update(holder["params"], moving, gradients)
+        return {"metrics": {"loss": loss}, "holder": {"params": params}}, velocity
+
+    kwargs = {"moving": jax.tree.map(jnp.zeros_like, weights()), "holder": {"params": weights()}}
+    function = tensile.jit(step, budget=2**40, donate_argnames=("moving", "holder"))
+    floor = function.plan(batch(), **kwargs).floor_bytes
+    function = tensile.jit(step, budget=int(1.1 * floor), donate_argnames=("moving", "holder"))
+    plan = function.plan(batch(), **kwargs)
+    assert something_happened(plan)
+    roles = {t.name: t.role for t in plan.tensors}
+    assert roles["holder['params'][0]"] == "parameter"
+    assert roles["moving[0]"] == "optimizer_state"
+    assert roles["x"] == "batch"
+    expected = jax.jit(step)(batch(), **kwargs)
+    given = fresh(kwargs)
+    same(function(batch(), **given), expected)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+
+
+def test_static_arguments_select_the_program_by_position_and_by_name() -> None:
+    def step(params: Any, layers: int, x: Any, *, rate: float = 0.1) -> Any:
+        loss, gradients = jax.value_and_grad(dense_loss)(params[:layers], x)
+        return [w - rate * g for w, g in zip(params, gradients, strict=False)] + params[layers:], loss
+
+    options: dict[str, Any] = {"static_argnums": 1, "static_argnames": "rate", "donate_argnums": 0}
+    budget = low_budget(step, weights(), 5, batch(), part=0.5, **options)
+    function = tensile.jit(step, budget=budget, **options)
+    assert something_happened(function.plan(weights(), 5, batch()))
+    plain = jax.jit(step, static_argnums=1, static_argnames="rate")
+    for layers, rate in ((5, 0.1), (3, 0.1), (5, 0.3)):
+        got = function(fresh(weights()), layers, batch(), rate=rate)
+        same(got, plain(weights(), layers, batch(), rate=rate))
+
+
+def test_arguments_after_a_static_one_keep_their_names() -> None:
+    def step(params: Any, layers: int, x: Any) -> Any:
+        return dense_loss(params[:layers], x)
+
+    plan = tensile.jit(step, static_argnums=1).plan(weights(2), 2, batch())
+    assert {"params[0]", "params[1]", "x"} <= {t.name for t in plan.tensors}
+    plan = tensile.jit(step, static_argnames="layers").plan(weights(2), 2, batch())
+    assert {"params[0]", "params[1]", "x"} <= {t.name for t in plan.tensors}
+
+
+def test_arguments_passed_by_keyword_share_their_names_with_positional_ones() -> None:
+    def step(params: Any, x: Any) -> Any:
+        return dense_loss(params, x)
+
+    plan = tensile.jit(step).plan(params=weights(2), x=batch())
+    assert {"params[0]", "params[1]", "x"} <= {t.name for t in plan.tensors}
+
+
+def test_partials_and_callable_objects_are_steps_too() -> None:
+    class Step:
+        def __call__(self, params: Any, x: Any) -> Any:
+            return sgd_step(params, x)
+
+    for step in (functools.partial(sgd_step), Step()):
+        function = planned(step, (weights(), batch()), donate_argnums=0)
+        assert something_happened(function.plan(weights(), batch()))
+        same(function(fresh(weights()), batch()), jax.jit(sgd_step)(weights(), batch()))
+
+
+def test_without_donation_the_arguments_stay_usable() -> None:
+    params, x = weights(), batch()
+    function = planned(sgd_step, (params, x))
+    assert something_happened(function.plan(params, x))
+    first, second = function(params, x), function(params, x)
+    assert alive((params, x))
+    same(first, second, exactly=True)
+    same(first, jax.jit(sgd_step)(params, x))
+
+
+def test_the_same_array_may_be_passed_twice_where_it_is_not_donated() -> None:
+    def step(params: Any, x: Any, y: Any) -> Any:
+        loss, gradients = jax.value_and_grad(lambda p: dense_loss(p, x) + dense_loss(p, y))(params)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients), loss
+
+    x = batch()
+    params = [weights()[0]] * 5
+    function = planned(step, (params, x, x))
+    assert something_happened(function.plan(params, x, x))
+    same(function(params, x, x), jax.jit(step)(params, x, x))
+
+
+def test_arrays_of_numpy_and_python_numbers_are_arguments_as_in_jit() -> None:
+    def step(params: Any, x: Any, rate: Any) -> Any:
+        loss, gradients = jax.value_and_grad(dense_loss)(params, x)
+        return jax.tree.map(lambda w, g: w - rate * g, params, gradients), loss, rate + 1
+
+    args = ([np.asarray(w) for w in weights()], np.asarray(batch()), 0.1)
+    function = planned(step, (weights(), batch(), 0.1), donate_argnums=0)
+    got, expected = function(*args), jax.jit(step)(*args)
+    same(got, expected)
+    assert [r.weak_type for r in jax.tree.leaves(got)] == [r.weak_type for r in jax.tree.leaves(expected)]
+
+
+def test_a_result_returned_twice_gives_two_arrays() -> None:
+    def step(params: Any, x: Any) -> Any:
+        params, loss = sgd_step(params, x)
+        return params, {"a": loss, "b": loss, "first": params[0]}
+
+    function = planned(step, (weights(), batch()), donate_argnums=0)
+    params, metrics = function(fresh(weights()), batch())
+    params, _ = function(params, batch())  # donates what metrics["first"] must not share
+    assert alive(metrics)
+    expected = jax.jit(step)(weights(), batch())[1]
+    same(metrics, expected)
+
+
+@pytest.mark.parametrize("budget", [None, 10_000])
+@pytest.mark.parametrize(
+    "step",
+    [lambda x: x, lambda x: (x, x), lambda x: None, lambda x: (3.0, {"x": x}), lambda x: x[:0], lambda x: x.sum()],
+    ids=["identity", "twice", "nothing", "literal", "empty", "sum"],
+)
+def test_steps_with_next_to_nothing_in_them_run_as_in_jit(step: Callable[..., Any], budget: int | None) -> None:
+    x = jnp.arange(12.0)
+    function = tensile.jit(step, budget=budget)
+    assert function.plan(x).peak_bytes >= x.nbytes
+    same(function(x), jax.jit(step)(x), exactly=True)
+
+
+def test_a_step_without_arguments_runs_as_in_jit() -> None:
+    same(tensile.jit(lambda: jnp.ones(3), budget=1000)(), jnp.ones(3), exactly=True)
+
+
+# -- budgets and plans ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+def test_the_decorator_works_with_and_without_arguments() -> None:
+    @tensile.jit
+    def double(x: Any) -> Any:
+        "Twice."
+        return 2 * x
+
+    @tensile.jit(budget="1MiB")
+    def triple(x: Any) -> Any:
+        return 3 * x
+
+    assert (float(double(2.0)), float(triple(2.0))) == (4.0, 6.0)
+    assert (getattr(double, "__name__", None), double.__doc__) == ("double", "Twice.")
+
+
+def test_with_enough_budget_the_step_is_plain_jit_to_the_bit() -> None:
+    function = tensile.jit(sgd_step, budget="1GiB", donate_argnums=0)
+    state, loss = function(fresh(weights()), batch())
+    assert function.plan(weights(), batch()).whole
+    same((state, loss), jax.jit(sgd_step)(weights(), batch()), exactly=True)
+    report = function.report()
+    assert report.segments == 1
+    assert report.peak_bytes == function.jit_peak_bytes(weights(), batch())
+
+
+def test_a_share_of_plain_jits_peak_is_a_budget() -> None:
+    function = tensile.jit(sgd_step, budget="85%", donate_argnums=0)
+    peak = function.jit_peak_bytes(weights(), batch())
+    memory = jax.jit(sgd_step, donate_argnums=0).lower(weights(), batch()).compile().memory_analysis()
+    assert memory is not None
+    assert peak == (
+        memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    )
+    function(fresh(weights()), batch())
+    plan = function.plan(weights(), batch())
+    assert plan.budget_bytes == int(0.85 * peak)
+    assert plan.jit_peak_bytes == peak
+    assert function.report().peak_bytes <= 0.85 * peak
+
+
+def test_planning_needs_shapes_only_and_compiles_no_segment() -> None:
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (weights(), batch()))
+    compiled: list[str] = []
+    budget = low_budget(sgd_step, weights(), batch(), donate_argnums=0)
+    function = tensile.jit(sgd_step, budget=budget, donate_argnums=0, progress=lambda what, done, of: compiled.append(what))
+    plan = function.plan(*shapes)
+    assert compiled == []
+    assert plan.workspaces == "predicted"
+    assert plan == function.plan(weights(), batch())
+    assert plan.peak_bytes <= budget
+    function(fresh(weights()), batch())
+    assert function.plan(*shapes).workspaces == "compiled"
+    assert set(compiled) == {"compiling segments"}
+
+
+def test_the_same_step_gives_the_same_plan_again() -> None:
+    budget = low_budget(sgd_step, weights(), batch(), donate_argnums=0)
+    plans = [tensile.jit(sgd_step, budget=budget, donate_argnums=0).plan(weights(), batch()) for _ in range(2)]
+    assert plans[0] == plans[1]
+
+
+def test_another_shape_gets_another_plan_and_the_first_is_kept() -> None:
+    budget = low_budget(sgd_step, weights(), batch(), part=0.5, donate_argnums=0)
+    told: list[int] = []
+    function = tensile.jit(sgd_step, budget=budget, donate_argnums=0, progress=lambda what, done, of: told.append(done))
+    function(fresh(weights()), batch())
+    first = function.plan(weights(), batch())
+    small = batch(rows=ROWS // 2)
+    same(function(fresh(weights()), small), jax.jit(sgd_step)(weights(), small))
+    assert function.plan(weights(), small).fingerprint != first.fingerprint
+    before = len(told)
+    function(fresh(weights()), batch())
+    assert len(told) == before
+    assert function.plan(weights(), batch()) == first
+
+
+def test_repeated_blocks_compile_once() -> None:
+    deep = weights(12)
+    function = planned(sgd_step, (deep, batch()), donate_argnums=0)
+    report = function.report()
+    assert report.segments == len(function.plan(deep, batch()).segments)
+    contents = {code.content for code in codes_of(function)}
+    assert len(contents) < report.segments
+
+
+def codes_of(function: tensile.PlannedFunction) -> list[Any]:
+    now = running(function)
+    return [
+        now.prepared.book.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated) for s in now.plan.segments
+    ]
+
+
+def test_the_policy_none_swaps_nothing_and_computes_nothing_heavy_again() -> None:
+    function = tensile.jit(sgd_step, budget=1000, policy="none", donate_argnums=0)
+    same(function(fresh(weights()), batch()), jax.jit(sgd_step)(weights(), batch()))
+    plan = function.plan(weights(), batch())
+    assert kinds_of(plan) <= {"release", "recompute"}
+    assert plan.recomputed_us == 0.0  # what runs twice is what XLA fuses into its consumers
+    assert function.report().swapped_bytes == 0
+
+
+def test_a_plan_says_what_it_does() -> None:
+    plan = planned(sgd_step, (weights(), batch()), donate_argnums=0).plan(weights(), batch())
+    text = str(plan)
+    assert "Plan of 'sgd_step'" in text
+    assert f"segments   {len(plan.segments)}" in text
+    assert f"swaps      {sum(e.kind == 'swap_out' for e in plan.events)} out" in text
+    assert plan.floor_bytes <= plan.peak_bytes <= (plan.budget_bytes or 0)
+    assert plan.step_us > 0
+    assert plan.floor_tensors
+
+
+def test_the_report_says_what_was_measured() -> None:
+    function = planned(sgd_step, (weights(), batch()), donate_argnums=0)
+    state = fresh(weights())
+    first = function.report()
+    assert (first.step_us, first.iterations) == (None, 1)
+    for i in range(4):
+        state, _ = function(state, batch(i))
+    report, plan = function.report(), function.plan(state, batch())
+    assert report.iterations == 5
+    assert report.step_us is not None and report.step_us > 0
+    assert report.swapped_bytes == plan.swapped_out_bytes + plan.swapped_in_bytes
+    assert report.segments == len(plan.segments) >= report.distinct_segments / 2
+    assert report.compile_s > 0 and report.trace_s > 0 and report.plan_s > 0
+    assert (report.passive_swap_ins, report.out_of_memory) == (0, 0)
+
+
+def test_there_is_nothing_to_report_before_the_first_call() -> None:
+    with pytest.raises(RuntimeError, match="before the first call"):
+        tensile.jit(sgd_step).report()
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(tensile.__all__) == [
+        "BudgetError", "BudgetTooSmall", "InvalidPlan", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "Report",
+        "TensileError", "TraceError", "jit", "to_device",
+    ]  # fmt: skip
+    assert all(getattr(tensile, name) is not None for name in tensile.__all__)
+
+
+# -- the budget is kept ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("donate", [(0,), ()], ids=["donated", "not donated"])
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.9])
+def test_the_budget_is_kept_and_the_predicted_peak_is_the_measured_one(part: float, donate: tuple[int, ...]) -> None:
+    optimizer = optax.adam(1e-3)
+    step = optimizer_step(optimizer)
+    example = optimizer_state(optimizer), batch()
+    function = planned(step, example, part=part, donate_argnums=donate)
+    plan = function.plan(*example)
+    assert plan.workspaces == "compiled"
+    if plan.whole:
+        pytest.skip("plain jit fits, so nothing is planned")
+    del example
+    baseline = device_bytes()
+    state = optimizer_state(optimizer)
+    seen = measure_launches(function, baseline)
+    for i in range(3):
+        x = batch(i)
+        state, loss = function(state, x)
+        del x, loss
+    assert len(seen) == 3 * len(plan.segments)
+    assert plan.budget_bytes is not None
+    assert max(seen) <= plan.peak_bytes <= plan.budget_bytes
+    assert max(seen) >= 0.99 * plan.peak_bytes
+    assert function.report().peak_bytes <= plan.peak_bytes
+    assert function.report().peak_bytes >= 0.99 * plan.peak_bytes
+
+
+def test_the_floor_of_a_plan_is_a_budget_that_works() -> None:
+    floor = tensile.jit(sgd_step, budget=2**40, donate_argnums=0).plan(weights(), batch()).floor_bytes
+    plan = tensile.jit(sgd_step, budget=floor, donate_argnums=0).plan(weights(), batch())
+    assert plan.peak_bytes <= floor
+    with pytest.raises(tensile.BudgetTooSmall) as caught:
+        tensile.jit(sgd_step, budget=floor - 1, donate_argnums=0).plan(weights(), batch())
+    assert caught.value.floor_bytes == floor
+
+
+def test_the_floor_that_an_error_names_is_a_budget_that_works() -> None:
+    with pytest.raises(tensile.BudgetTooSmall) as caught:
+        tensile.jit(sgd_step, budget=1000, donate_argnums=0)(fresh(weights()), batch())
+    floor = caught.value.floor_bytes
+    function = tensile.jit(sgd_step, budget=floor, donate_argnums=0)
+    same(function(fresh(weights()), batch()), jax.jit(sgd_step)(weights(), batch()))
+    assert function.report().peak_bytes <= floor
+
+
+# -- state in host memory -------------------------------------------------------------------------------------------------
+
+BIG, FEW = 256, 64  # matrices of 256 KiB, activations of 64 KiB: the state is what counts
+
+
+@pytest.fixture(scope="module")
+def momentum() -> tuple[Callable[..., Any], Any, Any]:
+    optimizer = optax.sgd(0.05, momentum=0.9)
+    state = optimizer_state(optimizer, weights(4, BIG))
+    return optimizer_step(optimizer), state, batch(rows=FEW, width=BIG)
+
+
+def test_state_may_come_back_in_host_memory_and_to_device_brings_it_in(momentum: Any) -> None:
+    step, state, x = momentum
+    device_floor = tensile.jit(step, budget=2**40, donate_argnums=0).plan(state, x).floor_bytes
+    function = planned(step, (state, x), donate_argnums=0, state_memory="any")
+    plan = function.plan(state, x)
+    assert plan.peak_bytes < device_floor
+    ours, theirs = fresh(state), fresh(state)
+    for _ in range(5):
+        ours, _ = function(ours, x)
+        theirs, _ = jax.jit(step)(theirs, x)
+    kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(ours)}
+    assert "pinned_host" in kinds
+    stays_out = {e.tensor for e in plan.events if e.kind == "swap_out"} - {e.tensor for e in plan.events if e.kind == "swap_in"}
+    assert sum(leaf.sharding.memory_kind == "pinned_host" for leaf in jax.tree.leaves(ours)) == len(stays_out)
+    assert function.report().peak_bytes <= plan.peak_bytes
+    inside = tensile.to_device(ours)
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(inside)} == {"device"}
+    same(inside, theirs)
+    jax.jit(dense_loss)(inside["params"], x)  # a function of the user's own works on it
+
+
+def test_state_from_host_memory_is_taken_by_a_step_that_keeps_its_own_on_the_device(momentum: Any) -> None:
+    step, state, x = momentum
+    out = planned(step, (state, x), donate_argnums=0, state_memory="any")
+    inside = planned(step, (state, x), donate_argnums=0)
+    ours, _ = out(fresh(state), x)
+    ours, _ = inside(ours, x)
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(ours)} == {"device"}
+    theirs = fresh(state)
+    for _ in range(2):
+        theirs, _ = jax.jit(step)(theirs, x)
+    same(ours, theirs)
+
+
+def test_to_device_leaves_everything_else_as_it_is() -> None:
+    tree = {"a": jnp.ones(3), "b": None, "c": 4, "d": np.ones(2)}
+    moved = tensile.to_device(tree)
+    assert moved["a"] is tree["a"] and moved["d"] is tree["d"] and moved["c"] == 4
+
+
+# -- saved plans ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_plan_is_read_back_as_it_was(tmp_path: Path) -> None:
+    function = planned(sgd_step, (weights(), batch()), donate_argnums=0)
+    plan = function.plan(weights(), batch())
+    plan.save(tmp_path / "plan.json")
+    assert tensile.Plan.load(tmp_path / "plan.json") == plan
+    raw = json.loads((tmp_path / "plan.json").read_text())
+    jsonschema.validate(raw, plan_schema())
+    assert raw["schema_version"] == 1
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**raw, "segments": "none"}, plan_schema())
+
+
+def test_a_loaded_plan_gives_the_same_bits_as_the_plan_that_was_saved(tmp_path: Path) -> None:
+    optimizer = optax.adam(1e-3)
+    step, state = optimizer_step(optimizer), optimizer_state(optimizer)
+    function = planned(step, (state, batch()), donate_argnums=0)
+    plan = function.plan(state, batch())
+    assert something_happened(plan)
+    plan.save(tmp_path / "plan.json")
+    loaded = tensile.jit(step, plan=tensile.Plan.load(tmp_path / "plan.json"), donate_argnums=0)
+    ours, theirs = fresh(state), fresh(state)
+    for i in range(4):
+        ours, loss = function(ours, batch(i))
+        theirs, loaded_loss = loaded(theirs, batch(i))
+        same((theirs, loaded_loss), (ours, loss), exactly=True)
+    assert loaded.plan(state, batch()).segments == plan.segments
+    assert loaded.report().peak_bytes == function.report().peak_bytes
+
+
+def test_a_saved_plan_for_the_whole_step_runs_too(tmp_path: Path) -> None:
+    tensile.jit(sgd_step, donate_argnums=0).plan(weights(), batch()).save(tmp_path / "whole.json")
+    plan = tensile.Plan.load(tmp_path / "whole.json")
+    assert plan.whole
+    got = tensile.jit(sgd_step, plan=plan, donate_argnums=0)(fresh(weights()), batch())
+    same(got, jax.jit(sgd_step)(weights(), batch()), exactly=True)
+
+
+def test_a_plan_made_from_shapes_runs_without_planning_again() -> None:
+    budget = low_budget(sgd_step, weights(), batch(), part=0.5, donate_argnums=0)
+    plan = tensile.jit(sgd_step, budget=budget, donate_argnums=0).plan(weights(), batch())
+    assert something_happened(plan)
+    function = tensile.jit(sgd_step, plan=dataclasses.replace(plan, budget_bytes=2 * budget), donate_argnums=0)
+    same(function(fresh(weights()), batch()), jax.jit(sgd_step)(weights(), batch()))
+    assert [s.operators for s in function.plan(weights(), batch()).segments] == [s.operators for s in plan.segments]
+
+
+def test_the_width_of_the_examples_is_what_their_docstring_says() -> None:
+    assert batch().nbytes == 2**16 == ROWS * WIDTH * 4
