@@ -18,8 +18,8 @@ from rich.table import Table
 
 _RESULTS = Path(__file__).parent / "results"
 _CASES: tuple[tuple[str, ...], ...] = (
-    *(("resnet50", "--batch-size", "8", "--budget", b) for b in ("none", "75%", "50%", "30%")),
-    *(("vgg16", "--batch-size", "4", "--budget", b, "--steps", "3") for b in ("none", "90%", "80%")),
+    *(("resnet50", "--batch-size", "8", "--budget", b, "--steps", "3") for b in ("none", "75%", "50%", "30%")),
+    *(("vgg16", "--batch-size", "4", "--budget", b, "--steps", "2") for b in ("none", "80%")),
     *(("gpt", "--batch-size", "8", "--sequence-length", "256", "--budget", b) for b in ("none", "75%", "50%", "30%")),
 )
 

@@ -29,8 +29,8 @@ from tensile_jax.plan.traffic import Traffic, find_traffic
 
 Swapping = Literal["none", "hidden", "all"]
 
-_PRICES = (4.0, 1.0, 0.6, 0.45, 0.35, 0.28, 0.23, 0.2, 0.18, 0.165, 0.15, 0.135, 0.1, 0.05, 0.02, 0.01)
-_HIDDEN_PRICES = (0.6, 0.35, 0.2, 0.15, 0.05, 0.01)
+_PRICES = (4.0, 0.6, 0.45, 0.28, 0.23, 0.2, 0.165, 0.15, 0.1, 0.05, 0.01)
+_HIDDEN_PRICES = (0.45, 0.165, 0.05)
 _UNCOVERED = 0.15  # of the copies of a hidden swap
 _EXPOSED_PRICES = (0.45, 0.165, 0.02)
 _SWAP_ROUNDS = {"none": 0, "hidden": 2, "all": 8}
@@ -126,11 +126,16 @@ class Ladder:
     def rung(self, index: int) -> Rung:
         """The rung at `index`; always the same one."""
         if index not in self._rungs:
-            self._rungs[index] = self._make(*self.steps[index])
+            price, swapping = self.steps[index]
+            retention, turn = self._retention(price)
+            same = self._rungs.get(index - 1)
+            if same is not None and same.swapping == swapping and same.retention.dropped == retention.dropped:
+                self._rungs[index] = same  # the lower price has changed nothing
+            else:
+                self._rungs[index] = self._make(price, swapping, retention, turn)
         return self._rungs[index]
 
-    def _make(self, price: float, swapping: Swapping) -> Rung:
-        retention, turn = self._retention(price)
+    def _make(self, price: float, swapping: Swapping, retention: Retention, turn: int) -> Rung:
         count = len(self.graph.operators)
         absences = self._absences(retention, turn, swapping)
         stays = find_stays(retention, absences)

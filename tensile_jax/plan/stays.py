@@ -50,10 +50,11 @@ def find_stays(retention: Retention, absences: Mapping[TensorId, Absence]) -> tu
     activity = retention.activity
     count = len(activity.graph.operators)
     heirs = inherited(retention)
+    taken_over = set(heirs.values())
     stays: list[Stay] = []
     for tensor in activity.graph.tensors:
         t = tensor.id
-        if t in heirs.values() or tensor.nbytes == 0:
+        if t in taken_over or tensor.nbytes == 0:
             continue
         begin, end = activity.begin[t], retention.end[t]
         heir = heirs.get(t)
