@@ -228,9 +228,30 @@ def model_case(name: str) -> Case:
     return Case(model.step, model.init(), lambda i: real[i % 2], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in ("resnet50", "vgg16") else n for n in MODELS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "vgg16" else n for n in MODELS if n != "resnet50"]
+)
 def test_every_model_gives_what_jit_gives(name: str) -> None:
     check_case(model_case(name), part=0.3)
+
+
+@pytest.mark.slow
+def test_a_resnet_gives_what_jit_gives_from_the_same_state() -> None:
+    """An untrained ResNet-50 is chaotic: one unit in the last place of its parameters changes the loss of plain `jax.jit` by
+    a tenth within a few iterations. So each of the twenty begins from the state that jit reached, and gradients (momentum
+    holds them) are compared by their norm.
+    """
+    case = model_case("resnet50")
+    function = planned(case.step, (case.state, case.batches(0)), part=0.3, donate_argnums=0)
+    assert something_happened(function.plan(case.state, case.batches(0)))
+    plain = jax.jit(case.step)
+    state = fresh(case.state)
+    for i in range(STEPS):
+        ours, metrics = function(fresh(state), case.batches(i))
+        state, expected = plain(state, case.batches(i))
+        np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-3)
+        for a, b in zip(numbers(ours), numbers(state), strict=True):
+            assert np.linalg.norm(a - b) <= 1e-2 * np.linalg.norm(b) + 1e-6
 
 
 # -- odd states and odd steps -------------------------------------------------------------------------------------------
