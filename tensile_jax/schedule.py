@@ -43,7 +43,7 @@ class PlannedTensor:
 class Segment:
     """One executable. `frees` leave the device when it ends; `device_bytes` is the footprint while it runs.
 
-    `donated` are inputs whose memory an output takes over.
+    `donated` are inputs whose memory an output takes over; those outputs come first, in the same order.
     """
 
     name: str

@@ -46,7 +46,7 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
     absences = _effective(layout.absences, bounds)
     stored = stored_bytes(find_stays(retention, absences), count)
     heirs = inherited(retention)
-    emissions = [emit(retention, a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    emissions = [_aligned(emit(retention, a, b), heirs) for a, b in zip(bounds, bounds[1:], strict=False)]
     outgoing, incoming = _copies(retention, absences, bounds)
     frees = _frees(retention, absences, emissions, heirs)
     elapsed = np.concatenate([[0.0], np.cumsum(np.array(latencies, dtype=float))])
@@ -184,6 +184,16 @@ def _effective(absences: Mapping[TensorId, Absence], bounds: tuple[int, ...]) ->
 def _donated(emission: Emission, heirs: Mapping[TensorId, TensorId]) -> tuple[TensorId, ...]:
     made = set(emission.outputs)
     return tuple(t for t in emission.inputs if t in heirs and heirs[t] in made)
+
+
+def _aligned(emission: Emission, heirs: Mapping[TensorId, TensorId]) -> Emission:
+    """The same with heirs first, in the order of what is donated to them.
+
+    JAX gives a donated buffer to the first output of its shape. Unless that is the heir, XLA copies what it would overwrite.
+    """
+    first = [heirs[t] for t in _donated(emission, heirs)]
+    taken = set(first)
+    return replace(emission, outputs=(*first, *(t for t in emission.outputs if t not in taken)))
 
 
 def _made(graph: Graph, emission: Emission, heirs: Mapping[TensorId, TensorId]) -> int:
