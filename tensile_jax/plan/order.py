@@ -12,6 +12,7 @@ new state at once during the backward pass; then the tail stays where it was if 
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 from tensile_jax.ir import Graph
 from tensile_jax.plan.activity import find_activity
@@ -27,8 +28,10 @@ def order(graph: Graph) -> Graph:
 
 
 def _peak(graph: Graph) -> int:
-    stays = find_stays(retain(find_activity(graph), {}), {})
-    return int(stored_bytes(stays, len(graph.operators)).max())
+    """The most that is stored between two heavy operators, where it is least: light temporaries do not count, XLA fuses them."""
+    stored = stored_bytes(find_stays(retain(find_activity(graph), {}), {}), len(graph.operators))
+    heavy = [place for place, op in enumerate(graph.operators) if op.kind == "heavy"]
+    return max(int(stored[a + 1 : b + 1].min()) for a, b in pairwise([-1, *heavy, len(graph.operators)]) if b > a)
 
 
 def _sorted(graph: Graph, *, early_tail: bool) -> Graph:

@@ -171,6 +171,14 @@ def test_an_early_update_that_raises_the_peak_stays_late_where_state_is_not_dona
     assert order(graph).operators[-1].id == last
 
 
+def test_temporaries_of_an_update_that_xla_fuses_do_not_push_it_late() -> None:
+    graph = graph_of(
+        ["a = heavy(x)", "b = heavy(a)", "g = heavy(b)", "y = heavy(a, b)", "s = light(g)", "r = light(s)", "v = light(w, r, s)"],
+        inputs="x w", outputs="y v", carried={"w": "v"}, donated="w", sizes=dict.fromkeys("wgsrv", 1000),
+    )  # fmt: skip
+    assert [op.id for op in order(graph).operators] == [0, 1, 2, 4, 5, 6, 3]
+
+
 def test_what_depends_on_inputs_alone_goes_right_before_its_first_reader() -> None:
     graph = order(graph_of(["m = light(x)", "a = heavy(x)", "b = heavy(a)", "y = heavy(b, m)"], inputs="x", outputs="y"))
     assert [op.id for op in graph.operators] == [1, 2, 0, 3]
