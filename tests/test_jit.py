@@ -335,7 +335,8 @@ def test_the_report_says_what_was_measured() -> None:
     assert report.iterations == 5
     assert report.step_us is not None and report.step_us > 0
     assert report.swapped_bytes == plan.swapped_out_bytes + plan.swapped_in_bytes
-    assert report.segments == len(plan.segments) >= report.distinct_segments / 2
+    assert report.segments == len(plan.segments)
+    assert report.distinct_segments > 1
     assert report.compile_s > 0 and report.trace_s > 0 and report.plan_s > 0
     assert (report.passive_swap_ins, report.out_of_memory) == (0, 0)
 

@@ -41,6 +41,7 @@ from tensile_jax.schedule import SCHEMA_VERSION, Plan, format_bytes, unranged
 from tensile_jax.trace import TracedStep
 
 _MOST_ATTEMPTS = 8
+_CAUTION = 0.01  # of the budget, more with each attempt
 _LOWER = 0.9  # the next budget, after the device ran out of memory under this one
 
 Progress = Callable[[str, int, int], None]
@@ -196,11 +197,12 @@ class PreparedStep:
         Raises:
             BudgetTooSmall: there is none; the error names the least peak that compiling has confirmed.
         """
-        limit = aim = self.limit()
+        limit = self.limit()
+        caution = 0
         choose = POLICIES[self.options.policy]
-        for _ in range(_MOST_ATTEMPTS):
+        for attempt in range(1, _MOST_ATTEMPTS + 1):
             began = time.perf_counter()
-            choice = choose(self.ladder, aim, self.measured)
+            choice = choose(self.ladder, limit, replace(self.measured, caution=caution))
             self.plan_s += time.perf_counter() - began
             if choice is None:
                 break
@@ -211,15 +213,17 @@ class PreparedStep:
             plan, executables = self._compiled(choice, limit)
             if plan.peak_bytes <= limit or self.options.policy == "none":
                 return plan, executables
-            aim *= (limit / plan.peak_bytes) ** 0.5  # estimates fall short: aim lower, but not by all of it, as more is known now
+            caution = int(limit * _CAUTION * attempt)
         return self._at_the_floor(limit)
 
     def _at_the_floor(self, limit: float) -> tuple[Plan, list[Executable] | None]:
         best: tuple[Plan, list[Executable] | None] | None = None
+        seen: set[tuple[int, tuple[int, ...]]] = set()
         for _ in range(_MOST_ATTEMPTS):
             nbytes, choice = floor(self.ladder, self.measured)
-            if best is not None and nbytes >= best[0].peak_bytes:
+            if best is not None and (max(limit, nbytes) >= best[0].peak_bytes or (choice.rung, choice.boundaries) in seen):
                 break
+            seen.add((choice.rung, choice.boundaries))
             if choice.rung == WHOLE:
                 self.whole_executable()
                 found = self._plan(choice, limit), None

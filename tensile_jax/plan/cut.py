@@ -16,7 +16,7 @@ which least is stored. `cost` and `peak` are two matrices over pairs of candidat
 Ties go to the earlier boundary: a late one would split what XLA fuses (design measurement: 15 % more traffic).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -46,14 +46,9 @@ class Board:
     workspace: np.ndarray
     kernels: np.ndarray
 
-    def workspaces(self, growth: float, known: Mapping[tuple[int, int], int] | None = None) -> np.ndarray:
-        """Workspaces with XLA's own growth for each kernel, and what compiling has shown in the place of what was estimated."""
-        work = np.ceil(self.workspace * (1.0 + growth * self.kernels))
-        index = {b: i for i, b in enumerate(self.boundaries)}
-        for (begin, end), nbytes in (known or {}).items():
-            if begin in index and end in index:
-                work[index[begin], index[end]] = nbytes
-        return work
+    def estimates(self, growth: float) -> np.ndarray:
+        """Workspaces with XLA's own growth for each kernel."""
+        return np.ceil(self.workspace * (1.0 + growth * self.kernels))
 
 
 def lay_board(
@@ -84,6 +79,7 @@ def lay_board(
         return grid
 
     made = _Items()
+    results = _Items()
     written = _Items()
     inside = _Items()
     for stay in stays:
@@ -91,6 +87,8 @@ def lay_board(
             light = not traffic.materialised[stay.tensor]
             end = stay.end if stay.whole else count  # what is swapped is an input or a result of its segment, always
             made.add(stay.begin, end, stay.nbytes)
+            if stay.begin == activity.begin[stay.tensor]:  # not brought in from the host
+                results.add(stay.begin, end, stay.nbytes)
             written.add(stay.begin, end, stay.nbytes * (1.0 if light else _CROSSING))
     heirs = set(inherited(retention).values())
     away = {stay.tensor for stay in stays if not stay.whole}
@@ -111,7 +109,8 @@ def lay_board(
     written_bytes = _begins_in_crosses(histogram(*written.columns()))[:k, :k]
     again_us = _again(retention, traffic, profile, bucket, k)
     base = stored[list(boundaries)]
-    work = _workspace(retention, traffic, profile, boundaries, bucket, histogram(*inside.columns()), inside)
+    lent = _begins_in_crosses(histogram(*results.columns()))[:k, :k]
+    work = _workspace(retention, traffic, profile, boundaries, bucket, histogram(*inside.columns()), inside, lent)
     heavy = np.cumsum([0, *(op.kind == "heavy" for op in graph.operators)])[list(boundaries)]
     cost = profile.launch_us + written_bytes / profile.bytes_per_us + again_us
     return Board(boundaries, cost, base[:, None] + made_bytes, work, np.maximum(heavy[None, :] - heavy[:, None], 0))
@@ -140,6 +139,7 @@ def _candidates(retention: Retention, stored: np.ndarray, also: tuple[int, ...])
     heavy = [place for place, op in enumerate(operators) if op.kind == "heavy"]
     made = np.cumsum([0, *(sum(retention.activity.graph.tensors[t].nbytes for t in op.outputs) for op in operators)])
     windows = [*zip([0, *heavy], [*heavy, count], strict=True)]
+    folded = _folded(retention)
     chosen = {0, count, *also}
     bucket_bytes = max(float(stored.max()) / 48, 1.0)
     for first, last in windows:
@@ -148,20 +148,27 @@ def _candidates(retention: Retention, stored: np.ndarray, also: tuple[int, ...])
         # A window is the light tail of one heavy operator; a long one (the optimizer) is cut by the bytes that it makes.
         pieces = max(1, min(32, int((made[last] - made[first + 1]) // bucket_bytes)))
         edges = np.unique(np.linspace(first + 1, last + 1, pieces + 1).astype(int))
-        for low, high in zip(edges, edges[1:], strict=False):
-            chosen.add(int(low) + int(np.argmin(stored[low:high])))
+        for low, high in pairwise(edges):
+            free = [b for b in range(int(low), int(high)) if b not in folded]
+            if free:
+                chosen.add(min(free, key=lambda b: (stored[b], b)))
     ordered = sorted(chosen)
     if len(ordered) > _MOST_CANDIDATES:
         must = {0, count, *also}
-        rest = sorted((b for b in ordered if b not in must), key=lambda b: (int(stored[b]), b))
-        # keep the narrowest place of each stretch, so that no stretch of the step is left without a boundary
-        stretch = max(1, len(rest) // max(1, _MOST_CANDIDATES - len(must)) + 1)
-        groups: dict[int, int] = {}
-        rank = {b: i for i, b in enumerate(ordered)}
-        for b in rest:
-            groups.setdefault(rank[b] // stretch, b)
-        ordered = sorted(must | set(groups.values()))
+        rest = [b for b in ordered if b not in must]
+        stretches = np.array_split(np.array(rest), max(1, _MOST_CANDIDATES - len(must)))
+        ordered = sorted(must | {int(s[np.argmin(stored[s])]) for s in stretches if s.size})  # the narrowest of each
     return tuple(ordered)
+
+
+def _folded(retention: Retention) -> set[int]:
+    """Boundaries at which XLA would have folded a transposition into the heavy operator before it."""
+    begin, operators = retention.activity.begin, retention.activity.graph.operators
+    return {
+        place
+        for place, op in enumerate(operators)
+        if op.primitive == "transpose" and begin[op.inputs[0]] == place - 1 and operators[place - 1].kind == "heavy"
+    }
 
 
 def _begins_in_crosses(grid: np.ndarray) -> np.ndarray:
@@ -181,8 +188,12 @@ def _workspace(
     bucket: np.ndarray,
     grid: np.ndarray,
     inside: _Items,
+    lent: np.ndarray,
 ) -> np.ndarray:
-    """W[a, b] = max over buckets q in [a, b) of what lives and dies inside [a, b) and is live in q."""
+    """W[a, b] = max over buckets q in [a, b) of what lives and dies inside [a, b) and is live in q, less what is made later.
+
+    XLA lends the buffers of outputs that are not written yet.
+    """
     k = len(boundaries)
     graph = retention.activity.graph
     count = len(graph.operators)
@@ -203,16 +214,19 @@ def _workspace(
         alone[q] = live[low:high].max() if high > low else 0.0
     cross = grid[:k, :k].copy()
     np.fill_diagonal(cross, 0.0)
+    later = np.zeros((k, k))  # later[q, b - 1]: results of (q, b)
+    later[: k - 1, : k - 1] = lent[1:, 1:]
+    later = np.where(np.triu(np.ones((k, k), dtype=bool), 1), later, 0.0)
     work = np.zeros((k, k))
     for a in range(k - 1):
         # running[q, v]: begins in [a, q], ends in bucket v >= q; then summed over v < b
         running = np.cumsum(cross[a:, :], axis=0)
         running = np.where(np.arange(k)[None, :] >= np.arange(a, k)[:, None], running, 0.0)
         within = np.cumsum(running, axis=1)  # within[q, b - 1]
-        total = within + alone[a:, None]
+        total = within + alone[a:, None] - later[a:]
         best = np.maximum.accumulate(np.where(np.arange(k)[None, :] >= np.arange(a, k)[:, None], total, 0.0), axis=0)
         ends = np.arange(a + 1, k)
-        work[a, a + 1 :] = best[ends - 1 - a, ends - 1]
+        work[a, a + 1 :] = np.maximum(best[ends - 1 - a, ends - 1], 0.0)
     return work
 
 
@@ -309,7 +323,7 @@ def cheapest_cut(board: Board, workspaces: np.ndarray, limit: float) -> Cut | No
     """The cheapest segmentation, of two segments or more, in which no segment's peak exceeds `limit`, or None.
 
     Args:
-        workspaces: as of `Board.workspaces`.
+        workspaces: of every segment, in the order of `board.boundaries`.
     """
     peak = board.held + workspaces
     k = len(board.boundaries)

@@ -7,35 +7,20 @@ policy must use it in the place of its estimates.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-
-import numpy as np
 
 from tensile_jax.plan.assemble import Layout
 from tensile_jax.plan.cut import Cut, cheapest_cut, least_peak
 from tensile_jax.plan.ladder import Ladder
+from tensile_jax.plan.workspace import Measured, hopeful_workspaces, workspaces
 
 WHOLE = -1
 """The rung of the choice to run the step as one executable."""
 
-_NEAR_LEAST = 1.04
+_NEAR_LEAST = 1.04  # of the least peak of the first rung: what "none" may always use
+_NEAR_WHOLE = 0.95  # of the whole step's peak: what it may use if that is more
 _FLOOR_RUNGS = 3  # the last rungs, of which the least peak is the floor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Measured:
-    """What compiling has shown, in bytes.
-
-    `workspaces` by (rung, begin, end). `whole` is the peak of the step as one executable.
-    """
-
-    workspaces: Mapping[tuple[int, int, int], int] = field(default_factory=lambda: {})
-    whole: int | None = None
-
-    def of_rung(self, rung: int) -> dict[tuple[int, int], int]:
-        """The workspaces of one rung's segments, by (begin, end)."""
-        return {(b, e): nbytes for (r, b, e), nbytes in self.workspaces.items() if r == rung}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,13 +60,13 @@ def auto(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
 
 
 def none(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
-    """No swaps, and nothing computed again but what XLA fuses: the step in segments, near the least peak without more."""
+    """No swaps, and nothing computed again but what XLA fuses: the step in segments that fit where the whole step would."""
     del limit
     if not ladder.graph.operators:
         return Choice(WHOLE, (0, 0))
     work = workspaces(ladder, 0, measured)
     board = ladder.rung(0).board
-    cut = cheapest_cut(board, work, _NEAR_LEAST * least_peak(board, work))
+    cut = cheapest_cut(board, work, max(_NEAR_LEAST * least_peak(board, work), _NEAR_WHOLE * whole_peak(ladder, measured)))
     assert cut is not None  # the least peak is attained by construction
     return Choice(0, cut.boundaries)
 
@@ -96,17 +81,12 @@ def floor(ladder: Ladder, measured: Measured) -> tuple[int, Choice]:
     if not ladder.graph.operators:
         return whole
     last = range(len(ladder) - _FLOOR_RUNGS, len(ladder))
-    nbytes, index = min((least_peak(ladder.rung(i).board, workspaces(ladder, i, measured)), i) for i in last)
+    nbytes, index = min((least_peak(ladder.rung(i).board, hopeful_workspaces(ladder, i, measured)), i) for i in last)
     if whole[0] <= nbytes:
         return whole
-    cut = cheapest_cut(ladder.rung(index).board, workspaces(ladder, index, measured), nbytes)
+    cut = cheapest_cut(ladder.rung(index).board, hopeful_workspaces(ladder, index, measured), nbytes)
     assert cut is not None  # the least peak is attained by construction
     return nbytes, Choice(index, cut.boundaries)
-
-
-def workspaces(ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
-    """Workspaces of every segment of a rung, with all that is known."""
-    return ladder.rung(rung).board.workspaces(ladder.profile.workspace_growth, measured.of_rung(rung))
 
 
 def whole_peak(ladder: Ladder, measured: Measured) -> int:

@@ -38,7 +38,7 @@ def copies(plan: Plan) -> int:
 
 
 def both_ways(fast_link: str, step: Any, state: Any, batches: Callable[[int], Any], iterations: int, **options: Any) -> None:
-    function = planned(step, (state, batches(0)), donate_argnums=0, device_profile=fast_link, **options)
+    function = planned(step, (state, batches(0)), part=0.5, donate_argnums=0, device_profile=fast_link, **options)
     now = running(function)
     assert copies(now.plan) >= 2
     plain = without_copies(now)
@@ -69,7 +69,7 @@ def test_keeping_state_on_the_host_between_iterations_changes_no_bit(fast_link: 
 
 
 def test_launching_ahead_of_the_device_changes_no_bit(fast_link: str) -> None:
-    function = planned(sgd_step, (weights(), batch()), donate_argnums=0, device_profile=fast_link)
+    function = planned(sgd_step, (weights(), batch()), part=0.5, donate_argnums=0, device_profile=fast_link)
     assert copies(function.plan(weights(), batch())) >= 2
     executor = running(function).executor
     assert executor is not None

@@ -1,5 +1,6 @@
 """Cutting and dropping against brute force: every segmentation of small boards, every subset of small graphs."""
 
+import dataclasses
 import itertools
 import random
 
@@ -91,14 +92,30 @@ def test_what_a_segment_holds_is_what_is_stored_before_it_and_what_it_hands_on()
     assert held(3, 4) == 1 + 10 + 1000 + 10_000
     assert held(0, 4) == 1 + 10_000
     assert board.workspace[index[1], index[3]] == 100  # b lives and dies inside
-    assert board.workspace[index[0], index[4]] == 10 + 1000 + 100  # a, b and c at once
+    assert board.workspace[index[0], index[4]] == 10 + 1000  # a and c while y is written; before, all lie in y's buffer
 
 
-def test_workspaces_grow_with_kernels_unless_compiling_has_shown_them() -> None:
+def test_a_transposition_stays_with_the_product_that_xla_folds_it_into() -> None:
+    graph = graph_of(
+        ["g = heavy(x)", "t = light(g)", "y = light(t)", "z = heavy(y)"],
+        inputs="x", outputs="z", sizes={"x": 1, "g": 10, "t": 10, "y": 10, "z": 10},
+    )  # fmt: skip
+    assert 1 in board_of(graph).boundaries
+    operators = list(graph.operators)
+    operators[1] = dataclasses.replace(operators[1], primitive="transpose")
+    assert 1 not in board_of(dataclasses.replace(graph, operators=tuple(operators))).boundaries
+
+
+def test_too_many_candidates_are_thinned_evenly() -> None:
+    graph = graph_of([f"y{k + 1} = heavy(y{k})" for k in range(250)], inputs="y0", outputs="y250")
+    boundaries = np.array(board_of(graph).boundaries)
+    assert len(boundaries) == 192
+    assert np.diff(boundaries).max() <= 3
+
+
+def test_estimates_grow_with_kernels() -> None:
     board = Board((0, 3, 5), np.zeros((3, 3)), np.zeros((3, 3)), np.full((3, 3), 100.0), np.full((3, 3), 2.0))
-    assert board.workspaces(0.5)[0, 1] == 200.0
-    known = board.workspaces(0.5, {(0, 3): 7, (1, 2): 9})
-    assert (known[0, 1], known[0, 2], known[1, 2]) == (7.0, 200.0, 200.0)
+    assert board.estimates(0.5)[0, 1] == 200.0
 
 
 # -- recomputation -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,78 @@
+"""What a segment needs beyond its inputs and outputs: estimated, measured, and what measuring teaches about the others.
+
+    estimate(a, b) = what XLA would need if it scheduled as well as can be (`cut.py`), and its own growth for each kernel
+    workspace(a, b) = measured                                                     where compiling has shown it
+                    = estimate + surprise of the measured segment most like it     otherwise
+
+    likeness of [a, b) and [c, d) = common / all of their heavy operators
+    surprise = (measured - estimate) of that segment * the part of its heavy operators that is in [a, b)
+
+Segments that overlap hold the same chains and large tensors, so an estimate that was wrong for one is wrong for the other
+in the same way, on whatever rung. Without this, the planner would go from one segmentation that is underestimated to the next.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tensile_jax.plan.ladder import Ladder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """What compiling has shown, in bytes.
+
+    `workspaces` by (rung, begin, end). `whole` is the peak of the step as one executable. `caution` is what a segment that was
+    not compiled yet must leave free: a planner picks what was underestimated, so it grows with each plan that was refuted.
+    """
+
+    workspaces: Mapping[tuple[int, int, int], int] = field(default_factory=lambda: {})
+    whole: int | None = None
+    caution: int = 0
+
+
+def workspaces(ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
+    """Workspaces of every segment of a rung, with all that is known. Square, with meaning above the diagonal."""
+    estimates = ladder.rung(rung).board.estimates(ladder.profile.workspace_growth)
+    if not measured.workspaces:
+        return estimates
+    found = np.maximum(np.ceil(estimates + _surprises(ladder, rung, measured)), 0.0) + measured.caution
+    return _with_known(found, ladder, rung, measured)
+
+
+def hopeful_workspaces(ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
+    """The same, with estimates wherever nothing was measured, whatever was learnt: for a floor, which must not be too high."""
+    return _with_known(ladder.rung(rung).board.estimates(ladder.profile.workspace_growth), ladder, rung, measured)
+
+
+def _surprises(ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
+    board = ladder.rung(rung).board
+    operators = ladder.graph.operators
+    heavy = np.cumsum([0, *(op.kind == "heavy" for op in operators)]) + 1e-3 * np.arange(len(operators) + 1)
+    ends = heavy[list(board.boundaries)]
+    begin, end = ends[:, None], ends[None, :]
+    likest = np.zeros((len(ends), len(ends)))
+    surprise = np.zeros_like(likest)
+    for (of, a, b), nbytes in measured.workspaces.items():
+        common = np.minimum(end, heavy[b]) - np.maximum(begin, heavy[a])
+        likeness = common / (np.maximum(end, heavy[b]) - np.minimum(begin, heavy[a]))
+        closer = likeness > likest + (1e-9 if of != rung else -1e-9)  # its own rung's first
+        likest = np.where(closer, likeness, likest)
+        part = np.clip(common / (heavy[b] - heavy[a]), 0.0, 1.0)
+        surprise = np.where(closer, (nbytes - _estimate(ladder, of, a, b)) * part, surprise)
+    return surprise
+
+
+def _with_known(found: np.ndarray, ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
+    place = {b: i for i, b in enumerate(ladder.rung(rung).board.boundaries)}
+    for (of, a, b), nbytes in measured.workspaces.items():
+        if of == rung:
+            found[place[a], place[b]] = nbytes
+    return found
+
+
+def _estimate(ladder: Ladder, rung: int, begin: int, end: int) -> float:
+    board = ladder.rung(rung).board
+    a, b = board.boundaries.index(begin), board.boundaries.index(end)
+    return float(board.estimates(ladder.profile.workspace_growth)[a, b])
