@@ -219,15 +219,11 @@ def _workspace(
     later = np.where(np.triu(np.ones((k, k), dtype=bool), 1), later, 0.0)
     work = np.zeros((k, k))
     for a in range(k - 1):
-        # running[q, v]: begins in [a, q], ends in bucket v >= q; then summed over v < b
-        running = np.cumsum(cross[a:, :], axis=0)
-        running = np.where(np.arange(k)[None, :] >= np.arange(a, k)[:, None], running, 0.0)
-        within = np.cumsum(running, axis=1)  # within[q, b - 1]
-        total = within + alone[a:, None] - later[a:]
-        best = np.maximum.accumulate(np.where(np.arange(k)[None, :] >= np.arange(a, k)[:, None], total, 0.0), axis=0)
-        ends = np.arange(a + 1, k)
-        work[a, a + 1 :] = np.maximum(best[ends - 1 - a, ends - 1], 0.0)
-    return work
+        # running[q, v]: begins in [a, q], ends in bucket v >= q; summed over v < b it is what lives in q. Indices from a.
+        running = np.triu(np.cumsum(cross[a:, a:], axis=0))
+        total = np.triu(np.cumsum(running, axis=1) + alone[a:, None] - later[a:, a:])
+        work[a, a + 1 :] = np.maximum.accumulate(total, axis=0).diagonal()[:-1]
+    return np.maximum(work, 0.0)
 
 
 def chains(retention: Retention, traffic: Traffic) -> np.ndarray:

@@ -23,7 +23,7 @@ from tensile_jax.plan.cut import Board, lay_board, pressure, rerun_latency
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
 from tensile_jax.plan.recompute import drop_tensors
 from tensile_jax.plan.retention import Retention, retain
-from tensile_jax.plan.stays import Absence, Stay, find_stays, stored_bytes
+from tensile_jax.plan.stays import Absence, Stay, find_stays, stored_bytes, stored_unless_swapped
 from tensile_jax.plan.swap import Link, find_gaps, keep_state_out, plan_swaps
 from tensile_jax.plan.traffic import Traffic, find_traffic
 
@@ -191,8 +191,7 @@ class Ladder:
         begin = self.activity.begin
         dropped = {t.id: begin[t.id] for t in self.graph.tensors if self.traffic.virtual[t.id]}
         retention = retain(self.activity, dropped)
-        count = len(self.graph.operators)
-        stored = stored_bytes(find_stays(retention, {}), count)
+        stored = stored_unless_swapped(retention)
         turn = int(stored.argmax())
         for _ in range(_TURNS):
             highest = int(stored.max())
@@ -203,7 +202,7 @@ class Ladder:
                 break
             sooner = {t: min(last, dropped.get(t, last)) for t, last in again.items()}
             candidate = retain(self.activity, {**dropped, **sooner})
-            stored_then = stored_bytes(find_stays(candidate, {}), count)
+            stored_then = stored_unless_swapped(candidate)
             if int(stored_then.max()) >= highest:
                 break
             dropped.update(sooner)

@@ -17,7 +17,7 @@ from itertools import pairwise
 from tensile_jax.ir import Graph
 from tensile_jax.plan.activity import find_activity
 from tensile_jax.plan.retention import retain
-from tensile_jax.plan.stays import find_stays, stored_bytes
+from tensile_jax.plan.stays import stored_unless_swapped
 
 
 def order(graph: Graph) -> Graph:
@@ -29,7 +29,7 @@ def order(graph: Graph) -> Graph:
 
 def _peak(graph: Graph) -> int:
     """The most that is stored between two heavy operators, where it is least: light temporaries do not count, XLA fuses them."""
-    stored = stored_bytes(find_stays(retain(find_activity(graph), {}), {}), len(graph.operators))
+    stored = stored_unless_swapped(retain(find_activity(graph), {}))
     heavy = [place for place, op in enumerate(graph.operators) if op.kind == "heavy"]
     return max(int(stored[a + 1 : b + 1].min()) for a, b in pairwise([-1, *heavy, len(graph.operators)]) if b > a)
 

@@ -41,7 +41,7 @@ def retain(activity: Activity, dropped: Mapping[TensorId, int]) -> Retention:
     """The retention that follows when `dropped` tensors are stored up to the given places only."""
     graph = activity.graph
     count = len(graph.operators)
-    needs: list[set[int]] = [set(uses) for uses in activity.uses]
+    more: dict[TensorId, set[int]] = {}  # needs beyond uses
     reruns: list[tuple[int, ...]] = [()] * count
     for place in range(count - 1, -1, -1):
         operator = graph.operators[place]
@@ -49,12 +49,15 @@ def retain(activity: Activity, dropped: Mapping[TensorId, int]) -> Retention:
         for t in operator.outputs:
             last = dropped.get(t)
             if last is not None:
-                far.update(p for p in needs[t] if p > last)
+                far.update(p for p in activity.uses[t] if p > last)
+                far.update(p for p in more.get(t, ()) if p > last)
         if far:
             reruns[place] = tuple(sorted(far))
             for u in operator.inputs:
-                needs[u] |= far
-    ordered = [tuple(sorted(n)) for n in needs]
+                more.setdefault(u, set()).update(far)
+    ordered = list(activity.uses)
+    for t, far in more.items():
+        ordered[t] = tuple(sorted(far.union(ordered[t])))
     end = list(activity.end)
     for t, places in enumerate(ordered):
         if t in dropped:

@@ -12,6 +12,7 @@ it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,8 +35,7 @@ class Absence:
     hidden_us: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stay:
+class Stay(NamedTuple):
     """`tensor` lies in device memory at boundaries b with begin < b <= end; `whole` if it is not swapped."""
 
     tensor: TensorId
@@ -60,6 +60,10 @@ def find_stays(retention: Retention, absences: Mapping[TensorId, Absence]) -> tu
         heir = heirs.get(t)
         if heir is not None:
             end = retention.end[heir]
+        if t not in absences and heir not in absences:
+            if begin < count and end > begin:
+                stays.append(Stay(t, tensor.nbytes, begin, end, True))
+            continue
         away = absences.get(t)
         later = absences.get(heir) if heir is not None else None
         pieces = [(begin, end)]
@@ -67,9 +71,8 @@ def find_stays(retention: Retention, absences: Mapping[TensorId, Absence]) -> tu
             pieces = [(begin, away.leave), (away.back, end)]
         if later is not None:
             pieces = [*pieces[:-1], (pieces[-1][0], later.leave), (later.back, count)]
-        whole = away is None and later is None
-        made_to_leave = None if whole or begin < 0 else begin  # a tensor may leave right after the operator that makes it
-        stays += [Stay(t, tensor.nbytes, b, e, whole) for b, e in pieces if b < count and (e > b or e == b == made_to_leave)]
+        made_to_leave = None if begin < 0 else begin  # a tensor may leave right after the operator that makes it
+        stays += [Stay(t, tensor.nbytes, b, e, False) for b, e in pieces if b < count and (e > b or e == b == made_to_leave)]
     return tuple(stays)
 
 
@@ -82,7 +85,26 @@ def inherited(retention: Retention) -> dict[TensorId, TensorId]:
 def stored_bytes(stays: Sequence[Stay], count: int) -> np.ndarray:
     """`stored(b)` for the boundaries b = 0 .. count; shape (count + 1,)."""
     change = np.zeros(count + 2, dtype=np.int64)
-    for stay in stays:
-        change[stay.begin + 1] += stay.nbytes
-        change[stay.end + 1] -= stay.nbytes
+    if stays:
+        _, nbytes, begin, end, _ = (np.array(column) for column in zip(*stays, strict=True))
+        np.add.at(change, begin + 1, nbytes)
+        np.add.at(change, end + 1, -nbytes)
+    return np.cumsum(change)[: count + 1]
+
+
+def stored_unless_swapped(retention: Retention) -> np.ndarray:
+    """The same as `stored_bytes` of every stay when nothing is swapped, without making them one by one."""
+    activity = retention.activity
+    count = len(activity.graph.operators)
+    nbytes = np.array([tensor.nbytes for tensor in activity.graph.tensors], dtype=np.int64)
+    begin, end = np.array(activity.begin, dtype=int), np.array(retention.end, dtype=int)
+    heirs = inherited(retention)
+    if heirs:
+        old, new = np.array(list(heirs.items())).T
+        end[old] = end[new]
+        nbytes[new] = 0
+    there = (begin < count) & (end > begin)
+    change = np.zeros(count + 2, dtype=np.int64)
+    np.add.at(change, begin[there] + 1, nbytes[there])
+    np.add.at(change, end[there] + 1, -nbytes[there])
     return np.cumsum(change)[: count + 1]

@@ -9,7 +9,7 @@ from tensile_jax.ir import Graph, OperatorId, Tensor, TensorId
 from tensile_jax.plan import order
 from tensile_jax.plan.activity import find_activity
 from tensile_jax.plan.retention import emit, retain
-from tensile_jax.plan.stays import Absence, Stay, find_stays, inherited, stored_bytes
+from tensile_jax.plan.stays import Absence, Stay, find_stays, inherited, stored_bytes, stored_unless_swapped
 from tests.builders import graph_of, tensor_named, training_graph
 
 # x -> a -> b -> y, with a read again at the end:      place 0    1    2
@@ -215,6 +215,7 @@ def test_stored_bytes_are_those_of_a_naive_count(seed: int) -> None:
         for b in range(len(graph.operators) + 1)
     ]
     assert stored(graph) == naive
+    assert stored_unless_swapped(retain(activity, {})).tolist() == naive
 
 
 # -- the graph itself -----------------------------------------------------------------------------------------------------------
