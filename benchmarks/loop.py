@@ -29,11 +29,11 @@ class _Nothing:
 class _NoTransfer:
     """Stands for the link."""
 
-    def out(self, array: Any) -> Any:
-        return array
+    def out_all(self, arrays: list[Any]) -> list[Any]:
+        return arrays
 
-    def into(self, array: Any) -> Any:
-        return array
+    def into_all(self, arrays: list[Any]) -> list[Any]:
+        return arrays
 
 
 def loop_us_per_segment(step: PlannedFunction, *args: Any) -> float:

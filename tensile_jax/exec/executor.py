@@ -126,24 +126,28 @@ class Executor:
                 for slot in drops:
                     env[slot] = None
             elif op is copy_out:
-                slot = instruction[1]
-                host[slot] = env[slot] if on_host(env[slot]) else transfer.out(env[slot])
+                slots = instruction[1]
+                if careful:  # recovery may have sent some there already
+                    host.update((slot, env[slot]) for slot in slots if on_host(env[slot]))
+                    slots = [slot for slot in slots if slot not in host]
+                host.update(zip(slots, transfer.out_all([env[slot] for slot in slots]), strict=True))
             elif op is leave:
-                slot = instruction[1]
                 began = time.perf_counter()
-                host[slot].block_until_ready()
+                for slot in instruction[1]:
+                    host[slot].block_until_ready()
+                    if not (careful and on_host(env[slot])):
+                        env[slot].delete()
+                    env[slot] = None
                 if watch is not None:
                     watch.stall_us += (time.perf_counter() - began) * 1e6
-                if not on_host(env[slot]):
-                    env[slot].delete()
-                env[slot] = None
             elif op is copy_in:
-                slot = instruction[1]
-                env[slot] = transfer.into(host.pop(slot))
+                slots = instruction[1]
+                for slot, value in zip(slots, transfer.into_all([host.pop(slot) for slot in slots]), strict=True):
+                    env[slot] = value
             else:  # FREE: a donated argument, which the caller still names
-                slot = instruction[1]
-                env[slot].delete()
-                env[slot] = None
+                for slot in instruction[1]:
+                    env[slot].delete()
+                    env[slot] = None
 
     def _fetch(self, inputs: Sequence[int], env: list[Any], host: dict[int, Any]) -> None:
         """Passive swap-in: bring what the segment reads and is not on the device."""

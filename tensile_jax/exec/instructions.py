@@ -1,16 +1,16 @@
 """From a plan to a flat list of instructions over numbered slots.
 
     launch   (executable, input slots, output slots, slots to drop)
-    copy_out slot        start a copy to the host
-    leave    slot        wait until that copy is done, then give the device memory back
-    copy_in  slot        start a copy to the device
-    free     slot        give the device memory back, now
+    copy_out slots       start copies to the host
+    leave    slots       wait until those copies are done, then give the device memory back
+    copy_in  slots       start copies to the device
+    free     slots       give the device memory back, now
 
 At each boundary copies out are started first, then what must have left is waited for, then copies in are started, then the
 segment is launched: issue order is the schedule. A slot holds one tensor.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -58,20 +58,29 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
     code: list[tuple[Any, ...]] = []
     first: dict[TensorId, str] = {}
     copies: Mapping[int, list[Any]] = _by_trigger(plan)
+    leaving: dict[int, list[TensorId]] = {}
+    for e in plan.events:
+        if e.kind == "swap_out":
+            leaving.setdefault(e.until, []).append(e.tensor)
+
+    def together(op: Op, tensors: Iterable[TensorId]) -> None:
+        slots = tuple(map(of, tensors))
+        if slots:
+            code.append((op, slots))
+
     last = len(plan.segments)
     for index in range(last + 1):
         for event in copies.get(index, ()):
             first.setdefault(event.tensor, event.kind)
-            if event.kind == "swap_out":
-                code.append((Op.COPY_OUT, of(event.tensor)))
-        code += [(Op.LEAVE, of(e.tensor)) for e in plan.events if e.kind == "swap_out" and e.until == index]
-        code += [(Op.COPY_IN, of(e.tensor)) for e in copies.get(index, ()) if e.kind == "swap_in"]
+        together(Op.COPY_OUT, (e.tensor for e in copies.get(index, ()) if e.kind == "swap_out"))
+        together(Op.LEAVE, leaving.get(index, ()))
+        together(Op.COPY_IN, (e.tensor for e in copies.get(index, ()) if e.kind == "swap_in"))
         if index == last:
             break
         segment = plan.segments[index]
         drops = tuple(of(t) for t in (*segment.frees, *segment.donated) if t not in owned)
         code.append((Op.LAUNCH, calls[index], tuple(map(of, segment.inputs)), tuple(map(of, segment.outputs)), drops, index))
-        code += [(Op.FREE, of(t)) for t in segment.frees if t in owned]
+        together(Op.FREE, (t for t in segment.frees if t in owned))
     outputs = tuple(of(t) for t in graph.outputs)
     arrive = frozenset(of(t) for t, kind in first.items() if kind == "swap_in")
     keep = frozenset(of(t.id) for t in graph.tensors if t.producer is None and t.id not in owned)

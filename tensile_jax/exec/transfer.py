@@ -4,6 +4,7 @@
 launched before it is done and overlaps what is launched after it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,6 +27,14 @@ class Transfer:
     def out(self, array: jax.Array) -> jax.Array:
         """A copy in pinned host memory, in flight."""
         return jax.device_put(array, self._to_host)
+
+    def out_all(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """The same for several, in one call."""
+        return jax.device_put(list(arrays), self._to_host)
+
+    def into_all(self, arrays: Sequence[Any]) -> list[jax.Array]:
+        """Copies in device memory of several arrays, in flight, in one call."""
+        return jax.device_put(list(arrays), self._to_device)
 
     def into(self, array: Any) -> jax.Array:
         """A copy in device memory, in flight."""
