@@ -32,6 +32,7 @@ from tensile_jax.plan import (
     assemble,
     check,
     floor,
+    floors,
     layout,
     order,
     planned_whole,
@@ -220,8 +221,15 @@ class PreparedStep:
         best: tuple[Plan, list[Executable] | None] | None = None
         seen: set[tuple[int, tuple[int, ...]]] = set()
         for _ in range(_MOST_ATTEMPTS):
-            nbytes, choice = floor(self.ladder, self.measured)
-            if best is not None and (max(limit, nbytes) >= best[0].peak_bytes or (choice.rung, choice.boundaries) in seen):
+            if best is not None and best[0].peak_bytes <= limit:
+                break
+            better = (
+                choice
+                for nbytes, choice in floors(self.ladder, self.measured)
+                if (best is None or nbytes < best[0].peak_bytes) and (choice.rung, choice.boundaries) not in seen
+            )
+            choice = next(better, None)
+            if choice is None:
                 break
             seen.add((choice.rung, choice.boundaries))
             if choice.rung == WHOLE:

@@ -5,10 +5,10 @@ from tensile_jax.plan.check import check
 from tensile_jax.plan.ladder import Ladder
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
 from tensile_jax.plan.order import order
-from tensile_jax.plan.policy import POLICIES, WHOLE, Choice, floor, layout, whole_peak
+from tensile_jax.plan.policy import POLICIES, WHOLE, Choice, floor, floors, layout, whole_peak
 from tensile_jax.plan.workspace import Measured
 
 __all__ = [
-    "POLICIES", "WHOLE", "Choice", "DeviceProfile", "Ladder", "Layout", "Measured", "assemble", "check", "floor",
+    "POLICIES", "WHOLE", "Choice", "DeviceProfile", "Ladder", "Layout", "Measured", "assemble", "check", "floor", "floors",
     "layout", "operator_latency", "order", "planned_whole", "whole_peak",
 ]  # fmt: skip

@@ -1,12 +1,13 @@
 """The ladder: ways to keep less, from which a policy chooses.
 
 A rung is a choice of what to drop, at one price for moving bytes (`recompute.py`), and of what to swap (`swap.py`). It does
-not depend on the budget: that comes in where a rung is cut into segments (`cut.py`). Three families, each from dear memory
+not depend on the budget: that comes in where a rung is cut into segments (`cut.py`). Four families, each from dear memory
 to dear time:
 
     none     nothing is swapped; the price falls
     hidden   every swap that the link can hide at this price
-    all      everything swapped that can leave, copies exposed
+    all      everything swapped that can leave, copies exposed where the link cannot hide them
+    late     everything swapped that can leave, and back no sooner than needed: the least memory, every copy exposed
 
 Swaps are priced by their copies: in full where they are exposed; where they are hidden, by the part that segments, which are
 coarser than the operators on whose clock the windows were found, leave uncovered.
@@ -27,13 +28,14 @@ from tensile_jax.plan.stays import Absence, Stay, find_stays, stored_bytes, stor
 from tensile_jax.plan.swap import Link, find_gaps, keep_state_out, plan_swaps
 from tensile_jax.plan.traffic import Traffic, find_traffic
 
-Swapping = Literal["none", "hidden", "all"]
+Swapping = Literal["none", "hidden", "all", "late"]
 
 _PRICES = (4.0, 0.6, 0.45, 0.28, 0.23, 0.2, 0.165, 0.15, 0.1, 0.05, 0.01)
 _HIDDEN_PRICES = (0.45, 0.165, 0.05)
 _UNCOVERED = 0.15  # of the copies of a hidden swap
 _EXPOSED_PRICES = (0.45, 0.165, 0.02)
-_SWAP_ROUNDS = {"none": 0, "hidden": 2, "all": 8}
+_LATE_PRICES = (0.165, 0.02)
+_SWAP_ROUNDS = {"none": 0, "hidden": 2, "all": 8, "late": 8}
 _TURNS = 4  # boundaries cut one after another, highest first
 _ENOUGH = 0.99  # a further turn must lower the highest footprint below this part of it
 
@@ -79,6 +81,7 @@ class Ladder:
             *((p, "none") for p in _PRICES),
             *((p, "hidden") for p in _HIDDEN_PRICES),
             *((p, "all") for p in _EXPOSED_PRICES),
+            *((p, "late") for p in _LATE_PRICES),
         )
         self._rungs: dict[int, Rung] = {}
         self._dropped: dict[float, tuple[Retention, int]] = {}
@@ -86,7 +89,7 @@ class Ladder:
     def families(self) -> tuple[range, ...]:
         """The rungs of each family, dear memory first."""
         kinds = [swapping for _, swapping in self.steps]
-        return tuple(range(kinds.index(k), kinds.index(k) + kinds.count(k)) for k in ("none", "hidden", "all"))
+        return tuple(range(kinds.index(k), kinds.index(k) + kinds.count(k)) for k in ("none", "hidden", "all", "late"))
 
     @cached_property
     def unplanned_bytes(self) -> int:
@@ -164,7 +167,7 @@ class Ladder:
         absences: dict[TensorId, Absence] = {}
         link = Link()
         if swapping != "none" and self.state_may_stay_out:
-            absences |= keep_state_out(retention, link, latencies=self.latencies, profile=self.profile)
+            absences |= keep_state_out(retention, link, latencies=self.latencies, profile=self.profile, late=swapping == "late")
         alone = pressure(retention, self.traffic, self.profile) if swapping != "none" else None
         for _ in range(_SWAP_ROUNDS[swapping]):
             more = plan_swaps(
@@ -175,6 +178,7 @@ class Ladder:
                 latencies=self.latencies,
                 profile=self.profile,
                 exposed=swapping == "all",
+                late=swapping == "late",
             )
             absences |= more
             stored = stored_bytes(find_stays(retention, absences), len(self.graph.operators))

@@ -6,9 +6,11 @@
 policy must use it in the place of its estimates.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+
+import numpy as np
 
 from tensile_jax.plan.assemble import Layout
 from tensile_jax.plan.cut import Cut, cheapest_cut, least_peak
@@ -77,14 +79,29 @@ POLICIES: Mapping[str, Policy] = {"auto": auto, "none": none}
 @lru_cache(maxsize=16)
 def floor(ladder: Ladder, measured: Measured) -> tuple[int, Choice]:
     """The smallest limit that is planned for, and the choice that keeps it: the least peak of the last rungs, or of the whole."""
+    return _least(ladder, measured, range(len(ladder) - _FLOOR_RUNGS, len(ladder)), hopeful_workspaces)
+
+
+def floors(ladder: Ladder, measured: Measured) -> Iterator[tuple[int, Choice]]:
+    """Choices for the least peak when compiling has refuted the floor, the likeliest first. Looks at every rung.
+
+    The first heeds all that was learnt, which may be too much to fear for small segments; the second what was measured only.
+    """
+    rungs = range(len(ladder))
+    yield _least(ladder, measured, rungs, workspaces)
+    yield _least(ladder, measured, rungs, hopeful_workspaces)
+
+
+def _least(
+    ladder: Ladder, measured: Measured, rungs: Iterable[int], needed: Callable[[Ladder, int, Measured], np.ndarray]
+) -> tuple[int, Choice]:
     whole = whole_peak(ladder, measured), Choice(WHOLE, (0, len(ladder.graph.operators)))
     if not ladder.graph.operators:
         return whole
-    last = range(len(ladder) - _FLOOR_RUNGS, len(ladder))
-    nbytes, index = min((least_peak(ladder.rung(i).board, hopeful_workspaces(ladder, i, measured)), i) for i in last)
+    nbytes, index = min((least_peak(ladder.rung(i).board, needed(ladder, i, measured)), i) for i in rungs)
     if whole[0] <= nbytes:
         return whole
-    cut = cheapest_cut(ladder.rung(index).board, hopeful_workspaces(ladder, index, measured), nbytes)
+    cut = cheapest_cut(ladder.rung(index).board, needed(ladder, index, measured), nbytes)
     assert cut is not None  # the least peak is attained by construction
     return nbytes, Choice(index, cut.boundaries)
 

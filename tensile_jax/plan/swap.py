@@ -111,13 +111,21 @@ def plan_swaps(
     latencies: Sequence[float],
     profile: DeviceProfile,
     exposed: bool,
+    late: bool,
 ) -> dict[TensorId, Absence]:
-    """Absences for as many gaps as fit the link, which they then occupy; with `exposed`, for all of them."""
+    """Absences for as many gaps as fit the link, which they then occupy; with `exposed`, for all of them.
+
+    With `late`, no copy overlaps anything: each tensor leaves at once and returns when it is needed.
+    """
     absences: dict[TensorId, Absence] = {}
     clock = _Clock(retention, latencies, profile)
     for gap in gaps:
         t = gap.tensor
         if t in taken:
+            continue
+        if late:
+            if gap.after + 1 < gap.before - 1:
+                absences[t] = Absence(t, max(gap.after, 0), gap.before - 1, 0.0)
             continue
         away, out_begin, out_end = clock.leave(t, gap.after, link)
         back, in_begin, in_end = clock.come_back(t, gap.before, link)
@@ -131,9 +139,12 @@ def plan_swaps(
 
 
 def keep_state_out(
-    retention: Retention, link: Link, *, latencies: Sequence[float], profile: DeviceProfile
+    retention: Retention, link: Link, *, latencies: Sequence[float], profile: DeviceProfile, late: bool
 ) -> dict[TensorId, Absence]:
-    """Absences of donated state across the iteration boundary: in before its first need, out after its update."""
+    """Absences of donated state across the iteration boundary: in before its first need, out after its update.
+
+    With `late`, in right before and out right after.
+    """
     graph = retention.activity.graph
     count = len(graph.operators)
     clock = _Clock(retention, latencies, profile)
@@ -144,10 +155,15 @@ def keep_state_out(
             continue
         if old.dtype.startswith("key<"):
             continue
-        back, in_begin, in_end = clock.come_back(old.id, retention.needs[old.id][0], link)
+        first = retention.needs[old.id][0]
+        made = max([retention.activity.begin[new.id], *retention.needs[new.id]])
+        if late:
+            absences[old.id] = Absence(old.id, -1, max(first - 1, -1), 0.0)
+            absences[new.id] = Absence(new.id, min(max(made, 0), count - 1), count, 0.0)
+            continue
+        back, in_begin, in_end = clock.come_back(old.id, first, link)
         if in_begin >= 0:
             link.into.take(in_begin, in_end)
-        made = max([retention.activity.begin[new.id], *retention.needs[new.id]])
         away, out_begin, out_end = clock.leave(new.id, made, link)
         link.out.take(out_begin, out_end)
         absences[old.id] = Absence(old.id, -1, back, in_end - in_begin if in_begin >= 0 else 0.0)

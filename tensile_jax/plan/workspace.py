@@ -65,10 +65,16 @@ def _surprises(ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
 
 
 def _with_known(found: np.ndarray, ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
-    place = {b: i for i, b in enumerate(ladder.rung(rung).board.boundaries)}
-    for (of, a, b), nbytes in measured.workspaces.items():
-        if of == rung:
-            found[place[a], place[b]] = nbytes
+    """What was measured in its place; a segment of another rung that holds and is estimated the same counts as the same."""
+    board = ladder.rung(rung).board
+    place = {b: i for i, b in enumerate(board.boundaries)}
+    for (of, a, b), nbytes in sorted(measured.workspaces.items(), key=lambda shown: shown[0][0] == rung):  # its own last
+        if a in place and b in place:
+            other = ladder.rung(of).board
+            there = other.boundaries.index(a), other.boundaries.index(b)
+            here = place[a], place[b]
+            if board.workspace[here] == other.workspace[there] and board.held[here] == other.held[there]:
+                found[here] = nbytes
     return found
 
 
