@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from tensile_jax.api import PlannedFunction
 from tensile_jax.exec.executor import Executor
 from tensile_jax.exec.instructions import instructions_of
@@ -42,7 +44,8 @@ def loop_us_per_segment(step: PlannedFunction, *args: Any) -> float:
     if plan.whole:
         return 0.0
     jitted = step._jitted  # pyright: ignore[reportPrivateUsage] # the one place outside that needs jax's own trace
-    traced = trace_step(jitted, jitted, args, {})
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type), args)
+    traced = trace_step(jitted, jitted, shapes, {})
     nothing = _Nothing()
 
     def call_of(outputs: int) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from tensile_jax.exec.budget import parse_budget
 from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.executor import Observation
 from tensile_jax.exec.prepare import Options, PreparedStep, Progress, RunningPlan, by_name
-from tensile_jax.exec.transfer import Device
+from tensile_jax.exec.transfer import Device, on_host, to_device
 from tensile_jax.plan import POLICIES
 from tensile_jax.profiles import load_profile
 from tensile_jax.schedule import Plan
@@ -125,7 +125,7 @@ class PlannedFunction:
     def _call_whole(self, running: RunningPlan, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         watched = count <= _WATCHED_FIRST
         began = time.perf_counter()
-        result = self._jitted(*args, **kwargs)
+        result = self._jitted(*to_device(args), **to_device(kwargs))
         if watched:
             jax.block_until_ready(result)
             step_us = (time.perf_counter() - began) * 1e6
@@ -193,13 +193,21 @@ class PlannedFunction:
     def _prepare(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedStep:
         if key not in self._prepared:
             began = time.perf_counter()
-            step = trace_step(self._jitted, self._function, args, kwargs, static=self._static.numbers)
+            shapes, named_shapes = jax.tree.map(_wherever_it_lies, (args, kwargs))
+            step = trace_step(self._jitted, self._function, shapes, named_shapes, static=self._static.numbers)
             trace_s = time.perf_counter() - began
             device = _device_of(tree_leaves((args, kwargs)))
             profile = load_profile(self._profile or ("cpu" if device.platform == "cpu" else "h200"))
             options = Options(self._policy, profile, self._state_memory, self._progress)
             self._prepared[key] = PreparedStep(step, self._budget, options, Compiler(device)), trace_s
         return self._prepared[key][0]
+
+
+_TRACED_SETTINGS = (
+    "jax_default_matmul_precision", "jax_enable_x64", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion",
+    "jax_default_prng_impl", "jax_threefry_partitionable",
+)  # fmt: skip
+"""What a trace depends on beside its arguments; `jax.jit` traces again when one of them changes, and so does this."""
 
 
 class _StaticArguments:
@@ -232,7 +240,13 @@ class _StaticArguments:
             args = tuple(a for i, a in enumerate(args) if i not in self.numbers)
             kwargs = {k: v for k, v in kwargs.items() if k not in self.names}
         leaves, tree = tree_flatten((args, kwargs))
-        return (tree, tuple(map(_aval_key, leaves)), tuple(static)), leaves
+        settings = tuple(getattr(jax.config, name) for name in _TRACED_SETTINGS)
+        return (tree, tuple(map(_aval_key, leaves)), tuple(static), settings), leaves
+
+
+def _wherever_it_lies(leaf: Any) -> Any:
+    """What to trace in the place of an array: state may lie in host memory, which a program for the device cannot read."""
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type) if on_host(leaf) else leaf
 
 
 def _refuse_unhashable(value: Any) -> None:

@@ -273,6 +273,14 @@ def test_the_same_step_gives_the_same_plan_again() -> None:
     assert plans[0] == plans[1]
 
 
+def test_another_precision_is_another_program() -> None:
+    function = tensile.jit(sgd_step, budget=2**40)
+    usual = function.plan(weights(), batch())
+    with jax.default_matmul_precision("highest"):
+        assert function.plan(weights(), batch()).fingerprint != usual.fingerprint
+    assert function.plan(weights(), batch()) == usual
+
+
 def test_another_shape_gets_another_plan_and_the_first_is_kept() -> None:
     budget = low_budget(sgd_step, weights(), batch(), part=0.5, donate_argnums=0)
     told: list[int] = []
@@ -506,3 +514,17 @@ def test_a_plan_made_from_shapes_runs_without_planning_again() -> None:
 
 def test_the_width_of_the_examples_is_what_their_docstring_says() -> None:
     assert batch().nbytes == 2**16 == ROWS * WIDTH * 4
+
+
+@pytest.mark.parametrize("budget", [None, "80%", 2**40])
+def test_state_that_lies_on_the_host_from_the_first_call_on_is_brought_in(budget: int | str | None) -> None:
+    """As after a restart, or where another function of the same state has left it."""
+    host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    function = tensile.jit(sgd_step, budget=budget, state_memory="any", donate_argnums=0)
+    state = [jax.device_put(w, host) for w in weights()]
+    assert function.plan(state, batch()) == function.plan(weights(), batch())
+    state, loss = function(state, batch())
+    expected, expected_loss = jax.jit(sgd_step)(weights(), batch())
+    np.testing.assert_allclose(loss, expected_loss, rtol=2e-4)
+    for got, want in zip(state, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-6)
