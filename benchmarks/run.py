@@ -18,9 +18,9 @@ from rich.table import Table
 
 _RESULTS = Path(__file__).parent / "results"
 _CASES: tuple[tuple[str, ...], ...] = (
-    *(("resnet50", "--batch-size", "8", "--budget", b, "--steps", "5") for b in ("none", "75%", "50%", "30%", "25%")),
-    *(("vgg16", "--batch-size", "4", "--budget", b, "--steps", "5") for b in ("none", "80%", "75%")),
-    ("vgg16", "--batch-size", "4", "--budget", "60%", "--steps", "5", "--state-memory", "any"),
+    *(("resnet50", "--batch-size", "8", "--budget", b, "--steps", "4") for b in ("none", "75%", "50%", "30%", "25%")),
+    *(("vgg16", "--batch-size", "4", "--budget", b, "--steps", "4") for b in ("none", "80%", "75%")),
+    ("vgg16", "--batch-size", "4", "--budget", "60%", "--steps", "4", "--state-memory", "any"),
     *(("gpt", "--batch-size", "8", "--sequence-length", "256", "--budget", b) for b in ("none", "75%", "50%", "30%", "20%")),
 )
 
