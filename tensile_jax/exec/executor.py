@@ -103,7 +103,7 @@ class Executor:
         for instruction in self._program.code:
             op = instruction[0]
             if op is launch:
-                _, call, inputs, outputs, drops, index = instruction
+                _, call, read, inputs, outputs, drops, index = instruction
                 if wait and previous is not None and not previous.is_deleted():
                     previous.block_until_ready()
                 began = time.perf_counter() if watch is not None else 0.0
@@ -113,14 +113,13 @@ class Executor:
                         watch.stall_us += (time.perf_counter() - began) * 1e6
                         began = time.perf_counter()
                 try:
-                    made = call(*[env[slot] for slot in inputs])
+                    made = call(*read(env))
                 except Exception as error:
                     made = self._launch_again(call, inputs, env, host, error)
                     careful = True
                 if watch is not None:
-                    self._observe(watch, index, env, outputs, made, began)
-                for slot, value in zip(outputs, made, strict=True):
-                    env[slot] = value
+                    self._observe(watch, index, env, made, began)
+                env[outputs] = made
                 if made:
                     previous = made[-1]
                 for slot in drops:
@@ -185,13 +184,12 @@ class Executor:
                 "did not finish; donated arguments are gone, as after any failed donated call."
             ) from again
 
-    def _observe(self, watch: Observation, index: int, env: list[Any], outputs: Sequence[int], made: Any, began: float) -> None:
+    def _observe(self, watch: Observation, index: int, env: list[Any], made: Any, began: float) -> None:
         """Bytes on the device while the segment runs: everything held, what it makes, its workspace."""
         jax.block_until_ready(made)
         watch.segment_us.append((time.perf_counter() - began) * 1e6)
         held = [v for v in env if v is not None and not on_host(v) and not v.is_deleted()]
         live = sum(v.nbytes for v in held) + sum(v.nbytes for v in made)
-        del outputs
         watch.peak_bytes = max(watch.peak_bytes, live + self._workspaces[index])
 
 

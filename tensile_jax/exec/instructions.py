@@ -1,6 +1,6 @@
 """From a plan to a flat list of instructions over numbered slots.
 
-    launch   (executable, input slots, output slots, slots to drop)
+    launch   (executable, getter of the inputs, input slots, slice of output slots, slots to drop, index)
     copy_out slots       start copies to the host
     leave    slots       wait until those copies are done, then give the device memory back
     copy_in  slots       start copies to the device
@@ -10,9 +10,10 @@ At each boundary copies out are started first, then what must have left is waite
 segment is launched: issue order is the schedule. A slot holds one tensor.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import itemgetter
 from typing import Any
 
 from tensile_jax.ir import Graph, TensorId
@@ -79,12 +80,23 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
             break
         segment = plan.segments[index]
         drops = tuple(of(t) for t in (*segment.frees, *segment.donated) if t not in owned)
-        code.append((Op.LAUNCH, calls[index], tuple(map(of, segment.inputs)), tuple(map(of, segment.outputs)), drops, index))
+        reads = tuple(map(of, segment.inputs))
+        first_new = len(slot)
+        slot.update((t, first_new + i) for i, t in enumerate(segment.outputs))  # new tensors: their slots are consecutive
+        writes = slice(first_new, len(slot))
+        code.append((Op.LAUNCH, calls[index], _getter(reads), reads, writes, drops, index))
         together(Op.FREE, (t for t in segment.frees if t in owned))
     outputs = tuple(of(t) for t in graph.outputs)
     arrive = frozenset(of(t) for t, kind in first.items() if kind == "swap_in")
     keep = frozenset(of(t.id) for t in graph.tensors if t.producer is None and t.id not in owned)
     return Instructions(tuple(code), len(slot), inputs, outputs, constants, arrive, keep)
+
+
+def _getter(slots: tuple[int, ...]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What `slots` hold, as a sequence."""
+    if len(slots) > 1:
+        return itemgetter(*slots)
+    return lambda held: [held[slot] for slot in slots]
 
 
 def _by_trigger(plan: Plan) -> dict[int, list[Any]]:
