@@ -1,11 +1,12 @@
 """The ladder: ways to keep less, from which a policy chooses.
 
 A rung is a choice of what to drop, at one price for moving bytes (`recompute.py`), and of what to swap (`swap.py`). It does
-not depend on the budget: that comes in where a rung is cut into segments (`cut.py`). Four families, each from dear memory
+not depend on the budget: that comes in where a rung is cut into segments (`cut.py`). Five families, each from dear memory
 to dear time:
 
     none     nothing is swapped; the price falls
     hidden   every swap that the link can hide at this price
+    some     as many swaps, the largest first and copies exposed, as bring what is stored down to a part of what it was
     all      everything swapped that can leave, copies exposed where the link cannot hide them
     late     everything swapped that can leave, and back no sooner than needed: the least memory, every copy exposed
 
@@ -24,18 +25,21 @@ from tensile_jax.plan.cut import Board, lay_board, pressure, rerun_latency
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
 from tensile_jax.plan.recompute import drop_tensors
 from tensile_jax.plan.retention import Retention, retain
-from tensile_jax.plan.stays import Absence, Stay, find_stays, stored_bytes, stored_unless_swapped
+from tensile_jax.plan.stays import Absence, Stay, away_bytes, find_stays, stored_bytes, stored_unless_swapped
 from tensile_jax.plan.swap import Link, find_gaps, keep_state_out, plan_swaps
 from tensile_jax.plan.traffic import Traffic, find_traffic
 
-Swapping = Literal["none", "hidden", "all", "late"]
+Swapping = Literal["none", "hidden", "some", "all", "late"]
+FAMILIES: tuple[Swapping, ...] = ("none", "hidden", "some", "all", "late")
 
 _PRICES = (4.0, 0.6, 0.45, 0.28, 0.23, 0.2, 0.165, 0.15, 0.1, 0.05, 0.01)
 _HIDDEN_PRICES = (0.45, 0.165, 0.05)
 _UNCOVERED = 0.15  # of the copies of a hidden swap
 _EXPOSED_PRICES = (0.45, 0.165, 0.02)
+_SOME_PRICE = 0.05
+_SOME_PARTS = (0.9, 0.78, 0.62)  # of the most that is stored when nothing is swapped
 _LATE_PRICES = (0.165, 0.02)
-_SWAP_ROUNDS = {"none": 0, "hidden": 2, "all": 8, "late": 8}
+_SWAP_ROUNDS = {"none": 0, "hidden": 2, "some": 6, "all": 8, "late": 8}
 _TURNS = 4  # boundaries cut one after another, highest first
 _ENOUGH = 0.99  # a further turn must lower the highest footprint below this part of it
 
@@ -77,19 +81,21 @@ class Ladder:
         self.graph = graph
         self.profile = profile
         self.state_may_stay_out = state_may_stay_out
-        self.steps: tuple[tuple[float, Swapping], ...] = (
-            *((p, "none") for p in _PRICES),
-            *((p, "hidden") for p in _HIDDEN_PRICES),
-            *((p, "all") for p in _EXPOSED_PRICES),
-            *((p, "late") for p in _LATE_PRICES),
+        self.steps: tuple[tuple[float, Swapping, float], ...] = (  # price, family, part to bring what is stored down to
+            *((p, "none", 1.0) for p in _PRICES),
+            *((p, "hidden", 0.0) for p in _HIDDEN_PRICES),
+            *((_SOME_PRICE, "some", part) for part in _SOME_PARTS),
+            *((p, "all", 0.0) for p in _EXPOSED_PRICES),
+            *((p, "late", 0.0) for p in _LATE_PRICES),
         )
         self._rungs: dict[int, Rung] = {}
         self._dropped: dict[float, tuple[Retention, int]] = {}
+        self._again: dict[float, float] = {}
 
     def families(self) -> tuple[range, ...]:
         """The rungs of each family, dear memory first."""
-        kinds = [swapping for _, swapping in self.steps]
-        return tuple(range(kinds.index(k), kinds.index(k) + kinds.count(k)) for k in ("none", "hidden", "all", "late"))
+        kinds = [swapping for _, swapping, _ in self.steps]
+        return tuple(range(kinds.index(k), kinds.index(k) + kinds.count(k)) for k in FAMILIES)
 
     @cached_property
     def unplanned_bytes(self) -> int:
@@ -129,24 +135,34 @@ class Ladder:
     def rung(self, index: int) -> Rung:
         """The rung at `index`; always the same one."""
         if index not in self._rungs:
-            price, swapping = self.steps[index]
+            price, swapping, part = self.steps[index]
             retention, turn = self._retention(price)
             same = self._rungs.get(index - 1)
-            if same is not None and same.swapping == swapping and same.retention.dropped == retention.dropped:
+            if same is not None and same.swapping == swapping != "some" and same.retention.dropped == retention.dropped:
                 self._rungs[index] = same  # the lower price has changed nothing
             else:
-                self._rungs[index] = self._make(price, swapping, retention, turn)
+                self._rungs[index] = self._make(price, swapping, part, retention, turn)
         return self._rungs[index]
 
-    def _make(self, price: float, swapping: Swapping, retention: Retention, turn: int) -> Rung:
+    def least_us(self, index: int) -> float:
+        """What no segmentation of the rung at `index` is cheaper than; the rung need not have been made."""
+        made = self._rungs.get(index)
+        return made.least_us if made is not None else self._again_us(self.steps[index][0])
+
+    def _again_us(self, price: float) -> float:
+        if price not in self._again:
+            retention, _ = self._retention(price)
+            places = (place for place, runs in enumerate(retention.reruns) if runs)
+            self._again[price] = sum(rerun_latency(p, retention, self.traffic, self.profile) for p in places)
+        return self._again[price]
+
+    def _make(self, price: float, swapping: Swapping, part: float, retention: Retention, turn: int) -> Rung:
         count = len(self.graph.operators)
-        absences = self._absences(retention, turn, swapping)
+        absences = self._absences(retention, turn, swapping, part)
         stays = find_stays(retention, absences)
         there = [s for s in stays if s.begin < 0 or self.traffic.materialised[s.tensor]]
         highest = int(stored_bytes(there, count).max())
-        again_us = sum(
-            rerun_latency(place, retention, self.traffic, self.profile) for place, runs in enumerate(retention.reruns) if runs
-        )
+        again_us = self._again_us(price)
         swap_us = self._swap_us(absences)
         return Rung(
             price, swapping, retention, absences, stays, highest, swap_us, again_us, self.traffic, self.profile
@@ -162,13 +178,17 @@ class Ladder:
             total += copies - (1 - _UNCOVERED) * away.hidden_us
         return total
 
-    def _absences(self, retention: Retention, turn: int, swapping: Swapping) -> dict[TensorId, Absence]:
+    def _absences(self, retention: Retention, turn: int, swapping: Swapping, part: float) -> dict[TensorId, Absence]:
         """Swaps at the turn, then at whatever place is the highest, as long as there is something to swap there."""
         absences: dict[TensorId, Absence] = {}
         link = Link()
         if swapping != "none" and self.state_may_stay_out:
             absences |= keep_state_out(retention, link, latencies=self.latencies, profile=self.profile, late=swapping == "late")
-        alone = pressure(retention, self.traffic, self.profile) if swapping != "none" else None
+        if swapping == "none":
+            return absences
+        unswapped = stored_unless_swapped(retention)[:-1] + pressure(retention, self.traffic, self.profile)
+        target = part * float(unswapped.max())
+        beside = unswapped - away_bytes(retention, absences)[:-1]
         for _ in range(_SWAP_ROUNDS[swapping]):
             more = plan_swaps(
                 retention,
@@ -177,13 +197,14 @@ class Ladder:
                 taken=absences,
                 latencies=self.latencies,
                 profile=self.profile,
-                exposed=swapping == "all",
+                exposed=swapping in ("some", "all"),
                 late=swapping == "late",
+                enough=float(beside[min(turn, len(beside) - 1)]) - target,
             )
             absences |= more
-            stored = stored_bytes(find_stays(retention, absences), len(self.graph.operators))
-            highest = int((stored[:-1] + alone).argmax())
-            if not more and highest == turn:
+            beside = unswapped - away_bytes(retention, absences)[:-1]
+            highest = int(beside.argmax())
+            if beside[highest] <= target or (not more and highest == turn):
                 break
             turn = highest
         return absences

@@ -50,10 +50,10 @@ def auto(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
     where = WHOLE
     for rungs in ladder.families():
         for index in rungs:
-            rung = ladder.rung(index)
-            if best is not None and rung.least_us >= best.cost:
+            if best is not None and ladder.least_us(index) >= best.cost:
                 break  # the next rungs of the family are dearer still
-            if rung.highest > limit:
+            rung = ladder.rung(index)
+            if rung.highest > limit or (best is not None and rung.least_us >= best.cost):
                 continue
             cut = cheapest_cut(rung.board, workspaces(ladder, index, measured), limit)
             if cut is not None and (best is None or cut.cost + rung.swap_us < best.cost):

@@ -108,3 +108,15 @@ def stored_unless_swapped(retention: Retention) -> np.ndarray:
     np.add.at(change, begin[there] + 1, nbytes[there])
     np.add.at(change, end[there] + 1, -nbytes[there])
     return np.cumsum(change)[: count + 1]
+
+
+def away_bytes(retention: Retention, absences: Mapping[TensorId, Absence]) -> np.ndarray:
+    """What the absences take from `stored_unless_swapped` at the boundaries 0 .. count; shape (count + 1,)."""
+    tensors = retention.activity.graph.tensors
+    count = len(retention.activity.graph.operators)
+    change = np.zeros(count + 2, dtype=np.int64)
+    for t, away in absences.items():
+        if away.leave < away.back:
+            change[away.leave + 1] += tensors[t].nbytes
+            change[min(away.back, count) + 1] -= tensors[t].nbytes
+    return np.cumsum(change)[: count + 1]

@@ -112,15 +112,20 @@ def plan_swaps(
     profile: DeviceProfile,
     exposed: bool,
     late: bool,
+    enough: float = float("inf"),
 ) -> dict[TensorId, Absence]:
     """Absences for as many gaps as fit the link, which they then occupy; with `exposed`, for all of them.
 
-    With `late`, no copy overlaps anything: each tensor leaves at once and returns when it is needed.
+    It stops when what is away comes to `enough` bytes. With `late`, no copy overlaps anything: each tensor leaves at once and
+    returns when it is needed.
     """
     absences: dict[TensorId, Absence] = {}
     clock = _Clock(retention, latencies, profile)
+    away_bytes = 0
     for gap in gaps:
         t = gap.tensor
+        if away_bytes >= enough:
+            break
         if t in taken:
             continue
         if late:
@@ -135,6 +140,8 @@ def plan_swaps(
             absences[t] = Absence(t, away, back, (out_end - out_begin) + (in_end - in_begin))
         elif exposed and gap.after + 1 < gap.before - 1:
             absences[t] = Absence(t, max(gap.after, 0), gap.before - 1, 0.0)
+        if t in absences:
+            away_bytes += retention.activity.graph.tensors[t].nbytes
     return absences
 
 

@@ -9,7 +9,7 @@ from tensile_jax.ir import Graph, OperatorId, Tensor, TensorId
 from tensile_jax.plan import order
 from tensile_jax.plan.activity import find_activity
 from tensile_jax.plan.retention import emit, retain
-from tensile_jax.plan.stays import Absence, Stay, find_stays, inherited, stored_bytes, stored_unless_swapped
+from tensile_jax.plan.stays import Absence, Stay, away_bytes, find_stays, inherited, stored_bytes, stored_unless_swapped
 from tests.builders import graph_of, tensor_named, training_graph
 
 # x -> a -> b -> y, with a read again at the end:      place 0    1    2
@@ -131,6 +131,7 @@ def test_a_swapped_tensor_is_away_between_its_two_copies() -> None:
     away = {a: Absence(a, 1, 3, 0.0)}
     assert stored(graph) == [100, 1100, 1200, 1200, 1200, 200]
     assert stored(graph, away) == [100, 1100, 200, 200, 1200, 200]
+    assert away_bytes(retain(find_activity(graph), {}), away).tolist() == [0, 0, 1000, 1000, 0, 0]
     pieces = [s for s in find_stays(retain(find_activity(graph), {}), away) if s.tensor == a]
     assert pieces == [Stay(a, 1000, 0, 1, False), Stay(a, 1000, 3, 4, False)]
 
