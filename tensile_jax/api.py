@@ -148,6 +148,15 @@ class PlannedFunction:
             return self._saved
         return self._prepare(key, args, kwargs).predict()
 
+    def bound_us(self, *args: Any, **kwargs: Any) -> float:
+        """A lower bound on the time of a step under the budget, in microseconds, whatever the plan; infinite if there is none.
+
+        It holds in the planner's own model of the device, so compare it with a plan's `step_us`. It takes about as long
+        as planning. See `tensile_jax/plan/bounds.py`.
+        """
+        key, _ = self._static.key(args, kwargs)
+        return self._prepare(key, args, kwargs).bound_us()
+
     def jit_peak_bytes(self, *args: Any, **kwargs: Any) -> int:
         """Peak of plain `jax.jit` for these arguments, in bytes. Compiles it, once."""
         key, _ = self._static.key(args, kwargs)

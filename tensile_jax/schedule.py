@@ -91,6 +91,7 @@ class Plan:
         jit_peak_bytes: the peak of plain `jax.jit`, where it has been compiled.
         step_us, stall_us, recomputed_us: predicted time of an iteration, of waiting for copies in it, of doing work twice.
         swapped_out_bytes, swapped_in_bytes: over the link, per iteration.
+        bound_us: no plan under this budget takes less time; None where that was not asked for (`PlannedFunction.bound_us`).
     """
 
     schema_version: int
@@ -117,6 +118,7 @@ class Plan:
     tensors: tuple[PlannedTensor, ...]
     segments: tuple[Segment, ...]
     events: tuple[Event, ...]
+    bound_us: float | None = None
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
@@ -170,6 +172,11 @@ def describe(plan: Plan) -> str:
         f"  step       {plan.step_us / 1e3:.1f} ms, of which {plan.recomputed_us / 1e3:.1f} ms recomputation, "
         f"{plan.stall_us / 1e3:.1f} ms waiting for copies",
     ]
+    if plan.bound_us is not None:
+        above = plan.step_us / plan.bound_us - 1
+        lines.append(
+            f"  bound      {plan.bound_us / 1e3:.1f} ms: no plan under this budget is faster; this one is {above:.1%} above"
+        )
     if plan.whole:
         lines.append("  the whole step runs as one executable, as jax.jit compiles it")
     else:

@@ -1,5 +1,6 @@
 """`tensile plan`: plan a model's step without running it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -25,7 +26,10 @@ def plan(model: ModelChoice, limits: Limits, output: Path | None) -> None:
     with Live(Console(stderr=True)) as live:
         live.wait_for("tracing and planning")
         built = model.build()
-        made = planned_step(built, limits, live=live).plan(built.state_shape, built.batch_shape)
+        step = planned_step(built, limits, live=live)
+        made = step.plan(built.state_shape, built.batch_shape)
+        live.wait_for("bounding what any plan can do")
+        made = replace(made, bound_us=step.bound_us(built.state_shape, built.batch_shape))
     click.echo(str(made))
     if limits.budget is not None and parse_budget(limits.budget).share is not None and limits.device_profile is not None:
         click.echo(

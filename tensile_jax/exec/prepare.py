@@ -34,6 +34,7 @@ from tensile_jax.plan import (
     floor,
     floors,
     layout,
+    least_step_us,
     order,
     planned_whole,
     whole_peak,
@@ -115,6 +116,11 @@ class PreparedStep:
         plan = self._plan(choice, limit)
         self.plan_s = time.perf_counter() - began
         return plan
+
+    def bound_us(self) -> float:
+        """Microseconds that no plan under the budget is faster than."""
+        ladder = self.ladder
+        return least_step_us(ladder.activity, ladder.traffic, ladder.latencies, self.options.profile, self.limit())
 
     def _plan(self, choice: Choice, limit: float) -> Plan:
         header = self._header(limit)

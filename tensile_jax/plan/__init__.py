@@ -1,6 +1,7 @@
 """Takes a graph, a device profile and a budget, gives a plan. Pure arithmetic: the same plan for the same input."""
 
 from tensile_jax.plan.assemble import Layout, assemble, planned_whole
+from tensile_jax.plan.bounds import least_step_us
 from tensile_jax.plan.check import check
 from tensile_jax.plan.ladder import Ladder
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
@@ -10,5 +11,5 @@ from tensile_jax.plan.workspace import Measured
 
 __all__ = [
     "POLICIES", "WHOLE", "Choice", "DeviceProfile", "Ladder", "Layout", "Measured", "assemble", "check", "floor", "floors",
-    "layout", "operator_latency", "order", "planned_whole", "whole_peak",
+    "layout", "least_step_us", "operator_latency", "order", "planned_whole", "whole_peak",
 ]  # fmt: skip
