@@ -181,8 +181,6 @@ def build(layers: tuple[str, ...], rows: int, width: int, momentum: bool) -> tup
     return step, state, jnp.asarray(rng.normal(size=(rows, width)), jnp.float32)
 
 
-_CORRECTION = 1.25  # measured: what one budget's attempts may teach that another's do not
-
 programs = st.builds(
     build,
     layers=st.lists(st.sampled_from(LAYERS), min_size=1, max_size=6).map(lambda some: ("dense", *some, "dense")),
@@ -218,7 +216,7 @@ def run_under(budget: int, step: Any, state: Any, x: Any, donate: tuple[int, ...
     return plan.peak_bytes
 
 
-def hold_to_promises(program: Any, donate: tuple[int, ...], high: float, low: float) -> None:
+def hold_to_promises(program: Any, donate: tuple[int, ...], high: float, low: float, downwards: bool) -> None:
     step, state, x = program
     probe = tensile.jit(step, budget=2**50, donate_argnums=donate)
     least, jit_peak = probe.plan(state, x).floor_bytes, probe.jit_peak_bytes(state, x)
@@ -226,28 +224,30 @@ def hold_to_promises(program: Any, donate: tuple[int, ...], high: float, low: fl
     budgets = [int(least + part * (top - least)) for part in (max(high, low), min(high, low))]
     predicted = [tensile.jit(step, budget=budget, donate_argnums=donate).plan(state, x).peak_bytes for budget in budgets]
     assert predicted[1] <= predicted[0], "a lower budget needs more"
-    peaks = [run_under(budget, step, state, x, donate) for budget in budgets]
+    in_turn = [run_under(budget, step, state, x, donate) for budget in (budgets if downwards else budgets[::-1])]
+    peaks = in_turn if downwards else in_turn[::-1]
     if peaks[1] is not None:
         assert peaks[0] is not None, f"{budgets[1]} bytes are enough, but {budgets[0]} are not"
-        # Each is corrected by what its own compiling has shown, so the order of compiled peaks holds but for that.
-        assert peaks[1] <= _CORRECTION * peaks[0], "a lower budget needs more"
+        assert peaks[1] <= peaks[0], "a lower budget needs more"
 
 
-PROMISES = given(program=programs, donate=st.sampled_from([(), (0,)]), high=st.floats(0, 1), low=st.floats(0, 1))
+PROMISES = given(
+    program=programs, donate=st.sampled_from([(), (0,)]), high=st.floats(0, 1), low=st.floats(0, 1), downwards=st.booleans()
+)
 
 
 @RUNS
 @PROMISES
 def test_random_steps_keep_random_budgets_and_give_what_jit_gives(
-    program: Any, donate: tuple[int, ...], high: float, low: float
+    program: Any, donate: tuple[int, ...], high: float, low: float, downwards: bool
 ) -> None:
-    hold_to_promises(program, donate, high, low)
+    hold_to_promises(program, donate, high, low, downwards)
 
 
 @pytest.mark.slow
 @settings(RUNS, max_examples=100, derandomize=False)
 @PROMISES
 def test_many_random_steps_keep_random_budgets_and_give_what_jit_gives(
-    program: Any, donate: tuple[int, ...], high: float, low: float
+    program: Any, donate: tuple[int, ...], high: float, low: float, downwards: bool
 ) -> None:
-    hold_to_promises(program, donate, high, low)
+    hold_to_promises(program, donate, high, low, downwards)

@@ -19,6 +19,7 @@ from tensile_jax.errors import BudgetTooSmall, PlanFileError
 from tensile_jax.exec.budget import Budget
 from tensile_jax.exec.code import Codebook
 from tensile_jax.exec.compile import Compiler, Executable, peak_of
+from tensile_jax.exec.confirmed import confirmed_for
 from tensile_jax.exec.executor import Executor, Observation
 from tensile_jax.exec.instructions import instructions_of
 from tensile_jax.exec.transfer import Transfer
@@ -47,6 +48,8 @@ _CAUTION = 0.01  # of the budget, more with each attempt
 _LOWER = 0.9  # the next budget, after the device ran out of memory under this one
 
 Progress = Callable[[str, int, int], None]
+Compiled = tuple[Plan, list[Executable] | None]
+"""A plan and the executables of its segments; None where the step runs whole."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,13 +201,36 @@ class PreparedStep:
         """
         return RunningPlan(self, *self.choose_and_compile())
 
-    def choose_and_compile(self) -> tuple[Plan, list[Executable] | None]:
+    def choose_and_compile(self) -> Compiled:
         """A plan whose compiled peak is under the budget, and the executables of its segments; None if it runs whole.
 
         Raises:
             BudgetTooSmall: there is none; the error names the least peak that compiling has confirmed.
         """
         limit = self.limit()
+        if self.options.policy == "none":
+            return self._search(limit)[1]
+        kind = (self.graph.fingerprint, self.options.policy, self.options.profile, self.options.state_memory)
+        confirmed = confirmed_for((*kind, self.compiler.device.device_kind))
+        choice = confirmed.above(limit)
+        if choice is not None:
+            found = self._realised(choice, limit)
+        else:
+            try:
+                choice, found = self._search(limit)
+            except BudgetTooSmall:
+                choice = confirmed.below(limit, 0)
+                if choice is None:
+                    raise
+                found = self._realised(choice, limit)
+            else:
+                lower = confirmed.below(limit, found[0].peak_bytes)
+                if lower is not None:
+                    choice, found = lower, self._realised(lower, limit)
+        confirmed.add(limit, found[0].peak_bytes, choice)
+        return found
+
+    def _search(self, limit: float) -> tuple[Choice, Compiled]:
         caution = 0
         choose = POLICIES[self.options.policy]
         for attempt in range(1, _MOST_ATTEMPTS + 1):
@@ -213,46 +239,50 @@ class PreparedStep:
             self.plan_s += time.perf_counter() - began
             if choice is None:
                 break
-            if choice.rung == WHOLE:
-                if self.jit_peak_bytes <= limit:
-                    return self._plan(choice, limit), None
-                continue
-            plan, executables = self._compiled(choice, limit)
-            if plan.peak_bytes <= limit or self.options.policy == "none":
-                return plan, executables
+            found = self._realised(choice, limit)
+            if found[0].peak_bytes <= limit or (self.options.policy == "none" and choice.rung != WHOLE):
+                return choice, found
             caution = int(limit * _CAUTION * attempt)
         return self._at_the_floor(limit)
 
-    def _at_the_floor(self, limit: float) -> tuple[Plan, list[Executable] | None]:
-        best: tuple[Plan, list[Executable] | None] | None = None
+    def _at_the_floor(self, limit: float) -> tuple[Choice, Compiled]:
+        best: tuple[Choice, Compiled] | None = None
         seen: set[tuple[int, tuple[int, ...]]] = set()
         for _ in range(_MOST_ATTEMPTS):
-            if best is not None and best[0].peak_bytes <= limit:
+            least = float("inf") if best is None else best[1][0].peak_bytes
+            if least <= limit:
                 break
-            better = (
-                choice
-                for nbytes, choice in floors(self.ladder, self.measured)
-                if (best is None or nbytes < best[0].peak_bytes) and (choice.rung, choice.boundaries) not in seen
+            choice = next(
+                (
+                    choice
+                    for nbytes, choice in floors(self.ladder, self.measured)
+                    if nbytes < least and (choice.rung, choice.boundaries) not in seen
+                ),
+                None,
             )
-            choice = next(better, None)
             if choice is None:
                 break
             seen.add((choice.rung, choice.boundaries))
-            if choice.rung == WHOLE:
-                self.whole_executable()
-                found = self._plan(choice, limit), None
-            else:
-                found = self._compiled(choice, limit)
-            if best is None or found[0].peak_bytes < best[0].peak_bytes:
-                best = found
+            found = self._realised(choice, limit)
+            if found[0].peak_bytes < least:
+                best = choice, found
         assert best is not None
-        if best[0].peak_bytes <= limit:
+        if best[1][0].peak_bytes <= limit:
             return best
-        raise self._too_small(limit, best[0].peak_bytes, "")
+        raise self._too_small(limit, best[1][0].peak_bytes, "")
+
+    def _realised(self, choice: Choice, limit: float) -> Compiled:
+        """The plan of `choice` and its executables, whole or in segments."""
+        if choice.rung == WHOLE:
+            self.whole_executable()
+            return self._plan(choice, limit), None
+        return self._compiled(choice, limit)
 
     def _compiled(self, choice: Choice, limit: float) -> tuple[Plan, list[Executable]]:
         """The plan of `choice` with its segments compiled and their own workspaces in it."""
+        began = time.perf_counter()
         plan = self._plan(choice, limit)
+        self.plan_s += time.perf_counter() - began
         executables = self.compile(plan)
         sizes = dict(self.measured.workspaces)
         for (a, b), nbytes in zip(pairwise(choice.boundaries), self.workspaces(plan, executables), strict=True):
