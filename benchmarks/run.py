@@ -25,9 +25,10 @@ _CASES: tuple[tuple[str, ...], ...] = (
 )
 
 
-def run_case(arguments: tuple[str, ...]) -> dict[str, Any]:
-    """The JSON that the case prints; an `error` if it fails."""
-    done = subprocess.run([sys.executable, "-m", "benchmarks.case", *arguments], capture_output=True, text=True, check=False)
+def run_case(arguments: tuple[str, ...], *options: str) -> dict[str, Any]:
+    """The JSON that the case prints; an `error` if it fails. `options` are of this machine and not part of the case."""
+    command = [sys.executable, "-m", "benchmarks.case", *arguments, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"case": list(arguments), "error": done.stderr[-2000:]}
     return {"case": list(arguments), **json.loads(done.stdout.splitlines()[-1])}
@@ -78,7 +79,7 @@ def main(gpu: bool, only: str | None, output: Path | None) -> None:
             raise click.ClickException("--gpu: jax sees no GPU here. Install the extra cuda12 or cuda13.")
     with tempfile.TemporaryDirectory() as cache:
         for label in ("cold", "warm"):
-            warm = run_case(("resnet50", "--batch-size", "8", "--budget", "50%", "--steps", "1", "--cache", cache))
+            warm = run_case(("resnet50", "--batch-size", "8", "--budget", "50%", "--steps", "1"), "--cache", cache)
             console.print(
                 label,
                 "cache: compile",
