@@ -31,10 +31,10 @@ class _Nothing:
 class _NoTransfer:
     """Stands for the link."""
 
-    def out_all(self, arrays: list[Any]) -> list[Any]:
+    def out(self, arrays: list[Any]) -> list[Any]:
         return arrays
 
-    def into_all(self, arrays: list[Any]) -> list[Any]:
+    def into(self, arrays: list[Any]) -> list[Any]:
         return arrays
 
 

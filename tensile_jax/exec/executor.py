@@ -129,7 +129,7 @@ class Executor:
                 if careful:  # recovery may have sent some there already
                     host.update((slot, env[slot]) for slot in slots if on_host(env[slot]))
                     slots = [slot for slot in slots if slot not in host]
-                host.update(zip(slots, transfer.out_all([env[slot] for slot in slots]), strict=True))
+                host.update(zip(slots, transfer.out([env[slot] for slot in slots]), strict=True))
             elif op is leave:
                 began = time.perf_counter()
                 for slot in instruction[1]:
@@ -141,7 +141,7 @@ class Executor:
                     watch.stall_us += (time.perf_counter() - began) * 1e6
             elif op is copy_in:
                 slots = instruction[1]
-                for slot, value in zip(slots, transfer.into_all([host.pop(slot) for slot in slots]), strict=True):
+                for slot, value in zip(slots, transfer.into([host.pop(slot) for slot in slots]), strict=True):
                     env[slot] = value
             else:  # FREE: a donated argument, which the caller still names
                 for slot in instruction[1]:

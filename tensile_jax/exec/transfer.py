@@ -4,7 +4,6 @@
 launched before it is done and overlaps what is launched after it.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,21 +23,13 @@ class Transfer:
         self._to_device = SingleDeviceSharding(device, memory_kind=DEVICE)
         self._to_host = SingleDeviceSharding(device, memory_kind=HOST)
 
-    def out(self, array: jax.Array) -> jax.Array:
-        """A copy in pinned host memory, in flight."""
-        return jax.device_put(array, self._to_host)
+    def out(self, arrays: Any) -> Any:
+        """Copies in pinned host memory, in flight, of an array or of a list of them."""
+        return jax.device_put(arrays, self._to_host)
 
-    def out_all(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """The same for several, in one call."""
-        return jax.device_put(list(arrays), self._to_host)
-
-    def into_all(self, arrays: Sequence[Any]) -> list[jax.Array]:
-        """Copies in device memory of several arrays, in flight, in one call."""
-        return jax.device_put(list(arrays), self._to_device)
-
-    def into(self, array: Any) -> jax.Array:
-        """A copy in device memory, in flight."""
-        return jax.device_put(array, self._to_device)
+    def into(self, arrays: Any) -> Any:
+        """Copies in device memory, in flight, of an array or of a list of them."""
+        return jax.device_put(arrays, self._to_device)
 
 
 def on_host(array: Any) -> bool:

@@ -27,6 +27,8 @@ That keeping, moving and recomputing are fractions of one linear program follows
 Checkmate (Jain et al., 2020), whose programs are integer.
 """
 
+from collections.abc import Set
+
 import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
@@ -57,8 +59,9 @@ def least_step_us(
 def _places(activity: Activity, traffic: Traffic, retention: Retention, budget_bytes: float) -> list[int]:
     """Heavy operators at which most is stored and made, far apart from each other."""
     stored = stored_unless_swapped(retention)
+    heirs = {h for h in activity.heir if h >= 0}
     need = {
-        place: int(stored[place]) + _made(activity, traffic, place)
+        place: int(stored[place]) + _made(activity, traffic, heirs, place)
         for place, op in enumerate(activity.graph.operators)
         if op.kind == "heavy"
     }
@@ -72,9 +75,8 @@ def _places(activity: Activity, traffic: Traffic, retention: Retention, budget_b
     return chosen
 
 
-def _made(activity: Activity, traffic: Traffic, place: int) -> int:
-    """Bytes of the results of an operator that take no one's place."""
-    heirs = {h for h in activity.heir if h >= 0}
+def _made(activity: Activity, traffic: Traffic, heirs: Set[int], place: int) -> int:
+    """Bytes of the results of an operator that take no one's place: those that are not `heirs`."""
     outputs = activity.graph.operators[place].outputs
     return sum(activity.graph.tensors[t].nbytes for t in outputs if t not in heirs and traffic.materialised[t])
 
@@ -87,6 +89,7 @@ class _Program:
         self._traffic = traffic
         self._retention = retention
         self._profile = profile
+        self._heirs = {h for h in activity.heir if h >= 0}
         self._columns: dict[tuple[str, int, int], int] = {("T", 0, 0): 0}
         self._rows: list[tuple[list[tuple[int, float]], float]] = []  # sum of coefficient * column <= bound
         self._fixed: set[int] = set()  # columns that must be 1
@@ -132,7 +135,7 @@ class _Program:
                 self._rows.append((row, -1.0))
             else:
                 self._rows.append(([*row, (self._column("again", wanted_by, place), 1.0)], 0.0))
-        self._rows.append((list(memory.items()), budget_bytes - _made(activity, self._traffic, place)))
+        self._rows.append((list(memory.items()), budget_bytes - _made(activity, self._traffic, self._heirs, place)))
 
     def least(self, alone_us: float) -> float:
         """The optimum."""

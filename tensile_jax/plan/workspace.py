@@ -54,13 +54,17 @@ def _surprises(ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
     begin, end = ends[:, None], ends[None, :]
     likest = np.zeros((len(ends), len(ends)))
     surprise = np.zeros_like(likest)
+    growth = ladder.profile.workspace_growth
+    boards = {of: ladder.rung(of).board for of, _, _ in measured.workspaces}
+    estimates = {of: board.estimates(growth) for of, board in boards.items()}
     for (of, a, b), nbytes in measured.workspaces.items():
         common = np.minimum(end, heavy[b]) - np.maximum(begin, heavy[a])
         likeness = common / (np.maximum(end, heavy[b]) - np.minimum(begin, heavy[a]))
         closer = likeness > likest + (1e-9 if of != rung else -1e-9)  # its own rung's first
         likest = np.where(closer, likeness, likest)
         part = np.clip(common / (heavy[b] - heavy[a]), 0.0, 1.0)
-        surprise = np.where(closer, (nbytes - _estimate(ladder, of, a, b)) * part, surprise)
+        estimate = estimates[of][boards[of].boundaries.index(a), boards[of].boundaries.index(b)]
+        surprise = np.where(closer, (nbytes - estimate) * part, surprise)
     return surprise
 
 
@@ -76,9 +80,3 @@ def _with_known(found: np.ndarray, ladder: Ladder, rung: int, measured: Measured
             if board.workspace[here] == other.workspace[there] and board.held[here] == other.held[there]:
                 found[here] = nbytes
     return found
-
-
-def _estimate(ladder: Ladder, rung: int, begin: int, end: int) -> float:
-    board = ladder.rung(rung).board
-    a, b = board.boundaries.index(begin), board.boundaries.index(end)
-    return float(board.estimates(ladder.profile.workspace_growth)[a, b])
