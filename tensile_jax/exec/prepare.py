@@ -213,9 +213,8 @@ class PreparedStep:
         kind = (self.graph.fingerprint, self.options.policy, self.options.profile, self.options.state_memory)
         confirmed = confirmed_for((*kind, self.compiler.device.device_kind))
         choice = confirmed.above(limit)
-        if choice is not None:
-            found = self._realised(choice, limit)
-        else:
+        found = None if choice is None else self._realised(choice, limit)
+        if choice is None or found is None or found[0].peak_bytes > limit:  # XLA may tune a kernel to more scratch than before
             try:
                 choice, found = self._search(limit)
             except BudgetTooSmall:
