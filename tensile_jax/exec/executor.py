@@ -140,9 +140,11 @@ class Executor:
                 if watch is not None:
                     watch.stall_us += (time.perf_counter() - began) * 1e6
             elif op is copy_in:
-                slots = instruction[1]
-                for slot, value in zip(slots, transfer.into([host.pop(slot) for slot in slots]), strict=True):
+                _, slots, forgotten = instruction
+                for slot, value in zip(slots, transfer.into([host[slot] for slot in slots]), strict=True):
                     env[slot] = value
+                for slot in forgotten:
+                    del host[slot]
             else:  # FREE: a donated argument, which the caller still names
                 for slot in instruction[1]:
                     env[slot].delete()

@@ -3,7 +3,7 @@
     launch   (executable, getter of the inputs, input slots, slice of output slots, slots to drop, index)
     copy_out slots       start copies to the host
     leave    slots       wait until those copies are done, then give the device memory back
-    copy_in  slots       start copies to the device
+    copy_in  (slots, forgotten)   start copies to the device; the host keeps its own but for those `forgotten`
     free     slots       give the device memory back, now
 
 At each boundary copies out are started first, then what must have left is waited for, then copies in are started, then the
@@ -60,9 +60,12 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
     first: dict[TensorId, str] = {}
     copies: Mapping[int, list[Any]] = _by_trigger(plan)
     leaving: dict[int, list[TensorId]] = {}
+    comes_last: dict[TensorId, int] = {}
     for e in plan.events:
         if e.kind == "swap_out":
             leaving.setdefault(e.until, []).append(e.tensor)
+        elif e.kind == "swap_in":
+            comes_last[e.tensor] = max(e.trigger + 1, comes_last.get(e.tensor, 0))
 
     def together(op: Op, tensors: Iterable[TensorId]) -> None:
         slots = tuple(map(of, tensors))
@@ -75,7 +78,9 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
             first.setdefault(event.tensor, event.kind)
         together(Op.COPY_OUT, (e.tensor for e in copies.get(index, ()) if e.kind == "swap_out"))
         together(Op.LEAVE, leaving.get(index, ()))
-        together(Op.COPY_IN, (e.tensor for e in copies.get(index, ()) if e.kind == "swap_in"))
+        back = [e.tensor for e in copies.get(index, ()) if e.kind == "swap_in"]
+        if back:
+            code.append((Op.COPY_IN, tuple(map(of, back)), tuple(of(t) for t in back if comes_last[t] == index)))
         if index == last:
             break
         segment = plan.segments[index]

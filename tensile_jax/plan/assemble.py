@@ -12,6 +12,7 @@ A copy runs when its lane is free and not before it is issued, and overlaps what
     device_bytes(segment) = stored at its begin + made by it + workspace
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,7 @@ from tensile_jax.ir import Graph, OperatorId, TensorId
 from tensile_jax.plan.cut import rerun_latency
 from tensile_jax.plan.latency import DeviceProfile
 from tensile_jax.plan.retention import Emission, Retention, emit
-from tensile_jax.plan.stays import Absence, find_stays, inherited, stored_bytes
+from tensile_jax.plan.stays import Absence, Absences, find_stays, inherited, stored_bytes
 from tensile_jax.plan.traffic import Traffic
 from tensile_jax.schedule import Event, Plan, PlannedTensor, Segment, ranges
 
@@ -31,7 +32,7 @@ class Layout:
     """What a policy decides: what is dropped, what is away, where to cut, and the workspace of each segment."""
 
     retention: Retention
-    absences: Mapping[TensorId, Absence]
+    absences: Absences
     boundaries: tuple[int, ...]
     workspaces: tuple[int, ...]
 
@@ -48,7 +49,8 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
     heirs = inherited(retention)
     emissions = [_aligned(emit(retention, a, b), heirs) for a, b in zip(bounds, bounds[1:], strict=False)]
     outgoing, incoming = _copies(retention, absences, bounds)
-    frees = _frees(retention, absences, emissions, heirs)
+    frees = _frees(retention, emissions, heirs)
+    let_go = _let_go(retention, absences, bounds)
     elapsed = np.concatenate([[0.0], np.cumsum(np.array(latencies, dtype=float))])
 
     clock = lane_out = lane_in = stalled = 0.0
@@ -73,7 +75,9 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
         waited = clock - began
         again_us = sum(rerun_latency(p, retention, traffic, profile) for p in emission.again)
         own_us = float(elapsed[emission.end] - elapsed[emission.begin])
-        coming = sum(graph.tensors[t].nbytes for t, a in absences.items() if max(emission.begin, 0) <= a.back < emission.end)
+        coming = sum(
+            graph.tensors[t].nbytes for t, several in absences.items() for a in several if emission.begin <= a.back < emission.end
+        )
         segments.append(
             Segment(
                 name=f"segment_{index:03d}",
@@ -82,7 +86,7 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
                 inputs=emission.inputs,
                 outputs=emission.outputs,
                 donated=_donated(emission, heirs),
-                frees=tuple(frees.get(index, ())),
+                frees=(*frees.get(index, ()), *let_go.get(index, ())),
                 resident_bytes=(resident := int(stored[emission.begin]) + coming + _made(graph, emission, heirs)),
                 workspace_bytes=layout.workspaces[index],
                 device_bytes=resident + layout.workspaces[index],
@@ -95,7 +99,8 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
         clock += profile.launch_us + own_us + again_us
         stalled += waited
         events += _recomputed(graph, retention, emission, index, clock)
-        events += [_release(graph, t, index, clock) for t in segments[-1].frees]
+        events += [_release(graph, t, index, clock, "last use") for t in frees.get(index, ())]
+        events += [_release(graph, t, index, clock, "the host has it still") for t in let_go.get(index, ())]
     last = len(emissions)
     for t, until in outgoing.get(last, ()):
         start = max(lane_out, clock)
@@ -148,7 +153,7 @@ def planned_whole(graph: Graph, header: Plan, *, peak_bytes: int, step_us: float
 
 
 def _copies(
-    retention: Retention, absences: Mapping[TensorId, Absence], bounds: tuple[int, ...]
+    retention: Retention, absences: Absences, bounds: tuple[int, ...]
 ) -> tuple[dict[int, list[tuple[TensorId, int]]], dict[int, list[tuple[TensorId, int]]]]:
     """For each segment index, the copies issued right before its launch: (tensor, index of the segment to end before)."""
     activity = retention.activity
@@ -156,19 +161,20 @@ def _copies(
     outgoing: dict[int, list[tuple[TensorId, int]]] = {}
     incoming: dict[int, list[tuple[TensorId, int]]] = {}
     edges = np.array(bounds)
-    for t, away in sorted(absences.items()):
-        if away.leave >= 0:
-            needs = [p for p in retention.needs[t] if p <= away.leave]
-            after = max([activity.begin[t], *needs])
-            issued = int(np.searchsorted(edges, after, side="right")) if after >= 0 else 0
-            gone_by = int(np.searchsorted(edges, away.leave, side="right"))
+    for t, several in sorted(absences.items()):
+        leave = several[0].leave
+        if leave >= 0:
+            issued = int(np.searchsorted(edges, _last_need(retention, t, leave), side="right"))
+            gone_by = int(np.searchsorted(edges, leave, side="right"))
             outgoing.setdefault(issued, []).append((t, max(gone_by, issued)))
-        if away.back < count:
-            issued = max(int(np.searchsorted(edges, away.back, side="right")) - 1, 0)
-            later = [p for p in retention.needs[t] if p > away.leave]
-            need = later[0] if later else count
-            used_by = int(np.searchsorted(edges, need, side="right")) - 1
-            incoming.setdefault(issued, []).append((t, used_by))
+        for away in several:
+            if away.back < count:
+                issued = max(int(np.searchsorted(edges, away.back, side="right")) - 1, 0)
+                needs = retention.needs[t]
+                later = bisect_right(needs, away.leave)
+                need = needs[later] if later < len(needs) else count
+                used_by = int(np.searchsorted(edges, need, side="right")) - 1
+                incoming.setdefault(issued, []).append((t, used_by))
     for copies in incoming.values():
         copies.sort(key=lambda copy: (copy[1], copy[0]))
     for copies in outgoing.values():
@@ -176,9 +182,32 @@ def _copies(
     return outgoing, incoming
 
 
-def _effective(absences: Mapping[TensorId, Absence], bounds: tuple[int, ...]) -> dict[TensorId, Absence]:
+def _last_need(retention: Retention, t: TensorId, leave: int) -> int:
+    """The last place that needs the tensor before it leaves, or where it is made; -1 for inputs that nothing needed yet."""
+    needs = retention.needs[t]
+    before = bisect_right(needs, leave)
+    return max(retention.activity.begin[t], needs[before - 1] if before else -1)
+
+
+def _let_go(retention: Retention, absences: Absences, bounds: tuple[int, ...]) -> dict[int, list[TensorId]]:
+    """For each segment, the tensors whose copy on the device goes when it ends, since the host has had one since before."""
+    edges = np.array(bounds)
+    found: dict[int, list[TensorId]] = {}
+    for t, several in sorted(absences.items()):
+        for away in several[1:]:
+            index = int(np.searchsorted(edges, _last_need(retention, t, away.leave), side="right")) - 1
+            found.setdefault(index, []).append(t)
+    return found
+
+
+def _effective(absences: Absences, bounds: tuple[int, ...]) -> dict[TensorId, tuple[Absence, ...]]:
     """The absences in which there is a boundary: a tensor cannot leave in the middle of a segment."""
-    return {t: away for t, away in absences.items() if any(away.leave < b <= away.back for b in bounds)}
+    found: dict[TensorId, tuple[Absence, ...]] = {}
+    for t, several in absences.items():
+        apart = tuple(a for a in several if bisect_right(bounds, a.back) > bisect_right(bounds, a.leave))
+        if apart:
+            found[t] = apart
+    return found
 
 
 def _donated(emission: Emission, heirs: Mapping[TensorId, TensorId]) -> tuple[TensorId, ...]:
@@ -204,7 +233,6 @@ def _made(graph: Graph, emission: Emission, heirs: Mapping[TensorId, TensorId]) 
 
 def _frees(
     retention: Retention,
-    absences: Mapping[TensorId, Absence],
     emissions: Sequence[Emission],
     heirs: Mapping[TensorId, TensorId],
 ) -> dict[int, list[TensorId]]:
@@ -268,9 +296,9 @@ def _recomputed(graph: Graph, retention: Retention, emission: Emission, index: i
     ]
 
 
-def _release(graph: Graph, t: TensorId, index: int, now: float) -> Event:
+def _release(graph: Graph, t: TensorId, index: int, now: float, reason: str) -> Event:
     tensor = graph.tensors[t]
-    return Event("release", t, tensor.name, tensor.nbytes, index, index, 0.0, round(now, 3), round(now, 3), "last use")
+    return Event("release", t, tensor.name, tensor.nbytes, index, index, 0.0, round(now, 3), round(now, 3), reason)
 
 
 def _planned(graph: Graph, t: TensorId) -> PlannedTensor:

@@ -5,6 +5,7 @@ device and what is on the host, and holds the plan to this:
 
     - a segment's inputs are on the device, and its operators can be run from them, in the order given
     - every operator of the step runs; what runs twice is listed as recomputed; what belongs to the caller is never freed
+    - a tensor that has been swapped out once is on the host until it is released for good
     - a copy starts from where the tensor is and not before it is triggered, no two copies of one direction overlap, and none
       ends after it is needed
     - what a segment is given for good (donated) is an input of it, and one of its outputs is the state that takes its place
@@ -41,6 +42,10 @@ def check(plan: Plan, graph: Graph) -> None:
     moving_in: dict[TensorId, Event] = {}
     leaving: dict[TensorId, Event] = {}
     ran: set[OperatorId] = set()
+    returns: dict[TensorId, list[int]] = {}  # before which segments the tensor is swapped in
+    for event in plan.events:
+        if event.kind == "swap_in":
+            returns.setdefault(event.tensor, []).append(event.trigger + 1)
     for index, segment in enumerate(plan.segments):
         for event in _issued(plan.events, index):
             _issue(event, index, device, host, moving_in, leaving, owned_by_caller)
@@ -76,7 +81,8 @@ def check(plan: Plan, graph: Graph) -> None:
             if t not in device or t in owned_by_caller or t in leaving:
                 raise InvalidPlan(f"frees {graph.tensors[t].name}, which it may not", segment=index)
             device.discard(t)
-            host.discard(t)
+            if not any(again > index for again in returns.get(t, ())):
+                host.discard(t)
         if not set(segment.outputs) <= made:
             raise InvalidPlan("gives an output that it does not make", segment=index)
         device |= set(segment.outputs)

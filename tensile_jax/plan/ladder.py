@@ -14,7 +14,6 @@ Swaps are priced by their copies: in full where they are exposed; where they are
 coarser than the operators on whose clock the windows were found, leave uncovered.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -25,7 +24,7 @@ from tensile_jax.plan.cut import Board, lay_board, pressure, rerun_latency
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
 from tensile_jax.plan.recompute import drop_tensors
 from tensile_jax.plan.retention import Retention, retain
-from tensile_jax.plan.stays import Absence, Stay, away_bytes, find_stays, stored_bytes, stored_unless_swapped
+from tensile_jax.plan.stays import Absence, Absences, Stay, away_bytes, find_stays, stored_bytes, stored_unless_swapped
 from tensile_jax.plan.swap import Link, find_gaps, keep_state_out, plan_swaps
 from tensile_jax.plan.traffic import Traffic, find_traffic
 
@@ -55,7 +54,7 @@ class Rung:
     price: float
     swapping: Swapping
     retention: Retention
-    absences: Mapping[TensorId, Absence]
+    absences: Absences
     stays: tuple[Stay, ...]
     highest: int
     swap_us: float
@@ -168,19 +167,21 @@ class Ladder:
             price, swapping, retention, absences, stays, highest, swap_us, again_us, self.traffic, self.profile
         )  # fmt: skip
 
-    def _swap_us(self, absences: Mapping[TensorId, Absence]) -> float:
+    def _swap_us(self, absences: Absences) -> float:
         total = 0.0
-        for t, away in absences.items():
+        for t, several in absences.items():
             nbytes = self.graph.tensors[t].nbytes
-            copies = nbytes / self.profile.device_to_host_bytes_per_us if away.leave >= 0 else 0.0
-            if away.back < len(self.graph.operators):
-                copies += nbytes / self.profile.host_to_device_bytes_per_us
-            total += copies - (1 - _UNCOVERED) * away.hidden_us
+            copies = nbytes / self.profile.device_to_host_bytes_per_us if several[0].leave >= 0 else 0.0  # the first time only
+            for away in several:
+                if away.back < len(self.graph.operators):
+                    copies += nbytes / self.profile.host_to_device_bytes_per_us
+                total += copies - (1 - _UNCOVERED) * min(away.hidden_us, copies)
+                copies = 0.0
         return total
 
-    def _absences(self, retention: Retention, turn: int, swapping: Swapping, part: float) -> dict[TensorId, Absence]:
+    def _absences(self, retention: Retention, turn: int, swapping: Swapping, part: float) -> dict[TensorId, tuple[Absence, ...]]:
         """Swaps at the turn, then at whatever place is the highest, as long as there is something to swap there."""
-        absences: dict[TensorId, Absence] = {}
+        absences: dict[TensorId, tuple[Absence, ...]] = {}
         link = Link()
         if swapping != "none" and self.state_may_stay_out:
             absences |= keep_state_out(retention, link, latencies=self.latencies, profile=self.profile, late=swapping == "late")
@@ -201,7 +202,8 @@ class Ladder:
                 late=swapping == "late",
                 enough=float(beside[min(turn, len(beside) - 1)]) - target,
             )
-            absences |= more
+            for away in more:
+                absences[away.tensor] = tuple(sorted((*absences.get(away.tensor, ()), away), key=lambda a: a.leave))
             beside = unswapped - away_bytes(retention, absences)[:-1]
             highest = int(beside.argmax())
             if beside[highest] <= target or (not more and highest == turn):

@@ -1,7 +1,7 @@
 """Where on the time axis each tensor lies in device memory: its stays.
 
-A tensor stays from its beginning to its end, unless it is swapped out in between (an *absence*). Memory is counted at boundaries
-between operators, because that is where a segment may begin:
+A tensor stays from its beginning to its end, unless it is swapped out in between (its *absences*). Memory is counted at
+boundaries between operators, because that is where a segment may begin:
 
     stored(b) = sum of nbytes over the stays with begin < b <= end
 
@@ -27,12 +27,18 @@ class Absence:
     `leave` is the place during which the copy to the host ends, or -1 for state that is on the host when the iteration
     begins; `back` the place during which the copy to the device begins, or the number of operators for state that
     remains on the host. `hidden_us` is the time of both copies that other work can cover.
+
+    A tensor may be absent several times, in ascending order. Only the first time is it copied to the host, where it then
+    remains: tensors do not change.
     """
 
     tensor: TensorId
     leave: int
     back: int
     hidden_us: float
+
+
+Absences = Mapping[TensorId, tuple[Absence, ...]]
 
 
 class Stay(NamedTuple):
@@ -45,7 +51,7 @@ class Stay(NamedTuple):
     whole: bool
 
 
-def find_stays(retention: Retention, absences: Mapping[TensorId, Absence]) -> tuple[Stay, ...]:
+def find_stays(retention: Retention, absences: Absences) -> tuple[Stay, ...]:
     """Every stay of an iteration. Heirs that continue the stay of another tensor have none of their own."""
     activity = retention.activity
     count = len(activity.graph.operators)
@@ -64,13 +70,9 @@ def find_stays(retention: Retention, absences: Mapping[TensorId, Absence]) -> tu
             if begin < count and end > begin:
                 stays.append(Stay(t, tensor.nbytes, begin, end, True))
             continue
-        away = absences.get(t)
-        later = absences.get(heir) if heir is not None else None
         pieces = [(begin, end)]
-        if away is not None:
-            pieces = [(begin, away.leave), (away.back, end)]
-        if later is not None:
-            pieces = [*pieces[:-1], (pieces[-1][0], later.leave), (later.back, count)]
+        for away in (*absences.get(t, ()), *(absences.get(heir, ()) if heir is not None else ())):
+            pieces = [*pieces[:-1], (pieces[-1][0], away.leave), (away.back, end)]
         made_to_leave = None if begin < 0 else begin  # a tensor may leave right after the operator that makes it
         stays += [Stay(t, tensor.nbytes, b, e, False) for b, e in pieces if b < count and (e > b or e == b == made_to_leave)]
     return tuple(stays)
@@ -110,13 +112,13 @@ def stored_unless_swapped(retention: Retention) -> np.ndarray:
     return np.cumsum(change)[: count + 1]
 
 
-def away_bytes(retention: Retention, absences: Mapping[TensorId, Absence]) -> np.ndarray:
+def away_bytes(retention: Retention, absences: Absences) -> np.ndarray:
     """What the absences take from `stored_unless_swapped` at the boundaries 0 .. count; shape (count + 1,)."""
     tensors = retention.activity.graph.tensors
     count = len(retention.activity.graph.operators)
     change = np.zeros(count + 2, dtype=np.int64)
-    for t, away in absences.items():
+    for away in (away for several in absences.values() for away in several):
         if away.leave < away.back:
-            change[away.leave + 1] += tensors[t].nbytes
-            change[min(away.back, count) + 1] -= tensors[t].nbytes
+            change[away.leave + 1] += tensors[away.tensor].nbytes
+            change[min(away.back, count) + 1] -= tensors[away.tensor].nbytes
     return np.cumsum(change)[: count + 1]

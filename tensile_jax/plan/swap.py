@@ -14,14 +14,14 @@ Times in microseconds since the step began, on the clock of the operators' own l
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.latency import DeviceProfile
 from tensile_jax.plan.retention import Retention
-from tensile_jax.plan.stays import Absence, inherited
+from tensile_jax.plan.stays import Absence, Absences, inherited
 
 _SMALLEST = 2**16  # bytes; below that a copy costs more in calls than it frees
 
@@ -107,47 +107,48 @@ def plan_swaps(
     gaps: Sequence[Gap],
     link: Link,
     *,
-    taken: Container[TensorId],
+    taken: Absences,
     latencies: Sequence[float],
     profile: DeviceProfile,
     exposed: bool,
     late: bool,
     enough: float = float("inf"),
-) -> dict[TensorId, Absence]:
+) -> list[Absence]:
     """Absences for as many gaps as fit the link, which they then occupy; with `exposed`, for all of them.
 
     It stops when what is away comes to `enough` bytes. With `late`, no copy overlaps anything: each tensor leaves at once and
-    returns when it is needed.
+    returns when it is needed. `taken` are absences found before; one that ended by the gap has left a copy on the host.
     """
-    absences: dict[TensorId, Absence] = {}
+    found: list[Absence] = []
     clock = _Clock(retention, latencies, profile)
     away_bytes = 0
     for gap in gaps:
         t = gap.tensor
         if away_bytes >= enough:
             break
-        if t in taken:
+        before = taken.get(t, ())
+        if any(a.leave < gap.before and gap.after < a.back for a in before):
             continue
-        if late:
-            if gap.after + 1 < gap.before - 1:
-                absences[t] = Absence(t, max(gap.after, 0), gap.before - 1, 0.0)
-            continue
-        away, out_begin, out_end = clock.leave(t, gap.after, link)
-        back, in_begin, in_end = clock.come_back(t, gap.before, link)
-        if out_end <= in_begin and away < back:
-            link.out.take(out_begin, out_end)
-            link.into.take(in_begin, in_end)
-            absences[t] = Absence(t, away, back, (out_end - out_begin) + (in_end - in_begin))
-        elif exposed and gap.after + 1 < gap.before - 1:
-            absences[t] = Absence(t, max(gap.after, 0), gap.before - 1, 0.0)
-        if t in absences:
-            away_bytes += retention.activity.graph.tensors[t].nbytes
-    return absences
+        absence: Absence | None = None
+        copied = any(a.leave < gap.after for a in before)
+        if not late:
+            away, out_begin, out_end = clock.leave(t, gap.after, link, copied=copied)
+            back, in_begin, in_end = clock.come_back(t, gap.before, link)
+            if out_end <= in_begin and away < back:
+                link.out.take(out_begin, out_end)
+                link.into.take(in_begin, in_end)
+                absence = Absence(t, away, back, (out_end - out_begin) + (in_end - in_begin))
+        if absence is None and (late or exposed) and gap.after + 1 < gap.before - 1:
+            absence = Absence(t, max(gap.after, 0), gap.before - 1, 0.0)
+        if absence is not None:
+            found.append(absence)
+            away_bytes += 0 if late else retention.activity.graph.tensors[t].nbytes
+    return found
 
 
 def keep_state_out(
     retention: Retention, link: Link, *, latencies: Sequence[float], profile: DeviceProfile, late: bool
-) -> dict[TensorId, Absence]:
+) -> dict[TensorId, tuple[Absence, ...]]:
     """Absences of donated state across the iteration boundary: in before its first need, out after its update.
 
     With `late`, in right before and out right after.
@@ -155,7 +156,7 @@ def keep_state_out(
     graph = retention.activity.graph
     count = len(graph.operators)
     clock = _Clock(retention, latencies, profile)
-    absences: dict[TensorId, Absence] = {}
+    absences: dict[TensorId, tuple[Absence, ...]] = {}
     for pair in graph.carried:
         old, new = graph.tensors[pair.input], graph.tensors[pair.output]
         if old.id not in graph.donated or old.id == new.id or old.nbytes < _SMALLEST or not retention.needs[old.id]:
@@ -165,16 +166,16 @@ def keep_state_out(
         first = retention.needs[old.id][0]
         made = max([retention.activity.begin[new.id], *retention.needs[new.id]])
         if late:
-            absences[old.id] = Absence(old.id, -1, max(first - 1, -1), 0.0)
-            absences[new.id] = Absence(new.id, min(max(made, 0), count - 1), count, 0.0)
+            absences[old.id] = (Absence(old.id, -1, max(first - 1, -1), 0.0),)
+            absences[new.id] = (Absence(new.id, min(max(made, 0), count - 1), count, 0.0),)
             continue
         back, in_begin, in_end = clock.come_back(old.id, first, link)
         if in_begin >= 0:
             link.into.take(in_begin, in_end)
         away, out_begin, out_end = clock.leave(new.id, made, link)
         link.out.take(out_begin, out_end)
-        absences[old.id] = Absence(old.id, -1, back, in_end - in_begin if in_begin >= 0 else 0.0)
-        absences[new.id] = Absence(new.id, min(away, count - 1), count, out_end - out_begin)
+        absences[old.id] = (Absence(old.id, -1, back, in_end - in_begin if in_begin >= 0 else 0.0),)
+        absences[new.id] = (Absence(new.id, min(away, count - 1), count, out_end - out_begin),)
     return absences
 
 
@@ -189,8 +190,10 @@ class _Clock:
     def _place(self, time: float) -> int:
         return min(max(bisect_right(self._ends, time) - 1, 0), len(self._ends) - 2)
 
-    def leave(self, tensor: TensorId, after: int, link: Link) -> tuple[int, float, float]:
-        """(place during which the copy ends, begin, end) of the earliest swap-out after the place."""
+    def leave(self, tensor: TensorId, after: int, link: Link, *, copied: bool = False) -> tuple[int, float, float]:
+        """(place during which the copy ends, begin, end) of the earliest swap-out after the place; at once if `copied` before."""
+        if copied:
+            return after, self._ends[after + 1], self._ends[after + 1]
         length = self._tensors[tensor].nbytes / self._profile.device_to_host_bytes_per_us
         begin = link.out.earliest(self._ends[after + 1], length)
         return self._place(begin + length), begin, begin + length

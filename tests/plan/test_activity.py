@@ -9,7 +9,7 @@ from tensile_jax.ir import Graph, OperatorId, Tensor, TensorId
 from tensile_jax.plan import order
 from tensile_jax.plan.activity import find_activity
 from tensile_jax.plan.retention import emit, retain
-from tensile_jax.plan.stays import Absence, Stay, away_bytes, find_stays, inherited, stored_bytes, stored_unless_swapped
+from tensile_jax.plan.stays import Absence, Absences, Stay, away_bytes, find_stays, inherited, stored_bytes, stored_unless_swapped
 from tests.builders import graph_of, tensor_named, training_graph
 
 # x -> a -> b -> y, with a read again at the end:      place 0    1    2
@@ -104,7 +104,7 @@ def test_a_chain_of_dropped_tensors_starts_from_what_is_stored() -> None:
 # -- stays ----------------------------------------------------------------------------------------------------------------------
 
 
-def stored(graph: Graph, absences: dict[TensorId, Absence] | None = None) -> list[int]:
+def stored(graph: Graph, absences: Absences | None = None) -> list[int]:
     stays = find_stays(retain(find_activity(graph), {}), absences or {})
     return stored_bytes(stays, len(graph.operators)).tolist()
 
@@ -128,7 +128,7 @@ def test_a_swapped_tensor_is_away_between_its_two_copies() -> None:
         sizes={"a": 1000},
     )
     a = tensor_named(graph, "a")
-    away = {a: Absence(a, 1, 3, 0.0)}
+    away = {a: (Absence(a, 1, 3, 0.0),)}
     assert stored(graph) == [100, 1100, 1200, 1200, 1200, 200]
     assert stored(graph, away) == [100, 1100, 200, 200, 1200, 200]
     assert away_bytes(retain(find_activity(graph), {}), away).tolist() == [0, 0, 1000, 1000, 0, 0]

@@ -28,7 +28,7 @@ def plan(graph: Graph) -> Plan:
     first = {t: next(p for p in activity.uses[t]) for t in (y0, y1, y2)}
     again = {t: next(p for p in activity.uses[t] if p > first[t]) for t in (y0, y1, y2)}
     retention = retain(activity, {y2: first[y2]})
-    absences = {t: Absence(t, first[t] + 1, again[t] - 2, 0.0) for t in (y0, y1)}
+    absences = {t: (Absence(t, first[t] + 1, again[t] - 2, 0.0),) for t in (y0, y1)}
     count = len(graph.operators)
     bounds = tuple(b for b in range(count + 1) if b not in (2, count - 2))
     chosen = Layout(retention, absences, bounds, (1_000,) * (len(bounds) - 1))
@@ -42,7 +42,19 @@ def with_state_out(graph: Graph) -> Plan:
     w, v = tensor_named(graph, "w0"), tensor_named(graph, "v0")
     count = len(graph.operators)
     made = retention.activity.begin[v]
-    absences = {w: Absence(w, -1, -1, 0.0), v: Absence(v, min(made + 1, count - 1), count, 0.0)}
+    absences = {w: (Absence(w, -1, -1, 0.0),), v: (Absence(v, min(made + 1, count - 1), count, 0.0),)}
+    chosen = Layout(retention, absences, tuple(range(count + 1)), (0,) * count)
+    ladder = Ladder(graph, PROFILE, state_may_stay_out=True)
+    return assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header_for(graph, state_memory="any"))
+
+
+def with_two_absences(graph: Graph) -> Plan:
+    """Every operator a segment; the second weight goes to the host before its forward use, and off the device again after it."""
+    retention = retain(find_activity(graph), {})
+    w = tensor_named(graph, "w1")
+    count = len(graph.operators)
+    first, again = retention.needs[w][:2]
+    absences = {w: (Absence(w, -1, first - 1, 0.0), Absence(w, first, again - 2, 0.0))}
     chosen = Layout(retention, absences, tuple(range(count + 1)), (0,) * count)
     ladder = Ladder(graph, PROFILE, state_may_stay_out=True)
     return assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header_for(graph, state_memory="any"))
@@ -77,6 +89,18 @@ def test_the_plan_under_test_swaps_and_recomputes_and_is_valid(graph: Graph, pla
     assert any(s.donated for s in plan.segments) and any(s.frees for s in plan.segments)
     assert copies(plan, "recompute") and any(s.recomputes for s in plan.segments)
     assert {e.name for e in copies(plan, "swap_out")} == {e.name for e in copies(plan, "swap_in")} == {"y0", "y1"}
+
+
+def test_a_tensor_that_the_host_has_leaves_again_without_a_copy(graph: Graph) -> None:
+    plan = with_two_absences(graph)
+    check(plan, graph)
+    w = tensor_named(graph, "w1")
+    moves = [(e.kind, e.trigger) for e in plan.events if e.tensor == w]
+    first, again = find_activity(graph).uses[w][:2]
+    assert moves[:3] == [("swap_in", first - 2), ("release", first), ("swap_in", again - 3)]
+    assert plan.swapped_out_bytes == 0 and plan.swapped_in_bytes == 2 * graph.tensors[w].nbytes
+    with pytest.raises(InvalidPlan, match="reads w1, which is not there"):
+        check(without_event(plan, copies(plan, "swap_in")[1]), graph)
 
 
 def test_a_whole_plan_is_valid(graph: Graph) -> None:
