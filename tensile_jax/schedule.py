@@ -25,6 +25,7 @@ from tensile_jax.ir import OperatorId, Role, TensorId
 SCHEMA_VERSION = 1
 
 EventKind = Literal["swap_out", "swap_in", "recompute", "release"]
+PolicyName = Literal["auto", "capuchin", "checkpoint", "none", "tensile", "vdnn"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,11 +313,21 @@ def codes_of(function: tensile.PlannedFunction) -> list[Any]:
 
 
 def test_the_policy_none_swaps_nothing_and_computes_nothing_heavy_again() -> None:
-    function = tensile.jit(sgd_step, budget=1000, policy="none", donate_argnums=0)
+    function = tensile.jit(sgd_step, policy="none", donate_argnums=0)
     same(function(fresh(weights()), batch()), jax.jit(sgd_step)(weights(), batch()))
     plan = function.plan(weights(), batch())
     assert kinds_of(plan) <= {"release", "recompute"}
     assert plan.recomputed_us == 0.0  # what runs twice is what XLA fuses into its consumers
+    assert function.report().swapped_bytes == 0
+
+
+def test_the_policy_none_keeps_a_budget_or_says_which_one_it_can_keep() -> None:
+    with pytest.raises(tensile.BudgetTooSmall) as caught:
+        tensile.jit(sgd_step, budget=1000, policy="none", donate_argnums=0)(fresh(weights()), batch())
+    least = caught.value.floor_bytes
+    function = tensile.jit(sgd_step, budget=least, policy="none", donate_argnums=0)
+    function(fresh(weights()), batch())
+    assert function.report().peak_bytes <= least
     assert function.report().swapped_bytes == 0
 
 

@@ -94,7 +94,7 @@ def test_no_plan_is_below_the_floor(graph: Graph, state_memory: str) -> None:
 @given(graph=graphs())
 def test_the_plan_without_swaps_is_valid_for_any_graph(graph: Graph) -> None:
     ladder = Ladder(order(graph), PROFILE, state_may_stay_out=False)
-    choice = POLICIES["none"](ladder, 1.0, Measured())
+    choice = POLICIES["none"](ladder, float("inf"), Measured())
     assert choice is not None
     plan = planned(ladder, choice, "device")
     check(plan, ladder.graph)
@@ -106,7 +106,7 @@ def test_the_plan_without_swaps_is_valid_for_any_graph(graph: Graph) -> None:
 def test_planning_twice_gives_the_same_plan(graph: Graph) -> None:
     def make() -> tuple[Choice | None, Plan]:
         ladder = Ladder(order(graph), PROFILE, state_may_stay_out=True)
-        none = POLICIES["none"](ladder, 1.0, Measured())
+        none = POLICIES["none"](ladder, float("inf"), Measured())
         assert none is not None
         least, _ = floor(ladder, Measured())
         found = POLICIES["auto"](ladder, least, Measured())

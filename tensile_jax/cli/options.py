@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
@@ -12,6 +12,7 @@ from tensile_jax.cli.refusal import Refusal, refusing_options
 from tensile_jax.errors import BudgetError
 from tensile_jax.exec.budget import parse_budget
 from tensile_jax.models import MODELS, load
+from tensile_jax.schedule import PolicyName
 
 if TYPE_CHECKING:  # at run time this would import JAX
     from tensile_jax.models.model import Model
@@ -50,7 +51,7 @@ class Limits:
     """The budget and how it may be kept, as `tensile_jax.jit` takes them."""
 
     budget: str | None
-    policy: Literal["auto", "none"]
+    policy: PolicyName
     device_profile: str | None
     state_memory: Literal["device", "any"]
 
@@ -81,7 +82,7 @@ def takes_limits(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_limits(
         budget: str | None,
-        policy: Literal["auto", "none"],
+        policy: PolicyName,
         device_profile: str | None,
         state_memory: Literal["device", "any"],
         **others: Any,
@@ -99,10 +100,10 @@ def takes_limits(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--device-profile", metavar="NAME", help="Rates to plan with: cpu, h200, or a .toml file."),
         click.option(
             "--policy",
-            type=click.Choice(["auto", "none"]),
+            type=click.Choice(get_args(PolicyName)),
             default="auto",
             show_default=True,
-            help='"none": segments without swaps or recomputation, for comparison.',
+            help='"auto" is the planner; the others are there to compare it with.',
         ),
         click.option(
             "--budget",

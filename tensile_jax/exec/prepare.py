@@ -70,6 +70,7 @@ class PreparedStep:
         self.budget = budget
         self.options = options
         self.graph = order(step.graph)
+        self.policy = POLICIES[options.policy]
         self.ladder = Ladder(self.graph, options.profile, state_may_stay_out=options.state_memory == "any")
         self.compiler = compiler
         self.book = Codebook(step.program)
@@ -113,9 +114,9 @@ class PreparedStep:
         """
         began = time.perf_counter()
         limit = self.limit()
-        choice = POLICIES[self.options.policy](self.ladder, limit, self.measured)
+        choice = self.policy(self.ladder, limit, self.measured)
         if choice is None:
-            raise self._too_small(limit, floor(self.ladder, self.measured)[0], "about ")
+            raise self._too_small(limit, floor(self.ladder, self.measured, self.policy)[0], "about ")
         plan = self._plan(choice, limit)
         self.plan_s = time.perf_counter() - began
         return plan
@@ -138,7 +139,7 @@ class PreparedStep:
         return plan
 
     def _header(self, limit: float) -> Plan:
-        floor_bytes, _ = floor(self.ladder, self.measured)
+        floor_bytes, _ = floor(self.ladder, self.measured, self.policy)
         held = [t for t in self.graph.tensors if t.producer is None]
         held.sort(key=lambda t: (-t.nbytes, t.id))
         return Plan(
@@ -208,7 +209,7 @@ class PreparedStep:
             BudgetTooSmall: there is none; the error names the least peak that compiling has confirmed.
         """
         limit = self.limit()
-        if self.options.policy == "none":
+        if self.options.policy != "auto":
             return self._search(limit)[1]
         kind = (self.graph.fingerprint, self.options.policy, self.options.profile, self.options.state_memory)
         confirmed = confirmed_for((*kind, self.compiler.device.device_kind))
@@ -231,15 +232,14 @@ class PreparedStep:
 
     def _search(self, limit: float) -> tuple[Choice, Compiled]:
         caution = 0
-        choose = POLICIES[self.options.policy]
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             began = time.perf_counter()
-            choice = choose(self.ladder, limit, replace(self.measured, caution=caution))
+            choice = self.policy(self.ladder, limit, replace(self.measured, caution=caution))
             self.plan_s += time.perf_counter() - began
             if choice is None:
                 break
             found = self._realised(choice, limit)
-            if found[0].peak_bytes <= limit or (self.options.policy == "none" and choice.rung != WHOLE):
+            if found[0].peak_bytes <= limit:
                 return choice, found
             caution = int(limit * _CAUTION * attempt)
         return self._at_the_floor(limit)
@@ -254,7 +254,7 @@ class PreparedStep:
             choice = next(
                 (
                     choice
-                    for nbytes, choice in floors(self.ladder, self.measured)
+                    for nbytes, choice in floors(self.ladder, self.measured, self.policy)
                     if nbytes < least and (choice.rung, choice.boundaries) not in seen
                 ),
                 None,

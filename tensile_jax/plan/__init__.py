@@ -3,13 +3,15 @@
 from tensile_jax.plan.assemble import Layout, assemble, planned_whole
 from tensile_jax.plan.bounds import least_step_us
 from tensile_jax.plan.check import check
+from tensile_jax.plan.choice import LEAST, WHOLE, Choice, layout, whole_peak
 from tensile_jax.plan.ladder import Ladder
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
 from tensile_jax.plan.order import order
-from tensile_jax.plan.policy import POLICIES, WHOLE, Choice, floor, floors, layout, whole_peak
+from tensile_jax.plan.policy import POLICIES, floor, floors
 from tensile_jax.plan.workspace import Measured
 
 __all__ = [
-    "POLICIES", "WHOLE", "Choice", "DeviceProfile", "Ladder", "Layout", "Measured", "assemble", "check", "floor", "floors",
+    "LEAST", "POLICIES", "WHOLE", "Choice", "DeviceProfile", "Ladder", "Layout", "Measured", "assemble", "check", "floor",
+    "floors",
     "layout", "least_step_us", "operator_latency", "order", "planned_whole", "whole_peak",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ Swaps are priced by their copies: in full where they are exposed; where they are
 coarser than the operators on whose clock the windows were found, leave uncovered.
 """
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -51,8 +52,6 @@ class Rung:
     swaps, `again_us` the latency of all that may run again, each operator once.
     """
 
-    price: float
-    swapping: Swapping
     retention: Retention
     absences: Absences
     stays: tuple[Stay, ...]
@@ -88,6 +87,7 @@ class Ladder:
             *((p, "late", 0.0) for p in _LATE_PRICES),
         )
         self._rungs: dict[int, Rung] = {}
+        self._added: dict[Hashable, int] = {}
         self._dropped: dict[float, tuple[Retention, int]] = {}
         self._again: dict[float, float] = {}
 
@@ -137,11 +137,19 @@ class Ladder:
             price, swapping, part = self.steps[index]
             retention, turn = self._retention(price)
             same = self._rungs.get(index - 1)
-            if same is not None and same.swapping == swapping != "some" and same.retention.dropped == retention.dropped:
+            family = index > 0 and self.steps[index - 1][1] == swapping != "some"
+            if same is not None and family and same.retention.dropped == retention.dropped:
                 self._rungs[index] = same  # the lower price has changed nothing
             else:
-                self._rungs[index] = self._make(price, swapping, part, retention, turn)
+                self._rungs[index] = self._rung_of(retention, self._absences(retention, turn, swapping, part))
         return self._rungs[index]
+
+    def add(self, key: Hashable, make: Callable[[], tuple[Retention, Absences]]) -> int:
+        """The index of a rung of a policy's own making, made once for each key. It is not one of `families`."""
+        if key not in self._added:
+            self._added[key] = index = len(self.steps) + len(self._added)
+            self._rungs[index] = self._rung_of(*make())
+        return self._added[key]
 
     def least_us(self, index: int) -> float:
         """What no segmentation of the rung at `index` is cheaper than; the rung need not have been made."""
@@ -150,22 +158,26 @@ class Ladder:
 
     def _again_us(self, price: float) -> float:
         if price not in self._again:
-            retention, _ = self._retention(price)
-            places = (place for place, runs in enumerate(retention.reruns) if runs)
-            self._again[price] = sum(rerun_latency(p, retention, self.traffic, self.profile) for p in places)
+            self._again[price] = self._rerun_us(self._retention(price)[0])
         return self._again[price]
 
-    def _make(self, price: float, swapping: Swapping, part: float, retention: Retention, turn: int) -> Rung:
-        count = len(self.graph.operators)
-        absences = self._absences(retention, turn, swapping, part)
+    def _rung_of(self, retention: Retention, absences: Absences) -> Rung:
         stays = find_stays(retention, absences)
         there = [s for s in stays if s.begin < 0 or self.traffic.materialised[s.tensor]]
-        highest = int(stored_bytes(there, count).max())
-        again_us = self._again_us(price)
-        swap_us = self._swap_us(absences)
         return Rung(
-            price, swapping, retention, absences, stays, highest, swap_us, again_us, self.traffic, self.profile
-        )  # fmt: skip
+            retention=retention,
+            absences=absences,
+            stays=stays,
+            highest=int(stored_bytes(there, len(self.graph.operators)).max()),
+            swap_us=self._swap_us(absences),
+            again_us=self._rerun_us(retention),
+            traffic=self.traffic,
+            profile=self.profile,
+        )
+
+    def _rerun_us(self, retention: Retention) -> float:
+        places = (place for place, runs in enumerate(retention.reruns) if runs)
+        return sum(rerun_latency(p, retention, self.traffic, self.profile) for p in places)
 
     def _swap_us(self, absences: Absences) -> float:
         total = 0.0

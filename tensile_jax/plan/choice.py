@@ -1,0 +1,118 @@
+"""What policies decide, and how they decide between rungs: the cheapest cut under a limit, or the cut with the least peak.
+
+A policy is a function
+
+    policy(ladder, limit, measured) -> Choice | None
+
+`limit` is in bytes; None means that the policy has no plan under it. A limit of `LEAST` asks for as little memory as the policy
+can do with, and always has an answer. `measured` holds what compiling has shown so far, which takes the place of estimates.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from tensile_jax.plan.assemble import Layout
+from tensile_jax.plan.cut import Cut, cheapest_cut, least_peak
+from tensile_jax.plan.ladder import Ladder
+from tensile_jax.plan.workspace import Measured, workspaces
+
+WHOLE = -1
+"""The rung of the choice to run the step as one executable."""
+
+LEAST = 0.0
+"""The limit that asks for as little memory as a policy can do with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """A rung (or `WHOLE`) and where to cut it."""
+
+    rung: int
+    boundaries: tuple[int, ...]
+
+
+Policy = Callable[[Ladder, float, Measured], Choice | None]
+Needed = Callable[[Ladder, int, Measured], np.ndarray]
+"""Workspaces of every segment of a rung: what is expected of them."""
+
+
+def cheapest(ladder: Ladder, families: Iterable[Sequence[int]], limit: float, measured: Measured) -> Choice | None:
+    """The cheapest cut of all rungs under the limit; in each family, rungs ascend in what they cost at least.
+
+    What a cut costs does not depend on the limit, so a lower one never gives a higher peak: if the plan for a limit keeps a lower
+    one too, it is the cheapest under that as well; otherwise the lower limit's plan is below it. Ties go to the earlier rung.
+    """
+    best: Cut | None = None
+    where = WHOLE
+    for rungs in families:
+        for index in rungs:
+            if best is not None and ladder.least_us(index) >= best.cost:
+                break  # the next rungs of the family are dearer still
+            rung = ladder.rung(index)
+            if rung.highest > limit or (best is not None and rung.least_us >= best.cost):
+                continue
+            cut = cheapest_cut(rung.board, workspaces(ladder, index, measured), limit)
+            if cut is not None and (best is None or cut.cost + rung.swap_us < best.cost):
+                best, where = Cut(cut.cost + rung.swap_us, cut.boundaries), index
+    return None if best is None else Choice(where, best.boundaries)
+
+
+def least(ladder: Ladder, rungs: Iterable[int], measured: Measured, needed: Needed = workspaces) -> tuple[int, Choice]:
+    """The least peak of any cut of the rungs, or of the whole step if that is no more; and the cheapest choice that has it."""
+    all_of_it = whole(ladder)
+    whole_bytes = whole_peak(ladder, measured)
+    if not ladder.graph.operators:
+        return whole_bytes, all_of_it
+    nbytes, index = min((least_peak(ladder.rung(i).board, needed(ladder, i, measured)), i) for i in rungs)
+    if whole_bytes <= nbytes:
+        return whole_bytes, all_of_it
+    cut = cheapest_cut(ladder.rung(index).board, needed(ladder, index, measured), nbytes)
+    assert cut is not None  # the least peak is attained by construction
+    return nbytes, Choice(index, cut.boundaries)
+
+
+def first_that_fits(ladder: Ladder, rungs: Iterable[int], limit: float, measured: Measured) -> Choice | None:
+    """For a policy that has no more to choose from than how far to go: the cheapest cut of the first rung that has one.
+
+    The step runs whole where that fits.
+    """
+    if limit > LEAST and whole_peak(ladder, measured) <= limit:
+        return whole(ladder)
+    if limit == LEAST:
+        return least(ladder, rungs, measured)[1]
+    return next((c for i in rungs if (c := cheapest(ladder, [[i]], limit, measured)) is not None), None)
+
+
+def whole(ladder: Ladder) -> Choice:
+    """The choice to run the step as one executable."""
+    return Choice(WHOLE, (0, len(ladder.graph.operators)))
+
+
+def whole_peak(ladder: Ladder, measured: Measured) -> int:
+    """Peak of the step as one executable: measured, or the more of what it stores and what it is estimated to need."""
+    if measured.whole is not None or not ladder.graph.operators:
+        return measured.whole or sum(t.nbytes for t in ladder.graph.tensors)
+    board = ladder.rung(0).board
+    return max(ladder.unplanned_bytes, int(board.held[0, -1] + board.workspace[0, -1]))
+
+
+def peak_of(ladder: Ladder, choice: Choice, measured: Measured) -> int:
+    """The peak of a choice, in bytes, as far as it is known."""
+    if choice.rung == WHOLE:
+        return whole_peak(ladder, measured)
+    board = ladder.rung(choice.rung).board
+    needed = board.held + workspaces(ladder, choice.rung, measured)
+    index = {b: i for i, b in enumerate(board.boundaries)}
+    return int(np.ceil(max(needed[index[a], index[b]] for a, b in pairwise(choice.boundaries))))
+
+
+def layout(ladder: Ladder, choice: Choice, measured: Measured) -> Layout:
+    """The layout of a choice, with the workspaces of its segments."""
+    rung = ladder.rung(choice.rung)
+    work = workspaces(ladder, choice.rung, measured)
+    index = {b: i for i, b in enumerate(rung.board.boundaries)}
+    of_segments = tuple(int(work[index[a], index[b]]) for a, b in pairwise(choice.boundaries))
+    return Layout(rung.retention, rung.absences, choice.boundaries, of_segments)
