@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import tensile_jax as tensile
 from tensile_jax.ir import Graph
 from tensile_jax.plan import POLICIES, WHOLE, Choice, Ladder, Measured, assemble, check, floor, layout, order, whole_peak
+from tensile_jax.plan.simulate import simulate
 from tensile_jax.schedule import Plan
 from tests.builders import PROFILE, device_bytes, fresh, graph_of, header_for, measure_launches, numbers
 
@@ -62,6 +63,9 @@ def peak_of(ladder: Ladder, choice: Choice, state_memory: str) -> int:
         return whole_peak(ladder, Measured())
     plan = planned(ladder, choice, state_memory)
     check(plan, ladder.graph)
+    twice = simulate([plan], ladder.profile, iterations=2)
+    assert twice.peak_bytes <= plan.peak_bytes
+    assert twice.step_us[0] == pytest.approx((plan.step_us, plan.step_us), abs=0.01)
     return plan.peak_bytes
 
 

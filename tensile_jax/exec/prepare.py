@@ -129,8 +129,13 @@ class PreparedStep:
     def _plan(self, choice: Choice, limit: float) -> Plan:
         header = self._header(limit)
         if choice.rung == WHOLE:
-            step_us = sum(self.ladder.latencies) + self.options.profile.launch_us
-            plan = planned_whole(self.graph, header, peak_bytes=whole_peak(self.ladder, self.measured), step_us=step_us)
+            plan = planned_whole(
+                self.graph,
+                header,
+                self.options.profile,
+                peak_bytes=whole_peak(self.ladder, self.measured),
+                latency_us=sum(self.ladder.latencies),
+            )
             return replace(plan, workspaces="compiled" if self.measured.whole is not None else "predicted")
         chosen = layout(self.ladder, choice, self.measured)
         plan = assemble(chosen, self.ladder.traffic, self.options.profile, self.ladder.latencies, header)

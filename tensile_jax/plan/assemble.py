@@ -1,15 +1,11 @@
-"""From a choice of what to keep and where to cut, to the plan: segments, events, and their predicted times.
+"""From a choice of what to keep and where to cut, to the plan: segments and events; `simulate.py` says when they happen.
 
-One pass over the segments in launch order, with three clocks: compute, and the link in each direction.
+boundary b   swap-outs whose last need is over are issued; swap-ins whose time has come are issued;
+             copies that must have ended by b are waited for
+segment      runs for the latency of its operators and of what it computes again
+afterwards   what nothing needs any more is released
 
-    boundary b   swap-outs whose last need is over are issued; swap-ins whose time has come are issued;
-                 copies that must have ended by b are waited for (a stall, if they have not)
-    segment      runs for the latency of its operators and of what it computes again
-    afterwards   what nothing needs any more is released
-
-A copy runs when its lane is free and not before it is issued, and overlaps whatever is launched after it.
-
-    device_bytes(segment) = stored at its begin + made by it + workspace
+device_bytes(segment) = stored at its begin + made by it + workspace
 """
 
 from bisect import bisect_right
@@ -22,9 +18,10 @@ from tensile_jax.ir import Graph, OperatorId, TensorId
 from tensile_jax.plan.cut import rerun_latency
 from tensile_jax.plan.latency import DeviceProfile
 from tensile_jax.plan.retention import Emission, Retention, emit
+from tensile_jax.plan.simulate import simulate
 from tensile_jax.plan.stays import Absence, Absences, find_stays, inherited, stored_bytes
 from tensile_jax.plan.traffic import Traffic
-from tensile_jax.schedule import Event, Plan, PlannedTensor, Segment, ranges
+from tensile_jax.schedule import Event, EventKind, Plan, PlannedTensor, Segment, ranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,31 +50,14 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
     let_go = _let_go(retention, absences, bounds)
     elapsed = np.concatenate([[0.0], np.cumsum(np.array(latencies, dtype=float))])
 
-    clock = lane_out = lane_in = stalled = 0.0
-    ready: dict[TensorId, float] = {}
-    gone: dict[TensorId, float] = {}
     segments: list[Segment] = []
     events: list[Event] = []
     for index, emission in enumerate(emissions):
-        began = clock
-        for t, until in outgoing.get(index, ()):
-            start = max(lane_out, clock)
-            lane_out = gone[t] = start + graph.tensors[t].nbytes / profile.device_to_host_bytes_per_us
-            events.append(_copy("swap_out", graph, t, index, until, clock, start, lane_out))
-        for t, until in incoming.get(index, ()):
-            start = max(lane_in, clock, gone.get(t, 0.0))
-            lane_in = ready[t] = start + graph.tensors[t].nbytes / profile.host_to_device_bytes_per_us
-            events.append(_copy("swap_in", graph, t, index, until, clock, start, lane_in))
-        for e in events:
-            if e.kind in ("swap_out", "swap_in") and e.until == index:
-                clock = max(clock, e.end_us)
-        clock = max([clock, *(ready.get(t, 0.0) for t in emission.inputs)])
-        waited = clock - began
+        events += [_copy("swap_out", graph, t, index, until) for t, until in outgoing.get(index, ())]
+        events += [_copy("swap_in", graph, t, index, until) for t, until in incoming.get(index, ())]
         again_us = sum(rerun_latency(p, retention, traffic, profile) for p in emission.again)
         own_us = float(elapsed[emission.end] - elapsed[emission.begin])
-        coming = sum(
-            graph.tensors[t].nbytes for t, several in absences.items() for a in several if emission.begin <= a.back < emission.end
-        )
+        coming = sum(graph.tensors[t].nbytes for t, _ in incoming.get(index, ()))
         segments.append(
             Segment(
                 name=f"segment_{index:03d}",
@@ -90,34 +70,25 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
                 resident_bytes=(resident := int(stored[emission.begin]) + coming + _made(graph, emission, heirs)),
                 workspace_bytes=layout.workspaces[index],
                 device_bytes=resident + layout.workspaces[index],
-                begin_us=round(clock, 3),
+                begin_us=0.0,
                 latency_us=round(own_us + again_us, 3),
                 recomputed_us=round(again_us, 3),
-                stall_us=round(waited, 3),
+                stall_us=0.0,
             )
         )
-        clock += profile.launch_us + own_us + again_us
-        stalled += waited
-        events += _recomputed(graph, retention, emission, index, clock)
-        events += [_release(graph, t, index, clock, "last use") for t in frees.get(index, ())]
-        events += [_release(graph, t, index, clock, "the host has it still") for t in let_go.get(index, ())]
+        events += _recomputed(graph, emission, index)
+        events += [_release(graph, t, index, "last use") for t in frees.get(index, ())]
+        events += [_release(graph, t, index, "the host has it still") for t in let_go.get(index, ())]
     last = len(emissions)
-    for t, until in outgoing.get(last, ()):
-        start = max(lane_out, clock)
-        lane_out = start + graph.tensors[t].nbytes / profile.device_to_host_bytes_per_us
-        events.append(_copy("swap_out", graph, t, last, until, clock, start, lane_out))
-    finish = max([clock, *(e.end_us for e in events if e.kind in ("swap_out", "swap_in"))])
-    stalled += finish - clock
+    events += [_copy("swap_out", graph, t, last, until) for t, until in outgoing.get(last, ())]
 
     named = {t for s in segments for t in (*s.inputs, *s.outputs)} | {e.tensor for e in events} | set(graph.inputs)
     peak = max(range(last), key=lambda i: (segments[i].device_bytes, -i))
-    return replace(
+    plan = replace(
         header,
         whole=False,
         peak_bytes=segments[peak].device_bytes,
         peak_segment=peak,
-        step_us=round(finish, 3),
-        stall_us=round(stalled, 3),
         recomputed_us=round(sum(s.recomputed_us for s in segments), 3),
         swapped_out_bytes=sum(e.nbytes for e in events if e.kind == "swap_out"),
         swapped_in_bytes=sum(e.nbytes for e in events if e.kind == "swap_in"),
@@ -125,10 +96,40 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
         segments=tuple(segments),
         events=tuple(events),
     )
+    return _timed(plan, profile)
 
 
-def planned_whole(graph: Graph, header: Plan, *, peak_bytes: int, step_us: float) -> Plan:
+def _timed(plan: Plan, profile: DeviceProfile) -> Plan:
+    """The same with its times, as one iteration of it alone goes on paper."""
+    seen = simulate((plan,), profile)
+    ends = [0.0, *(span.end_us for span in seen.segments)]
+    segments = [
+        replace(s, begin_us=round(span.begin_us, 3), stall_us=round(span.begin_us - before, 3))
+        for s, span, before in zip(plan.segments, seen.segments, ends, strict=False)
+    ]
+    copies = {span.index: (span.begin_us, span.end_us) for span in (*seen.copies_out, *seen.copies_in)}
+    events: list[Event] = []
+    for place, e in enumerate(plan.events):
+        triggered = ends[e.trigger + 1]
+        if e.kind == "recompute":
+            begin = seen.segments[e.until].begin_us
+            end = begin + plan.segments[e.until].recomputed_us
+        else:
+            begin, end = copies.get(place, (triggered, triggered))
+        delta = begin - triggered if place in copies else 0.0
+        events.append(replace(e, delta_us=round(delta, 3), begin_us=round(begin, 3), end_us=round(end, 3)))
+    return replace(
+        plan,
+        segments=tuple(segments),
+        events=tuple(events),
+        step_us=round(seen.step_us[0][0], 3),
+        stall_us=round(seen.stall_us[0][0], 3),
+    )
+
+
+def planned_whole(graph: Graph, header: Plan, profile: DeviceProfile, *, peak_bytes: int, latency_us: float) -> Plan:
     """The plan that runs the step as one executable."""
+    resident = sum(graph.tensors[t].nbytes for t in graph.inputs)
     segment = Segment(
         name=f"{graph.name}_whole",
         operators=((0, len(graph.operators)),),
@@ -137,18 +138,19 @@ def planned_whole(graph: Graph, header: Plan, *, peak_bytes: int, step_us: float
         outputs=graph.outputs,
         donated=(),
         frees=(),
-        resident_bytes=sum(graph.tensors[t].nbytes for t in graph.inputs),
-        workspace_bytes=max(0, peak_bytes - sum(graph.tensors[t].nbytes for t in graph.inputs)),
+        resident_bytes=resident,
+        workspace_bytes=max(0, peak_bytes - resident),
         device_bytes=peak_bytes,
         begin_us=0.0,
-        latency_us=step_us,
+        latency_us=round(latency_us, 3),
         recomputed_us=0.0,
         stall_us=0.0,
     )
     tensors = tuple(_planned(graph, t) for t in sorted({*graph.inputs, *graph.outputs}))
+    step_us = round(profile.launch_us + latency_us, 3)
     return replace(
-        header, whole=True, peak_bytes=peak_bytes, peak_segment=0, step_us=round(step_us, 3), stall_us=0.0,
-        recomputed_us=0.0, swapped_out_bytes=0, swapped_in_bytes=0, tensors=tensors, segments=(segment,), events=(),
+        header, whole=True, peak_bytes=peak_bytes, peak_segment=0, step_us=step_us, stall_us=0.0, recomputed_us=0.0,
+        swapped_out_bytes=0, swapped_in_bytes=0, tensors=tensors, segments=(segment,), events=(),
     )  # fmt: skip
 
 
@@ -254,51 +256,27 @@ def _frees(
     return frees
 
 
-def _copy(kind: str, graph: Graph, t: TensorId, index: int, until: int, issued: float, begin: float, end: float) -> Event:
-    tensor = graph.tensors[t]
-    reason = {
-        "swap_out": "nothing needs it for a while, and the link is free",
-        "swap_in": f"needed by segment {until}",
-    }[kind]
-    return Event(
-        kind="swap_out" if kind == "swap_out" else "swap_in",
-        tensor=t,
-        name=tensor.name,
-        nbytes=tensor.nbytes,
-        trigger=index - 1,
-        until=until,
-        delta_us=round(begin - issued, 3),
-        begin_us=round(begin, 3),
-        end_us=round(end, 3),
-        reason=reason,
-    )
+def _copy(kind: EventKind, graph: Graph, t: TensorId, index: int, until: int) -> Event:
+    reason = "nothing needs it for a while" if kind == "swap_out" else f"needed by segment {until}"
+    return _event(kind, graph, t, index - 1, until, reason)
 
 
-def _recomputed(graph: Graph, retention: Retention, emission: Emission, index: int, now: float) -> list[Event]:
+def _recomputed(graph: Graph, emission: Emission, index: int) -> list[Event]:
     """One event for each tensor that the segment computes again and reads itself."""
     read = {t for p in range(emission.begin, emission.end) for t in graph.operators[p].inputs}
-    return [
-        Event(
-            kind="recompute",
-            tensor=t,
-            name=graph.tensors[t].name,
-            nbytes=graph.tensors[t].nbytes,
-            trigger=index - 1,
-            until=index,
-            delta_us=0.0,
-            begin_us=round(now, 3),
-            end_us=round(now, 3),
-            reason=f"computed again inside segment {index}; keeping it would cost its bytes",
-        )
-        for p in emission.again
-        for t in graph.operators[p].outputs
-        if t in read
-    ]
+    reason = f"computed again inside segment {index}; keeping it would cost its bytes"
+    again = (t for p in emission.again for t in graph.operators[p].outputs)
+    return [_event("recompute", graph, t, index - 1, index, reason) for t in again if t in read]
 
 
-def _release(graph: Graph, t: TensorId, index: int, now: float, reason: str) -> Event:
+def _release(graph: Graph, t: TensorId, index: int, reason: str) -> Event:
+    return _event("release", graph, t, index, index, reason)
+
+
+def _event(kind: EventKind, graph: Graph, t: TensorId, trigger: int, until: int, reason: str) -> Event:
+    """An event that has no time yet."""
     tensor = graph.tensors[t]
-    return Event("release", t, tensor.name, tensor.nbytes, index, index, 0.0, round(now, 3), round(now, 3), reason)
+    return Event(kind, t, tensor.name, tensor.nbytes, trigger, until, 0.0, 0.0, 0.0, reason)
 
 
 def _planned(graph: Graph, t: TensorId) -> PlannedTensor:
