@@ -6,20 +6,21 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from tensile_jax.errors import TraceError
 from tensile_jax.exec.budget import parse_budget
+from tensile_jax.exec.compare import compare
 from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.executor import Observation
-from tensile_jax.exec.prepare import Options, PreparedStep, Progress, RunningPlan, by_name
+from tensile_jax.exec.prepare import Options, PreparedStep, Progress, RunningPlan
 from tensile_jax.exec.transfer import Device, on_host, to_device
-from tensile_jax.plan import POLICIES
+from tensile_jax.plan.comparison import Comparison
 from tensile_jax.profiles import load_profile
-from tensile_jax.schedule import Plan
+from tensile_jax.schedule import Plan, PolicyName
 from tensile_jax.trace import trace_step
 
 _WATCHED_FIRST = 3  # iterations watched after a plan is made
@@ -67,7 +68,8 @@ class PlannedFunction:
         function: Callable[..., Any],
         *,
         budget: int | float | str | None,
-        policy: str,
+        max_slowdown: float | None,
+        policy: PolicyName,
         device_profile: str | None,
         state_memory: Literal["device", "any"],
         plan: Plan | None,
@@ -78,11 +80,14 @@ class PlannedFunction:
             raise TypeError(f"tensile_jax.jit needs a function, got {function!r}.")
         if state_memory not in ("device", "any"):
             raise ValueError(f'state_memory must be "device" or "any", got {state_memory!r}.')
-        by_name(POLICIES, policy, "policy")
+        if policy not in get_args(PolicyName):
+            raise ValueError(f"policy={policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
         functools.update_wrapper(self, function)
         self._function = function
         self._budget = None if budget is None else parse_budget(budget)
-        self._policy = policy
+        _refuse_slowdown(max_slowdown, budget)
+        self._max_slowdown = max_slowdown
+        self._policy: PolicyName = policy
         self._profile = device_profile
         self._state_memory: Literal["device", "any"] = state_memory
         self._saved = plan
@@ -157,6 +162,16 @@ class PlannedFunction:
         key, _ = self._static.key(args, kwargs)
         return self._prepare(key, args, kwargs).bound_us()
 
+    def compare(self, *args: Any, **kwargs: Any) -> Comparison:
+        """What every policy would make of the step for these arguments, at many budgets. Runs and compiles nothing.
+
+        The budget and the policy of this function are left aside. In it are the paper's metrics (MSR, EOR, CBR), predicted
+        for the device profile.
+        """
+        key, _ = self._static.key(args, kwargs)
+        prepared = self._prepare(key, args, kwargs)
+        return compare(prepared.step, prepared.options, prepared.compiler)
+
     def jit_peak_bytes(self, *args: Any, **kwargs: Any) -> int:
         """Peak of plain `jax.jit` for these arguments, in bytes. Compiles it, once."""
         key, _ = self._static.key(args, kwargs)
@@ -207,7 +222,7 @@ class PlannedFunction:
             trace_s = time.perf_counter() - began
             device = _device_of(tree_leaves((args, kwargs)))
             profile = load_profile(self._profile or ("cpu" if device.platform == "cpu" else "h200"))
-            options = Options(self._policy, profile, self._state_memory, self._progress)
+            options = Options(self._policy, profile, self._state_memory, self._progress, self._max_slowdown)
             self._prepared[key] = PreparedStep(step, self._budget, options, Compiler(device)), trace_s
         return self._prepared[key][0]
 
@@ -251,6 +266,21 @@ class _StaticArguments:
         leaves, tree = tree_flatten((args, kwargs))
         settings = tuple(getattr(jax.config, name) for name in _TRACED_SETTINGS)
         return (tree, tuple(map(_aval_key, leaves)), tuple(static), settings), leaves
+
+
+def _refuse_slowdown(max_slowdown: Any, budget: Any) -> None:
+    if max_slowdown is None:
+        return
+    if isinstance(max_slowdown, bool) or not isinstance(max_slowdown, int | float) or not 1 <= max_slowdown < float("inf"):
+        raise ValueError(
+            f"max_slowdown must be a number of at least 1, times plain jit's step: got {max_slowdown!r}. "
+            "Pass 1.1 for steps that may take ten per cent longer."
+        )
+    if budget is not None:
+        raise ValueError(
+            f"budget={budget!r} and max_slowdown={max_slowdown!r} ask for two things: the fastest step in so much memory, and "
+            "the least memory for a step so fast. Pass one of them."
+        )
 
 
 def _wherever_it_lies(leaf: Any) -> Any:
@@ -323,7 +353,8 @@ def jit(
     function: Callable[..., Any],
     *,
     budget: int | float | str | None = ...,
-    policy: str = ...,
+    max_slowdown: float | None = ...,
+    policy: PolicyName = ...,
     device_profile: str | None = ...,
     state_memory: Literal["device", "any"] = ...,
     plan: Plan | None = ...,
@@ -338,7 +369,8 @@ def jit(
 def jit(
     *,
     budget: int | float | str | None = ...,
-    policy: str = ...,
+    max_slowdown: float | None = ...,
+    policy: PolicyName = ...,
     device_profile: str | None = ...,
     state_memory: Literal["device", "any"] = ...,
     plan: Plan | None = ...,
@@ -353,7 +385,8 @@ def jit(
     function: Callable[..., Any] | None = None,
     *,
     budget: int | float | str | None = None,
-    policy: str = "auto",
+    max_slowdown: float | None = None,
+    policy: PolicyName = "auto",
     device_profile: str | None = None,
     state_memory: Literal["device", "any"] = "device",
     plan: Plan | None = None,
@@ -369,7 +402,10 @@ def jit(
     Args:
         function: the step; for training, the whole of it: loss, gradient and optimizer, `(state, batch) -> (state, metrics)`.
         budget: bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`. None: no limit.
-        policy: `"auto"` plans; `"none"` runs the same segments without any event, for comparison.
+        max_slowdown: in the place of a budget: as little memory as can be had while a step is predicted to take at most so
+            many times as long as plain jit's (`1.1`: ten per cent longer).
+        policy: `"auto"` is the planner. For comparison: `"tensile"`, the paper's algorithms; its baselines `"vdnn"` and
+            `"capuchin"`; `"checkpoint"`, what `jax.checkpoint` of every block does; `"none"`, the same segments without events.
         device_profile: name of a profile, or path of a TOML file; by default that of the device the arguments lie on.
         state_memory: `"device"`: results lie in device memory, as from jit. `"any"`: state may come back in pinned host
             memory, which lets it stay out between its uses; `tensile_jax.to_device` brings it in.
@@ -402,6 +438,7 @@ def jit(
         return PlannedFunction(
             step,
             budget=budget,
+            max_slowdown=max_slowdown,
             policy=policy,
             device_profile=device_profile,
             state_memory=state_memory,

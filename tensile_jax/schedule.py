@@ -86,6 +86,7 @@ class Plan:
     Attributes:
         whole: the step runs as one executable, exactly as `jax.jit` compiles it.
         budget_bytes: what was asked for; None for no limit.
+        max_slowdown: what was asked for in its place, of the step's time as one executable.
         peak_bytes: predicted peak of device memory, workspaces included.
         workspaces: "predicted" before compiling, "compiled" once the compiled segments' own sizes have replaced estimates.
         floor_bytes: the smallest budget for which there is a plan; `floor_tensors` hold it.
@@ -120,6 +121,7 @@ class Plan:
     segments: tuple[Segment, ...]
     events: tuple[Event, ...]
     bound_us: float | None = None
+    max_slowdown: float | None = None
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
@@ -162,6 +164,8 @@ def plan_schema() -> dict[str, Any]:
 def describe(plan: Plan) -> str:
     """A dozen lines: what the plan does and what it costs."""
     budget = "none" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)
+    if plan.max_slowdown is not None:
+        budget = f"the least for a step of at most {plan.max_slowdown:g} times plain jit's time"
     jit = "" if plan.jit_peak_bytes is None else f", plain jit {format_bytes(plan.jit_peak_bytes)}"
     counts = {kind: sum(e.kind == kind for e in plan.events) for kind in ("swap_out", "swap_in", "recompute")}
     recomputed = sum(e.nbytes for e in plan.events if e.kind == "recompute")

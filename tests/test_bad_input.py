@@ -81,9 +81,20 @@ def test_a_budget_that_is_too_small_leaves_donated_arguments_alone() -> None:
     assert not any(w.is_deleted() for w in state)
 
 
+@pytest.mark.parametrize("wrong", [0.9, 0, -1, float("nan"), float("inf"), True, "1.1"])
+def test_a_max_slowdown_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"max_slowdown must be a number of at least 1, times plain jit's step: got .*Pass 1\.1"):
+        tensile.jit(sgd_step, max_slowdown=wrong)
+
+
+def test_a_budget_and_a_max_slowdown_ask_for_two_things() -> None:
+    with pytest.raises(ValueError, match="budget='1GiB' and max_slowdown=1.1 ask for two things.*Pass one of them"):
+        tensile.jit(sgd_step, budget="1GiB", max_slowdown=1.1)
+
+
 def test_unknown_choices_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="policy='fast' is not known. Known: auto, none"):
-        tensile.jit(sgd_step, policy="fast")
+    with pytest.raises(ValueError, match="policy='fast' is not known. Known: auto, capuchin, checkpoint, none, tensile, vdnn"):
+        tensile.jit(sgd_step, policy="fast")  # pyright: ignore[reportCallIssue, reportArgumentType]  (the mistake under test)
     with pytest.raises(ValueError, match="device_profile 'tpu' is not known. Known: cpu, h200; or give the path"):
         tensile.jit(sgd_step, device_profile="tpu")
     with pytest.raises(ValueError, match="device_profile 'nowhere.toml': there is no such file"):

@@ -1,74 +1,50 @@
-"""Run one case of the demo: train plain, plan, train under the budget. Both begin with the same state and batches."""
+"""`tensile compare`: what every policy would make of a model's step."""
 
-import time
+from importlib.util import find_spec
 from pathlib import Path
 
-import jax
+import click
+import msgspec
+from rich.console import Console
 
-from tensile_jax.api import jit
-from tensile_jax.cli.comparison import Case, Comparison, Side
+from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, state_memory_option, takes_model, writable_file
 from tensile_jax.cli.progress import Live
-from tensile_jax.cli.session import refused_early, show_steps
-from tensile_jax.cli.train import Training, train
-from tensile_jax.cli.units import format_us
-from tensile_jax.exec.compile import peak_of
-from tensile_jax.exec.transfer import to_device
-from tensile_jax.models import load
-from tensile_jax.models.model import Model
+from tensile_jax.cli.refusal import Refusal
 
 
-def compare(case: Case, *, folder: Path, live: Live) -> Comparison:
-    """The comparison; the plan is written to `folder`.
+@click.command(short_help="Plan a model's step with every policy.")
+@takes_model
+@device_profile_option
+@state_memory_option
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
+@click.option("--picture", metavar="NAME", type=click.Path(path_type=Path), help="Draw the curve: NAME.png and NAME.svg.")
+def compare(model: ModelChoice, device_profile: str | None, state_memory: str, output: Path | None, picture: Path | None) -> None:
+    """Plan MODEL's step with every policy, under many budgets, without running it.
 
-    The budget is given in bytes, from the plain step compiled here, so that plain jit is compiled once and not twice.
+    MSR, EOR and CBR are the paper's: memory saved, time, and their ratio, against policy "none". All of it is predicted from the
+    device profile.
     """
-    model = load(case.model)(batch_size=case.batch_size, image_size=case.image_size)
-    plain = _plain(case, model, live)
-    budget_bytes = int(case.share * plain.peak_bytes)
-    step = jit(
-        model.step,
-        budget=budget_bytes,
-        donate_argnums=0,
-        progress=lambda what, done, of: live.tell(f"{case.name}: {what}", done, of),
-    )
-    live.wait_for(f"{case.name}: tracing, planning, compiling")
-    watch = show_steps(step, model, case.steps, live, what=f"{case.name}: training under {case.share:.0%}")
-    training = train(step, model.init(), model.batches(), steps=case.steps, watch=watch)
-    plan, report = step.plan(model.state_shape, model.batch_shape), step.report()
-    plan_file = folder / f"{case.model}.plan.json"
-    plan.save(plan_file)
-    return Comparison(
-        case=case,
-        budget_bytes=budget_bytes,
-        plain=plain,
-        planned=_side(model, training, report.peak_bytes, plan.peak_bytes, report.compile_s),
-        segments=report.segments,
-        swapped_bytes=report.swapped_bytes,
-        plan_file=str(plan_file),
-    )
+    if picture is not None and find_spec("matplotlib") is None:
+        raise Refusal("--picture needs matplotlib: pip install 'tensile_jax[plot]'")
+    from tensile_jax.cli.comparison import budgets_table, least_table  # these import JAX
+    from tensile_jax.cli.session import planned_step
 
+    limits = Limits(None, "auto", device_profile, "any" if state_memory == "any" else "device")
+    with Live(Console(stderr=True)) as live:
+        live.wait_for("tracing")
+        built = model.build()
+        made = planned_step(built, limits, live=live).compare(built.state_shape, built.batch_shape)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 110)
+    title = f"{model.name}, batch {model.batch_size}"
+    console.print(least_table(made, title=title))
+    console.print(budgets_table(made))
+    if output is not None:
+        output.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
+        click.echo(f"Written to {output}")
+    if picture is not None:
+        from tensile_jax.cli.picture import draw  # imports matplotlib
 
-def _plain(case: Case, model: Model, live: Live) -> Side:
-    batches = refused_early(model)
-    live.wait_for(f"{case.name}: compiling plain jit")
-    began = time.perf_counter()
-    compiled = jax.jit(model.step, donate_argnums=0).lower(model.state_shape, model.batch_shape).compile()
-    compile_s = time.perf_counter() - began
-
-    def watch(done: int, loss: float, us: float) -> None:
-        live.tell(f"{case.name}: training with plain jit", done, case.steps, f"loss {loss:.4f}, {format_us(us)}")
-
-    training = train(compiled, model.init(), batches, steps=case.steps, watch=watch)
-    return _side(model, training, peak_of(compiled), None, compile_s)
-
-
-def _side(model: Model, training: Training, peak_bytes: int, predicted_bytes: int | None, compile_s: float) -> Side:
-    return Side(
-        peak_bytes=peak_bytes,
-        predicted_peak_bytes=predicted_bytes,
-        step_us=training.step_us,
-        compile_s=compile_s,
-        loss_first=training.losses[0],
-        loss_last=training.losses[-1],
-        test_accuracy=None if model.evaluate is None else model.evaluate(to_device(training.state)),
-    )
+        for file in draw(made, picture, title=title):
+            click.echo(f"Drawn: {file}")

@@ -6,7 +6,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from tensile_jax.cli.comparison import Case, Comparison, comparison_table
+from tensile_jax.cli.demo_table import Case, Comparison, comparison_table
 from tensile_jax.cli.progress import Live
 
 # Digits: some twenty times through the 1,437 of them, at twice their size so that activations outweigh parameters by far.
@@ -32,7 +32,7 @@ def demo(output: Path) -> None:
     budget is not kept. Takes a few minutes on two cores.
     """
     output.mkdir(parents=True, exist_ok=True)
-    from tensile_jax.cli.compare import compare  # imports JAX
+    from tensile_jax.cli.demo_case import compare  # imports JAX
 
     with Live(Console(stderr=True)) as live:
         comparisons = [compare(case, folder=output, live=live) for case in CASES]

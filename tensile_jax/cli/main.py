@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from tensile_jax.cli.compare import compare
 from tensile_jax.cli.demo import demo
 from tensile_jax.cli.plan import plan
 from tensile_jax.cli.refusal import DoesNotFit, Refusal, in_options
@@ -37,5 +38,5 @@ def main() -> None:
     """
 
 
-for command in (run, plan, show, schema, demo):
+for command in (run, plan, compare, show, schema, demo):
     main.add_command(command)

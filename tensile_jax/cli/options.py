@@ -54,6 +54,7 @@ class Limits:
     policy: PolicyName
     device_profile: str | None
     state_memory: Literal["device", "any"]
+    max_slowdown: float | None = None
 
 
 def takes_model(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,34 +77,47 @@ def takes_model(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_choice
 
 
+device_profile_option = click.option(
+    "--device-profile", metavar="NAME", help="Rates to plan with: cpu, h200, or a .toml file. Without it: this machine's."
+)
+state_memory_option = click.option(
+    "--state-memory",
+    type=click.Choice(["device", "any"]),
+    default="device",
+    show_default=True,
+    help='"any": parameters and moments may wait in host memory.',
+)
+
+
 def takes_limits(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the budget and how it may be kept, handed to `command` as `limits`."""
 
     @functools.wraps(command)
     def with_limits(
         budget: str | None,
+        max_slowdown: float | None,
         policy: PolicyName,
         device_profile: str | None,
         state_memory: Literal["device", "any"],
         **others: Any,
     ) -> Any:
-        return command(limits=Limits(budget, policy, device_profile, state_memory), **others)
+        return command(limits=Limits(budget, policy, device_profile, state_memory, max_slowdown), **others)
 
     for decorate in (
-        click.option(
-            "--state-memory",
-            type=click.Choice(["device", "any"]),
-            default="device",
-            show_default=True,
-            help='"any": parameters and moments may wait in host memory.',
-        ),
-        click.option("--device-profile", metavar="NAME", help="Rates to plan with: cpu, h200, or a .toml file."),
+        state_memory_option,
+        device_profile_option,
         click.option(
             "--policy",
             type=click.Choice(get_args(PolicyName)),
             default="auto",
             show_default=True,
             help='"auto" is the planner; the others are there to compare it with.',
+        ),
+        click.option(
+            "--max-slowdown",
+            metavar="X",
+            type=float,
+            help="In the place of a budget: the least memory for a step of at most X times plain jit's time.",
         ),
         click.option(
             "--budget",

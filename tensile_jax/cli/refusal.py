@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import click
 
-_ARGUMENTS = ("batch_size", "image_size", "sequence_length", "device_profile", "state_memory", "policy", "seed")
+_ARGUMENTS = ("batch_size", "image_size", "sequence_length", "device_profile", "state_memory", "max_slowdown", "policy", "seed")
 _OPTION = re.compile(rf"\b({'|'.join(_ARGUMENTS)})\b")
 _IN_QUOTES = re.compile(r'(--[a-z-]+=)"([^"]*)"')
 

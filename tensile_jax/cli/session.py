@@ -24,6 +24,7 @@ def planned_step(model: Model, limits: Limits, *, live: Live, saved: Plan | None
         return jit(
             model.step,
             budget=limits.budget,
+            max_slowdown=limits.max_slowdown,
             policy=limits.policy,
             device_profile=limits.device_profile,
             state_memory=limits.state_memory,

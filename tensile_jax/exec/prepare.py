@@ -9,7 +9,7 @@ plan with the least peak is compiled, so that the error can name a budget that i
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -24,6 +24,7 @@ from tensile_jax.exec.executor import Executor, Observation
 from tensile_jax.exec.instructions import instructions_of
 from tensile_jax.exec.transfer import Transfer
 from tensile_jax.plan import (
+    LEAST,
     POLICIES,
     WHOLE,
     Choice,
@@ -35,15 +36,17 @@ from tensile_jax.plan import (
     floor,
     floors,
     layout,
+    least_limit,
     least_step_us,
     order,
     planned_whole,
     whole_peak,
 )
-from tensile_jax.schedule import SCHEMA_VERSION, Plan, format_bytes, unranged
+from tensile_jax.schedule import SCHEMA_VERSION, Plan, PolicyName, format_bytes, unranged
 from tensile_jax.trace import TracedStep
 
 _MOST_ATTEMPTS = 8
+_MOST_SLOWDOWN_ATTEMPTS = 4
 _CAUTION = 0.01  # of the budget, more with each attempt
 _LOWER = 0.9  # the next budget, after the device ran out of memory under this one
 
@@ -54,24 +57,28 @@ Compiled = tuple[Plan, list[Executable] | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """What the user asked for, apart from the budget."""
+    """What the user asked for, apart from the budget. With `max_slowdown` there is none: the least memory is wanted."""
 
-    policy: str
+    policy: PolicyName
     profile: DeviceProfile
     state_memory: Literal["device", "any"]
     progress: Progress | None = None
+    max_slowdown: float | None = None
 
 
 class PreparedStep:
-    """A traced step, its ladder, and (once asked for) its compiled plan."""
+    """A traced step, its ladder (made here, or shared with another of the same step), and in the end its compiled plan."""
 
-    def __init__(self, step: TracedStep, budget: Budget | None, options: Options, compiler: Compiler) -> None:
+    def __init__(
+        self, step: TracedStep, budget: Budget | None, options: Options, compiler: Compiler, *, ladder: Ladder | None = None
+    ) -> None:
         self.step = step
         self.budget = budget
         self.options = options
-        self.graph = order(step.graph)
         self.policy = POLICIES[options.policy]
-        self.ladder = Ladder(self.graph, options.profile, state_may_stay_out=options.state_memory == "any")
+        stays_out = options.state_memory == "any"
+        self.ladder = ladder or Ladder(order(step.graph), options.profile, state_may_stay_out=stays_out)
+        self.graph = self.ladder.graph
         self.compiler = compiler
         self.book = Codebook(step.program)
         self.measured = Measured()
@@ -101,10 +108,24 @@ class PreparedStep:
         return self._whole
 
     def limit(self) -> float:
-        """The budget in bytes, infinite if there is none."""
-        if self.budget is None:
-            return float("inf")
-        return self.budget.nbytes if self.budget.nbytes is not None else self.budget.resolve(self.jit_peak_bytes)
+        """The budget in bytes, infinite if there is none; what `max_slowdown` comes to, if that was given instead."""
+        if self.budget is not None:
+            return self.budget.nbytes if self.budget.nbytes is not None else self.budget.resolve(self.jit_peak_bytes)
+        return float("inf") if self.options.max_slowdown is None else self._least_limit(self.options.max_slowdown)
+
+    def _least_limit(self, max_slowdown: float) -> float:
+        """The limit that `max_slowdown` comes to, as far as is known: with what compiling has shown it is another."""
+
+        def plan_under(limit: float) -> Plan | None:
+            choice = self.policy(self.ladder, limit, self.measured)
+            return None if choice is None else self._plan(choice, limit)
+
+        return least_limit(
+            plan_under,
+            lowest=max(floor(self.ladder, self.measured, self.policy)[0] - 1, LEAST),
+            highest=whole_peak(self.ladder, self.measured),
+            most_us=max_slowdown * (sum(self.ladder.latencies) + self.options.profile.launch_us),
+        )
 
     def predict(self) -> Plan:
         """The plan with estimated workspaces; compiles nothing but, for a budget in per cent, plain jit.
@@ -157,12 +178,13 @@ class PreparedStep:
             state_memory=self.options.state_memory,
             whole=False,
             workspaces="predicted",
-            budget_bytes=None if limit == float("inf") else int(limit),
+            budget_bytes=None if self.budget is None else int(limit),
             peak_bytes=0,
             peak_segment=0,
             jit_peak_bytes=self.measured.whole,
             unplanned_peak_bytes=self.ladder.unplanned_bytes,
             floor_bytes=floor_bytes,
+            max_slowdown=self.options.max_slowdown if self.budget is None else None,
             floor_tensors=tuple(t.name for t in held[:5]),
             step_us=0.0,
             stall_us=0.0,
@@ -213,6 +235,8 @@ class PreparedStep:
         Raises:
             BudgetTooSmall: there is none; the error names the least peak that compiling has confirmed.
         """
+        if self.budget is None and self.options.max_slowdown is not None:
+            return self._fast_enough()
         limit = self.limit()
         if self.options.policy != "auto":
             return self._search(limit)[1]
@@ -234,6 +258,21 @@ class PreparedStep:
                     choice, found = lower, self._realised(lower, limit)
         confirmed.add(limit, found[0].peak_bytes, choice)
         return found
+
+    def _fast_enough(self) -> Compiled:
+        """The plan with the least compiled peak of those that are predicted to be fast enough."""
+        best: Compiled | None = None
+        for _ in range(_MOST_SLOWDOWN_ATTEMPTS):
+            limit = self.limit()
+            if best is not None and best[0].peak_bytes <= limit:
+                break
+            choice = self.policy(self.ladder, limit, self.measured)
+            assert choice is not None  # the limit was found by asking the policy
+            found = self._realised(choice, limit)
+            if best is None or found[0].peak_bytes < best[0].peak_bytes:
+                best = found
+        assert best is not None
+        return best
 
     def _search(self, limit: float) -> tuple[Choice, Compiled]:
         caution = 0
@@ -387,10 +426,3 @@ def package_version() -> str:
         return version("tensile_jax")
     except PackageNotFoundError:
         return "0+unknown"
-
-
-def by_name(values: Mapping[str, Any], name: str, argument: str) -> Any:
-    """`values[name]`, or a `ValueError` that lists what there is."""
-    if name not in values:
-        raise ValueError(f"{argument}={name!r} is not known. Known: {', '.join(sorted(values))}.")
-    return values[name]

@@ -42,10 +42,10 @@ def test_help_does_not_load_jax() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert shown.stderr.strip() == "[]"
-    assert [name for name in ("run", "plan", "show", "schema", "demo") if f"\n  {name} " not in shown.stdout] == []
+    assert [name for name in ("run", "plan", "compare", "show", "schema", "demo") if f"\n  {name} " not in shown.stdout] == []
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "show", "schema", "demo"])
+@pytest.mark.parametrize("command", ["run", "plan", "compare", "show", "schema", "demo"])
 def test_every_command_explains_itself(command: str) -> None:
     shown = CliRunner().invoke(main, [command, "--help"])
     assert shown.exit_code == 0

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from tensile_jax.cli import main
-from tensile_jax.cli.compare import compare
-from tensile_jax.cli.comparison import Case, comparison_table
 from tensile_jax.cli.demo import CASES
+from tensile_jax.cli.demo_case import compare
+from tensile_jax.cli.demo_table import Case, comparison_table
 from tensile_jax.cli.progress import Live
 from tensile_jax.schedule import Plan
 
