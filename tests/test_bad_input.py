@@ -15,6 +15,7 @@ from jax.experimental import io_callback
 
 import tensile_jax as tensile
 import tensile_jax.profiles as profiles
+from tensile_jax.plan import POLICIES
 from tests.builders import (
     batch,
     dense_loss,
@@ -101,6 +102,55 @@ def test_unknown_choices_are_refused_with_the_known_ones() -> None:
         tensile.jit(sgd_step, device_profile="nowhere.toml")
     with pytest.raises(ValueError, match='state_memory must be "device" or "any", got \'host\''):
         tensile.jit(sgd_step, state_memory="host")  # pyright: ignore[reportCallIssue, reportArgumentType]  (the mistake under test)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("flops_per_us = -1.0", "flops_per_us must be a number above zero, got -1.0"),
+        ("flops_per_us = nan", "flops_per_us must be a number above zero, got nan"),
+        ("flops_per_us = inf", "flops_per_us must be a number above zero, got inf"),
+        ('flops_per_us = "fast"', "flops_per_us must be a number above zero, got 'fast'"),
+        ("flops_per_us = true", "flops_per_us must be a number above zero, got True"),
+    ],
+)
+def test_a_rate_that_is_none_is_refused(line: str, complaint: str, tmp_path: Path) -> None:
+    lines = (Path(profiles.__file__).parent / "cpu.toml").read_text().splitlines()
+    file = tmp_path / "wrong.toml"
+    file.write_text("\n".join(line if kept.startswith("flops_per_us") else kept for kept in lines))
+    with pytest.raises(ValueError, match=complaint):
+        tensile.jit(sgd_step, device_profile=str(file))
+
+
+def test_a_flag_that_is_a_number_is_refused(tmp_path: Path) -> None:
+    text = (Path(profiles.__file__).parent / "cpu.toml").read_text()
+    file = tmp_path / "wrong.toml"
+    file.write_text(text.replace("canonical_layouts = true", "canonical_layouts = 1"))
+    with pytest.raises(ValueError, match="canonical_layouts must be true or false, got 1"):
+        tensile.jit(sgd_step, device_profile=str(file))
+
+
+def test_a_tensor_that_is_larger_than_the_budget_is_named() -> None:
+    def step(x: Any) -> Any:
+        return jnp.outer(x, x) @ x
+
+    with pytest.raises(tensile.BudgetTooSmall, match=r"One tensor alone is larger than the budget: mul \(976.6 KiB\)"):
+        tensile.jit(step, budget="500KiB")(jnp.ones(500))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_step_with_one_operator_or_none_or_no_tensors_runs_under_every_policy(policy: Any) -> None:
+    assert float(tensile.jit(lambda x: x @ x, policy=policy, budget="1MiB")(jnp.ones((4, 4))).sum()) == 64.0
+    assert tensile.jit(lambda x: x, policy=policy, budget="1MiB")(jnp.ones((0, 4))).shape == (0, 4)
+    assert tensile.jit(lambda: None, policy=policy, budget="1MiB")() is None
+    assert float(tensile.jit(lambda x: x @ x, policy=policy, max_slowdown=1.5)(jnp.ones((4, 4))).sum()) == 64.0
+    assert tensile.jit(lambda: None, policy=policy, max_slowdown=1.5)() is None
+
+
+@pytest.mark.parametrize("step", [lambda: None, lambda: 3.0, lambda: jnp.zeros(3)])
+def test_policies_are_compared_on_steps_with_nothing_in_them(step: Any) -> None:
+    made = tensile.jit(step).compare()
+    assert made.vanilla.eor == 1.0 and made.vanilla.msr == 0.0
 
 
 def test_a_device_profile_of_ones_own_must_be_complete_and_sensible(tmp_path: Path) -> None:

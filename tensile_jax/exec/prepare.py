@@ -123,7 +123,7 @@ class PreparedStep:
         return least_limit(
             plan_under,
             lowest=max(floor(self.ladder, self.measured, self.policy)[0] - 1, LEAST),
-            highest=whole_peak(self.ladder, self.measured),
+            highest=max(whole_peak(self.ladder, self.measured), floor(self.ladder, self.measured, self.policy)[0]),
             most_us=max_slowdown * (sum(self.ladder.latencies) + self.options.profile.launch_us),
         )
 
@@ -201,8 +201,12 @@ class PreparedStep:
         resident = sum(t.nbytes for t in graph.tensors if t.producer is None)
         state = sum(graph.tensors[pair.input].nbytes for pair in graph.carried)
         largest = sorted((t for t in graph.tensors if t.producer is None), key=lambda t: -t.nbytes)[:3]
-        names = ", ".join(f"{t.name} ({format_bytes(t.nbytes)})" for t in largest)
+        names = ", the largest being " + ", ".join(f"{t.name} ({format_bytes(t.nbytes)})" for t in largest) if largest else ""
         hints: list[str] = []
+        alone = [t for t in graph.tensors if t.nbytes > limit and self.ladder.traffic.materialised[t.id]]
+        if alone:
+            one = max(alone, key=lambda t: t.nbytes)
+            hints.append(f"One tensor alone is larger than the budget: {one.name} ({format_bytes(one.nbytes)}).")
         kept = sum(graph.tensors[p.input].nbytes for p in graph.carried if p.input not in graph.donated)
         if kept:
             hints.append(
@@ -214,7 +218,7 @@ class PreparedStep:
         return BudgetTooSmall(
             f"budget {format_bytes(limit)} ({int(limit)} bytes) is too small for {graph.name!r}: the smallest that works is "
             f"{about}{format_bytes(floor_bytes)} ({floor_bytes} bytes). Arguments of the step hold "
-            f"{format_bytes(resident)}, the largest being {names}. " + " ".join(hints),
+            f"{format_bytes(resident)}{names}. " + " ".join(hints),
             budget_bytes=int(limit),
             floor_bytes=floor_bytes,
         )

@@ -44,7 +44,7 @@ def entry_of(plan: Plan, policy: PolicyName, budget_bytes: int | None, vanilla: 
         stall_us=plan.stall_us,
         swapped_bytes=plan.swapped_out_bytes + plan.swapped_in_bytes,
         segments=len(plan.segments),
-        msr=(vanilla.peak_bytes - plan.peak_bytes) / vanilla.peak_bytes,
+        msr=(vanilla.peak_bytes - plan.peak_bytes) / max(vanilla.peak_bytes, 1),
         eor=plan.step_us / vanilla.step_us,
     )
 

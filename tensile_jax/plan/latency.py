@@ -37,8 +37,13 @@ class DeviceProfile:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, str | bool) and not value > 0:
-                raise ValueError(f"Device profile {self.name!r}: {field.name} must be a number above zero, got {value!r}.")
+            if field.type in (str, bool):
+                right, wanted = isinstance(value, field.type), "a string" if field.type is str else "true or false"
+            else:
+                right = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+                wanted = "a number above zero"
+            if not right:
+                raise ValueError(f"Device profile {self.name!r}: {field.name} must be {wanted}, got {value!r}.")
 
 
 def operator_latency(operator: Operator, profile: DeviceProfile) -> float:
