@@ -1,4 +1,4 @@
-"""The order of operators: the optimizer early, what depends on inputs alone late.
+"""The order of operators: the optimizer early, what depends on inputs alone late, large gradients of small operands last.
 
 JAX emits the whole optimizer after the whole backward pass, so that every gradient waits for it. Nothing but its own
 gradient (and sometimes a global norm) holds an update back. Two rules, both stable:
@@ -6,35 +6,48 @@ gradient (and sometimes a global norm) holds an update back. Two rules, both sta
     tail       an operator from which no heavy one can be reached (optimizer, statistics, metrics) goes right after the
                last heavy result that it depends on: gradients are consumed at once, in buckets as they come
     prelude    a light operator that depends on inputs and constants alone goes right before its first consumer
+    delayed    a heavy operator that only feeds the tail, with a result much larger than its operands (the gradient of a wide
+               dense layer), goes after all others: when it makes its result, the activations are gone
 
 Early updates only pay where they take the place of what they update. Where state is not donated they would hold old and
-new state at once during the backward pass; then the tail stays where it was if its peak is lower there.
+new state at once during the backward pass. So the order is the one with the lowest peak of: early and delayed, early, late.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from tensile_jax.ir import Graph
+from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.activity import find_activity
 from tensile_jax.plan.retention import retain
 from tensile_jax.plan.stays import stored_unless_swapped
 
+_MUCH = 4  # a result is much larger than its operands if it has this many times their bytes
+
 
 def order(graph: Graph) -> Graph:
-    """The same graph with its operators in the better of two topological orders: by peak of bytes stored, ties to early."""
-    early = _sorted(graph, early_tail=True)
-    late = _sorted(graph, early_tail=False)
-    return early if _peak(early) <= _peak(late) else late
+    """The same graph with its operators in the best of three topological orders: by peak, ties to early, then to late."""
+    early = _sorted(graph, early_tail=True, delay=False)
+    late = _sorted(graph, early_tail=False, delay=False)
+    delayed = _sorted(graph, early_tail=True, delay=True)
+    return min((early, late, delayed), key=_peak)
 
 
 def _peak(graph: Graph) -> int:
-    """The most that is stored between two heavy operators, where it is least: light temporaries do not count, XLA fuses them."""
-    stored = stored_unless_swapped(retain(find_activity(graph), {}))
+    """The most that is stored between two heavy operators, where it is least, and made by the second.
+
+    Light temporaries do not count: XLA fuses them.
+    """
+    activity = find_activity(graph)
+    stored = stored_unless_swapped(retain(activity, {}))
+    inheriting = set(activity.heir)
+    made = [sum(graph.tensors[t].nbytes for t in op.outputs if t not in inheriting) for op in graph.operators]
     heavy = [place for place, op in enumerate(graph.operators) if op.kind == "heavy"]
-    return max(int(stored[a + 1 : b + 1].min()) for a, b in pairwise([-1, *heavy, len(graph.operators)]) if b > a)
+    edges = pairwise([-1, *heavy, len(graph.operators)])
+    return max(int(stored[a + 1 : b + 1].min()) + (made[b] if b < len(made) else 0) for a, b in edges if b > a)
 
 
-def _sorted(graph: Graph, *, early_tail: bool) -> Graph:
+def _sorted(graph: Graph, *, early_tail: bool, delay: bool) -> Graph:
     operators = graph.operators
     count = len(operators)
     reaches_heavy = [False] * count
@@ -49,6 +62,9 @@ def _sorted(graph: Graph, *, early_tail: bool) -> Graph:
     ready = [-1] * count  # place after which the operator can run; -1: at once
     for o, op in enumerate(operators):
         before = max((ready[producer[t]] for t in op.inputs if t in producer), default=-1)
+        if delay and op.kind == "heavy" and not reaches_heavy[o] and _is_larger_than_its_operands(graph, op.inputs, op.outputs):
+            ready[o] = count
+            continue
         moves = tail[o] and early_tail
         if before < 0 and op.kind != "heavy":
             ready[o] = -1
@@ -64,3 +80,10 @@ def _sorted(graph: Graph, *, early_tail: bool) -> Graph:
                 first_consumer[producer[t]] = min(first_consumer[producer[t]], key[o])
     places = sorted(range(count), key=lambda o: (key[o], o))
     return replace(graph, operators=tuple(operators[o] for o in places))
+
+
+def _is_larger_than_its_operands(graph: Graph, inputs: Sequence[TensorId], outputs: Sequence[TensorId]) -> bool:
+    """Whether it holds much less to wait with the operator than to have its results; operands that are there anyway are free."""
+    waiting = sum(graph.tensors[t].nbytes for t in inputs if graph.tensors[t].producer is not None)
+    made = sum(graph.tensors[t].nbytes for t in outputs)
+    return waiting * _MUCH <= made

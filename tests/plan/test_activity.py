@@ -180,6 +180,27 @@ def test_temporaries_of_an_update_that_xla_fuses_do_not_push_it_late() -> None:
     assert [op.id for op in order(graph).operators] == [0, 1, 2, 4, 5, 6, 3]
 
 
+def test_a_large_gradient_of_small_operands_waits_until_the_activations_are_gone() -> None:
+    lines = ["a = heavy(x)", "h = heavy(a, w)", "d = light(h)", "g = heavy(a, d)", "v = light(w, g)", "e = heavy(d, s)"]
+    sizes = {"w": 4000, "g": 4000, "v": 4000, "a": 500, "h": 500, "d": 500, "e": 10}
+
+    def ordered(saved: int) -> list[int]:
+        graph = graph_of(
+            ["s = heavy(x)", *lines], inputs="x w", outputs="e v", carried={"w": "v"}, donated="w", sizes={**sizes, "s": saved}
+        )
+        return [op.id for op in order(graph).operators]
+
+    assert ordered(3000) == [0, 1, 2, 3, 6, 4, 5]  # g is made when s is gone
+    assert ordered(5) == [0, 1, 2, 3, 4, 5, 6]  # s is no burden, so the gradient is consumed at once
+
+
+def test_a_gradient_that_is_no_larger_than_its_operands_does_not_wait() -> None:
+    lines = ["s = heavy(x)", "a = heavy(x)", "d = heavy(a, w)", "g = heavy(a, d)", "v = light(w, g)", "e = heavy(d, s)"]
+    sizes = {"w": 900, "g": 900, "v": 900, "a": 500, "d": 500, "s": 3000}
+    graph = graph_of(lines, inputs="x w", outputs="e v", carried={"w": "v"}, donated="w", sizes=sizes)
+    assert [op.id for op in order(graph).operators] == [0, 1, 2, 3, 4, 5]
+
+
 def test_what_depends_on_inputs_alone_goes_right_before_its_first_reader() -> None:
     graph = order(graph_of(["m = light(x)", "a = heavy(x)", "b = heavy(a)", "y = heavy(b, m)"], inputs="x", outputs="y"))
     assert [op.id for op in graph.operators] == [1, 2, 0, 3]
