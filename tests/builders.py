@@ -19,8 +19,9 @@ import tensile_jax as tensile
 from tensile_jax.exec.instructions import Op
 from tensile_jax.exec.prepare import RunningPlan
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
+from tensile_jax.plan.assemble import empty_plan
 from tensile_jax.profiles import load_profile
-from tensile_jax.schedule import SCHEMA_VERSION, Plan
+from tensile_jax.schedule import Plan
 
 ROWS, WIDTH, LAYERS = 512, 32, 5
 ACTIVATION = ROWS * WIDTH * 4
@@ -143,13 +144,8 @@ def tensor_named(graph: Graph, name: str) -> TensorId:
 
 def header_for(graph: Graph, *, state_memory: str = "device") -> Plan:
     """A plan with nothing in it yet, as `assemble` wants it."""
-    return Plan(
-        schema_version=SCHEMA_VERSION, tensile_version="0", program=graph.name, fingerprint=graph.fingerprint, policy="auto",
-        device_profile="paper", state_memory="any" if state_memory == "any" else "device", whole=False,
-        workspaces="predicted", budget_bytes=None, peak_bytes=0, peak_segment=0, jit_peak_bytes=None,
-        unplanned_peak_bytes=0, floor_bytes=0, floor_tensors=(), step_us=0.0, stall_us=0.0, recomputed_us=0.0,
-        swapped_out_bytes=0, swapped_in_bytes=0, tensors=(), segments=(), events=(),
-    )  # fmt: skip
+    out = "any" if state_memory == "any" else "device"
+    return dataclasses.replace(empty_plan(graph), device_profile="paper", state_memory=out)
 
 
 # -- train steps ----------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from tensile_jax.plan import (
     Measured,
     assemble,
     check,
+    empty_plan,
     floor,
     floors,
     layout,
@@ -42,7 +43,7 @@ from tensile_jax.plan import (
     planned_whole,
     whole_peak,
 )
-from tensile_jax.schedule import SCHEMA_VERSION, Plan, PolicyName, format_bytes, unranged
+from tensile_jax.schedule import Plan, PolicyName, format_bytes, unranged
 from tensile_jax.trace import TracedStep
 
 _MOST_ATTEMPTS = 8
@@ -168,32 +169,18 @@ class PreparedStep:
         floor_bytes, _ = floor(self.ladder, self.measured, self.policy)
         held = [t for t in self.graph.tensors if t.producer is None]
         held.sort(key=lambda t: (-t.nbytes, t.id))
-        return Plan(
-            schema_version=SCHEMA_VERSION,
+        return replace(
+            empty_plan(self.graph),
             tensile_version=package_version(),
-            program=self.graph.name,
-            fingerprint=self.graph.fingerprint,
             policy=self.options.policy,
             device_profile=self.options.profile.name,
             state_memory=self.options.state_memory,
-            whole=False,
-            workspaces="predicted",
             budget_bytes=None if self.budget is None else int(limit),
-            peak_bytes=0,
-            peak_segment=0,
+            max_slowdown=self.options.max_slowdown if self.budget is None else None,
             jit_peak_bytes=self.measured.whole,
             unplanned_peak_bytes=self.ladder.unplanned_bytes,
             floor_bytes=floor_bytes,
-            max_slowdown=self.options.max_slowdown if self.budget is None else None,
             floor_tensors=tuple(t.name for t in held[:5]),
-            step_us=0.0,
-            stall_us=0.0,
-            recomputed_us=0.0,
-            swapped_out_bytes=0,
-            swapped_in_bytes=0,
-            tensors=(),
-            segments=(),
-            events=(),
         )
 
     def _too_small(self, limit: float, floor_bytes: int, about: str) -> BudgetTooSmall:

@@ -1,6 +1,6 @@
 """Takes a graph, a device profile and a budget, gives a plan. Pure arithmetic: the same plan for the same input."""
 
-from tensile_jax.plan.assemble import Layout, assemble, planned_whole
+from tensile_jax.plan.assemble import Layout, assemble, empty_plan, planned_whole
 from tensile_jax.plan.bounds import least_step_us
 from tensile_jax.plan.check import check
 from tensile_jax.plan.choice import LEAST, WHOLE, Choice, layout, whole_peak
@@ -12,7 +12,7 @@ from tensile_jax.plan.slowdown import least_limit
 from tensile_jax.plan.workspace import Measured
 
 __all__ = [
-    "LEAST", "POLICIES", "WHOLE", "Choice", "DeviceProfile", "Ladder", "Layout", "Measured", "assemble", "check", "floor",
-    "floors",
-    "layout", "least_limit", "least_step_us", "operator_latency", "order", "planned_whole", "whole_peak",
+    "LEAST", "POLICIES", "WHOLE", "Choice", "DeviceProfile", "Ladder", "Layout", "Measured", "assemble", "check",
+    "empty_plan", "floor", "floors", "layout", "least_limit", "least_step_us", "operator_latency", "order", "planned_whole",
+    "whole_peak",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from tensile_jax.plan.retention import Emission, Retention, emit
 from tensile_jax.plan.simulate import simulate
 from tensile_jax.plan.stays import Absence, Absences, find_stays, inherited, stored_bytes
 from tensile_jax.plan.traffic import Traffic
-from tensile_jax.schedule import Event, EventKind, Plan, PlannedTensor, Segment, ranges
+from tensile_jax.schedule import SCHEMA_VERSION, Event, EventKind, Plan, PlannedTensor, Segment, ranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,6 +125,16 @@ def _timed(plan: Plan, profile: DeviceProfile) -> Plan:
         step_us=round(seen.step_us[0][0], 3),
         stall_us=round(seen.stall_us[0][0], 3),
     )
+
+
+def empty_plan(graph: Graph) -> Plan:
+    """A header of which nothing is known but the graph."""
+    return Plan(
+        schema_version=SCHEMA_VERSION, tensile_version="", program=graph.name, fingerprint=graph.fingerprint, policy="auto",
+        device_profile="", state_memory="device", whole=False, workspaces="predicted", budget_bytes=None, peak_bytes=0,
+        peak_segment=0, jit_peak_bytes=None, unplanned_peak_bytes=0, floor_bytes=0, floor_tensors=(), step_us=0.0, stall_us=0.0,
+        recomputed_us=0.0, swapped_out_bytes=0, swapped_in_bytes=0, tensors=(), segments=(), events=(),
+    )  # fmt: skip
 
 
 def planned_whole(graph: Graph, header: Plan, profile: DeviceProfile, *, peak_bytes: int, latency_us: float) -> Plan:

@@ -57,17 +57,17 @@ def lay_board(
     profile: DeviceProfile,
     *,
     stays: Sequence[Stay],
-    also: tuple[int, ...] = (),
+    boundaries: tuple[int, ...] | None = None,
 ) -> Board:
     """Cost and peak of every segment between candidate boundaries.
 
     Args:
-        also: boundaries that must be among the candidates.
+        boundaries: the candidates; if None, they are found.
     """
     activity, graph = retention.activity, retention.activity.graph
     count = len(graph.operators)
     stored = stored_bytes(stays, count)
-    boundaries = _candidates(retention, stored, also)
+    boundaries = boundaries or _candidates(retention, stored)
     k = len(boundaries)
     bucket = np.searchsorted(np.array(boundaries), np.arange(count + 1), side="right") - 1  # of a place
     bucket[count] = k - 1
@@ -133,14 +133,14 @@ class _Items:
         return self.first, self.last, self.weight
 
 
-def _candidates(retention: Retention, stored: np.ndarray, also: tuple[int, ...]) -> tuple[int, ...]:
+def _candidates(retention: Retention, stored: np.ndarray) -> tuple[int, ...]:
     operators = retention.activity.graph.operators
     count = len(operators)
     heavy = [place for place, op in enumerate(operators) if op.kind == "heavy"]
     made = np.cumsum([0, *(sum(retention.activity.graph.tensors[t].nbytes for t in op.outputs) for op in operators)])
     windows = [*zip([0, *heavy], [*heavy, count], strict=True)]
     folded = _folded(retention)
-    chosen = {0, count, *also}
+    chosen = {0, count}
     bucket_bytes = max(float(stored.max()) / 48, 1.0)
     for first, last in windows:
         if last <= first:
@@ -154,7 +154,7 @@ def _candidates(retention: Retention, stored: np.ndarray, also: tuple[int, ...])
                 chosen.add(min(free, key=lambda b: (stored[b], b)))
     ordered = sorted(chosen)
     if len(ordered) > _MOST_CANDIDATES:
-        must = {0, count, *also}
+        must = {0, count}
         rest = [b for b in ordered if b not in must]
         stretches = np.array_split(np.array(rest), max(1, _MOST_CANDIDATES - len(must)))
         ordered = sorted(must | {int(s[np.argmin(stored[s])]) for s in stretches if s.size})  # the narrowest of each

@@ -1,11 +1,12 @@
 """The ladder: ways to keep less, from which a policy chooses.
 
 A rung is a choice of what to drop, at one price for moving bytes (`recompute.py`), and of what to swap (`swap.py`). It does
-not depend on the budget: that comes in where a rung is cut into segments (`cut.py`). Five families, each from dear memory
+not depend on the budget: that comes in where a rung is cut into segments (`cut.py`). Six families, each from dear memory
 to dear time:
 
     none     nothing is swapped; the price falls
     hidden   every swap that the link can hide at this price
+    fine     the same, and no segment is long, so that copies start and end near their windows
     some     as many swaps, the largest first and copies exposed, as bring what is stored down to a part of what it was
     all      everything swapped that can leave, copies exposed where the link cannot hide them
     late     everything swapped that can leave, and back no sooner than needed: the least memory, every copy exposed
@@ -15,9 +16,11 @@ coarser than the operators on whose clock the windows were found, leave uncovere
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
+
+import numpy as np
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.activity import Activity, find_activity
@@ -29,17 +32,20 @@ from tensile_jax.plan.stays import Absence, Absences, Stay, away_bytes, find_sta
 from tensile_jax.plan.swap import Link, find_gaps, keep_state_out, plan_swaps
 from tensile_jax.plan.traffic import Traffic, find_traffic
 
-Swapping = Literal["none", "hidden", "some", "all", "late"]
-FAMILIES: tuple[Swapping, ...] = ("none", "hidden", "some", "all", "late")
+Swapping = Literal["none", "hidden", "fine", "some", "all", "late"]
+FAMILIES: tuple[Swapping, ...] = ("none", "hidden", "fine", "some", "all", "late")
 
 _PRICES = (4.0, 0.6, 0.45, 0.28, 0.23, 0.2, 0.165, 0.15, 0.1, 0.05, 0.01)
 _HIDDEN_PRICES = (0.45, 0.165, 0.05)
+_FINE_PRICES = (0.6, 0.45, 0.165)
+_FINE = 1 / 24  # of the step: the longest segment of a rung whose copies are to find their windows
 _UNCOVERED = 0.15  # of the copies of a hidden swap
+_UNCOVERED_WHEN_FINE = 0.03
 _EXPOSED_PRICES = (0.45, 0.165, 0.02)
-_SOME_PRICE = 0.05
+_SOME_PRICES = (0.28, 0.05)
 _SOME_PARTS = (0.9, 0.78, 0.62)  # of the most that is stored when nothing is swapped
 _LATE_PRICES = (0.165, 0.02)
-_SWAP_ROUNDS = {"none": 0, "hidden": 2, "some": 6, "all": 8, "late": 8}
+_SWAP_ROUNDS = {"none": 0, "hidden": 2, "fine": 6, "some": 6, "all": 8, "late": 8}
 _TURNS = 4  # boundaries cut one after another, highest first
 _ENOUGH = 0.99  # a further turn must lower the highest footprint below this part of it
 
@@ -49,7 +55,8 @@ class Rung:
     """One choice: what is kept and what is away.
 
     `highest` is the most that is in memory at any boundary, wherever the rung is cut; `swap_us` the price of the
-    swaps, `again_us` the latency of all that may run again, each operator once.
+    swaps, `again_us` the latency of all that may run again, each operator once. `boundaries` are where it can be cut, if not
+    everywhere. `longest` is the most that a segment may take, if it is limited, and when each place begins, both in microseconds.
     """
 
     retention: Retention
@@ -60,6 +67,8 @@ class Rung:
     again_us: float
     traffic: Traffic
     profile: DeviceProfile
+    boundaries: tuple[int, ...] | None
+    longest: tuple[float, np.ndarray] | None
 
     @property
     def least_us(self) -> float:
@@ -69,7 +78,14 @@ class Rung:
     @cached_property
     def board(self) -> Board:
         """The board on which to cut it; laid when a rung is not ruled out by `highest`."""
-        return lay_board(self.retention, self.traffic, self.profile, stays=self.stays)
+        board = lay_board(self.retention, self.traffic, self.profile, stays=self.stays, boundaries=self.boundaries)
+        if self.longest is None:
+            return board
+        longest_us, elapsed = self.longest
+        times = elapsed[list(board.boundaries)]
+        long = times[None, :] - times[:, None] > longest_us
+        long[np.arange(len(times) - 1), np.arange(1, len(times))] = False
+        return replace(board, cost=np.where(long, np.inf, board.cost))
 
 
 class Ladder:
@@ -82,7 +98,8 @@ class Ladder:
         self.steps: tuple[tuple[float, Swapping, float], ...] = (  # price, family, part to bring what is stored down to
             *((p, "none", 1.0) for p in _PRICES),
             *((p, "hidden", 0.0) for p in _HIDDEN_PRICES),
-            *((_SOME_PRICE, "some", part) for part in _SOME_PARTS),
+            *((p, "fine", 0.0) for p in _FINE_PRICES),
+            *((p, "some", part) for p in _SOME_PRICES for part in _SOME_PARTS),
             *((p, "all", 0.0) for p in _EXPOSED_PRICES),
             *((p, "late", 0.0) for p in _LATE_PRICES),
         )
@@ -141,14 +158,25 @@ class Ladder:
             if same is not None and family and same.retention.dropped == retention.dropped:
                 self._rungs[index] = same  # the lower price has changed nothing
             else:
-                self._rungs[index] = self._rung_of(retention, self._absences(retention, turn, swapping, part))
+                self._rungs[index] = self._rung_of(
+                    retention, self._absences(retention, turn, swapping, part), None, swapping == "fine"
+                )
         return self._rungs[index]
 
-    def add(self, key: Hashable, make: Callable[[], tuple[Retention, Absences]]) -> int:
-        """The index of a rung of a policy's own making, made once for each key. It is not one of `families`."""
+    def add(
+        self,
+        key: Hashable,
+        make: Callable[[], tuple[Retention, Absences]],
+        *,
+        boundaries: tuple[int, ...] | None = None,
+    ) -> int:
+        """The index of a rung of a policy's own making, made once for each key. It is not one of `families`.
+
+        With `boundaries` it can be cut there only.
+        """
         if key not in self._added:
             self._added[key] = index = len(self.steps) + len(self._added)
-            self._rungs[index] = self._rung_of(*make())
+            self._rungs[index] = self._rung_of(*make(), boundaries)
         return self._added[key]
 
     def least_us(self, index: int) -> float:
@@ -161,7 +189,9 @@ class Ladder:
             self._again[price] = self._rerun_us(self._retention(price)[0])
         return self._again[price]
 
-    def _rung_of(self, retention: Retention, absences: Absences) -> Rung:
+    def _rung_of(
+        self, retention: Retention, absences: Absences, boundaries: tuple[int, ...] | None = None, fine: bool = False
+    ) -> Rung:
         stays = find_stays(retention, absences)
         there = [s for s in stays if s.begin < 0 or self.traffic.materialised[s.tensor]]
         return Rung(
@@ -169,17 +199,19 @@ class Ladder:
             absences=absences,
             stays=stays,
             highest=int(stored_bytes(there, len(self.graph.operators)).max()),
-            swap_us=self._swap_us(absences),
+            swap_us=self._swap_us(absences, _UNCOVERED_WHEN_FINE if fine else _UNCOVERED),
             again_us=self._rerun_us(retention),
             traffic=self.traffic,
             profile=self.profile,
+            boundaries=boundaries,
+            longest=(_FINE * float(sum(self.latencies)), np.concatenate([[0.0], np.cumsum(self.latencies)])) if fine else None,
         )
 
     def _rerun_us(self, retention: Retention) -> float:
         places = (place for place, runs in enumerate(retention.reruns) if runs)
         return sum(rerun_latency(p, retention, self.traffic, self.profile) for p in places)
 
-    def _swap_us(self, absences: Absences) -> float:
+    def _swap_us(self, absences: Absences, uncovered: float) -> float:
         total = 0.0
         for t, several in absences.items():
             nbytes = self.graph.tensors[t].nbytes
@@ -187,7 +219,7 @@ class Ladder:
             for away in several:
                 if away.back < len(self.graph.operators):
                     copies += nbytes / self.profile.host_to_device_bytes_per_us
-                total += copies - (1 - _UNCOVERED) * min(away.hidden_us, copies)
+                total += copies - (1 - uncovered) * min(away.hidden_us, copies)
                 copies = 0.0
         return total
 

@@ -69,7 +69,7 @@ def _surprises(ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
 
 
 def _with_known(found: np.ndarray, ladder: Ladder, rung: int, measured: Measured) -> np.ndarray:
-    """What was measured in its place; a segment of another rung that holds and is estimated the same counts as the same."""
+    """What was measured in its place; a segment of another rung counts if it is the same, or holds and is estimated the same."""
     board = ladder.rung(rung).board
     place = {b: i for i, b in enumerate(board.boundaries)}
     for (of, a, b), nbytes in sorted(measured.workspaces.items(), key=lambda shown: shown[0][0] == rung):  # its own last
@@ -77,6 +77,7 @@ def _with_known(found: np.ndarray, ladder: Ladder, rung: int, measured: Measured
             other = ladder.rung(of).board
             there = other.boundaries.index(a), other.boundaries.index(b)
             here = place[a], place[b]
-            if board.workspace[here] == other.workspace[there] and board.held[here] == other.held[there]:
+            same = ladder.rung(rung).retention is ladder.rung(of).retention  # swaps are not part of an executable
+            if same or (board.workspace[here] == other.workspace[there] and board.held[here] == other.held[there]):
                 found[here] = nbytes
     return found
