@@ -29,6 +29,8 @@ How ambiguous lines are read:
     34     an old parameter that was on the host when the iteration began needs no swap-out either: only this line is for it. With
            `across_iterations` what precedes its first TUA is line 26's.
 
+The link only gets busier: a tensor that has failed would fail again with the same latest time or an earlier one; it is not tried.
+
 Departure: `duplex` gives each direction of the link a channel of its own, as PCIe has them; the paper has one.
 """
 
@@ -125,6 +127,7 @@ class SwapScheduling:
         self._updated = {old: new for new, old in sequence.updates.items()} if across_iterations else {}
         self._on_host: set[TensorId] = set()  # old parameters that are there when the iteration begins
         self._swapped: set[TensorId] = set()
+        self._failed: dict[TensorId, float] = {}  # the latest time with which a tensor has failed
 
     @property
     def swapped(self) -> frozenset[TensorId]:
@@ -138,7 +141,8 @@ class SwapScheduling:
             if tensor in self._sequence.fixed or not nbytes[tensor]:
                 continue
             updated, latest_time = self._updated_parameter(tensor, peak)  # line 23
-            if (tensor if updated is None else updated) in self._swapped:  # line 25
+            candidate = tensor if updated is None else updated
+            if candidate in self._swapped or latest_time <= self._failed.get(candidate, -1.0):  # line 25
                 continue
             if updated is not None:  # line 26
                 found = self._across_the_iteration(updated, latest_time)
@@ -149,6 +153,7 @@ class SwapScheduling:
             if found:
                 self._swapped.add(found[0].tensor)
                 return found
+            self._failed[candidate] = latest_time
         return ()
 
     def _updated_parameter(self, tensor: TensorId, peak: Peak) -> tuple[TensorId | None, float]:
@@ -174,6 +179,7 @@ class SwapScheduling:
             return ()
         old, end, count = self._sequence.updates[updated], self._sequence.end_us, len(self._sequence.ends_us)
         self._on_host.add(old)
+        self._failed.pop(old, None)
         after = self._sequence.last_ended(swap_out.begin)
         return (
             SwappedOut(updated, after, count, True, *swap_out, end, end),

@@ -240,15 +240,21 @@ def test_windows_are_exclusive_accesses_find_their_tensors_and_no_swap_raises_th
     rng = random.Random(seed)
     sequence = random_sequence(seed)
     duplex = rng.random() < 0.5
-    swapping = scheduling(
-        sequence, duplex=duplex, across_iterations=rng.random() < 0.7,
-        device_to_host_bytes_per_us=rng.choice([0.5, 1.0, 4.0, 100.0]), host_to_device_bytes_per_us=rng.choice([1.0, 4.0, 100.0]),
-    )  # fmt: skip
+    options = {
+        "duplex": duplex,
+        "across_iterations": rng.random() < 0.7,
+        "device_to_host_bytes_per_us": rng.choice([0.5, 1.0, 4.0, 100.0]),
+        "host_to_device_bytes_per_us": rng.choice([1.0, 4.0, 100.0]),
+    }
+    swapping, tries_all = scheduling(sequence, **options), scheduling(sequence, **options)
     swaps: list[SwappedOut] = []
     peaks = [find_peak(sequence)]
     while found := swapping.run(peaks[-1]):
+        assert found == tries_all.run(peaks[-1])
+        tries_all._failed.clear()  # pyright: ignore[reportPrivateUsage] # what it leaves out must not matter
         swaps += found
         peaks.append(find_peak(sequence, [event for away in swaps for event in away.events()]))
+    assert tries_all.run(peaks[-1]) == ()
     assert all(before.nbytes >= after.nbytes for before, after in pairwise(peaks))
     events = [event for away in swaps for event in away.events()]
     lanes = [[e for e in events if e.kind == kind] for kind in ("swap_out", "swap_in")] if duplex else [events]
