@@ -53,6 +53,8 @@ def test_a_tensor_whose_inputs_are_released_before_is_not_recomputed() -> None:
     # Without the last use of x, a cannot be made again; b can, from a.
     some = sequence_of([*LINES[:-1], "y = e @ 10"], SIZES, initial="x", results="y")
     assert choose(some) == Recomputation(B, 2, 4)
+    used_just_then = sequence_of([*LINES[:-2], "e = d a x @ 10", "y = e @ 10"], SIZES, initial="x", results="y")
+    assert choose(used_just_then) == Recomputation(A, 1, 5)
 
 
 def test_an_old_parameter_is_there_until_its_update_begins() -> None:
