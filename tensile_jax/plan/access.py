@@ -23,7 +23,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.retention import Retention, emit
@@ -175,9 +175,8 @@ def access_sequence(
 ) -> AccessSequence:
     """The access sequence of a graph cut at the boundaries: one operator a segment, with the chains that it computes again.
 
-    A tensor is recomputed by the operators that lead to it from inputs and from what is stored at least as long as it is, so that
-    small statistics that are gone by then are no obstacle. What the caller owns, keys of random numbers and tensors below
-    `smallest_bytes` are fixed.
+    A tensor is recomputed by its chain. What the caller owns, keys of random numbers and tensors below `smallest_bytes` are
+    fixed.
 
     Args:
         boundaries: ascending, from 0 to the number of operators of the graph.
@@ -192,8 +191,8 @@ def access_sequence(
     executions = [Execution(e.inputs, e.outputs, latency((*e.again, *range(e.begin, e.end)))) for e in emissions]
     making: dict[TensorId, Making] = {}
     for t in (t for emission in emissions for t in emission.outputs):
-        inputs, places = _chain(retention, t)
-        making[t] = Making(inputs, latency(places))
+        chain = find_chain(retention, t, smallest_bytes=smallest_bytes)
+        making[t] = Making(chain.inputs, latency(chain.places))
     return find_accesses(
         executions,
         {t.id: t.nbytes for t in graph.tensors},
@@ -206,17 +205,29 @@ def access_sequence(
     )
 
 
-def _chain(retention: Retention, tensor: TensorId) -> tuple[tuple[TensorId, ...], tuple[int, ...]]:
-    """What the tensor is recomputed from, and at which places."""
-    begin, end, operators = retention.activity.begin, retention.end, retention.activity.graph.operators
+class Chain(NamedTuple):
+    """What a tensor is recomputed from, and the places of the operators that run again for it."""
+
+    inputs: tuple[TensorId, ...]
+    places: tuple[int, ...]
+
+
+def find_chain(retention: Retention, tensor: TensorId, *, smallest_bytes: int = 0) -> Chain:
+    """The chain that ends in the tensor: from inputs of the step and what is stored at least as long as the tensor.
+
+    What is smaller than `smallest_bytes` is neither: to keep it for longer costs nothing.
+    """
+    begin, end, graph = retention.activity.begin, retention.end, retention.activity.graph
     places = {begin[tensor]}
     inputs: set[TensorId] = set()
-    wanted = [*operators[begin[tensor]].inputs]
+    wanted = [*graph.operators[begin[tensor]].inputs]
     while wanted:
         t = wanted.pop()
+        if graph.tensors[t].nbytes < smallest_bytes and t not in retention.dropped:
+            continue
         if begin[t] < 0 or end[t] >= end[tensor]:
             inputs.add(t)
         elif begin[t] not in places:
             places.add(begin[t])
-            wanted += operators[begin[t]].inputs
-    return tuple(sorted(inputs)), tuple(sorted(places))
+            wanted += graph.operators[begin[t]].inputs
+    return Chain(tuple(sorted(inputs)), tuple(sorted(places)))

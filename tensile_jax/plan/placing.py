@@ -10,8 +10,9 @@ segment covers `[boundaries[k], boundaries[k + 1])`:
 An absence that no boundary falls into saves nothing and is left out. If it was the one that copies the tensor to the host,
 the next one of the tensor copies instead, in the open.
 
-A recomputed tensor is dropped after the access that releases it. `retention.py` then computes it again for *every* later segment
-that needs it, where the schedule keeps it after the first: less memory, more time, but for inputs that must stay longer for it.
+A recomputed tensor is dropped after the access that releases it, and so is, after its last need, what its chain passes through.
+`retention.py` then computes it again for *every* later segment that needs it, where the schedule keeps it after the first: less
+memory, more time, but for inputs that must stay longer for it.
 """
 
 from bisect import bisect_left
@@ -20,7 +21,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.access import AccessSequence, access_sequence
+from tensile_jax.plan.access import AccessSequence, access_sequence, find_chain
 from tensile_jax.plan.latency import DeviceProfile
 from tensile_jax.plan.retention import Retention
 from tensile_jax.plan.swap_scheduling import SwappedOut
@@ -76,9 +77,18 @@ def schedule_events(
         across_iterations=state_may_stay_out,
         duplex=duplex,
     )
-    last_places = {r.tensor: boundaries[r.after + 1] - 1 for r in schedule.recomputed}
-    absences = absences_of(schedule, sequence, boundaries, profile)
-    return Placed({**retention.dropped, **last_places}, absences, schedule)
+    return Placed(dropped_for(schedule, retention, boundaries), absences_of(schedule, sequence, boundaries, profile), schedule)
+
+
+def dropped_for(schedule: Schedule, retention: Retention, boundaries: Sequence[int]) -> dict[TensorId, int]:
+    """What `retention` drops and what the schedule recomputes, each with the last place at which it is stored."""
+    operators, end = retention.activity.graph.operators, retention.end
+    dropped = {**retention.dropped}
+    for again in schedule.recomputed:
+        chain = find_chain(retention, again.tensor, smallest_bytes=_SMALLEST)
+        passed = (t for place in chain.places for t in operators[place].outputs)
+        dropped |= {t: end[t] for t in passed if end[t] < end[again.tensor]}
+    return dropped | {r.tensor: boundaries[r.after + 1] - 1 for r in schedule.recomputed}
 
 
 def absences_of(

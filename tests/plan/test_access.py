@@ -3,7 +3,7 @@
 import pytest
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.access import Access, Execution, Making, access_sequence, find_accesses
+from tensile_jax.plan.access import Access, Chain, Execution, Making, access_sequence, find_accesses, find_chain
 from tensile_jax.plan.activity import find_activity
 from tensile_jax.plan.retention import retain
 from tests.builders import graph_of, tensor_named
@@ -94,6 +94,19 @@ def test_the_sequence_of_a_cut_graph_has_one_operator_a_segment() -> None:
     again = access_sequence(retain(find_activity(graph), {b: 2}), (0, 2, 4, 5), latencies)
     assert again.ends_us == (11.0, 61.0, 102.0)  # the last segment computes b again
     assert [s.operator for s in again.accesses[a]] == [0, 2]
+
+
+def test_a_chain_starts_from_what_is_stored_as_long_and_leaves_small_tensors_alone() -> None:
+    graph = graph_of(
+        ["a = heavy(x)", "s = reduction(a)", "b = heavy(a, s)", "c = heavy(b)", "y = heavy(c, b, x)"],
+        inputs="x", outputs="y", sizes={"s": 4},
+    )  # fmt: skip
+    x, a, s, b = (tensor_named(graph, name) for name in "xasb")
+    retention = retain(find_activity(graph), {})
+    assert find_chain(retention, b) == Chain((x,), (0, 1, 2)), "a and s are gone when b is needed at last"
+    assert find_chain(retention, b, smallest_bytes=5) == Chain((x,), (0, 2))
+    assert find_chain(retain(find_activity(graph), {s: 1}), b, smallest_bytes=5).places == (0, 1, 2), "s is dropped anyway"
+    assert find_chain(retention, s) == Chain((a,), (1,))
 
 
 def test_what_the_caller_owns_is_fixed_and_stays_to_the_end() -> None:

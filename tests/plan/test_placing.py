@@ -7,7 +7,8 @@ import pytest
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.access import AccessSequence, access_sequence
 from tensile_jax.plan.activity import find_activity
-from tensile_jax.plan.placing import PlacedAbsence, absences_of, schedule_events
+from tensile_jax.plan.peak import Recomputation
+from tensile_jax.plan.placing import PlacedAbsence, absences_of, dropped_for, schedule_events
 from tensile_jax.plan.retention import retain
 from tensile_jax.plan.swap_scheduling import SwappedOut
 from tensile_jax.plan.tensile import Schedule
@@ -60,6 +61,20 @@ def test_across_the_iteration_boundary() -> None:
     _, _, a = ten()
     assert placed(SwappedOut(a, 2, 5, True, 70.0, 75.0, 100.0, 100.0)) == {a: (PlacedAbsence(a, 7, 10, 5.0, True),)}
     assert placed(SwappedOut(a, -1, 2, False, 0.0, 0.0, 15.0, 20.0)) == {a: (PlacedAbsence(a, -1, 0, 5.0, False),)}
+
+
+def test_what_is_recomputed_is_dropped_with_what_its_chain_passes_through() -> None:
+    big = dict.fromkeys("abcdyz", 2**17)
+    graph = graph_of(
+        ["a = light(x)", "b, z = heavy(a)", "c = heavy(b)", "d = heavy(c)", "y = heavy(d, b, x, z)"],
+        inputs="x", outputs="y", sizes=big,
+    )  # fmt: skip
+    a, b = tensor_named(graph, "a"), tensor_named(graph, "b")
+    retention = retain(find_activity(graph), {})
+    schedule = Schedule((), (Recomputation(b, 2, 4),), 0, 0)
+    assert dropped_for(schedule, retention, range(6)) == {a: 1, b: 2}
+    assert retain(retention.activity, {a: 1, b: 2}).end[a] == 1, "and not 4, as it would be to make b again"
+    assert dropped_for(schedule, retain(find_activity(graph), {a: 0}), range(6)) == {a: 0, b: 2}
 
 
 @pytest.mark.parametrize("across", [False, True])

@@ -113,10 +113,10 @@ def test_algorithm_2_lines_8_9_and_26_27_in_a_peak_after_the_update_it_must_be_o
 
 
 def test_algorithm_2_lines_26_27_an_updated_parameter_leaves_after_its_last_access_of_the_iteration() -> None:
-    lines = ["h = x @ 10", "y = h p @ 10", "v = p y @ 10", "e = v @ 10", "z = y @ 10"]
-    sizes = {"x": 100, "p": 5, "h": 1, "y": 1, "v": 5, "e": 1, "z": 1}
+    lines = ["h = x @ 10", "y = h p @ 10", "v = p y @ 10", "w = y @ 10", "e = v @ 10", "z = y @ 10"]
+    sizes = {"x": 100, "p": 5, "h": 1, "y": 1, "v": 5, "w": 1, "e": 1, "z": 1}
     sequence = sequence_of(lines, sizes, initial="x p", updates={"v": "p"})
-    assert runs(sequence, 1, across_iterations=True)[0][0] == SwappedOut(TensorId(4), 3, 5, True, 40.0, 45.0, 50.0, 50.0)
+    assert runs(sequence, 1, across_iterations=True)[0][0] == SwappedOut(TensorId(4), 4, 6, True, 50.0, 55.0, 60.0, 60.0)
 
 
 def test_algorithm_2_line_26_an_old_parameter_stands_for_the_updated_one_before_its_first_use_only() -> None:
