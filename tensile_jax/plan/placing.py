@@ -8,7 +8,7 @@ segment covers `[boundaries[k], boundaries[k + 1])`:
     away    at the boundaries b with leave < b <= back
 
 An absence that no boundary falls into saves nothing and is left out. If it was the one that copies the tensor to the host,
-the next one of the tensor copies instead, in the open.
+the next one of the tensor copies instead (the first of a tensor's absences always does), in the open.
 
 A recomputed tensor is dropped after the access that releases it, and so is, after its last need, what its chain passes through.
 `retention.py` then computes it again for *every* later segment that needs it, where the schedule keeps it after the first: less
@@ -22,33 +22,20 @@ from typing import NamedTuple
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.access import AccessSequence, access_sequence, find_chain
+from tensile_jax.plan.complete_scheduling import Schedule, find_schedule
 from tensile_jax.plan.latency import DeviceProfile
 from tensile_jax.plan.retention import Retention
+from tensile_jax.plan.stays import Absence
 from tensile_jax.plan.swap_scheduling import SwappedOut
-from tensile_jax.plan.tensile import Schedule, find_schedule
 
 _SMALLEST = 2**16  # bytes; below that a copy costs more in calls than it frees
-
-
-class PlacedAbsence(NamedTuple):
-    """`tensor` is not on the device at boundaries b with leave < b <= back.
-
-    `leave` is -1 if it is on the host when the iteration begins, `back` the number of places if it is when it ends.
-    `hidden_us` is the time of its copies that other work covers; without `copies` the host has the value already.
-    """
-
-    tensor: TensorId
-    leave: int
-    back: int
-    hidden_us: float
-    copies: bool
 
 
 class Placed(NamedTuple):
     """What to drop, with the last place at which each is stored, and the absences of each swapped tensor, ascending."""
 
     dropped: dict[TensorId, int]
-    absences: dict[TensorId, tuple[PlacedAbsence, ...]]
+    absences: dict[TensorId, tuple[Absence, ...]]
     schedule: Schedule
 
 
@@ -93,11 +80,11 @@ def dropped_for(schedule: Schedule, retention: Retention, boundaries: Sequence[i
 
 def absences_of(
     schedule: Schedule, sequence: AccessSequence, boundaries: Sequence[int], profile: DeviceProfile
-) -> dict[TensorId, tuple[PlacedAbsence, ...]]:
+) -> dict[TensorId, tuple[Absence, ...]]:
     """The absences of every swapped tensor that some boundary falls into."""
-    found: dict[TensorId, tuple[PlacedAbsence, ...]] = {}
+    found: dict[TensorId, tuple[Absence, ...]] = {}
     for tensor, swaps in groupby(schedule.swaps, key=lambda away: away.tensor):
-        placed: list[PlacedAbsence] = []
+        placed: list[Absence] = []
         owed = False  # the copy to the host, by an absence that was left out
         for away in swaps:
             copies = away.copies_out or owed
@@ -112,7 +99,7 @@ def absences_of(
 
 def _place(
     away: SwappedOut, copies: bool, sequence: AccessSequence, boundaries: Sequence[int], profile: DeviceProfile
-) -> PlacedAbsence:
+) -> Absence:
     count = len(sequence.ends_us)
     out_end = away.out_end_us
     if copies and not away.copies_out:
@@ -120,4 +107,4 @@ def _place(
     leave = -1 if away.after < 0 and not copies else boundaries[min(bisect_left(sequence.ends_us, out_end), count - 1) + 1] - 1
     back = boundaries[count] if away.before >= count else boundaries[sequence.last_ended(away.in_begin_us) + 1]
     hidden_us = (away.in_end_us - away.in_begin_us) + (away.out_end_us - away.out_begin_us)
-    return PlacedAbsence(away.tensor, leave, back, hidden_us, copies)
+    return Absence(away.tensor, leave, back, hidden_us)

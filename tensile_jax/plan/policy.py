@@ -6,10 +6,11 @@ from tensile_jax.plan.auto import auto, hopeful_floor, refuted_floors
 from tensile_jax.plan.choice import LEAST, Choice, Policy, peak_of
 from tensile_jax.plan.ladder import Ladder
 from tensile_jax.plan.none import none
+from tensile_jax.plan.tensile import tensile
 from tensile_jax.plan.workspace import Measured
 from tensile_jax.schedule import PolicyName
 
-POLICIES: Mapping[PolicyName, Policy] = {"auto": auto, "none": none}
+POLICIES: Mapping[PolicyName, Policy] = {"auto": auto, "none": none, "tensile": tensile}
 
 
 def floor(ladder: Ladder, measured: Measured, policy: Policy = auto) -> tuple[int, Choice]:

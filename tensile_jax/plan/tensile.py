@@ -1,108 +1,45 @@
-"""The complete scheduling algorithm of TENSILE: swap at the peak as long as that succeeds, then recompute until it fits.
+"""Policy `tensile`: the paper's own algorithms, between the segments that `none` starts from.
 
-Algorithm 3, line by line. How ambiguous lines are read:
+    access.py                  tensor access sequence (section IV-A)
+    peak.py, footprint.py      Algorithm 1, GPU memory peak analysis, and the same kept up to date
+    swap_scheduling.py         Algorithm 2, swap scheduling
+    recompute_scheduling.py    section IV-D, recomputation scheduling by MSPS
+    complete_scheduling.py     Algorithm 3, the outer loop
+    placing.py                 from its schedule to places of the graph
 
-    2      activity analysis is in the releases of peak analysis: after the last access.
-    4      the mean, over the past 3 iterations, of (MP before - MP after) / MP before is below 0.0005. With its
-           `and iter > 100` the algorithm makes at least 101 iterations if it always finds something.
-    5      breaks whether the memory is enough or not.
-    6-7    "if iter = 0", but "at each iteration, the algorithm will start with running the GPU_Memory_Peak_Analysis": at each,
-           since everything below needs the peak as it is now.
-    9-12   sets swap_succeed to False, then to False again if nothing was generated: it is True again if something was.
-    13     leaves recomputation_succeed as it is if MP < Free_GPU_Memory, and the loop would never end: it ends.
-           MP = Free_GPU_Memory is not enough, as printed.
-    14     swapping is not tried again after recomputation, as printed.
+Swapping does not stop at the budget: it goes on as long as the peak falls. Only recomputation does, while what lies between
+segments is not below the budget. Workspaces are not part of the paper's footprint, so the schedule may need more than it says;
+then it is asked for less, until the cut of the step into segments is under the limit.
 
-The peaks of several jobs are added by whoever schedules several (III: MP = sum of MP_j); this is one job's schedule.
+Departures: latencies come from a device profile in the place of an MLP; the operators that access tensors are stretches between
+heavy operators of the jaxpr, not the layers of a framework; segments are cut afterwards, as for every policy.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from tensile_jax.plan.choice import LEAST, Choice, first_that_fits
+from tensile_jax.plan.ladder import Ladder
+from tensile_jax.plan.placing import schedule_events
+from tensile_jax.plan.retention import Retention, retain
+from tensile_jax.plan.stays import Absences
+from tensile_jax.plan.workspace import Measured
 
-from tensile_jax.plan.access import AccessSequence
-from tensile_jax.plan.footprint import Footprint
-from tensile_jax.plan.peak import Recomputation
-from tensile_jax.plan.recompute_scheduling import recompute_scheduling
-from tensile_jax.plan.swap_scheduling import SwappedOut, SwapScheduling
-
-_PAST_ITERATIONS = 3
-_REDUCES_LESS = 0.0005  # 0.05 %
-_AT_LEAST_ITERATIONS = 100
+_TARGETS = (1.0, 0.9, 0.75, 0.5, 0.0)  # of the limit, one after another: the memory that Algorithm 3 is told to be free
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """What Algorithm 3 decides for one job, and the peak that it reaches."""
-
-    swaps: tuple[SwappedOut, ...]
-    recomputed: tuple[Recomputation, ...]
-    peak_bytes: int
-    iterations: int
+def tensile(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
+    """The first schedule whose cheapest segments are under the limit."""
+    targets = (LEAST,) if limit == LEAST else tuple(part * limit for part in _TARGETS)
+    rungs = (ladder.add(("tensile", target), lambda target=target: _scheduled(ladder, target)) for target in targets)
+    return first_that_fits(ladder, rungs, limit, measured)
 
 
-def find_schedule(
-    sequence: AccessSequence,
-    *,
-    free_bytes: float,
-    device_to_host_bytes_per_us: float,
-    host_to_device_bytes_per_us: float,
-    across_iterations: bool,
-    duplex: bool = False,
-    max_swapping_rate: Mapping[int, float] | None = None,
-    swapped_by_others: Mapping[int, int] | None = None,
-) -> Schedule:
-    """Algorithm 3: swaps as many as lower the peak, recomputations while it is not below `free_bytes`.
-
-    Args:
-        across_iterations: whether an updated parameter may be on the host when the iteration ends.
-        duplex: the link has a channel in each direction, rather than the paper's one.
-        max_swapping_rate: MSR of each job, 1 where nothing is said.
-        swapped_by_others: SON of the other jobs.
-    """
-    swap_succeed = recomputation_succeed = True  # line 1
-    iteration = 0
-    footprint = Footprint(sequence)  # line 2
-    swapping = SwapScheduling(
-        sequence,
-        device_to_host_bytes_per_us=device_to_host_bytes_per_us,
-        host_to_device_bytes_per_us=host_to_device_bytes_per_us,
-        across_iterations=across_iterations,
-        duplex=duplex,
-        max_swapping_rate=max_swapping_rate,
-        swapped_by_others=swapped_by_others,
+def _scheduled(ladder: Ladder, free_bytes: float) -> tuple[Retention, Absences]:
+    base = ladder.rung(0)
+    placed = schedule_events(
+        base.retention,
+        ladder.latencies,
+        ladder.profile,
+        boundaries=base.board.boundaries,
+        budget_bytes=free_bytes,
+        state_may_stay_out=ladder.state_may_stay_out,
     )
-    swaps: list[SwappedOut] = []
-    recomputed: list[Recomputation] = []
-    peaks: list[int] = []
-    while swap_succeed or recomputation_succeed:  # line 3
-        peak = footprint.peak()  # lines 6-7
-        peaks.append(peak.nbytes)
-        if iteration > _AT_LEAST_ITERATIONS and _mean_reduction(peaks) < _REDUCES_LESS:  # line 4
-            break  # line 5
-        if swap_succeed:  # line 8
-            found = swapping.run(peak)  # lines 9-10
-            swap_succeed = bool(found)  # lines 11-12
-            for away in found:
-                released_by = None if away.copies_out or away.after < 0 else away.after
-                footprint.take_away(away.tensor, away.out_end_us, away.in_end_us, released_by=released_by)
-            swaps += found
-        elif peak.nbytes >= free_bytes:  # line 13
-            again = recompute_scheduling(sequence, peak, swapped=swapping.swapped, recomputed=recomputed)  # line 14
-            if again is None:  # line 15
-                recomputation_succeed = False  # line 16
-            else:
-                leave, back = sequence.ends_us[again.after], sequence.begins_us[again.before]
-                footprint.take_away(again.tensor, leave, back, released_by=again.after)
-                recomputed.append(again)
-        else:
-            recomputation_succeed = False
-        iteration += 1  # line 17
-    ordered = sorted(swaps, key=lambda away: (away.tensor, away.after))
-    return Schedule(tuple(ordered), tuple(recomputed), footprint.peak().nbytes, iteration)
-
-
-def _mean_reduction(peaks: Sequence[int]) -> float:
-    """The average part by which the past iterations have reduced the peak."""
-    past = peaks[-_PAST_ITERATIONS - 1 :]
-    return sum((before - after) / before if before else 0.0 for before, after in pairwise(past)) / _PAST_ITERATIONS
+    return retain(ladder.activity, placed.dropped), placed.absences

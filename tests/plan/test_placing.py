@@ -7,11 +7,12 @@ import pytest
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.access import AccessSequence, access_sequence
 from tensile_jax.plan.activity import find_activity
+from tensile_jax.plan.complete_scheduling import Schedule
 from tensile_jax.plan.peak import Recomputation
-from tensile_jax.plan.placing import PlacedAbsence, absences_of, dropped_for, schedule_events
+from tensile_jax.plan.placing import absences_of, dropped_for, schedule_events
 from tensile_jax.plan.retention import retain
+from tensile_jax.plan.stays import Absence
 from tensile_jax.plan.swap_scheduling import SwappedOut
-from tensile_jax.plan.tensile import Schedule
 from tests.builders import PROFILE, graph_of, tensor_named, training_graph
 
 # Ten places of 10 us in five segments of two.
@@ -25,7 +26,7 @@ def ten() -> tuple[Graph, AccessSequence, TensorId]:
     return graph, sequence, tensor_named(graph, "a")
 
 
-def placed(*swaps: SwappedOut) -> dict[TensorId, tuple[PlacedAbsence, ...]]:
+def placed(*swaps: SwappedOut) -> dict[TensorId, tuple[Absence, ...]]:
     _, sequence, _ = ten()
     return absences_of(Schedule(swaps, (), 0, 0), sequence, BOUNDARIES, PROFILE)
 
@@ -33,12 +34,12 @@ def placed(*swaps: SwappedOut) -> dict[TensorId, tuple[PlacedAbsence, ...]]:
 def test_a_tensor_is_away_at_the_boundaries_after_its_copy_out_and_up_to_its_copy_in() -> None:
     _, _, a = ten()
     # Out during segment 1, in from within segment 3: away at the boundaries 4 and 6.
-    assert placed(SwappedOut(a, 0, 4, True, 20.0, 30.0, 70.0, 80.0)) == {a: (PlacedAbsence(a, 3, 6, 20.0, True),)}
+    assert placed(SwappedOut(a, 0, 4, True, 20.0, 30.0, 70.0, 80.0)) == {a: (Absence(a, 3, 6, 20.0),)}
 
 
 def test_a_copy_that_ends_with_a_segment_is_out_at_its_end() -> None:
     _, _, a = ten()
-    assert placed(SwappedOut(a, 0, 4, True, 20.0, 40.0, 60.0, 80.0)) == {a: (PlacedAbsence(a, 3, 6, 40.0, True),)}
+    assert placed(SwappedOut(a, 0, 4, True, 20.0, 40.0, 60.0, 80.0)) == {a: (Absence(a, 3, 6, 40.0),)}
 
 
 def test_what_the_host_has_is_released_and_copied_in_only() -> None:
@@ -46,7 +47,7 @@ def test_what_the_host_has_is_released_and_copied_in_only() -> None:
     found = placed(
         SwappedOut(a, 0, 2, True, 20.0, 25.0, 40.0, 45.0), SwappedOut(a, 2, 4, False, 60.0, 60.0, 75.0, 80.0)
     )  # fmt: skip
-    assert found == {a: (PlacedAbsence(a, 3, 4, 10.0, True), PlacedAbsence(a, 5, 6, 5.0, False))}
+    assert found == {a: (Absence(a, 3, 4, 10.0), Absence(a, 5, 6, 5.0))}
 
 
 def test_an_absence_without_a_boundary_is_left_out_and_the_next_one_copies() -> None:
@@ -54,13 +55,13 @@ def test_an_absence_without_a_boundary_is_left_out_and_the_next_one_copies() -> 
     found = placed(
         SwappedOut(a, 0, 2, True, 20.0, 25.0, 35.0, 40.0), SwappedOut(a, 2, 4, False, 40.0, 40.0, 75.0, 80.0)
     )  # fmt: skip
-    assert found == {a: (PlacedAbsence(a, 5, 6, 5.0, True),)}, "100 bytes take from 40 to 50"
+    assert found == {a: (Absence(a, 5, 6, 5.0),)}, "100 bytes take from 40 to 50"
 
 
 def test_across_the_iteration_boundary() -> None:
     _, _, a = ten()
-    assert placed(SwappedOut(a, 2, 5, True, 70.0, 75.0, 100.0, 100.0)) == {a: (PlacedAbsence(a, 7, 10, 5.0, True),)}
-    assert placed(SwappedOut(a, -1, 2, False, 0.0, 0.0, 15.0, 20.0)) == {a: (PlacedAbsence(a, -1, 0, 5.0, False),)}
+    assert placed(SwappedOut(a, 2, 5, True, 70.0, 75.0, 100.0, 100.0)) == {a: (Absence(a, 7, 10, 5.0),)}
+    assert placed(SwappedOut(a, -1, 2, False, 0.0, 0.0, 15.0, 20.0)) == {a: (Absence(a, -1, 0, 5.0),)}
 
 
 def test_what_is_recomputed_is_dropped_with_what_its_chain_passes_through() -> None:

@@ -38,7 +38,7 @@ def test_windows_never_get_shorter_on_the_device() -> None:
 
 def test_copies_share_a_lane() -> None:
     graph = graph_of(
-        ["a, b = heavy(x)", "c = heavy(a, b)", "d = heavy(c)", "e = heavy(d)", "f = heavy(e)", "g = heavy(f)", "y = heavy(g, a, b)"],
+        ["a, b = heavy(x)", "c = heavy(a, b)", *(f"{y} = heavy({x})" for x, y in ("cd", "de", "ef", "fg")), "y = heavy(g, a, b)"],
         inputs="x", outputs="y",
     )  # fmt: skip
     a, b = tensor_named(graph, "a"), tensor_named(graph, "b")

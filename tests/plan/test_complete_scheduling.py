@@ -6,9 +6,9 @@ import pytest
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.access import AccessSequence
+from tensile_jax.plan.complete_scheduling import Schedule, find_schedule
 from tensile_jax.plan.peak import Recomputation, find_peak
 from tensile_jax.plan.swap_scheduling import SwappedOut
-from tensile_jax.plan.tensile import Schedule, find_schedule
 from tests.plan.sequences import random_sequence, sequence_of
 
 A, B = TensorId(1), TensorId(2)
