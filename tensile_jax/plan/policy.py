@@ -6,9 +6,14 @@ from tensile_jax.plan.auto import auto, hopeful_floor, refuted_floors
 from tensile_jax.plan.choice import LEAST, Choice, Policy, peak_of
 from tensile_jax.plan.ladder import Ladder
 from tensile_jax.plan.none import none
+from tensile_jax.plan.vdnn import vdnn
 from tensile_jax.plan.workspace import Measured
 
-POLICIES: Mapping[str, Policy] = {"auto": auto, "none": none}
+POLICIES: Mapping[str, Policy] = {
+    "auto": auto,
+    "none": none,
+    "vdnn": vdnn,
+}
 
 
 def floor(ladder: Ladder, measured: Measured, policy: Policy = auto) -> tuple[int, Choice]:
