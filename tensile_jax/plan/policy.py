@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from tensile_jax.plan.auto import auto, hopeful_floor, refuted_floors
+from tensile_jax.plan.checkpoint import checkpoint
 from tensile_jax.plan.choice import LEAST, Choice, Policy, peak_of
 from tensile_jax.plan.ladder import Ladder
 from tensile_jax.plan.none import none
@@ -12,6 +13,7 @@ from tensile_jax.plan.workspace import Measured
 POLICIES: Mapping[str, Policy] = {
     "auto": auto,
     "none": none,
+    "checkpoint": checkpoint,
     "vdnn": vdnn,
 }
 
