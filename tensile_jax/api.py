@@ -369,7 +369,8 @@ def jit(
     Args:
         function: the step; for training, the whole of it: loss, gradient and optimizer, `(state, batch) -> (state, metrics)`.
         budget: bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`. None: no limit.
-        policy: `"auto"` plans; `"none"` runs the same segments without any event, for comparison.
+        policy: `"auto"` plans. For comparison: `"none"` runs the same segments without any event; `"vdnn"`, `"capuchin"` and
+            `"checkpoint"` do what those would.
         device_profile: name of a profile, or path of a TOML file; by default that of the device the arguments lie on.
         state_memory: `"device"`: results lie in device memory, as from jit. `"any"`: state may come back in pinned host
             memory, which lets it stay out between its uses; `tensile_jax.to_device` brings it in.

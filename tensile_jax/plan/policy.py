@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from tensile_jax.plan.auto import auto, hopeful_floor, refuted_floors
+from tensile_jax.plan.capuchin import capuchin
 from tensile_jax.plan.checkpoint import checkpoint
 from tensile_jax.plan.choice import LEAST, Choice, Policy, peak_of
 from tensile_jax.plan.ladder import Ladder
@@ -15,6 +16,7 @@ POLICIES: Mapping[str, Policy] = {
     "none": none,
     "checkpoint": checkpoint,
     "vdnn": vdnn,
+    "capuchin": capuchin,
 }
 
 
