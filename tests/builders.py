@@ -42,7 +42,9 @@ PROFILE = dataclasses.replace(
 
 # -- graphs by hand -----------------------------------------------------------------------------------------------------
 
-_LINE = re.compile(r"\s*(?P<outputs>[\w\s,]+)=\s*(?P<kind>heavy|light|reduction)\((?P<inputs>[\w\s,]*)\)\s*\Z")
+_LINE = re.compile(
+    r"\s*(?:(?P<scope>[\w/']+):)?(?P<outputs>[\w\s,]+)=\s*(?P<kind>heavy|conv|light|reduction)\((?P<inputs>[\w\s,]*)\)\s*\Z"
+)
 
 
 def graph_of(
@@ -56,7 +58,10 @@ def graph_of(
     donated: str = "",
     flops: int = 0,
 ) -> Graph:
-    """A graph of lines such as `"y, z = heavy(x, w)"`; tensors are of 100 bytes unless `sizes` says otherwise."""
+    """A graph of lines such as `"y, z = heavy(x, w)"`; tensors are of 100 bytes unless `sizes` says otherwise.
+
+    A line may begin with the scope of its operator (`"Net/Block_0: y = heavy(x)"`); `conv` is a heavy one, a convolution.
+    """
     sizes = sizes or {}
     number: dict[str, TensorId] = {}
     tensors: list[Tensor] = []
@@ -76,7 +81,8 @@ def graph_of(
         match = _LINE.match(line)
         assert match is not None, line
         o = OperatorId(place)
-        kind: Kind = "heavy" if match["kind"] == "heavy" else "light" if match["kind"] == "light" else "reduction"
+        kind: Kind = "light" if match["kind"] == "light" else "reduction" if match["kind"] == "reduction" else "heavy"
+        primitive = "conv_general_dilated" if match["kind"] == "conv" else kind
         reads = [name.strip() for name in match["inputs"].split(",") if name.strip()]
         writes = [name.strip() for name in match["outputs"].split(",")]
         for name in writes:
@@ -85,8 +91,8 @@ def graph_of(
         operators.append(
             Operator(
                 id=o,
-                name=f"{kind}_{place}",
-                primitive=kind,
+                name=f"{match['scope']}/{primitive}" if match["scope"] else f"{kind}_{place}",
+                primitive=primitive,
                 kind=kind,
                 inputs=tuple(dict.fromkeys(number[name] for name in reads)),
                 outputs=tuple(number[name] for name in writes),
@@ -133,6 +139,36 @@ def training_graph(layers: int = 4, *, activation: int = 100_000, weight: int = 
         outputs=" ".join([*(f"v{k}" for k in range(layers)), "loss"]),
         carried={f"w{k}": f"v{k}" for k in range(layers)},
         donated=" ".join(weights) if donated else "",
+        flops=200_000,
+    )
+
+
+def convolutions(layers: int = 3, *, activation: int = 100_000, weight: int = 1_000, kernels: str = "conv") -> Graph:
+    """Forward and backward of a stack of `y = relu(conv(x, w))` in the scopes `Net/Conv_k`, with the update of its weights.
+
+    `Net/Conv_k'` has the gradient of the kernel first, then that of its input, as in JAX.
+    """
+    lines: list[str] = []
+    sizes = {"x": activation, "loss": 4, f"d{layers}": activation}
+    for k in range(layers):
+        before = "x" if k == 0 else f"y{k - 1}"
+        lines += [f"Net/Conv_{k}: a{k} = {kernels}({before}, w{k})", f"Net: y{k} = light(a{k})"]
+        sizes |= {f"a{k}": activation, f"y{k}": activation, f"w{k}": weight, f"v{k}": weight}
+    lines += [f"loss = reduction(y{layers - 1})", f"': d{layers} = light(y{layers - 1})"]
+    for k in reversed(range(layers)):
+        before = "x" if k == 0 else f"y{k - 1}"
+        lines += [f"Net': e{k} = light(d{k + 1}, y{k})", f"Net/Conv_{k}': g{k} = {kernels}({before}, e{k})"]
+        lines += [f"Net/Conv_{k}': d{k} = {kernels}(e{k}, w{k})"] if k else []
+        lines += [f"v{k} = light(w{k}, g{k})"]
+        sizes |= {f"e{k}": activation, f"g{k}": weight, f"d{k}": activation}
+    weights = " ".join(f"w{k}" for k in range(layers))
+    return graph_of(
+        lines,
+        sizes=sizes,
+        inputs=f"{weights} x",
+        outputs=" ".join([*(f"v{k}" for k in range(layers)), "loss"]),
+        carried={f"w{k}": f"v{k}" for k in range(layers)},
+        donated=weights,
         flops=200_000,
     )
 

@@ -3,14 +3,24 @@
 from collections.abc import Iterator, Mapping
 
 from tensile_jax.plan.auto import auto, hopeful_floor, refuted_floors
+from tensile_jax.plan.capuchin import capuchin
+from tensile_jax.plan.checkpoint import checkpoint
 from tensile_jax.plan.choice import LEAST, Choice, Policy, peak_of
 from tensile_jax.plan.ladder import Ladder
 from tensile_jax.plan.none import none
 from tensile_jax.plan.tensile import tensile
+from tensile_jax.plan.vdnn import vdnn
 from tensile_jax.plan.workspace import Measured
 from tensile_jax.schedule import PolicyName
 
-POLICIES: Mapping[PolicyName, Policy] = {"auto": auto, "none": none, "tensile": tensile}
+POLICIES: Mapping[PolicyName, Policy] = {
+    "auto": auto,
+    "tensile": tensile,
+    "capuchin": capuchin,
+    "vdnn": vdnn,
+    "checkpoint": checkpoint,
+    "none": none,
+}
 
 
 def floor(ladder: Ladder, measured: Measured, policy: Policy = auto) -> tuple[int, Choice]:

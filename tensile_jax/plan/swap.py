@@ -83,9 +83,7 @@ def find_gaps(retention: Retention, *, turn: int, state_may_stay_out: bool) -> t
     gaps: list[Gap] = []
     for tensor in graph.tensors:
         t = tensor.id
-        if tensor.nbytes < _SMALLEST or tensor.dtype.startswith("key<"):
-            continue
-        if t in activity.kept_by_caller or t in retention.dropped or t in stay_out:
+        if not may_leave(retention, t) or t in stay_out:
             continue
         made, end = activity.begin[t], retention.end[t]
         needs = retention.needs[t]
@@ -100,6 +98,14 @@ def find_gaps(retention: Retention, *, turn: int, state_may_stay_out: bool) -> t
         return (0 if tensor.role == "optimizer_state" else 1, -tensor.nbytes, tensor.id)
 
     return tuple(sorted(gaps, key=rank))
+
+
+def may_leave(retention: Retention, tensor: TensorId) -> bool:
+    """Whether the tensor is ours to swap and worth it: stored, not the caller's, not a key, not tiny."""
+    activity = retention.activity
+    found = activity.graph.tensors[tensor]
+    ours = tensor not in activity.kept_by_caller and tensor not in retention.dropped
+    return ours and found.nbytes >= _SMALLEST and not found.dtype.startswith("key<")
 
 
 def plan_swaps(
