@@ -13,12 +13,16 @@ the number of operators. Updated state that can take the place of the donated st
 one tensor ("the new parameter uses the memory address of the old parameter", section IV-B).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from tensile_jax.ir import Graph, TensorId
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Activity:
     """Places of every tensor of `graph`, by tensor id.
 
@@ -32,6 +36,67 @@ class Activity:
     uses: tuple[tuple[int, ...], ...]
     heir: tuple[int, ...]
     kept_by_caller: frozenset[TensorId]
+
+    @cached_property
+    def begins(self) -> np.ndarray:
+        """`begin` as an array."""
+        return np.array(self.begin, dtype=np.int64)
+
+    @cached_property
+    def nbytes(self) -> np.ndarray:
+        """Sizes of the tensors."""
+        return np.array([tensor.nbytes for tensor in self.graph.tensors], dtype=np.int64)
+
+    @cached_property
+    def flops(self) -> np.ndarray:
+        """Of every operator, by place."""
+        return np.array([op.flops for op in self.graph.operators], dtype=float)
+
+    @cached_property
+    def touched(self) -> np.ndarray:
+        """Bytes that every operator reads and writes, by place."""
+        return np.array([op.nbytes for op in self.graph.operators], dtype=float)
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        """Of every operator, by place."""
+        return np.array([op.kind for op in self.graph.operators], dtype=np.str_)
+
+    @cached_property
+    def reads(self) -> "Incidence":
+        """What each operator reads."""
+        return incidence([op.inputs for op in self.graph.operators])
+
+    @cached_property
+    def makes(self) -> "Incidence":
+        """What each operator makes."""
+        return incidence([op.outputs for op in self.graph.operators])
+
+    @cached_property
+    def heirs(self) -> tuple[tuple[TensorId, TensorId], ...]:
+        """The tensors that have an heir, with it."""
+        return tuple((TensorId(t), TensorId(h)) for t, h in enumerate(self.heir) if h >= 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Incidence:
+    """Pairs (place, tensor), ascending by place; those of place p are `[start[p], start[p + 1])`."""
+
+    start: np.ndarray
+    place: np.ndarray
+    tensor: np.ndarray
+
+    def sums(self, weight: np.ndarray) -> np.ndarray:
+        """For each place, the sum of its tensors' weights, which are whole numbers."""
+        total = np.concatenate([[0], np.cumsum(weight[self.tensor])])
+        return total[self.start[1:]] - total[self.start[:-1]]
+
+
+def incidence(tensors: Sequence[Sequence[TensorId]]) -> Incidence:
+    """The pairs of each place and its tensors."""
+    lengths = np.array([len(some) for some in tensors], dtype=np.int64)
+    flat = np.array([t for some in tensors for t in some], dtype=np.int64)
+    return Incidence(np.concatenate([[0], np.cumsum(lengths)]), np.repeat(np.arange(len(tensors)), lengths), flat)
 
 
 def find_activity(graph: Graph) -> Activity:

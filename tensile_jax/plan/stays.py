@@ -79,7 +79,7 @@ def find_stays(retention: Retention, absences: Mapping[TensorId, Absence]) -> tu
 def inherited(retention: Retention) -> dict[TensorId, TensorId]:
     """For each donated state tensor, the update that takes over its memory, where nothing reads the old value later."""
     begin = retention.activity.begin
-    return {TensorId(t): TensorId(h) for t, h in enumerate(retention.activity.heir) if h >= 0 and retention.end[t] <= begin[h]}
+    return {t: h for t, h in retention.activity.heirs if retention.end[t] <= begin[h]}
 
 
 def stored_bytes(stays: Sequence[Stay], count: int) -> np.ndarray:
@@ -96,8 +96,7 @@ def stored_unless_swapped(retention: Retention) -> np.ndarray:
     """The same as `stored_bytes` of every stay when nothing is swapped, without making them one by one."""
     activity = retention.activity
     count = len(activity.graph.operators)
-    nbytes = np.array([tensor.nbytes for tensor in activity.graph.tensors], dtype=np.int64)
-    begin, end = np.array(activity.begin, dtype=int), np.array(retention.end, dtype=int)
+    nbytes, begin, end = activity.nbytes.copy(), activity.begins, retention.ends.copy()
     heirs = inherited(retention)
     if heirs:
         old, new = np.array(list(heirs.items())).T
