@@ -63,6 +63,11 @@ class Activity:
         return np.array([op.kind for op in self.graph.operators], dtype=np.str_)
 
     @cached_property
+    def relayout(self) -> np.ndarray:
+        """Bytes that every operator copies to bring its operands into a canonical layout, by place."""
+        return np.array([op.relayout for op in self.graph.operators], dtype=float)
+
+    @cached_property
     def reads(self) -> "Incidence":
         """What each operator reads."""
         return incidence([op.inputs for op in self.graph.operators])

@@ -21,11 +21,11 @@ from typing import Literal
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.activity import Activity, find_activity
-from tensile_jax.plan.cut import Board, lay_board, pressure, rerun_latency
+from tensile_jax.plan.cut import Board, lay_board, pressure, rerun_latencies
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
 from tensile_jax.plan.recompute import drop_tensors
 from tensile_jax.plan.retention import Retention, retain
-from tensile_jax.plan.stays import Absence, Stay, away_bytes, find_stays, stored_bytes, stored_unless_swapped
+from tensile_jax.plan.stays import Absence, away_bytes, find_stays, inherited, stored_unless_swapped
 from tensile_jax.plan.swap import Link, find_gaps, keep_state_out, plan_swaps
 from tensile_jax.plan.traffic import Traffic, find_traffic
 
@@ -56,7 +56,6 @@ class Rung:
     swapping: Swapping
     retention: Retention
     absences: Mapping[TensorId, Absence]
-    stays: tuple[Stay, ...]
     highest: int
     swap_us: float
     again_us: float
@@ -71,7 +70,8 @@ class Rung:
     @cached_property
     def board(self) -> Board:
         """The board on which to cut it; laid when a rung is not ruled out by `highest`."""
-        return lay_board(self.retention, self.traffic, self.profile, stays=self.stays)
+        stays = find_stays(self.retention, self.absences)
+        return lay_board(self.retention, self.traffic, self.profile, stays=stays)
 
 
 class Ladder:
@@ -102,9 +102,8 @@ class Ladder:
         """The most that is stored at any boundary when nothing is dropped or swapped."""
         begin = self.activity.begin
         virtual = {t.id: begin[t.id] for t in self.graph.tensors if self.traffic.virtual[t.id]}
-        stays = find_stays(retain(self.activity, virtual), {})
-        materialised = [s for s in stays if self.traffic.materialised[s.tensor] or not self.profile.fused_reductions]
-        return int(stored_bytes(materialised, len(self.graph.operators)).max())
+        counted = self.traffic.written if self.profile.fused_reductions else None
+        return int(stored_unless_swapped(retain(self.activity, virtual), counted).max())
 
     @cached_property
     def activity(self) -> Activity:
@@ -152,21 +151,18 @@ class Ladder:
     def _again_us(self, price: float) -> float:
         if price not in self._again:
             retention, _ = self._retention(price)
-            places = (place for place, runs in enumerate(retention.reruns) if runs)
-            self._again[price] = sum(rerun_latency(p, retention, self.traffic, self.profile) for p in places)
+            latencies = rerun_latencies(self.activity, self.traffic, self.profile).tolist()
+            self._again[price] = sum(latencies[place] for place, runs in enumerate(retention.reruns) if runs)
         return self._again[price]
 
     def _make(self, price: float, swapping: Swapping, part: float, retention: Retention, turn: int) -> Rung:
-        count = len(self.graph.operators)
         absences = self._absences(retention, turn, swapping, part)
-        stays = find_stays(retention, absences)
-        there = [s for s in stays if s.begin < 0 or self.traffic.materialised[s.tensor]]
-        highest = int(stored_bytes(there, count).max())
-        again_us = self._again_us(price)
-        swap_us = self._swap_us(absences)
-        return Rung(
-            price, swapping, retention, absences, stays, highest, swap_us, again_us, self.traffic, self.profile
-        )  # fmt: skip
+        there = (self.activity.begins < 0) | self.traffic.written
+        heirs = set(inherited(retention).values())  # they have no stay but that of what they update, which is there
+        away = away_bytes(retention, {t: a for t, a in absences.items() if there[t] or t in heirs})
+        highest = int((stored_unless_swapped(retention, there) - away).max())
+        again_us, swap_us = self._again_us(price), self._swap_us(absences)
+        return Rung(price, swapping, retention, absences, highest, swap_us, again_us, self.traffic, self.profile)
 
     def _swap_us(self, absences: Mapping[TensorId, Absence]) -> float:
         total = 0.0

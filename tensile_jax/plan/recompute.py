@@ -118,7 +118,7 @@ def _keeping(
     end = retention.ends[tensors]
     dropped = np.zeros(len(retention.end), dtype=bool)
     dropped[list(retention.dropped)] = True
-    written = np.where(np.array(traffic.materialised)[tensors], 0.0, price)
+    written = np.where(traffic.written[tensors], 0.0, price)
     cost = activity.nbytes[tensors] * (1 - 1e-6 + written)
     cost[dropped[tensors] & (end < turn)] = np.inf
     cost[end >= len(activity.graph.operators)] = 0.0
@@ -128,7 +128,7 @@ def _keeping(
 def _prices(activity: Activity, traffic: Traffic, price: float, profile: DeviceProfile) -> np.ndarray:
     """`price(o)` of every operator, by place."""
     out = activity.makes.sums(activity.nbytes)
-    written = activity.makes.sums(activity.nbytes * np.array(traffic.materialised))
+    written = activity.makes.sums(activity.nbytes * traffic.written)
     smaller = (traffic.largest / np.maximum(out, 1)) ** _SMALLER_IS_DEARER
     latency = np.maximum(activity.flops / profile.flops_per_us, activity.touched / profile.bytes_per_us)
     light = max(price, _JOIN_PRICE) * np.array(traffic.reread) + price * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out

@@ -41,6 +41,12 @@ class Retention:
         """`end` as an array."""
         return np.array(self.end, dtype=np.int64)
 
+    @cached_property
+    def heirs(self) -> dict[TensorId, TensorId]:
+        """For each donated state tensor, the update that takes over its memory, where nothing reads the old value later."""
+        begin = self.activity.begin
+        return {t: h for t, h in self.activity.heirs if self.end[t] <= begin[h]}
+
     def stored(self, tensor: TensorId, boundary: int) -> bool:
         """Whether the tensor is stored at the boundary."""
         return self.activity.begin[tensor] < boundary <= self.end[tensor]

@@ -13,10 +13,12 @@ windows fit is *hidden*; the others are taken only where asked for, with their c
 Times in microseconds since the step began, on the clock of the operators' own latencies.
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
+
+import numpy as np
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.latency import DeviceProfile
@@ -24,6 +26,7 @@ from tensile_jax.plan.retention import Retention
 from tensile_jax.plan.stays import Absence, inherited
 
 _SMALLEST = 2**16  # bytes; below that a copy costs more in calls than it frees
+_TOUCHING = 1e-6  # microseconds; no copy is as short
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Gap:
 
 
 class Lane:
-    """One direction of the link: busy windows, disjoint and ascending."""
+    """One direction of the link: busy windows, disjoint and ascending; those that touch are one."""
 
     def __init__(self) -> None:
         self._busy: list[tuple[float, float]] = []
@@ -46,7 +49,7 @@ class Lane:
         place = bisect_left(self._busy, (start, float("-inf")))
         if place and self._busy[place - 1][1] > start:
             start = self._busy[place - 1][1]
-        for begin, end in self._busy[place:]:
+        for begin, end in islice(self._busy, place, None):
             if begin - start >= length:
                 break
             start = max(start, end)
@@ -54,14 +57,21 @@ class Lane:
 
     def latest(self, end: float, length: float) -> float:
         """The latest begin of a free window of that length that ends by `end`."""
-        for begin, until in reversed(self._busy):
+        for place in range(bisect_left(self._busy, (end, float("-inf"))) - 1, -1, -1):
+            begin, until = self._busy[place]
             if until <= end - length:
                 break
-            end = min(end, begin) if until > end - length else end
+            end = min(end, begin)
         return end - length
 
     def take(self, begin: float, end: float) -> None:
-        insort(self._busy, (begin, end))
+        first = last = bisect_left(self._busy, (begin, end))
+        if first and self._busy[first - 1][1] >= begin - _TOUCHING:
+            first -= 1
+        if last < len(self._busy) and self._busy[last][0] <= end + _TOUCHING:
+            last += 1
+        one = [*self._busy[first:last], (begin, end)]
+        self._busy[first:last] = [(min(b for b, _ in one), max(e for _, e in one))]
 
 
 class Link:
@@ -81,17 +91,19 @@ def find_gaps(retention: Retention, *, turn: int, state_may_stay_out: bool) -> t
     heirs = inherited(retention)
     stay_out = {pair.output for pair in graph.carried} if state_may_stay_out else set[TensorId]()
     gaps: list[Gap] = []
-    for tensor in graph.tensors:
+    large = (activity.nbytes >= _SMALLEST) & (activity.begins < turn) & (turn <= retention.ends)
+    for tensor in (graph.tensors[t] for t in np.flatnonzero(large).tolist()):
         t = tensor.id
-        if tensor.nbytes < _SMALLEST or tensor.dtype.startswith("key<"):
+        if tensor.dtype.startswith("key<"):
             continue
         if t in activity.kept_by_caller or t in retention.dropped or t in stay_out:
             continue
         made, end = activity.begin[t], retention.end[t]
         needs = retention.needs[t]
-        before = next((p for p in needs if p >= turn), end)
-        after = max((p for p in needs if p < turn), default=made)
-        taken_over = t in heirs and not any(p >= turn for p in needs)  # its heir has the memory by then
+        later = bisect_left(needs, turn)
+        before = needs[later] if later < len(needs) else end
+        after = needs[later - 1] if later else made
+        taken_over = t in heirs and later == len(needs)  # its heir has the memory by then
         if after < turn <= end and before - after > 1 and not taken_over:
             gaps.append(Gap(t, after, before))
 

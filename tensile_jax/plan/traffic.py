@@ -12,6 +12,9 @@ inputs and reductions that its light operators start from.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from tensile_jax.plan.activity import Activity
 
@@ -19,7 +22,7 @@ _SMALL = 16  # a tensor is much smaller than another if it has at most a sixteen
 _MOST_LEAVES = 12
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Traffic:
     """By tensor id: `materialised`, `virtual`; by place: `reread` bytes.
 
@@ -30,6 +33,11 @@ class Traffic:
     virtual: tuple[bool, ...]
     reread: tuple[float, ...]
     largest: int
+
+    @cached_property
+    def written(self) -> np.ndarray:
+        """`materialised` as an array."""
+        return np.array(self.materialised, dtype=bool)
 
 
 def find_traffic(activity: Activity, *, fused_reductions: bool) -> Traffic:
