@@ -55,13 +55,14 @@ class Lane:
             start = max(start, end)
         return start
 
-    def latest(self, end: float, length: float) -> float:
-        """The latest begin of a free window of that length that ends by `end`."""
+    def latest(self, end: float, length: float, *, enough: float = float("-inf")) -> float:
+        """The latest begin of a free window of that length that ends by `end`; some time before `enough` if it is before that."""
         for place in range(bisect_left(self._busy, (end, float("-inf"))) - 1, -1, -1):
             begin, until = self._busy[place]
-            if until <= end - length:
+            if until <= end - length or end - length < enough:
                 break
-            end = min(end, begin)
+            if begin < end:
+                end = begin
         return end - length
 
     def take(self, begin: float, end: float) -> None:
@@ -145,7 +146,7 @@ def plan_swaps(
                 absences[t] = Absence(t, max(gap.after, 0), gap.before - 1, 0.0)
             continue
         away, out_begin, out_end = clock.leave(t, gap.after, link)
-        back, in_begin, in_end = clock.come_back(t, gap.before, link)
+        back, in_begin, in_end = clock.come_back(t, gap.before, link, enough=out_end)
         if out_end <= in_begin and away < back:
             link.out.take(out_begin, out_end)
             link.into.take(in_begin, in_end)
@@ -207,8 +208,13 @@ class _Clock:
         begin = link.out.earliest(self._ends[after + 1], length)
         return self._place(begin + length), begin, begin + length
 
-    def come_back(self, tensor: TensorId, before: int, link: Link) -> tuple[int, float, float]:
-        """(place during which the copy begins, begin, end) of the latest swap-in before the place; -1 before the iteration."""
+    def come_back(
+        self, tensor: TensorId, before: int, link: Link, *, enough: float = float("-inf")
+    ) -> tuple[int, float, float]:
+        """(place during which the copy begins, begin, end) of the latest swap-in before the place; -1 before the iteration.
+
+        Where it would begin before `enough`, what is given does as well, but need not be free.
+        """
         length = self._tensors[tensor].nbytes / self._profile.host_to_device_bytes_per_us
-        begin = link.into.latest(self._ends[before], length)
+        begin = link.into.latest(self._ends[before], length, enough=enough)
         return (self._place(begin) if begin >= 0 else -1), begin, begin + length
