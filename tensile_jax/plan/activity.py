@@ -16,6 +16,7 @@ one tensor ("the new parameter uses the memory address of the old parameter", se
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class Activity:
     """Places of every tensor of `graph`, by tensor id.
 
     `begin` and `end` as above; `uses` are the places of the operators that read it, ascending; `heir[t]` is the tensor
-    that takes over the memory of `t`, or -1, and `heir` of that one is -1 always.
+    that takes over the memory of `t`, or -1, and `heir` of that one is -1 always. `reads` and `makes` say the same by place.
     """
 
     graph: Graph
@@ -36,6 +37,8 @@ class Activity:
     uses: tuple[tuple[int, ...], ...]
     heir: tuple[int, ...]
     kept_by_caller: frozenset[TensorId]
+    reads: "Incidence"
+    makes: "Incidence"
 
     @cached_property
     def begins(self) -> np.ndarray:
@@ -68,16 +71,6 @@ class Activity:
         return np.array([op.relayout for op in self.graph.operators], dtype=float)
 
     @cached_property
-    def reads(self) -> "Incidence":
-        """What each operator reads."""
-        return incidence([op.inputs for op in self.graph.operators])
-
-    @cached_property
-    def makes(self) -> "Incidence":
-        """What each operator makes."""
-        return incidence([op.outputs for op in self.graph.operators])
-
-    @cached_property
     def heirs(self) -> tuple[tuple[TensorId, TensorId], ...]:
         """The tensors that have an heir, with it."""
         return tuple((TensorId(t), TensorId(h)) for t, h in enumerate(self.heir) if h >= 0)
@@ -106,27 +99,22 @@ def incidence(tensors: Sequence[Sequence[TensorId]]) -> Incidence:
 
 def find_activity(graph: Graph) -> Activity:
     """The activity of every tensor when each is dropped right after its last use."""
-    count = len(graph.operators)
-    begin = [-1] * len(graph.tensors)
-    uses: list[list[int]] = [[] for _ in graph.tensors]
-    for place, operator in enumerate(graph.operators):
-        for t in operator.inputs:
-            uses[t].append(place)
-        for t in operator.outputs:
-            begin[t] = place
+    count, tensors = len(graph.operators), len(graph.tensors)
+    reads, makes = incidence([op.inputs for op in graph.operators]), incidence([op.outputs for op in graph.operators])
+    begins = np.full(tensors, -1)
+    begins[makes.tensor] = makes.place
+    readers: list[int] = reads.place[np.argsort(reads.tensor, kind="stable")].tolist()
+    until: list[int] = np.cumsum(np.bincount(reads.tensor, minlength=tensors)).tolist()
+    uses = tuple(tuple(readers[first:last]) for first, last in pairwise([0, *until]))
+    ends = np.maximum(begins, 0)
+    np.maximum.at(ends, reads.tensor, reads.place)
     kept_by_caller = frozenset(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)
-    results = set(graph.outputs)
-    end = [0] * len(graph.tensors)
-    for tensor in graph.tensors:
-        t = tensor.id
-        if t in kept_by_caller or t in results:
-            end[t] = count
-        else:
-            end[t] = max(uses[t][-1] if uses[t] else begin[t], 0)
-    return Activity(graph, tuple(begin), tuple(end), tuple(map(tuple, uses)), _heirs(graph, begin, end), kept_by_caller)
+    ends[[*kept_by_caller, *graph.outputs]] = count
+    begin, end = tuple(begins.tolist()), tuple(ends.tolist())
+    return Activity(graph, begin, end, uses, _heirs(graph, begin, end), kept_by_caller, reads, makes)
 
 
-def _heirs(graph: Graph, begin: list[int], end: list[int]) -> tuple[int, ...]:
+def _heirs(graph: Graph, begin: Sequence[int], end: Sequence[int]) -> tuple[int, ...]:
     heir = [-1] * len(graph.tensors)
     for pair in graph.carried:
         old, new = graph.tensors[pair.input], graph.tensors[pair.output]

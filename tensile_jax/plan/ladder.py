@@ -100,10 +100,8 @@ class Ladder:
     @cached_property
     def unplanned_bytes(self) -> int:
         """The most that is stored at any boundary when nothing is dropped or swapped."""
-        begin = self.activity.begin
-        virtual = {t.id: begin[t.id] for t in self.graph.tensors if self.traffic.virtual[t.id]}
         counted = self.traffic.written if self.profile.fused_reductions else None
-        return int(stored_unless_swapped(retain(self.activity, virtual), counted).max())
+        return int(stored_unless_swapped(self.undropped, counted).max())
 
     @cached_property
     def activity(self) -> Activity:
@@ -114,6 +112,12 @@ class Ladder:
     def traffic(self) -> Traffic:
         """What is materialised."""
         return find_traffic(self.activity, fused_reductions=self.profile.fused_reductions)
+
+    @cached_property
+    def undropped(self) -> Retention:
+        """What is kept when nothing is dropped but what is virtual."""
+        begin = self.activity.begin
+        return retain(self.activity, {t.id: begin[t.id] for t in self.graph.tensors if self.traffic.virtual[t.id]})
 
     @cached_property
     def latencies(self) -> tuple[float, ...]:
@@ -209,9 +213,8 @@ class Ladder:
         """What is kept at this price: the highest boundaries are cut one after another while that lowers the highest."""
         if price in self._dropped:
             return self._dropped[price]
-        begin = self.activity.begin
-        dropped = {t.id: begin[t.id] for t in self.graph.tensors if self.traffic.virtual[t.id]}
-        retention = retain(self.activity, dropped)
+        retention = self.undropped
+        dropped = dict(retention.dropped)
         stored = stored_unless_swapped(retention)
         turn = int(stored.argmax())
         for _ in range(_TURNS):

@@ -208,9 +208,7 @@ class _Clock:
         begin = link.out.earliest(self._ends[after + 1], length)
         return self._place(begin + length), begin, begin + length
 
-    def come_back(
-        self, tensor: TensorId, before: int, link: Link, *, enough: float = float("-inf")
-    ) -> tuple[int, float, float]:
+    def come_back(self, tensor: TensorId, before: int, link: Link, *, enough: float = float("-inf")) -> tuple[int, float, float]:
         """(place during which the copy begins, begin, end) of the latest swap-in before the place; -1 before the iteration.
 
         Where it would begin before `enough`, what is given does as well, but need not be free.

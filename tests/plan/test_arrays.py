@@ -68,7 +68,7 @@ def random_absences(retention: Retention, seed: int) -> dict[TensorId, Absence]:
 # -- retention ------------------------------------------------------------------------------------------------------------------
 
 
-def naive_needs(activity: Activity, dropped: dict[TensorId, int]) -> dict[int, set[int]]:
+def naive_needs(activity: Activity, dropped: dict[TensorId, int]) -> dict[TensorId, set[int]]:
     """The definition, repeated until nothing changes."""
     needs = {t.id: set(activity.uses[t.id]) for t in activity.graph.tensors}
     while True:
@@ -92,7 +92,7 @@ def test_retention_is_the_definition_repeated_until_nothing_changes(seed: int) -
     for place, op in enumerate(activity.graph.operators):
         assert set(retention.reruns[place]) == {p for d in op.outputs if d in dropped for p in needs[d] if p > dropped[d]}
     for t, end in enumerate(retention.end):
-        kept = count if activity.end[t] == count else max([activity.end[t], *needs[t]])
+        kept = count if activity.end[t] == count else max([activity.end[t], *needs[TensorId(t)]])
         assert end == dropped.get(TensorId(t), kept)
 
 
