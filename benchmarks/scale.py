@@ -80,7 +80,7 @@ class _Step:
         self,
         kind: Kind,
         primitive: str,
-        *inputs: TensorId,
+        *read: TensorId,
         shape: tuple[int, ...] = (),
         role: Role = "activation",
         flops: int = 0,
