@@ -8,7 +8,7 @@ TESTS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint bench bench-gpu bench-h200 clean
+.PHONY: help run test test-slow test-newest lint bench bench-gpu bench-h200 bench-scale clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ bench-gpu: $(VENV)/.installed ## the same on this machine's GPU (install an extr
 bench-h200: .venv-h200/.installed ## compiled for an H200; needs no GPU
 	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \
 		.venv-h200/bin/python -m benchmarks.h200
+
+bench-scale: $(VENV)/.installed ## how long planning takes as steps grow
+	$(BIN)/python -m benchmarks.scale
 
 # The short round on the newest jax; NEWEST_PYTHON must be 3.12 or later.
 test-newest: .venv-newest/.installed

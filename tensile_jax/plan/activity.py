@@ -13,17 +13,22 @@ the number of operators. Updated state that can take the place of the donated st
 one tensor ("the new parameter uses the memory address of the old parameter", section IV-B).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
 
 from tensile_jax.ir import Graph, TensorId
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Activity:
     """Places of every tensor of `graph`, by tensor id.
 
     `begin` and `end` as above; `uses` are the places of the operators that read it, ascending; `heir[t]` is the tensor
-    that takes over the memory of `t`, or -1, and `heir` of that one is -1 always.
+    that takes over the memory of `t`, or -1, and `heir` of that one is -1 always. `reads` and `makes` say the same by place.
     """
 
     graph: Graph
@@ -32,31 +37,84 @@ class Activity:
     uses: tuple[tuple[int, ...], ...]
     heir: tuple[int, ...]
     kept_by_caller: frozenset[TensorId]
+    reads: "Incidence"
+    makes: "Incidence"
+
+    @cached_property
+    def begins(self) -> np.ndarray:
+        """`begin` as an array."""
+        return np.array(self.begin, dtype=np.int64)
+
+    @cached_property
+    def nbytes(self) -> np.ndarray:
+        """Sizes of the tensors."""
+        return np.array([tensor.nbytes for tensor in self.graph.tensors], dtype=np.int64)
+
+    @cached_property
+    def flops(self) -> np.ndarray:
+        """Of every operator, by place."""
+        return np.array([op.flops for op in self.graph.operators], dtype=float)
+
+    @cached_property
+    def touched(self) -> np.ndarray:
+        """Bytes that every operator reads and writes, by place."""
+        return np.array([op.nbytes for op in self.graph.operators], dtype=float)
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        """Of every operator, by place."""
+        return np.array([op.kind for op in self.graph.operators], dtype=np.str_)
+
+    @cached_property
+    def relayout(self) -> np.ndarray:
+        """Bytes that every operator copies to bring its operands into a canonical layout, by place."""
+        return np.array([op.relayout for op in self.graph.operators], dtype=float)
+
+    @cached_property
+    def heirs(self) -> tuple[tuple[TensorId, TensorId], ...]:
+        """The tensors that have an heir, with it."""
+        return tuple((TensorId(t), TensorId(h)) for t, h in enumerate(self.heir) if h >= 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Incidence:
+    """Pairs (place, tensor), ascending by place; those of place p are `[start[p], start[p + 1])`."""
+
+    start: np.ndarray
+    place: np.ndarray
+    tensor: np.ndarray
+
+    def sums(self, weight: np.ndarray) -> np.ndarray:
+        """For each place, the sum of its tensors' weights, which are whole numbers."""
+        total = np.concatenate([[0], np.cumsum(weight[self.tensor])])
+        return total[self.start[1:]] - total[self.start[:-1]]
+
+
+def incidence(tensors: Sequence[Sequence[TensorId]]) -> Incidence:
+    """The pairs of each place and its tensors."""
+    lengths = np.array([len(some) for some in tensors], dtype=np.int64)
+    flat = np.array([t for some in tensors for t in some], dtype=np.int64)
+    return Incidence(np.concatenate([[0], np.cumsum(lengths)]), np.repeat(np.arange(len(tensors)), lengths), flat)
 
 
 def find_activity(graph: Graph) -> Activity:
     """The activity of every tensor when each is dropped right after its last use."""
-    count = len(graph.operators)
-    begin = [-1] * len(graph.tensors)
-    uses: list[list[int]] = [[] for _ in graph.tensors]
-    for place, operator in enumerate(graph.operators):
-        for t in operator.inputs:
-            uses[t].append(place)
-        for t in operator.outputs:
-            begin[t] = place
+    count, tensors = len(graph.operators), len(graph.tensors)
+    reads, makes = incidence([op.inputs for op in graph.operators]), incidence([op.outputs for op in graph.operators])
+    begins = np.full(tensors, -1)
+    begins[makes.tensor] = makes.place
+    readers: list[int] = reads.place[np.argsort(reads.tensor, kind="stable")].tolist()
+    until: list[int] = np.cumsum(np.bincount(reads.tensor, minlength=tensors)).tolist()
+    uses = tuple(tuple(readers[first:last]) for first, last in pairwise([0, *until]))
+    ends = np.maximum(begins, 0)
+    np.maximum.at(ends, reads.tensor, reads.place)
     kept_by_caller = frozenset(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)
-    results = set(graph.outputs)
-    end = [0] * len(graph.tensors)
-    for tensor in graph.tensors:
-        t = tensor.id
-        if t in kept_by_caller or t in results:
-            end[t] = count
-        else:
-            end[t] = max(uses[t][-1] if uses[t] else begin[t], 0)
-    return Activity(graph, tuple(begin), tuple(end), tuple(map(tuple, uses)), _heirs(graph, begin, end), kept_by_caller)
+    ends[[*kept_by_caller, *graph.outputs]] = count
+    begin, end = tuple(begins.tolist()), tuple(ends.tolist())
+    return Activity(graph, begin, end, uses, _heirs(graph, begin, end), kept_by_caller, reads, makes)
 
 
-def _heirs(graph: Graph, begin: list[int], end: list[int]) -> tuple[int, ...]:
+def _heirs(graph: Graph, begin: Sequence[int], end: Sequence[int]) -> tuple[int, ...]:
     heir = [-1] * len(graph.tensors)
     for pair in graph.carried:
         old, new = graph.tensors[pair.input], graph.tensors[pair.output]

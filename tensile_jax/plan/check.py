@@ -154,12 +154,12 @@ def _issue(
 def _run(segment: Segment, index: int, operator_of: dict[OperatorId, Operator], graph: Graph) -> set[TensorId]:
     known = set(segment.inputs)
     made: set[TensorId] = set()
-    constants = {t.id for t in graph.tensors if t.producer is None and t.role == "constant"}
     for o in (*unranged(segment.recomputes), *unranged(segment.operators)):
         operator = operator_of[o]
         for t in operator.inputs:
-            if t not in known and t not in constants:
-                raise InvalidPlan(f"runs {operator.name} without {graph.tensors[t].name}", segment=index)
+            tensor = graph.tensors[t]
+            if t not in known and not (tensor.producer is None and tensor.role == "constant"):
+                raise InvalidPlan(f"runs {operator.name} without {tensor.name}", segment=index)
         known.update(operator.outputs)
         made.update(operator.outputs)
     return made

@@ -16,16 +16,19 @@ which least is stored. `cost` and `peak` are two matrices over pairs of candidat
 Ties go to the earlier boundary: a late one would split what XLA fuses (design measurement: 15 % more traffic).
 """
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.activity import Activity
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
 from tensile_jax.plan.retention import Retention
-from tensile_jax.plan.stays import Stay, inherited, stored_bytes
+from tensile_jax.plan.stays import Stay, columns, inherited, stored_bytes
 from tensile_jax.plan.traffic import Traffic
 
 _MOST_CANDIDATES = 192
@@ -72,86 +75,65 @@ def lay_board(
     bucket = np.searchsorted(np.array(boundaries), np.arange(count + 1), side="right") - 1  # of a place
     bucket[count] = k - 1
 
-    def histogram(first: list[int], last: list[int], weight: list[float]) -> np.ndarray:
-        grid = np.zeros((k + 1, k + 1))
-        if first:
-            np.add.at(grid, (bucket[np.array(first)], bucket[np.array(last)]), np.array(weight, dtype=float))
-        return grid
+    def histogram(first: np.ndarray, last: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        flat = np.bincount(bucket[first] * (k + 1) + bucket[last], weights=weight, minlength=(k + 1) ** 2)
+        return flat.reshape(k + 1, k + 1)
 
-    made = _Items()
-    results = _Items()
-    written = _Items()
-    inside = _Items()
-    for stay in stays:
-        if stay.begin >= 0:
-            light = not traffic.materialised[stay.tensor]
-            end = stay.end if stay.whole else count  # what is swapped is an input or a result of its segment, always
-            made.add(stay.begin, end, stay.nbytes)
-            if stay.begin == activity.begin[stay.tensor]:  # not brought in from the host
-                results.add(stay.begin, end, stay.nbytes)
-            written.add(stay.begin, end, stay.nbytes * (1.0 if light else _CROSSING))
-    heirs = set(inherited(retention).values())
-    away = {stay.tensor for stay in stays if not stay.whole}
-    for tensor in graph.tensors:
-        t = tensor.id
-        begin, end = activity.begin[t], retention.end[t]
-        if begin < 0 or tensor.nbytes == 0:
-            continue
-        if t not in heirs and t not in away:
-            if traffic.materialised[t] and end < count:
-                inside.add(begin, end, tensor.nbytes)
-        if t in retention.dropped and traffic.materialised[t]:
-            places = [end, *(p for p in retention.needs[t] if p > end)]
-            for before, place in pairwise(places):
-                if place > before + 1:  # at `before` it is counted as a use, or with the chain that makes it
-                    inside.add(before + 1, place, tensor.nbytes)
-    made_bytes = _begins_in_crosses(histogram(*made.columns()))[:k, :k]
-    written_bytes = _begins_in_crosses(histogram(*written.columns()))[:k, :k]
+    tensor, nbytes, begin, end, whole = columns([stay for stay in stays if stay.begin >= 0])
+    until = np.where(whole, end, count)  # what is swapped is an input or a result of its segment, always
+    made_bytes = _begins_in_crosses(histogram(begin, until, nbytes))[:k, :k]
+    crossing = nbytes * np.where(traffic.written[tensor], _CROSSING, 1.0)
+    written_bytes = _begins_in_crosses(histogram(begin, until, crossing))[:k, :k]
+    result = begin == activity.begins[tensor]  # not brought in from the host
+    lent = _begins_in_crosses(histogram(begin[result], until[result], nbytes[result]))[:k, :k]
     again_us = _again(retention, traffic, profile, bucket, k)
     base = stored[list(boundaries)]
-    lent = _begins_in_crosses(histogram(*results.columns()))[:k, :k]
-    work = _workspace(retention, traffic, profile, boundaries, bucket, histogram(*inside.columns()), inside, lent)
-    heavy = np.cumsum([0, *(op.kind == "heavy" for op in graph.operators)])[list(boundaries)]
+    inside = _inside(retention, traffic, {stay.tensor for stay in stays if not stay.whole})
+    work = _workspace(retention, traffic, profile, boundaries, bucket, histogram(*inside), inside, lent)
+    heavy = np.cumsum([0, *(activity.kinds == "heavy")])[list(boundaries)]
     cost = profile.launch_us + written_bytes / profile.bytes_per_us + again_us
     return Board(boundaries, cost, base[:, None] + made_bytes, work, np.maximum(heavy[None, :] - heavy[:, None], 0))
 
 
-class _Items:
-    """Columns (first place, last place, weight) of a histogram."""
-
-    def __init__(self) -> None:
-        self.first: list[int] = []
-        self.last: list[int] = []
-        self.weight: list[float] = []
-
-    def add(self, first: int, last: int, weight: float) -> None:
-        self.first.append(first)
-        self.last.append(last)
-        self.weight.append(weight)
-
-    def columns(self) -> tuple[list[int], list[int], list[float]]:
-        return self.first, self.last, self.weight
+def _inside(retention: Retention, traffic: Traffic, away: Set[TensorId]) -> np.ndarray:
+    """Columns (first place, last place, bytes) of all that may live and die inside a segment, as it is or computed again."""
+    activity = retention.activity
+    begin, end, nbytes = activity.begins, retention.ends, activity.nbytes
+    there = traffic.written & (begin >= 0) & (nbytes > 0)
+    own = there & (end < len(activity.graph.operators))
+    own[[*inherited(retention).values(), *away]] = False
+    again: list[tuple[int, int, int]] = []
+    for t, last in retention.dropped.items():
+        if there[t]:
+            places = [last, *retention.needs[t][bisect_right(retention.needs[t], last) :]]
+            # at `before` it is counted as a use, or with the chain that makes it
+            again += [(before + 1, place, int(nbytes[t])) for before, place in pairwise(places) if place > before + 1]
+    return np.concatenate(
+        [np.array([begin[own], end[own], nbytes[own]]), np.array(again, dtype=np.int64).reshape(-1, 3).T], axis=1
+    )
 
 
 def _candidates(retention: Retention, stored: np.ndarray) -> tuple[int, ...]:
-    operators = retention.activity.graph.operators
-    count = len(operators)
-    heavy = [place for place, op in enumerate(operators) if op.kind == "heavy"]
-    made = np.cumsum([0, *(sum(retention.activity.graph.tensors[t].nbytes for t in op.outputs) for op in operators)])
-    windows = [*zip([0, *heavy], [*heavy, count], strict=True)]
-    folded = _folded(retention)
+    activity = retention.activity
+    count = len(activity.graph.operators)
+    heavy: list[int] = np.flatnonzero(activity.kinds == "heavy").tolist()
+    made: list[int] = [0, *np.cumsum(activity.makes.sums(activity.nbytes)).tolist()]
+    free = stored.astype(float)
+    free[_folded(retention)] = np.inf
     chosen = {0, count}
     bucket_bytes = max(float(stored.max()) / 48, 1.0)
-    for first, last in windows:
+    for first, last in zip([0, *heavy], [*heavy, count], strict=True):
         if last <= first:
             continue
         # A window is the light tail of one heavy operator; a long one (the optimizer) is cut by the bytes that it makes.
         pieces = max(1, min(32, int((made[last] - made[first + 1]) // bucket_bytes)))
-        edges = np.unique(np.linspace(first + 1, last + 1, pieces + 1).astype(int))
+        edges = (
+            sorted({int(edge) for edge in np.linspace(first + 1, last + 1, pieces + 1)}) if pieces > 1 else (first + 1, last + 1)
+        )
         for low, high in pairwise(edges):
-            free = [b for b in range(int(low), int(high)) if b not in folded]
-            if free:
-                chosen.add(min(free, key=lambda b: (stored[b], b)))
+            narrowest = low + int(free[low:high].argmin())
+            if free[narrowest] < np.inf:
+                chosen.add(narrowest)
     ordered = sorted(chosen)
     if len(ordered) > _MOST_CANDIDATES:
         must = {0, count}
@@ -161,14 +143,14 @@ def _candidates(retention: Retention, stored: np.ndarray) -> tuple[int, ...]:
     return tuple(ordered)
 
 
-def _folded(retention: Retention) -> set[int]:
+def _folded(retention: Retention) -> list[int]:
     """Boundaries at which XLA would have folded a transposition into the heavy operator before it."""
     begin, operators = retention.activity.begin, retention.activity.graph.operators
-    return {
+    return [
         place
         for place, op in enumerate(operators)
         if op.primitive == "transpose" and begin[op.inputs[0]] == place - 1 and operators[place - 1].kind == "heavy"
-    }
+    ]
 
 
 def _begins_in_crosses(grid: np.ndarray) -> np.ndarray:
@@ -187,43 +169,37 @@ def _workspace(
     boundaries: tuple[int, ...],
     bucket: np.ndarray,
     grid: np.ndarray,
-    inside: _Items,
+    inside: np.ndarray,
     lent: np.ndarray,
 ) -> np.ndarray:
     """W[a, b] = max over buckets q in [a, b) of what lives and dies inside [a, b) and is live in q, less what is made later.
 
-    XLA lends the buffers of outputs that are not written yet.
+    XLA lends the buffers of outputs that are not written yet. With G[u, v] the bytes that begin in bucket u and end in v > u, and
+    P their sums over all buckets before (u, v),
+
+        W[a, b] = max over q of P[q + 1, b] - P[a, b] - P[q + 1, q] + P[a, q] + alone[q] - later[q, b]
     """
     k = len(boundaries)
-    graph = retention.activity.graph
-    count = len(graph.operators)
-    first, last = np.array(inside.first, dtype=int), np.array(inside.last, dtype=int)
-    weight = np.array(inside.weight)
-    change = np.zeros(count + 2)
-    if first.size:
-        same = bucket[first] == bucket[last]
-        np.add.at(change, first[same], weight[same])
-        np.add.at(change, last[same] + 1, -weight[same])
-    live = np.cumsum(change)[:count]
-    live += chains(retention, traffic)
+    activity = retention.activity
+    count = len(activity.graph.operators)
+    first, last, weight = inside
+    same = bucket[first] == bucket[last]
+    change = np.bincount(first[same], weights=weight[same], minlength=count + 2)
+    change -= np.bincount(last[same] + 1, weights=weight[same], minlength=count + 2)
+    live = np.cumsum(change)[:count] + chains(retention, traffic)
     if profile.canonical_layouts:
-        live += np.array([op.relayout for op in graph.operators], dtype=float)
-    alone = np.zeros(k)
-    for q in range(k - 1):
-        low, high = boundaries[q], boundaries[q + 1]
-        alone[q] = live[low:high].max() if high > low else 0.0
+        live += activity.relayout
+    alone = np.maximum.reduceat(live, boundaries[:-1])
     cross = grid[:k, :k].copy()
     np.fill_diagonal(cross, 0.0)
-    later = np.zeros((k, k))  # later[q, b - 1]: results of (q, b)
-    later[: k - 1, : k - 1] = lent[1:, 1:]
-    later = np.where(np.triu(np.ones((k, k), dtype=bool), 1), later, 0.0)
-    work = np.zeros((k, k))
-    for a in range(k - 1):
-        # running[q, v]: begins in [a, q], ends in bucket v >= q; summed over v < b it is what lives in q. Indices from a.
-        running = np.triu(np.cumsum(cross[a:, a:], axis=0))
-        total = np.triu(np.cumsum(running, axis=1) + alone[a:, None] - later[a:, a:])
-        work[a, a + 1 :] = np.maximum.accumulate(total, axis=0).diagonal()[:-1]
-    return np.maximum(work, 0.0)
+    before = np.zeros((k + 1, k + 1))
+    before[1:, 1:] = np.cumsum(np.cumsum(cross, axis=0), axis=1)
+    work = np.full((k, k), -np.inf)
+    for q in range(k - 1):
+        after = slice(q + 1, k)
+        tail = before[q + 1, after] - before[q + 1, q] + alone[q] - lent[q + 1, after]  # lent: results of [q + 1, b)
+        np.maximum(work[: q + 1, after], before[: q + 1, q, None] + tail, out=work[: q + 1, after])
+    return np.maximum(work - before[:k, :k], 0.0)
 
 
 def chains(retention: Retention, traffic: Traffic) -> np.ndarray:
@@ -233,15 +209,12 @@ def chains(retention: Retention, traffic: Traffic) -> np.ndarray:
     """
     activity = retention.activity
     operators, tensors = activity.graph.operators, activity.graph.tensors
-    chain: list[list[int]] = [[] for _ in operators]
+    chain: dict[int, list[int]] = {}  # by the first place to need it
     for place, runs in enumerate(retention.reruns):
-        if any(traffic.materialised[t] for t in operators[place].outputs):
-            if runs:
-                chain[runs[0]].append(place)
+        if runs and any(traffic.materialised[t] for t in operators[place].outputs):
+            chain.setdefault(runs[0], []).append(place)
     most = np.zeros(len(operators))
-    for need, places in enumerate(chain):
-        if not places:
-            continue
+    for need, places in chain.items():
         members = {t for place in places for t in operators[place].outputs if traffic.materialised[t]}
         last: dict[int, int] = {}
         for place in (*places, need):
@@ -269,30 +242,28 @@ def _again(retention: Retention, traffic: Traffic, profile: DeviceProfile, bucke
     grid = np.zeros((k + 1, k + 1))
     before: list[int] = []
     after: list[int] = []
-    weights: list[float] = []
+    places: list[int] = []
+    latencies = rerun_latencies(activity, traffic, profile)
     for place, runs in enumerate(retention.reruns):
-        if not runs:
-            continue
-        microseconds = rerun_latency(place, retention, traffic, profile)
-        if microseconds <= 0.0:
-            continue
-        stored_until = max(retention.end[t] for t in operators[place].outputs)
-        previous = max(stored_until, place)
-        for need in runs:
-            before.append(previous)
-            after.append(need)
-            weights.append(microseconds)
-            previous = need
+        if runs and latencies[place] > 0.0:
+            stored_until = max(retention.end[t] for t in operators[place].outputs)
+            before += [max(stored_until, place), *runs[:-1]]
+            after += runs
+            places += [place] * len(runs)
     if before:
-        np.add.at(grid, (bucket[np.array(before)], bucket[np.array(after)]), np.array(weights))
+        np.add.at(grid, (bucket[np.array(before)], bucket[np.array(after)]), latencies[np.array(places)])
     # sum over u < a <= v < b
     total = np.zeros((k + 2, k + 2))
     total[1:, 1:] = np.cumsum(np.cumsum(grid, axis=0), axis=1)
-    result = np.zeros((k, k))
-    index = np.arange(k)
-    for a in range(k):
-        result[a, :] = total[a, index] - total[a, a]
-    return np.maximum(result, 0.0)
+    return np.maximum(total[:k, :k] - total.diagonal()[:k, None], 0.0)
+
+
+def rerun_latencies(activity: Activity, traffic: Traffic, profile: DeviceProfile) -> np.ndarray:
+    """`rerun_latency` of every operator, by place."""
+    heavy = np.maximum(activity.flops / profile.flops_per_us, activity.touched / profile.bytes_per_us)
+    extra = np.array(traffic.reread) + np.where(activity.kinds == "reduction", activity.touched, 0.0)
+    extra += 2 * activity.makes.sums(activity.nbytes * traffic.written)
+    return np.where(activity.kinds == "heavy", heavy, np.minimum(extra, 4 * activity.touched) / profile.bytes_per_us)
 
 
 def rerun_latency(place: int, retention: Retention, traffic: Traffic, profile: DeviceProfile) -> float:
@@ -349,14 +320,11 @@ def least_peak(board: Board, workspaces: np.ndarray) -> int:
 
 def pressure(retention: Retention, traffic: Traffic, profile: DeviceProfile) -> np.ndarray:
     """For each place, the bytes that its operator needs beyond what is stored before it, if it were a segment of its own."""
-    operators, tensors = retention.activity.graph.operators, retention.activity.graph.tensors
-    alone = chains(retention, traffic)
-    inheriting = set(inherited(retention).values())
-    for place, op in enumerate(operators):
-        alone[place] += sum(tensors[t].nbytes for t in op.outputs if t not in inheriting)
-        if profile.canonical_layouts:
-            alone[place] += op.relayout
-    return alone
+    activity = retention.activity
+    added = activity.nbytes.copy()
+    added[list(inherited(retention).values())] = 0
+    alone = chains(retention, traffic) + activity.makes.sums(added)
+    return alone + activity.relayout if profile.canonical_layouts else alone
 
 
 def _path(board: Board, back: np.ndarray) -> tuple[int, ...]:

@@ -24,11 +24,11 @@ import numpy as np
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.activity import Activity, find_activity
-from tensile_jax.plan.cut import Board, lay_board, pressure, rerun_latency
+from tensile_jax.plan.cut import Board, lay_board, pressure, rerun_latencies
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
 from tensile_jax.plan.recompute import drop_tensors
 from tensile_jax.plan.retention import Retention, retain
-from tensile_jax.plan.stays import Absence, Absences, Stay, away_bytes, find_stays, stored_bytes, stored_unless_swapped
+from tensile_jax.plan.stays import Absence, Absences, away_bytes, find_stays, inherited, stored_unless_swapped
 from tensile_jax.plan.swap import Link, find_gaps, keep_state_out, plan_swaps
 from tensile_jax.plan.traffic import Traffic, find_traffic
 
@@ -61,7 +61,6 @@ class Rung:
 
     retention: Retention
     absences: Absences
-    stays: tuple[Stay, ...]
     highest: int
     swap_us: float
     again_us: float
@@ -78,7 +77,8 @@ class Rung:
     @cached_property
     def board(self) -> Board:
         """The board on which to cut it; laid when a rung is not ruled out by `highest`."""
-        board = lay_board(self.retention, self.traffic, self.profile, stays=self.stays, boundaries=self.boundaries)
+        stays = find_stays(self.retention, self.absences)
+        board = lay_board(self.retention, self.traffic, self.profile, stays=stays, boundaries=self.boundaries)
         if self.longest is None:
             return board
         longest_us, elapsed = self.longest
@@ -116,11 +116,8 @@ class Ladder:
     @cached_property
     def unplanned_bytes(self) -> int:
         """The most that is stored at any boundary when nothing is dropped or swapped."""
-        begin = self.activity.begin
-        virtual = {t.id: begin[t.id] for t in self.graph.tensors if self.traffic.virtual[t.id]}
-        stays = find_stays(retain(self.activity, virtual), {})
-        materialised = [s for s in stays if self.traffic.materialised[s.tensor] or not self.profile.fused_reductions]
-        return int(stored_bytes(materialised, len(self.graph.operators)).max())
+        counted = self.traffic.written if self.profile.fused_reductions else None
+        return int(stored_unless_swapped(self.undropped, counted).max())
 
     @cached_property
     def activity(self) -> Activity:
@@ -131,6 +128,12 @@ class Ladder:
     def traffic(self) -> Traffic:
         """What is materialised."""
         return find_traffic(self.activity, fused_reductions=self.profile.fused_reductions)
+
+    @cached_property
+    def undropped(self) -> Retention:
+        """What is kept when nothing is dropped but what is virtual."""
+        begin = self.activity.begin
+        return retain(self.activity, {t.id: begin[t.id] for t in self.graph.tensors if self.traffic.virtual[t.id]})
 
     @cached_property
     def latencies(self) -> tuple[float, ...]:
@@ -192,13 +195,13 @@ class Ladder:
     def _rung_of(
         self, retention: Retention, absences: Absences, boundaries: tuple[int, ...] | None = None, fine: bool = False
     ) -> Rung:
-        stays = find_stays(retention, absences)
-        there = [s for s in stays if s.begin < 0 or self.traffic.materialised[s.tensor]]
+        there = (self.activity.begins < 0) | self.traffic.written
+        heirs = set(inherited(retention).values())  # they have no stay but that of what they update, which is there
+        away = away_bytes(retention, {t: several for t, several in absences.items() if there[t] or t in heirs})
         return Rung(
             retention=retention,
             absences=absences,
-            stays=stays,
-            highest=int(stored_bytes(there, len(self.graph.operators)).max()),
+            highest=int((stored_unless_swapped(retention, there) - away).max()),
             swap_us=self._swap_us(absences, _UNCOVERED_WHEN_FINE if fine else _UNCOVERED),
             again_us=self._rerun_us(retention),
             traffic=self.traffic,
@@ -208,8 +211,8 @@ class Ladder:
         )
 
     def _rerun_us(self, retention: Retention) -> float:
-        places = (place for place, runs in enumerate(retention.reruns) if runs)
-        return sum(rerun_latency(p, retention, self.traffic, self.profile) for p in places)
+        latencies = rerun_latencies(self.activity, self.traffic, self.profile).tolist()
+        return sum(latencies[place] for place, runs in enumerate(retention.reruns) if runs)
 
     def _swap_us(self, absences: Absences, uncovered: float) -> float:
         total = 0.0
@@ -259,9 +262,8 @@ class Ladder:
         """What is kept at this price: the highest boundaries are cut one after another while that lowers the highest."""
         if price in self._dropped:
             return self._dropped[price]
-        begin = self.activity.begin
-        dropped = {t.id: begin[t.id] for t in self.graph.tensors if self.traffic.virtual[t.id]}
-        retention = retain(self.activity, dropped)
+        retention = self.undropped
+        dropped = dict(retention.dropped)
         stored = stored_unless_swapped(retention)
         turn = int(stored.argmax())
         for _ in range(_TURNS):

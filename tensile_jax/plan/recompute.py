@@ -31,13 +31,15 @@ operators is one decision. The formulation is the one of PyTorch's min-cut parti
 heavy operators allowed at a price.
 """
 
+from bisect import bisect_left
+
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.activity import Activity
-from tensile_jax.plan.latency import DeviceProfile, operator_latency
+from tensile_jax.plan.latency import DeviceProfile
 from tensile_jax.plan.retention import Retention
 from tensile_jax.plan.traffic import Traffic
 
@@ -61,83 +63,93 @@ def drop_tensors(
 
     `retention` says what is dropped already and what is stored where. Ties go to keeping.
     """
-    graph = activity.graph
-    begin = activity.begin
-    count = len(graph.operators)
-    wanted = [t.id for t in graph.tensors if 0 <= begin[t.id] < turn <= retention.end[t.id] < count]
-    ancestors: set[int] = set()  # places of operators that may run again
-    stack = [begin[t] for t in wanted]
-    while stack:
-        place = stack.pop()
-        if place in ancestors:
-            continue
-        ancestors.add(place)
-        stack += [begin[u] for u in graph.operators[place].inputs if 0 <= begin[u] < turn]
-    if not ancestors:
+    count = len(activity.graph.operators)
+    begin, end = activity.begins, retention.ends
+    wanted = (begin >= 0) & (begin < turn) & (turn <= end) & (end < count)
+    again = _ancestors(activity, np.unique(begin[wanted]), turn)
+    if not again.size:
         return {}
 
-    node: dict[int, int] = {}  # operators by place, then tensors by ~id
-    edges: list[tuple[int, int, float]] = []
     source, sink = 0, 1
-
-    def number(key: int) -> int:
-        return node.setdefault(key, len(node) + 2)
-
-    wanted_set = set(wanted)
-    for place in ancestors:
-        operator = graph.operators[place]
-        edges.append((source, number(place), _price(activity, traffic, place, price, profile)))
-        for u in operator.inputs:
-            if 0 <= begin[u] < turn:
-                edges.append((number(~u), number(place), np.inf))
-        for t in operator.outputs:
-            edges.append((number(place), number(~t), _keeping(activity, traffic, retention, t, turn, price)))
-            if t in wanted_set and retention.needs[t][-1] >= turn:
-                edges.append((number(~t), sink, np.inf))
-    available = _sink_side(edges, len(node) + 2, source, sink)
-    return {
-        t: max((p for p in activity.uses[t] if p < turn), default=begin[t])
-        for place in ancestors
-        if node[place] in available
-        for t in graph.operators[place].outputs
-        if retention.end[t] < count
-    }
+    operator_node = np.full(count, -1)
+    operator_node[again] = 2 + np.arange(again.size)
+    reads, makes = activity.reads, activity.makes
+    read = (operator_node[reads.place] >= 0) & (begin[reads.tensor] >= 0)
+    made = operator_node[makes.place] >= 0
+    results, makers = makes.tensor[made], makes.place[made]
+    tensor_node = np.full(len(begin), -1)
+    tensor_node[results] = 2 + again.size + np.arange(results.size)
+    used = np.array([t for t in results[wanted[results]].tolist() if retention.needs[t][-1] >= turn], dtype=np.int64)
+    edges = (  # heads, tails, capacities
+        (np.full(again.size, source), operator_node[again], _prices(activity, traffic, price, profile)[again]),
+        (tensor_node[reads.tensor[read]], operator_node[reads.place[read]], np.full(int(read.sum()), np.inf)),
+        (operator_node[makers], tensor_node[results], _keeping(activity, traffic, retention, results, turn, price)),
+        (tensor_node[used], np.full(used.size, sink), np.full(used.size, np.inf)),
+    )
+    heads, tails, capacities = (np.concatenate(column) for column in zip(*edges, strict=True))
+    available = _sink_side(heads, tails, capacities, 2 + again.size + results.size)
+    dropped = results[available[operator_node[makers]] & (end[results] < count)]
+    return {t: _last_use_before(activity, t, turn) for t in map(TensorId, dropped.tolist())}
 
 
-def _keeping(activity: Activity, traffic: Traffic, retention: Retention, tensor: TensorId, turn: int, price: float) -> float:
-    """What keeping the tensor across the turn costs: nothing if the step returns it, everything if it is gone by then."""
-    if retention.end[tensor] >= len(activity.graph.operators):
-        return 0.0
-    if tensor in retention.dropped and retention.end[tensor] < turn:
-        return np.inf
-    written = 0.0 if traffic.materialised[tensor] else price
-    return activity.graph.tensors[tensor].nbytes * (1 - 1e-6 + written)
+def _ancestors(activity: Activity, places: np.ndarray, turn: int) -> np.ndarray:
+    """The places of all operators that these, which are before `turn`, depend on, themselves included; ascending."""
+    reads = activity.reads
+    makers = activity.begins[reads.tensor]
+    inner = (reads.place < turn) & (makers >= 0)
+    start = turn  # a node that depends on the given places
+    after = np.concatenate([reads.place[inner], np.full(places.size, start)])
+    before = np.concatenate([makers[inner], places])
+    dependencies = csr_array((np.ones(after.size), (after, before)), shape=(turn + 1, turn + 1))
+    found = breadth_first_order(dependencies, start, directed=True, return_predecessors=False)
+    return np.sort(found[1:]).astype(np.int64)
 
 
-def _price(activity: Activity, traffic: Traffic, place: int, price: float, profile: DeviceProfile) -> float:
-    graph = activity.graph
-    operator = graph.operators[place]
-    out = sum(graph.tensors[t].nbytes for t in operator.outputs)
-    if operator.kind != "light":
-        smaller = (traffic.largest / max(out, 1)) ** _SMALLER_IS_DEARER
-        return price * smaller * operator_latency(operator, profile) * profile.bytes_per_us
-    written = sum(graph.tensors[t].nbytes for t in operator.outputs if traffic.materialised[t])
-    return max(price, _JOIN_PRICE) * traffic.reread[place] + price * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
+def _last_use_before(activity: Activity, tensor: TensorId, turn: int) -> int:
+    uses = activity.uses[tensor]
+    before = bisect_left(uses, turn)
+    return uses[before - 1] if before else activity.begin[tensor]
 
 
-def _sink_side(edges: list[tuple[int, int, float]], count: int, source: int, sink: int) -> set[int]:
-    """The nodes from which the sink can still be reached under a maximum flow: the smallest sink side of a minimum cut."""
-    heads = np.array([e[0] for e in edges])
-    tails = np.array([e[1] for e in edges])
-    values = np.array([e[2] for e in edges])
+def _keeping(
+    activity: Activity, traffic: Traffic, retention: Retention, tensors: np.ndarray, turn: int, price: float
+) -> np.ndarray:
+    """What keeping each tensor across the turn costs: nothing if the step returns it, everything if it is gone by then."""
+    end = retention.ends[tensors]
+    dropped = np.zeros(len(retention.end), dtype=bool)
+    dropped[list(retention.dropped)] = True
+    written = np.where(traffic.written[tensors], 0.0, price)
+    cost = activity.nbytes[tensors] * (1 - 1e-6 + written)
+    cost[dropped[tensors] & (end < turn)] = np.inf
+    cost[end >= len(activity.graph.operators)] = 0.0
+    return cost
+
+
+def _prices(activity: Activity, traffic: Traffic, price: float, profile: DeviceProfile) -> np.ndarray:
+    """`price(o)` of every operator, by place."""
+    out = activity.makes.sums(activity.nbytes)
+    written = activity.makes.sums(activity.nbytes * traffic.written)
+    smaller = (traffic.largest / np.maximum(out, 1)) ** _SMALLER_IS_DEARER
+    latency = np.maximum(activity.flops / profile.flops_per_us, activity.touched / profile.bytes_per_us)
+    light = max(price, _JOIN_PRICE) * np.array(traffic.reread) + price * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
+    return np.where(activity.kinds == "light", light, price * smaller * latency * profile.bytes_per_us)
+
+
+def _sink_side(heads: np.ndarray, tails: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    """Of nodes 0 (source), 1 (sink) and up, whether the sink can be reached from them under a maximum flow.
+
+    They are the smallest sink side of a minimum cut.
+    """
     finite = np.isfinite(values)
     total = float(values[finite].sum())
     scale = _FINITE / max(total, _FINITE)
     capacity = np.where(finite, np.ceil(np.where(finite, values, 0) * scale), _INFINITE).astype(np.int32)
     network = csr_array((capacity, (heads, tails)), shape=(count, count))
-    flow = maximum_flow(network, source, sink).flow
+    flow = maximum_flow(network, 0, 1).flow
     residual = network - flow
     residual.data = np.where(residual.data > 0, 1, 0)
     residual.eliminate_zeros()
-    reached = breadth_first_order(csr_array(residual.T), sink, directed=True, return_predecessors=False)
-    return set(reached.tolist())
+    reached = breadth_first_order(csr_array(residual.T), 1, directed=True, return_predecessors=False)
+    available = np.zeros(count, dtype=bool)
+    available[reached] = True
+    return available

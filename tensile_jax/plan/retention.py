@@ -15,14 +15,18 @@ A chain that begins after boundary b is emitted inside the segment that needs it
 there; what the segment makes itself is never made twice.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.activity import Activity
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Retention:
     """By tensor id: `end` and `needs` (ascending). By place: `reruns`, the places for whose sake the operator may run again."""
 
@@ -32,39 +36,52 @@ class Retention:
     needs: tuple[tuple[int, ...], ...]
     reruns: tuple[tuple[int, ...], ...]
 
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """`end` as an array."""
+        return np.array(self.end, dtype=np.int64)
+
+    @cached_property
+    def heirs(self) -> dict[TensorId, TensorId]:
+        """For each donated state tensor, the update that takes over its memory, where nothing reads the old value later."""
+        begin = self.activity.begin
+        return {t: h for t, h in self.activity.heirs if self.end[t] <= begin[h]}
+
     def stored(self, tensor: TensorId, boundary: int) -> bool:
         """Whether the tensor is stored at the boundary."""
         return self.activity.begin[tensor] < boundary <= self.end[tensor]
 
 
 def retain(activity: Activity, dropped: Mapping[TensorId, int]) -> Retention:
-    """The retention that follows when `dropped` tensors are stored up to the given places only."""
+    """The retention that follows when `dropped` tensors are stored up to the given places only.
+
+    Only what is dropped, and what its operators read, is looked at: the rest is as in `activity`.
+    """
     graph = activity.graph
     count = len(graph.operators)
-    more: dict[TensorId, set[int]] = {}  # needs beyond uses
+    needs = list(activity.uses)
+    end = list(activity.end)
     reruns: list[tuple[int, ...]] = [()] * count
-    for place in range(count - 1, -1, -1):
+    more: dict[TensorId, set[int]] = {}  # needs beyond uses
+    for place in sorted({activity.begin[t] for t in dropped} - {-1}, reverse=True):
         operator = graph.operators[place]
         far: set[int] = set()
         for t in operator.outputs:
             last = dropped.get(t)
             if last is not None:
-                far.update(p for p in activity.uses[t] if p > last)
+                far.update(activity.uses[t][bisect_right(activity.uses[t], last) :])
                 far.update(p for p in more.get(t, ()) if p > last)
         if far:
             reruns[place] = tuple(sorted(far))
             for u in operator.inputs:
                 more.setdefault(u, set()).update(far)
-    ordered = list(activity.uses)
     for t, far in more.items():
-        ordered[t] = tuple(sorted(far.union(ordered[t])))
-    end = list(activity.end)
-    for t, places in enumerate(ordered):
-        if t in dropped:
-            end[t] = dropped[TensorId(t)]
-        elif end[t] < count and places:
-            end[t] = max(places[-1], end[t])
-    return Retention(activity, dropped, tuple(end), tuple(ordered), tuple(reruns))
+        needs[t] = tuple(sorted(far.union(needs[t])))
+        if end[t] < count:
+            end[t] = max(needs[t][-1], end[t])
+    for t, last in dropped.items():
+        end[t] = last
+    return Retention(activity, dropped, tuple(end), tuple(needs), tuple(reruns))
 
 
 @dataclass(frozen=True, slots=True)

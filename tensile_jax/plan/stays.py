@@ -12,6 +12,8 @@ it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -57,59 +59,69 @@ def find_stays(retention: Retention, absences: Absences) -> tuple[Stay, ...]:
     count = len(activity.graph.operators)
     heirs = inherited(retention)
     taken_over = set(heirs.values())
-    stays: list[Stay] = []
-    for tensor in activity.graph.tensors:
-        t = tensor.id
-        if t in taken_over or tensor.nbytes == 0:
+    apart = {*absences, *(t for t, h in heirs.items() if h in absences)}
+    begins, ends = activity.begins, retention.ends.copy()
+    for t, h in heirs.items():
+        ends[t] = retention.end[h]
+    whole = (begins < count) & (ends > begins) & (activity.nbytes > 0)
+    whole[[*taken_over, *apart]] = False
+    fields = (np.flatnonzero(whole), activity.nbytes[whole], begins[whole], ends[whole])
+    stays = [Stay._make(stay) for stay in zip(*(f.tolist() for f in fields), repeat(True))]
+    for t in sorted(apart - taken_over):
+        tensor = activity.graph.tensors[t]
+        if tensor.nbytes == 0:
             continue
-        begin, end = activity.begin[t], retention.end[t]
+        begin, end = activity.begin[t], int(ends[t])
         heir = heirs.get(t)
-        if heir is not None:
-            end = retention.end[heir]
-        if t not in absences and heir not in absences:
-            if begin < count and end > begin:
-                stays.append(Stay(t, tensor.nbytes, begin, end, True))
-            continue
         pieces = [(begin, end)]
         for away in (*absences.get(t, ()), *(absences.get(heir, ()) if heir is not None else ())):
             pieces = [*pieces[:-1], (pieces[-1][0], away.leave), (away.back, end)]
         made_to_leave = None if begin < 0 else begin  # a tensor may leave right after the operator that makes it
         stays += [Stay(t, tensor.nbytes, b, e, False) for b, e in pieces if b < count and (e > b or e == b == made_to_leave)]
-    return tuple(stays)
+    return tuple(sorted(stays, key=attrgetter("tensor")))
 
 
 def inherited(retention: Retention) -> dict[TensorId, TensorId]:
     """For each donated state tensor, the update that takes over its memory, where nothing reads the old value later."""
-    begin = retention.activity.begin
-    return {TensorId(t): TensorId(h) for t, h in enumerate(retention.activity.heir) if h >= 0 and retention.end[t] <= begin[h]}
+    return retention.heirs
 
 
 def stored_bytes(stays: Sequence[Stay], count: int) -> np.ndarray:
     """`stored(b)` for the boundaries b = 0 .. count; shape (count + 1,)."""
+    _, nbytes, begin, end, _ = columns(stays)
+    return _stored(nbytes, begin, end, count)
+
+
+def columns(stays: Sequence[Stay]) -> np.ndarray:
+    """The fields of the stays, one row a field."""
+    return np.fromiter(chain.from_iterable(stays), dtype=np.int64, count=5 * len(stays)).reshape(-1, 5).T
+
+
+def _stored(nbytes: np.ndarray, begin: np.ndarray, end: np.ndarray, count: int) -> np.ndarray:
     change = np.zeros(count + 2, dtype=np.int64)
-    if stays:
-        _, nbytes, begin, end, _ = (np.array(column) for column in zip(*stays, strict=True))
-        np.add.at(change, begin + 1, nbytes)
-        np.add.at(change, end + 1, -nbytes)
+    np.add.at(change, begin + 1, nbytes)
+    np.add.at(change, end + 1, -nbytes)
     return np.cumsum(change)[: count + 1]
 
 
-def stored_unless_swapped(retention: Retention) -> np.ndarray:
-    """The same as `stored_bytes` of every stay when nothing is swapped, without making them one by one."""
+def stored_unless_swapped(retention: Retention, counted: np.ndarray | None = None) -> np.ndarray:
+    """The same as `stored_bytes` of every stay when nothing is swapped, without making them one by one.
+
+    Args:
+        counted: for each tensor, whether its stay counts; by default all do.
+    """
     activity = retention.activity
     count = len(activity.graph.operators)
-    nbytes = np.array([tensor.nbytes for tensor in activity.graph.tensors], dtype=np.int64)
-    begin, end = np.array(activity.begin, dtype=int), np.array(retention.end, dtype=int)
+    nbytes, begin, end = activity.nbytes.copy(), activity.begins, retention.ends.copy()
     heirs = inherited(retention)
     if heirs:
         old, new = np.array(list(heirs.items())).T
         end[old] = end[new]
         nbytes[new] = 0
     there = (begin < count) & (end > begin)
-    change = np.zeros(count + 2, dtype=np.int64)
-    np.add.at(change, begin[there] + 1, nbytes[there])
-    np.add.at(change, end[there] + 1, -nbytes[there])
-    return np.cumsum(change)[: count + 1]
+    if counted is not None:
+        there &= counted
+    return _stored(nbytes[there], begin[there], end[there], count)
 
 
 def away_bytes(retention: Retention, absences: Absences) -> np.ndarray:

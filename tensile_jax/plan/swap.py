@@ -13,10 +13,12 @@ windows fit is *hidden*; the others are taken only where asked for, with their c
 Times in microseconds since the step began, on the clock of the operators' own latencies.
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
+
+import numpy as np
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.latency import DeviceProfile
@@ -24,6 +26,7 @@ from tensile_jax.plan.retention import Retention
 from tensile_jax.plan.stays import Absence, Absences, inherited
 
 _SMALLEST = 2**16  # bytes; below that a copy costs more in calls than it frees
+_TOUCHING = 1e-6  # microseconds; no copy is as short
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Gap:
 
 
 class Lane:
-    """One direction of the link: busy windows, disjoint and ascending."""
+    """One direction of the link: busy windows, disjoint and ascending; those that touch are one."""
 
     def __init__(self) -> None:
         self._busy: list[tuple[float, float]] = []
@@ -46,22 +49,30 @@ class Lane:
         place = bisect_left(self._busy, (start, float("-inf")))
         if place and self._busy[place - 1][1] > start:
             start = self._busy[place - 1][1]
-        for begin, end in self._busy[place:]:
+        for begin, end in islice(self._busy, place, None):
             if begin - start >= length:
                 break
             start = max(start, end)
         return start
 
-    def latest(self, end: float, length: float) -> float:
-        """The latest begin of a free window of that length that ends by `end`."""
-        for begin, until in reversed(self._busy):
-            if until <= end - length:
+    def latest(self, end: float, length: float, *, enough: float = float("-inf")) -> float:
+        """The latest begin of a free window of that length that ends by `end`; some time before `enough` if it is before that."""
+        for place in range(bisect_left(self._busy, (end, float("-inf"))) - 1, -1, -1):
+            begin, until = self._busy[place]
+            if until <= end - length or end - length < enough:
                 break
-            end = min(end, begin) if until > end - length else end
+            if begin < end:
+                end = begin
         return end - length
 
     def take(self, begin: float, end: float) -> None:
-        insort(self._busy, (begin, end))
+        first = last = bisect_left(self._busy, (begin, end))
+        if first and self._busy[first - 1][1] >= begin - _TOUCHING:
+            first -= 1
+        if last < len(self._busy) and self._busy[last][0] <= end + _TOUCHING:
+            last += 1
+        one = [*self._busy[first:last], (begin, end)]
+        self._busy[first:last] = [(min(b for b, _ in one), max(e for _, e in one))]
 
 
 class Link:
@@ -81,15 +92,17 @@ def find_gaps(retention: Retention, *, turn: int, state_may_stay_out: bool) -> t
     heirs = inherited(retention)
     stay_out = {pair.output for pair in graph.carried} if state_may_stay_out else set[TensorId]()
     gaps: list[Gap] = []
-    for tensor in graph.tensors:
+    large = (activity.nbytes >= _SMALLEST) & (activity.begins < turn) & (turn <= retention.ends)
+    for tensor in (graph.tensors[t] for t in np.flatnonzero(large).tolist()):
         t = tensor.id
         if not may_leave(retention, t) or t in stay_out:
             continue
         made, end = activity.begin[t], retention.end[t]
         needs = retention.needs[t]
-        before = next((p for p in needs if p >= turn), end)
-        after = max((p for p in needs if p < turn), default=made)
-        taken_over = t in heirs and not any(p >= turn for p in needs)  # its heir has the memory by then
+        later = bisect_left(needs, turn)
+        before = needs[later] if later < len(needs) else end
+        after = needs[later - 1] if later else made
+        taken_over = t in heirs and later == len(needs)  # its heir has the memory by then
         if after < turn <= end and before - after > 1 and not taken_over:
             gaps.append(Gap(t, after, before))
 
@@ -139,7 +152,7 @@ def plan_swaps(
         copied = any(a.leave < gap.after for a in before)
         if not late:
             away, out_begin, out_end = clock.leave(t, gap.after, link, copied=copied)
-            back, in_begin, in_end = clock.come_back(t, gap.before, link)
+            back, in_begin, in_end = clock.come_back(t, gap.before, link, enough=out_end)
             if out_end <= in_begin and away < back:
                 link.out.take(out_begin, out_end)
                 link.into.take(in_begin, in_end)
@@ -204,8 +217,11 @@ class _Clock:
         begin = link.out.earliest(self._ends[after + 1], length)
         return self._place(begin + length), begin, begin + length
 
-    def come_back(self, tensor: TensorId, before: int, link: Link) -> tuple[int, float, float]:
-        """(place during which the copy begins, begin, end) of the latest swap-in before the place; -1 before the iteration."""
+    def come_back(self, tensor: TensorId, before: int, link: Link, *, enough: float = float("-inf")) -> tuple[int, float, float]:
+        """(place during which the copy begins, begin, end) of the latest swap-in before the place; -1 before the iteration.
+
+        Where it would begin before `enough`, what is given does as well, but need not be free.
+        """
         length = self._tensors[tensor].nbytes / self._profile.host_to_device_bytes_per_us
-        begin = link.into.latest(self._ends[before], length)
+        begin = link.into.latest(self._ends[before], length, enough=enough)
         return (self._place(begin) if begin >= 0 else -1), begin, begin + length

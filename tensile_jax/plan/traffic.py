@@ -12,6 +12,9 @@ inputs and reductions that its light operators start from.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from tensile_jax.plan.activity import Activity
 
@@ -19,7 +22,7 @@ _SMALL = 16  # a tensor is much smaller than another if it has at most a sixteen
 _MOST_LEAVES = 12
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Traffic:
     """By tensor id: `materialised`, `virtual`; by place: `reread` bytes.
 
@@ -31,6 +34,11 @@ class Traffic:
     reread: tuple[float, ...]
     largest: int
 
+    @cached_property
+    def written(self) -> np.ndarray:
+        """`materialised` as an array."""
+        return np.array(self.materialised, dtype=bool)
+
 
 def find_traffic(activity: Activity, *, fused_reductions: bool) -> Traffic:
     """What is materialised, what is virtual, and what joining costs, for every tensor and operator.
@@ -39,37 +47,40 @@ def find_traffic(activity: Activity, *, fused_reductions: bool) -> Traffic:
         fused_reductions: whether what a reduction reads is computed on the fly.
     """
     graph = activity.graph
-    operators, tensors = graph.operators, graph.tensors
-    heavy = [op.kind == "heavy" for op in operators]
-    barrier = [h or (op.kind == "reduction" and not fused_reductions) for h, op in zip(heavy, operators, strict=True)]
-    materialised = [t.producer is None for t in tensors]
-    for place, op in enumerate(operators):
-        for t in op.outputs:
-            materialised[t] = heavy[place] or any(barrier[p] for p in activity.uses[t])
+    operators = graph.operators
+    size = activity.nbytes.tolist()
+    heavy, barrier = activity.kinds == "heavy", activity.kinds != "light"
+    read_by = np.zeros((2, len(size)), dtype=bool)  # a heavy operator, a barrier
+    for row, which in zip(read_by, (heavy, heavy if fused_reductions else barrier), strict=True):
+        row[activity.reads.tensor[which[activity.reads.place]]] = True
+    read_by_heavy = read_by[0].tolist()
+    written = (activity.begins < 0) | read_by[1]
+    written[activity.makes.tensor[heavy[activity.makes.place]]] = True
+    is_heavy: list[bool] = heavy.tolist()
 
     results = set(graph.outputs)
-    virtual = [False] * len(tensors)
-    leaves: list[frozenset[int]] = [frozenset((t.id,)) for t in tensors]
+    virtual = [False] * len(size)
+    leaves: list[frozenset[int]] = [frozenset((t,)) for t in range(len(size))]
+    leaf_bytes = list(size)
     reread = [0.0] * len(operators)
     for place, op in enumerate(operators):
         if op.kind != "light":
             continue
-        read = frozenset[int]().union(*(leaves[u] for u in op.inputs))
-        read_bytes = sum(tensors[u].nbytes for u in read)
-        largest = max((sum(tensors[v].nbytes for v in leaves[u]) for u in op.inputs), default=0)
-        out = sum(tensors[t].nbytes for t in op.outputs)
+        read = leaves[op.inputs[0]] if len(op.inputs) == 1 else frozenset[int]().union(*(leaves[u] for u in op.inputs))
+        read_bytes = sum(size[u] for u in read)
+        largest = max((leaf_bytes[u] for u in op.inputs), default=0)
+        out = sum(size[t] for t in op.outputs)
         joins = max(0, read_bytes - max(largest, out))
+        own_bytes = sum(size[u] for u in read if u not in activity.kept_by_caller)
         for t in op.outputs:
-            own = [tensors[u].nbytes for u in read if u not in activity.kept_by_caller]
-            cheap = sum(own) * _SMALL <= tensors[t].nbytes
-            virtual[t] = t not in results and cheap
-            if not any(heavy[p] for p in activity.uses[t]) and len(read) <= _MOST_LEAVES:
-                leaves[t] = read
+            virtual[t] = own_bytes * _SMALL <= size[t] and t not in results
+            if not read_by_heavy[t] and len(read) <= _MOST_LEAVES:
+                leaves[t], leaf_bytes[t] = read, read_bytes
         if joins > out // 4:
-            consumers = {p for t in op.outputs for p in _heavy_reached(activity, t, heavy)}
+            consumers = {p for t in op.outputs for p in _heavy_reached(activity, t, is_heavy)}
             reread[place] = joins * max(1, len(consumers))
-    largest = max((tensors[t].nbytes for op in operators if op.kind == "heavy" for t in op.outputs), default=1)
-    return Traffic(tuple(materialised), tuple(virtual), tuple(reread), largest)
+    largest = max((size[t] for op in operators if op.kind == "heavy" for t in op.outputs), default=1)
+    return Traffic(tuple(written.tolist()), tuple(virtual), tuple(reread), largest)
 
 
 def _heavy_reached(activity: Activity, tensor: int, heavy: list[bool], most: int = 4) -> set[int]:

@@ -10,7 +10,7 @@ import pytest
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.activity import find_activity
 from tensile_jax.plan.cut import Board, cheapest_cut, lay_board, least_peak
-from tensile_jax.plan.recompute import _price, drop_tensors
+from tensile_jax.plan.recompute import _prices, drop_tensors
 from tensile_jax.plan.retention import retain
 from tensile_jax.plan.stays import find_stays
 from tensile_jax.plan.swap import Lane
@@ -140,7 +140,7 @@ def cost_of_dropping(graph: Graph, dropped: frozenset[TensorId], turn: int, pric
             again.add(place)
             wanted += graph.operators[place].inputs
     total += sum(graph.tensors[t].nbytes * (1 - 1e-6) for t in kept)
-    return total + sum(_price(activity, traffic, p, price, PROFILE) for p in again)
+    return total + float(_prices(activity, traffic, price, PROFILE)[list(again)].sum())
 
 
 def two_sided_graph(seed: int) -> tuple[Graph, int]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
 from tensile_jax.plan import LEAST, POLICIES, DeviceProfile, Ladder, Measured, floor, order, whole_peak
+from tensile_jax.schedule import PolicyName
 from tests.builders import PROFILE, graph_of
 from tests.test_properties import graphs, peak_of
 
@@ -73,7 +74,7 @@ def profiles(draw: st.DrawFn) -> DeviceProfile:
     parts=st.lists(st.floats(0, 1), min_size=1, max_size=3),
 )
 def test_a_plan_is_valid_and_keeps_its_limit_and_there_is_one_from_the_floor_up(
-    name: str, graph: Graph, profile: DeviceProfile, state_memory: str, parts: list[float]
+    name: PolicyName, graph: Graph, profile: DeviceProfile, state_memory: str, parts: list[float]
 ) -> None:
     policy, measured = POLICIES[name], Measured()
     ladder = Ladder(order(graph), profile, state_may_stay_out=state_memory == "any")
@@ -94,7 +95,7 @@ def test_a_plan_is_valid_and_keeps_its_limit_and_there_is_one_from_the_floor_up(
 @settings(PLANS, max_examples=15)
 @given(graph=networks(), profile=profiles())
 def test_what_a_policy_chooses_does_not_depend_on_what_it_was_asked_before(
-    name: str, graph: Graph, profile: DeviceProfile
+    name: PolicyName, graph: Graph, profile: DeviceProfile
 ) -> None:
     policy, measured = POLICIES[name], Measured()
 
