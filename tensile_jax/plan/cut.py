@@ -319,9 +319,9 @@ def least_peak(board: Board, workspaces: np.ndarray) -> int:
 
 
 def pressure(retention: Retention, traffic: Traffic, profile: DeviceProfile) -> np.ndarray:
-    """For each place, the bytes that its operator needs beyond what is stored before it, if it were a segment of its own."""
+    """For each place, the bytes that its operator needs beyond what is stored before it, but for what XLA fuses away."""
     activity = retention.activity
-    added = activity.nbytes.copy()
+    added = np.where(traffic.written, activity.nbytes, 0)
     added[list(inherited(retention).values())] = 0
     alone = chains(retention, traffic) + activity.makes.sums(added)
     return alone + activity.relayout if profile.canonical_layouts else alone

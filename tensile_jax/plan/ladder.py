@@ -1,13 +1,14 @@
 """The ladder: ways to keep less, from which a policy chooses.
 
 A rung is a choice of what to drop, at one price for moving bytes (`recompute.py`), and of what to swap (`swap.py`). It does
-not depend on the budget: that comes in where a rung is cut into segments (`cut.py`). Six families, each from dear memory
+not depend on the budget: that comes in where a rung is cut into segments (`cut.py`). Seven families, each from dear memory
 to dear time:
 
     none     nothing is swapped; the price falls
     hidden   every swap that the link can hide at this price
     fine     the same, and no segment is long, so that copies start and end near their windows
     some     as many swaps, the largest first and copies exposed, as bring what is stored down to a part of what it was
+    more     the same, counting light temporaries, which XLA fuses away unless a segment hands them on
     all      everything swapped that can leave, copies exposed where the link cannot hide them
     late     everything swapped that can leave, and back no sooner than needed: the least memory, every copy exposed
 
@@ -32,20 +33,22 @@ from tensile_jax.plan.stays import Absence, Absences, away_bytes, find_stays, in
 from tensile_jax.plan.swap import Link, find_gaps, keep_state_out, plan_swaps
 from tensile_jax.plan.traffic import Traffic, find_traffic
 
-Swapping = Literal["none", "hidden", "fine", "some", "all", "late"]
-FAMILIES: tuple[Swapping, ...] = ("none", "hidden", "fine", "some", "all", "late")
+Swapping = Literal["none", "hidden", "fine", "some", "more", "all", "late"]
+FAMILIES: tuple[Swapping, ...] = ("none", "hidden", "fine", "some", "more", "all", "late")
 
 _PRICES = (4.0, 0.6, 0.45, 0.28, 0.23, 0.2, 0.165, 0.15, 0.1, 0.05, 0.01)
-_HIDDEN_PRICES = (0.45, 0.165, 0.05)
-_FINE_PRICES = (0.6, 0.45, 0.165)
+_HIDDEN_PRICES = (0.45, 0.28, 0.165, 0.05)
+_FINE_PRICES = (0.6, 0.45, 0.28, 0.165)
 _FINE = 1 / 24  # of the step: the longest segment of a rung whose copies are to find their windows
 _UNCOVERED = 0.15  # of the copies of a hidden swap
 _UNCOVERED_WHEN_FINE = 0.03
-_EXPOSED_PRICES = (0.45, 0.165, 0.02)
+_EXPOSED_PRICES = (0.45, 0.28, 0.165, 0.02)
 _SOME_PRICES = (0.28, 0.05)
-_SOME_PARTS = (0.9, 0.78, 0.62)  # of the most that is stored when nothing is swapped
-_LATE_PRICES = (0.165, 0.02)
-_SWAP_ROUNDS = {"none": 0, "hidden": 2, "fine": 6, "some": 6, "all": 8, "late": 8}
+_SOME_PARTS = (0.95, 0.9, 0.84, 0.78, 0.7, 0.62, 0.54, 0.46)  # of the most that is stored when nothing is swapped
+_MORE_PRICE = 0.05
+_MORE_PARTS = (0.9, 0.84, 0.78, 0.7, 0.62)
+_LATE_PRICES = (0.28, 0.165, 0.02)
+_SWAP_ROUNDS = {"none": 0, "hidden": 2, "fine": 6, "some": 6, "more": 6, "all": 8, "late": 8}
 _TURNS = 4  # boundaries cut one after another, highest first
 _ENOUGH = 0.99  # a further turn must lower the highest footprint below this part of it
 
@@ -100,6 +103,7 @@ class Ladder:
             *((p, "hidden", 0.0) for p in _HIDDEN_PRICES),
             *((p, "fine", 0.0) for p in _FINE_PRICES),
             *((p, "some", part) for p in _SOME_PRICES for part in _SOME_PARTS),
+            *((_MORE_PRICE, "more", part) for part in _MORE_PARTS),
             *((p, "all", 0.0) for p in _EXPOSED_PRICES),
             *((p, "late", 0.0) for p in _LATE_PRICES),
         )
@@ -157,7 +161,7 @@ class Ladder:
             price, swapping, part = self.steps[index]
             retention, turn = self._retention(price)
             same = self._rungs.get(index - 1)
-            family = index > 0 and self.steps[index - 1][1] == swapping != "some"
+            family = index > 0 and self.steps[index - 1][1] == swapping not in ("some", "more")
             if same is not None and family and same.retention.dropped == retention.dropped:
                 self._rungs[index] = same  # the lower price has changed nothing
             else:
@@ -195,13 +199,12 @@ class Ladder:
     def _rung_of(
         self, retention: Retention, absences: Absences, boundaries: tuple[int, ...] | None = None, fine: bool = False
     ) -> Rung:
-        there = (self.activity.begins < 0) | self.traffic.written
         heirs = set(inherited(retention).values())  # they have no stay but that of what they update, which is there
-        away = away_bytes(retention, {t: several for t, several in absences.items() if there[t] or t in heirs})
+        away = away_bytes(retention, {t: several for t, several in absences.items() if self._there[t] or t in heirs})
         return Rung(
             retention=retention,
             absences=absences,
-            highest=int((stored_unless_swapped(retention, there) - away).max()),
+            highest=int((stored_unless_swapped(retention, self._there) - away).max()),
             swap_us=self._swap_us(absences, _UNCOVERED_WHEN_FINE if fine else _UNCOVERED),
             again_us=self._rerun_us(retention),
             traffic=self.traffic,
@@ -209,6 +212,11 @@ class Ladder:
             boundaries=boundaries,
             longest=(_FINE * float(sum(self.latencies)), np.concatenate([[0.0], np.cumsum(self.latencies)])) if fine else None,
         )
+
+    @cached_property
+    def _there(self) -> np.ndarray:
+        """For each tensor, whether it exists in memory wherever it is stored, even inside a segment."""
+        return (self.activity.begins < 0) | self.traffic.written
 
     def _rerun_us(self, retention: Retention) -> float:
         latencies = rerun_latencies(self.activity, self.traffic, self.profile).tolist()
@@ -234,7 +242,8 @@ class Ladder:
             absences |= keep_state_out(retention, link, latencies=self.latencies, profile=self.profile, late=swapping == "late")
         if swapping == "none":
             return absences
-        unswapped = stored_unless_swapped(retention)[:-1] + pressure(retention, self.traffic, self.profile)
+        counted = self._there if swapping == "some" else None
+        unswapped = stored_unless_swapped(retention, counted)[:-1] + pressure(retention, self.traffic, self.profile)
         target = part * float(unswapped.max())
         beside = unswapped - away_bytes(retention, absences)[:-1]
         for _ in range(_SWAP_ROUNDS[swapping]):
@@ -245,7 +254,7 @@ class Ladder:
                 taken=absences,
                 latencies=self.latencies,
                 profile=self.profile,
-                exposed=swapping in ("some", "all"),
+                exposed=swapping in ("some", "more", "all"),
                 late=swapping == "late",
                 enough=float(beside[min(turn, len(beside) - 1)]) - target,
             )
