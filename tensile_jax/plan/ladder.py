@@ -152,9 +152,10 @@ class Ladder:
         return self._added[key]
 
     def least_us(self, index: int) -> float:
-        """What no segmentation of the rung at `index` is cheaper than; the rung need not have been made."""
-        made = self._rungs.get(index)
-        return made.least_us if made is not None else self._again_us(self.steps[index][0])
+        """What no segmentation of the rung at `index` is cheaper than: of one of `steps`, made or not, without its copies."""
+        if index >= len(self.steps):
+            return self._rungs[index].least_us
+        return self._again_us(self.steps[index][0])
 
     def _again_us(self, price: float) -> float:
         if price not in self._again:
