@@ -1,13 +1,15 @@
 """Policy `auto`, the default: the least time under the limit, of everything that the ladder has to offer.
 
 Recomputation, swaps and segments compete by the microseconds that they add to the step; see `ladder.py` for what there is to
-choose from, `cut.py` for how segments are priced. If the step as one executable is under the limit, that is the plan.
+choose from, `cut.py` for how segments are priced, `improve.py` for copies that the limit does not ask for. If the step as one
+executable is under the limit, that is the plan.
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
 
 from tensile_jax.plan.choice import LEAST, Choice, cheapest, least, whole, whole_peak
+from tensile_jax.plan.improve import improve
 from tensile_jax.plan.ladder import Ladder
 from tensile_jax.plan.workspace import Measured, hopeful_workspaces, workspaces
 
@@ -21,7 +23,8 @@ def auto(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
     lowest, choice = hopeful_floor(ladder, measured)
     if limit == LEAST:
         return choice
-    return None if limit < lowest else cheapest(ladder, ladder.families(), limit, measured)
+    found = None if limit < lowest else cheapest(ladder, ladder.families(), limit, measured)
+    return None if found is None else improve(ladder, found, limit, measured)
 
 
 @lru_cache(maxsize=16)
