@@ -8,7 +8,7 @@ TESTS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint bench bench-gpu bench-h200 bench-scale clean
+.PHONY: help run test test-slow test-newest lint bench bench-gpu bench-gap bench-h200 bench-scale clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ bench: $(VENV)/.installed ## the figures of the README, on this CPU
 
 bench-gpu: $(VENV)/.installed ## the same on this machine's GPU (install an extra: cuda12 or cuda13)
 	$(BIN)/python -m benchmarks.run --gpu
+
+bench-gap: $(VENV)/.installed ## how far plans are from the best there are, on small random steps
+	$(BIN)/python -m benchmarks.gap
 
 bench-h200: .venv-h200/.installed ## compiled for an H200; needs no GPU
 	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \

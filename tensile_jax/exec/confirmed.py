@@ -21,12 +21,7 @@ from tensile_jax.plan import Choice
 class _Entry(NamedTuple):
     limit: float
     peak_bytes: int
-    rung: int
-    boundaries: tuple[int, ...]
-
-    @property
-    def choice(self) -> Choice:
-        return Choice(self.rung, self.boundaries)
+    choice: Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class Confirmed:
     def add(self, limit: float, peak_bytes: int, choice: Choice) -> None:
         """Remember the choice."""
         if all(e.limit != limit for e in self.entries):
-            insort(self.entries, _Entry(limit, peak_bytes, choice.rung, choice.boundaries))
+            insort(self.entries, _Entry(limit, peak_bytes, choice), key=lambda e: e.limit)
 
 
 _OF_PROGRAM: dict[Hashable, Confirmed] = {}

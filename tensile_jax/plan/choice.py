@@ -8,6 +8,7 @@ A policy is a function
 can do with, and always has an answer. `measured` holds what compiling has shown so far, which takes the place of estimates.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +18,7 @@ import numpy as np
 from tensile_jax.plan.assemble import Layout
 from tensile_jax.plan.cut import Cut, cheapest_cut, least_peak
 from tensile_jax.plan.ladder import Ladder
+from tensile_jax.plan.stays import Absences
 from tensile_jax.plan.workspace import Measured, workspaces
 
 WHOLE = -1
@@ -28,10 +30,11 @@ LEAST = 0.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """A rung (or `WHOLE`) and where to cut it."""
+    """A rung (or `WHOLE`), where to cut it, and what is away: all that the rung swaps, or some of it (`improve.py`)."""
 
     rung: int
     boundaries: tuple[int, ...]
+    absences: Absences
 
 
 Policy = Callable[[Ladder, float, Measured], Choice | None]
@@ -57,7 +60,7 @@ def cheapest(ladder: Ladder, families: Iterable[Sequence[int]], limit: float, me
             cut = cheapest_cut(rung.board, workspaces(ladder, index, measured), limit)
             if cut is not None and (best is None or cut.cost + rung.swap_us < best.cost):
                 best, where = Cut(cut.cost + rung.swap_us, cut.boundaries), index
-    return None if best is None else Choice(where, best.boundaries)
+    return None if best is None else Choice(where, best.boundaries, ladder.rung(where).absences)
 
 
 def least(ladder: Ladder, rungs: Iterable[int], measured: Measured, needed: Needed = workspaces) -> tuple[int, Choice]:
@@ -71,7 +74,7 @@ def least(ladder: Ladder, rungs: Iterable[int], measured: Measured, needed: Need
         return whole_bytes, all_of_it
     cut = cheapest_cut(ladder.rung(index).board, needed(ladder, index, measured), nbytes)
     assert cut is not None  # the least peak is attained by construction
-    return nbytes, Choice(index, cut.boundaries)
+    return nbytes, Choice(index, cut.boundaries, ladder.rung(index).absences)
 
 
 def first_that_fits(ladder: Ladder, rungs: Iterable[int], limit: float, measured: Measured) -> Choice | None:
@@ -88,7 +91,7 @@ def first_that_fits(ladder: Ladder, rungs: Iterable[int], limit: float, measured
 
 def whole(ladder: Ladder) -> Choice:
     """The choice to run the step as one executable."""
-    return Choice(WHOLE, (0, len(ladder.graph.operators)))
+    return Choice(WHOLE, (0, len(ladder.graph.operators)), {})
 
 
 def whole_peak(ladder: Ladder, measured: Measured) -> int:
@@ -103,10 +106,25 @@ def peak_of(ladder: Ladder, choice: Choice, measured: Measured) -> int:
     """The peak of a choice, in bytes, as far as it is known."""
     if choice.rung == WHOLE:
         return whole_peak(ladder, measured)
-    board = ladder.rung(choice.rung).board
-    needed = board.held + workspaces(ladder, choice.rung, measured)
-    index = {b: i for i, b in enumerate(board.boundaries)}
-    return int(np.ceil(max(needed[index[a], index[b]] for a, b in pairwise(choice.boundaries))))
+    return int(segment_peaks(ladder, choice, measured).max())
+
+
+def segment_peaks(ladder: Ladder, choice: Choice, measured: Measured) -> np.ndarray:
+    """The peak of each segment of a choice, in bytes."""
+    rung = ladder.rung(choice.rung)
+    needed = rung.board.held + workspaces(ladder, choice.rung, measured)
+    index = {b: i for i, b in enumerate(rung.board.boundaries)}
+    peaks = np.ceil([needed[index[a], index[b]] for a, b in pairwise(choice.boundaries)])
+    return peaks + _away(ladder, choice.boundaries, rung.absences) - _away(ladder, choice.boundaries, choice.absences)
+
+
+def _away(ladder: Ladder, boundaries: tuple[int, ...], absences: Absences) -> np.ndarray:
+    """Bytes that are away from each segment. What comes in at its begin is there."""
+    found = np.zeros(len(boundaries) - 1)
+    for away in (away for several in absences.values() for away in several):
+        first, back = bisect_right(boundaries, away.leave), bisect_right(boundaries, away.back) - 1
+        found[first : max(back, first)] += ladder.graph.tensors[away.tensor].nbytes
+    return found
 
 
 def layout(ladder: Ladder, choice: Choice, measured: Measured) -> Layout:
@@ -115,4 +133,4 @@ def layout(ladder: Ladder, choice: Choice, measured: Measured) -> Layout:
     work = workspaces(ladder, choice.rung, measured)
     index = {b: i for i, b in enumerate(rung.board.boundaries)}
     of_segments = tuple(int(work[index[a], index[b]]) for a, b in pairwise(choice.boundaries))
-    return Layout(rung.retention, rung.absences, choice.boundaries, of_segments)
+    return Layout(rung.retention, choice.absences, choice.boundaries, of_segments)

@@ -58,8 +58,8 @@ class Rung:
     """One choice: what is kept and what is away.
 
     `highest` is the most that is in memory at any boundary, wherever the rung is cut; `swap_us` the price of the
-    swaps, `again_us` the latency of all that may run again, each operator once. `boundaries` are where it can be cut, if not
-    everywhere. `longest` is the most that a segment may take, if it is limited, and when each place begins, both in microseconds.
+    swaps, `again_us` the latency of all that may run again, each operator once. `longest` is the most that a segment may
+    take, if it is limited, and when each place begins, both in microseconds.
     """
 
     retention: Retention
@@ -69,7 +69,6 @@ class Rung:
     again_us: float
     traffic: Traffic
     profile: DeviceProfile
-    boundaries: tuple[int, ...] | None
     longest: tuple[float, np.ndarray] | None
 
     @property
@@ -81,7 +80,7 @@ class Rung:
     def board(self) -> Board:
         """The board on which to cut it; laid when a rung is not ruled out by `highest`."""
         stays = find_stays(self.retention, self.absences)
-        board = lay_board(self.retention, self.traffic, self.profile, stays=stays, boundaries=self.boundaries)
+        board = lay_board(self.retention, self.traffic, self.profile, stays=stays)
         if self.longest is None:
             return board
         longest_us, elapsed = self.longest
@@ -165,40 +164,29 @@ class Ladder:
             if same is not None and family and same.retention.dropped == retention.dropped:
                 self._rungs[index] = same  # the lower price has changed nothing
             else:
-                self._rungs[index] = self._rung_of(
-                    retention, self._absences(retention, turn, swapping, part), None, swapping == "fine"
-                )
+                absences = self._absences(retention, turn, swapping, part)
+                self._rungs[index] = self._rung_of(retention, absences, fine=swapping == "fine")
         return self._rungs[index]
 
-    def add(
-        self,
-        key: Hashable,
-        make: Callable[[], tuple[Retention, Absences]],
-        *,
-        boundaries: tuple[int, ...] | None = None,
-    ) -> int:
-        """The index of a rung of a policy's own making, made once for each key. It is not one of `families`.
-
-        With `boundaries` it can be cut there only.
-        """
+    def add(self, key: Hashable, make: Callable[[], tuple[Retention, Absences]]) -> int:
+        """The index of a rung of a policy's own making, made once for each key. It is not one of `families`."""
         if key not in self._added:
             self._added[key] = index = len(self.steps) + len(self._added)
-            self._rungs[index] = self._rung_of(*make(), boundaries)
+            self._rungs[index] = self._rung_of(*make(), fine=False)
         return self._added[key]
 
     def least_us(self, index: int) -> float:
-        """What no segmentation of the rung at `index` is cheaper than; the rung need not have been made."""
-        made = self._rungs.get(index)
-        return made.least_us if made is not None else self._again_us(self.steps[index][0])
+        """What no segmentation of the rung at `index` is cheaper than: of one of `steps`, made or not, without its copies."""
+        if index >= len(self.steps):
+            return self._rungs[index].least_us
+        return self._again_us(self.steps[index][0])
 
     def _again_us(self, price: float) -> float:
         if price not in self._again:
             self._again[price] = self._rerun_us(self._retention(price)[0])
         return self._again[price]
 
-    def _rung_of(
-        self, retention: Retention, absences: Absences, boundaries: tuple[int, ...] | None = None, fine: bool = False
-    ) -> Rung:
+    def _rung_of(self, retention: Retention, absences: Absences, *, fine: bool) -> Rung:
         heirs = set(inherited(retention).values())  # they have no stay but that of what they update, which is there
         away = away_bytes(retention, {t: several for t, several in absences.items() if self._there[t] or t in heirs})
         return Rung(
@@ -209,7 +197,6 @@ class Ladder:
             again_us=self._rerun_us(retention),
             traffic=self.traffic,
             profile=self.profile,
-            boundaries=boundaries,
             longest=(_FINE * float(sum(self.latencies)), np.concatenate([[0.0], np.cumsum(self.latencies)])) if fine else None,
         )
 

@@ -21,4 +21,4 @@ def none(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
     lowest = least_peak(board, work)
     near = max(_NEAR_LEAST * lowest, _NEAR_WHOLE * whole_peak(ladder, measured))
     cut = cheapest_cut(board, work, lowest if limit == LEAST else min(near, limit))
-    return None if cut is None else Choice(0, cut.boundaries)
+    return None if cut is None else Choice(0, cut.boundaries, {})

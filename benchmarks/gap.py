@@ -1,0 +1,112 @@
+"""`make bench-gap`: how far the policy `auto` is from the fastest plan there is, on small random train steps.
+
+The oracle (`tests/plan/oracle.py`) searches the whole space of plans, in the planner's own model of time and memory, but for
+drops that change nothing (`idle_drops`).
+
+    gap       = step of auto / step of the oracle - 1, at limits from the oracle's floor to the peak of the whole step
+    floor gap = least peak of auto / least peak of the oracle - 1
+
+Nothing is compiled. Writes `benchmarks/results/gap.json`.
+"""
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from tensile_jax.plan import POLICIES, WHOLE, Measured, floor, layout, whole_peak
+from tests.plan.oracle import Oracle
+from tests.plan.small_steps import small_step
+
+_RESULTS = Path(__file__).parent / "results" / "gap.json"
+PARTS = (0.0, 0.2, 0.4, 0.6, 0.8)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One small step: floors in bytes, and (limit, microseconds of the oracle, of auto or None) for each limit."""
+
+    seed: int
+    operators: int
+    floor_bytes: int
+    auto_floor_bytes: int
+    steps: tuple[tuple[int, float, float | None], ...]
+
+    @property
+    def gaps(self) -> list[float]:
+        """Where auto has a plan."""
+        return [auto / best - 1 for _, best, auto in self.steps if auto is not None]
+
+
+def compare(seed: int, *, most: int, idle_drops: bool) -> Compared:
+    """Auto and the oracle on the small step of that seed, with at most so many operators."""
+    graph, profile = small_step(seed, most=most)
+    oracle = Oracle(graph, profile, idle_drops=idle_drops)
+    ladder, nothing = oracle.ladder, Measured()
+    least, whole = oracle.least_peak(), whole_peak(oracle.ladder, nothing)
+    auto_least, _ = floor(ladder, nothing)
+    limits = {int(least + part * (whole - least)) for part in PARTS} | {auto_least}
+    steps: list[tuple[int, float, float | None]] = []
+    for limit in sorted(limits):
+        best = oracle.fastest(limit)
+        if best is None:
+            continue
+        if best.layout is not None:
+            plan = oracle.plan(best.layout)
+            assert plan.peak_bytes <= limit and abs(plan.step_us - best.step_us) < 0.02
+        choice = POLICIES["auto"](ladder, limit, nothing)
+        auto_us = None
+        if choice is not None:
+            alone = sum(ladder.latencies) + profile.launch_us
+            auto_us = alone if choice.rung == WHOLE else oracle.plan(layout(ladder, choice, nothing)).step_us
+        steps.append((limit, best.step_us, auto_us))
+    return Compared(seed, len(graph.operators), least, auto_least, tuple(steps))
+
+
+def figures(compared: list[Compared]) -> dict[str, Any]:
+    """Median, 95th percentile and worst of the gaps and of the floors' gaps."""
+    gaps = [gap for c in compared for gap in c.gaps]
+    floors = [c.auto_floor_bytes / c.floor_bytes - 1 for c in compared]
+    none = sum(auto is None for c in compared for _, _, auto in c.steps)
+
+    def spread(values: list[float]) -> dict[str, float]:
+        return {
+            "median": float(np.median(values)),
+            "mean": float(np.mean(values)),
+            "95th_percentile": float(np.percentile(values, 95)),
+            "worst": max(values),
+        }
+
+    return {"graphs": len(compared), "plans": len(gaps), "no_plan": none, "gap": spread(gaps), "floor_gap": spread(floors)}
+
+
+@click.command()
+@click.option("--graphs", default=200, show_default=True)
+@click.option("--most", default=8, show_default=True, help="Operators of a step.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=_RESULTS, help="Where to write the JSON.")
+def main(graphs: int, most: int, output: Path) -> None:
+    """Compare on the small steps 0 to GRAPHS - 1."""
+    compared = [compare(seed, most=most, idle_drops=False) for seed in range(graphs)]
+    found = figures(compared)
+    document = {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, Python {platform.python_version()}, numpy {version('numpy')}",
+        "command": "make bench-gap",
+        "most_operators": most,
+        **found,
+        "cases": [asdict(c) for c in compared],
+    }
+    output.write_text(json.dumps(document, indent=1) + "\n")
+    for name in ("gap", "floor_gap"):
+        print(f"{name:10}", "  ".join(f"{key} {value:.2%}" for key, value in found[name].items()))
+    print(f"{found['plans']} plans of {graphs} graphs; auto has none where the oracle has one: {found['no_plan']}")
+
+
+if __name__ == "__main__":
+    main()

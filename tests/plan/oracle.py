@@ -1,0 +1,424 @@
+"""The fastest of all plans of a small graph under a limit, and the least peak of any: exact, by search.
+
+The space is that of the planner's own model, without its ladder, its candidates and its prices:
+
+    dropped      every tensor that an operator makes and the step does not return, kept or stored no longer than the place that
+                 makes it or one of those that read it
+    boundaries   any places, in any number (at least two segments; the step as one executable is a plan too)
+    absences     any set of the gaps between two needs of a tensor that may be swapped; leave and back at any place in between,
+                 with a boundary from which it is away
+
+A plan's time is `assemble`'s `step_us`; its peak is `assemble`'s `peak_bytes` with the workspaces that a board with a candidate
+at every place estimates. The iteration begins and ends with the state on the device.
+
+Places of absences. `assemble` issues and awaits copies at boundaries alone: two leave places between the same two boundaries
+are one, and so are two back places. A tensor that is back before there was a boundary without it has gained nothing, and holds
+no less than one that stayed: `made` and `workspace` count a swapped tensor as a result of the segment that makes it, which it is
+as soon as there is a boundary in its gap. So at each boundary each tensor on its way out is awaited or not, each one on the host
+brought in or not, and nothing else can be told apart. Copies issued at one boundary leave in any order here; `assemble` has them
+leave in the order in which they are awaited, which ends no later.
+
+Without `idle_drops`, a dropped tensor has a boundary between the last place that it is stored for and the next one that needs it.
+An idle drop changes nothing that runs, but it does change what `lay_board` expects of the workspace: plans that gain by it
+gain on paper only.
+
+Pruning, all of it sound. `workspace` does not depend on absences, for the reason above. With every tensor away wherever nothing
+needs it and copies for nothing, a retention's segments hold least and the shortest path over them is a lower bound on its plans;
+first with no workspace at all, so that boards are laid for the retentions in question only, best first. Within one
+retention, labels (clock, lanes, ends of copies) at a boundary are dominated by those that are no later in anything, and
+what remains to be run is bounded by the same shortest path. `unpruned.py` knows none of this.
+
+Times in microseconds, sizes in bytes, as in `plan/`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, pairwise, permutations
+from typing import NamedTuple
+
+import numpy as np
+
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan import DeviceProfile, Ladder, Layout, Measured, assemble, check, whole_peak
+from tensile_jax.plan.activity import Activity
+from tensile_jax.plan.cut import lay_board, rerun_latency
+from tensile_jax.plan.retention import Retention, emit, retain
+from tensile_jax.plan.stays import Absence, Absences, find_stays, inherited
+from tensile_jax.schedule import Plan
+from tests.builders import header_for
+
+SMALLEST = 2**16  # bytes: no policy swaps less
+_SLACK = 1e-3  # microseconds; `assemble` rounds to a thousandth
+
+
+class Found(NamedTuple):
+    """The fastest plan under a limit: its step, and what it does; no layout where the step runs whole."""
+
+    step_us: float
+    layout: Layout | None
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Of one retention, for every pair of places a < b: bytes held, workspace, and microseconds with what runs again.
+
+    `away` are bytes that nothing needs in [a, b) and that may be on the host.
+    """
+
+    held: np.ndarray
+    workspace: np.ndarray
+    us: np.ndarray
+    away: np.ndarray
+
+
+class Oracle:
+    """Every retention of one graph, with what each must hold at least."""
+
+    def __init__(self, graph: Graph, profile: DeviceProfile, *, idle_drops: bool = True) -> None:
+        self.graph = graph
+        self.idle_drops = idle_drops
+        self.profile = profile
+        self.ladder = Ladder(graph, profile, state_may_stay_out=False)
+        self.count = len(graph.operators)
+        self.nbytes = np.array([t.nbytes for t in graph.tensors])
+        activity = self.ladder.activity
+        self.swappable = np.array(
+            [t.nbytes >= SMALLEST and t.id not in activity.kept_by_caller for t in graph.tensors], dtype=bool
+        )
+        self.retentions = [retain(activity, dropped) for dropped in drops(activity)]
+        self._again: dict[tuple[int, int], np.ndarray] = {}
+        self._boards: dict[int, np.ndarray] = {}
+        self._rerun_us = [rerun_latency(p, self.retentions[0], self.ladder.traffic, profile) for p in range(self.count)]
+        self._all()
+
+    # -- what all retentions hold -------------------------------------------------------------------------------------------
+
+    def _all(self) -> None:
+        """`held`, `away` and `us` of every segment of every retention; shape (retentions, count + 1, count + 1)."""
+        activity, n, r = self.ladder.activity, self.count, self.retentions
+        begin = np.array(activity.begin)
+        end = np.array([x.end for x in r])
+        places = np.arange(n + 1)
+        stored = (begin[None, None, :] < places[None, :, None]) & (places[None, :, None] <= end[:, None, :])
+        needed = np.zeros((len(r), n + 1, len(begin)), dtype=np.int32)  # needs before a place
+        for i, retention in enumerate(r):
+            for t, needs in enumerate(retention.needs):
+                for p in needs:
+                    needed[i, p + 1, t] = 1
+        needed = np.cumsum(needed, axis=1)
+        heirs = np.array([_inherited(x, len(begin)) for x in r])
+        results_of_step = np.array([t.id in self.graph.outputs for t in self.graph.tensors])
+        base = np.stack([_stored(x, n) for x in r])
+        self.held = np.zeros((len(r), n + 1, n + 1))
+        self.away = np.zeros_like(self.held)
+        self.us = np.full_like(self.held, np.inf)
+        elapsed = np.concatenate([[0.0], np.cumsum(self.ladder.latencies)])
+        mask = stored.astype(np.int64) @ (1 << np.arange(len(begin), dtype=np.int64))
+        for a in range(n):
+            masks, which = np.unique(mask[:, a], return_inverse=True)
+            firsts = [int(np.flatnonzero(which == k)[0]) for k in range(len(masks))]
+            again = np.array([self._again_us(int(m), a, r[first]) for m, first in zip(masks, firsts, strict=True)])
+            for b in range(a + 1, n + 1):
+                made = (begin >= a) & (begin < b)
+                results = stored[:, b, :] & made[None, :] & ~heirs
+                self.held[:, a, b] = base[:, a] + results @ self.nbytes
+                idle = stored[:, a, :] & (needed[:, a, :] == needed[:, b, :]) & self.swappable[None, :]
+                idle &= (needed[:, n, :] > needed[:, b, :]) | (results_of_step & (b < n))[None, :]
+                self.away[:, a, b] = idle @ self.nbytes if a else 0.0  # everything is there when the iteration begins
+                self.us[:, a, b] = self.profile.launch_us + elapsed[b] - elapsed[a] + again[which, b]
+        if not self.idle_drops:
+            for i, retention in enumerate(r):
+                for t, last in retention.dropped.items():
+                    self.us[i, : last + 1, next(p for p in retention.needs[t] if p > last) + 1 :] = np.inf
+
+    def _again_us(self, mask: int, a: int, retention: Retention) -> np.ndarray:
+        """Microseconds of what a segment from `a` to each place runs again; what is stored at `a` decides."""
+        if (mask, a) not in self._again:
+            row = np.zeros(self.count + 1)
+            for b in range(a + 1, self.count + 1):
+                row[b] = sum(self._rerun_us[p] for p in emit(retention, a, b).again)
+            self._again[mask, a] = row
+        return self._again[mask, a]
+
+    def segments(self, index: int) -> Segments:
+        """The segments of one retention, workspaces included."""
+        if index not in self._boards:
+            self._boards[index] = estimates(self.retentions[index], self.ladder)
+        return Segments(self.held[index], self._boards[index], self.us[index], self.away[index])
+
+    # -- the least peak -----------------------------------------------------------------------------------------------------
+
+    def least_peak(self) -> int:
+        """The least peak of any plan. Everything is away where nothing needs it; time is no object."""
+        best = whole_peak(self.ladder, Measured())
+        lower = narrowest(np.where(np.isfinite(self.us), self.held - self.away, np.inf))
+        for index in np.argsort(lower, kind="stable"):
+            if lower[index] >= best:
+                break
+            s = self.segments(int(index))
+            best = min(best, int(narrowest(np.where(np.isfinite(s.us), s.held + s.workspace - s.away, np.inf)[None])[0]))
+        return best
+
+    # -- the least time -----------------------------------------------------------------------------------------------------
+
+    def fastest(self, limit: float, *, swaps: bool = True) -> Found | None:
+        """The fastest plan whose peak is at most `limit`; without `swaps`, of those that swap nothing. None if there is none."""
+        best: Found | None = None
+        if whole_peak(self.ladder, Measured()) <= limit:
+            best = Found(sum(self.ladder.latencies) + self.profile.launch_us, None)
+        lower, _ = shortest(np.where(self.held - (self.away if swaps else 0) <= limit, self.us, np.inf))
+        for index in np.argsort(lower, kind="stable"):
+            upper = np.inf if best is None else best.step_us - _SLACK
+            if not lower[index] < upper:
+                break
+            s = self.segments(int(index))
+            peak = s.held + s.workspace
+            plain, back = shortest(np.where(peak <= limit, s.us, np.inf)[None])
+            if plain[0] < upper:
+                bounds = path(back[0])
+                best, upper = Found(float(plain[0]), self._layout(int(index), {}, bounds)), float(plain[0]) - _SLACK
+            if swaps:
+                usable = np.where(peak - s.away <= limit, s.us, np.inf)
+                if shortest(usable[None])[0][0] < upper:
+                    found = Labels(self, int(index), usable, limit).search(upper)
+                    best = best if found is None else Found(found[0], self._layout(int(index), *found[1:]))
+        return best
+
+    def _layout(self, index: int, absences: Absences, bounds: tuple[int, ...]) -> Layout:
+        work = self.segments(index).workspace
+        return Layout(self.retentions[index], absences, bounds, tuple(int(work[a, b]) for a, b in pairwise(bounds)))
+
+    def plan(self, layout: Layout) -> Plan:
+        """The plan of a layout, replayed."""
+        plan = assemble(layout, self.ladder.traffic, self.profile, self.ladder.latencies, header_for(self.graph))
+        check(plan, self.graph)
+        return plan
+
+
+def drops(activity: Activity) -> Iterator[dict[TensorId, int]]:
+    """Every choice of what is dropped, and after which place; later tensors first, since they say what needs the earlier ones."""
+    graph = activity.graph
+    count = len(graph.operators)
+    made = [t for op in reversed(graph.operators) for t in op.outputs if activity.end[t] < count and activity.uses[t]]
+
+    def extend(index: int, dropped: dict[TensorId, int]) -> Iterator[dict[TensorId, int]]:
+        if index == len(made):
+            yield dropped
+            return
+        t = made[index]
+        yield from extend(index + 1, dropped)
+        last = retain(activity, dropped).needs[t][-1]
+        for place in (activity.begin[t], *activity.uses[t]):
+            if place < last:
+                yield from extend(index + 1, {**dropped, t: place})
+
+    return extend(0, {})
+
+
+def _inherited(retention: Retention, count: int) -> list[bool]:
+    """Which tensors take over the memory of another."""
+    heirs = set(inherited(retention).values())
+    return [t in heirs for t in range(count)]
+
+
+def _stored(retention: Retention, count: int) -> np.ndarray:
+    """Bytes stored at each boundary when nothing is swapped."""
+    stays = find_stays(retention, {})
+    return np.array([sum(s.nbytes for s in stays if s.begin < b <= s.end) for b in range(count + 1)])
+
+
+def estimates(retention: Retention, ladder: Ladder) -> np.ndarray:
+    """Workspaces of every segment, with every place a candidate."""
+    places = tuple(range(len(ladder.graph.operators) + 1))
+    board = lay_board(retention, ladder.traffic, ladder.profile, stays=find_stays(retention, {}), boundaries=places)
+    assert board.boundaries == places
+    return board.estimates(ladder.profile.workspace_growth)
+
+
+def shortest(us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Least sums along paths of two segments or more, where there are two; and from where each place is reached."""
+    r, k = us.shape[:2]
+    total = np.full((r, k), np.inf)
+    total[:, 0] = 0.0
+    back = np.zeros((r, k), dtype=int)
+    for b in range(1, k):
+        first = 1 if b == k - 1 and b > 1 else 0
+        through = total[:, first:b] + us[:, first:b, b]
+        back[:, b] = first + through.argmin(axis=1)
+        total[:, b] = through.min(axis=1)
+    return total[:, -1], back
+
+
+def narrowest(peak: np.ndarray) -> np.ndarray:
+    """The same for the largest along a path."""
+    r, k = peak.shape[:2]
+    worst = np.full((r, k), np.inf)
+    worst[:, 0] = 0.0
+    for b in range(1, k):
+        first = 1 if b == k - 1 and b > 1 else 0
+        worst[:, b] = np.maximum(worst[:, first:b], peak[:, first:b, b]).min(axis=1)
+    return np.ceil(worst[:, -1])
+
+
+def path(back: np.ndarray) -> tuple[int, ...]:
+    """The places of the shortest path."""
+    found = [len(back) - 1]
+    while found[-1] > 0:
+        found.append(int(back[found[-1]]))
+    return tuple(reversed(found))
+
+
+class Gap(NamedTuple):
+    """`tensor` is not needed between the places `after` and `before`."""
+
+    tensor: TensorId
+    after: int
+    before: int
+
+
+def gaps_of(oracle: Oracle, retention: Retention) -> list[Gap]:
+    """Every gap in which there is a boundary at which a tensor that may be swapped can be away."""
+    found: list[Gap] = []
+    for t in map(TensorId, map(int, np.flatnonzero(oracle.swappable))):
+        end = retention.end[t]
+        points = [retention.activity.begin[t], *(p for p in retention.needs[t] if p <= end)]
+        points += [oracle.count] if end >= oracle.count else []
+        found += [Gap(t, a, b) for a, b in pairwise(points) if b - a > 1 and a < oracle.count - 1]
+    return found
+
+
+class Trail(NamedTuple):
+    """How a label came about: the boundary, and what was gone (tensor, after) and came back (tensor) there."""
+
+    place: int
+    gone: tuple[Gap, ...]
+    back: tuple[Gap, ...]
+    before: "Trail | None"
+
+
+class Label(NamedTuple):
+    """The device at a boundary; copies that are under way with their ends, in the order in which they were issued."""
+
+    clock: float
+    out: float  # when the lane is free
+    into: float
+    leaving: tuple[tuple[Gap, float], ...]
+    host: frozenset[Gap]
+    coming: tuple[tuple[Gap, float], ...]
+    copied: frozenset[TensorId]
+    trail: Trail | None
+
+    def key(self) -> tuple[object, ...]:
+        return frozenset(g for g, _ in self.leaving), self.host, frozenset(g for g, _ in self.coming), self.copied
+
+    def times(self) -> tuple[float, ...]:
+        ends = (e for _, e in sorted((*self.leaving, *self.coming)))
+        return (self.clock, self.out, self.into, *ends)
+
+
+class Labels:
+    """The search of one retention: labels at each boundary in turn."""
+
+    def __init__(self, oracle: Oracle, index: int, usable: np.ndarray, limit: float) -> None:
+        self._oracle = oracle
+        s = oracle.segments(index)
+        self._peak = s.held + s.workspace
+        self._us = usable
+        self._limit = limit
+        self._count = oracle.count
+        self._gaps = gaps_of(oracle, oracle.retentions[index])
+        self._rest = np.full(self._count + 1, np.inf)
+        self._rest[-1] = 0.0
+        for a in range(self._count - 1, -1, -1):
+            self._rest[a] = (usable[a, a + 1 :] + self._rest[a + 1 :]).min()
+        profile = oracle.profile
+        self._out_us = {g.tensor: oracle.nbytes[g.tensor] / profile.device_to_host_bytes_per_us for g in self._gaps}
+        self._in_us = {g.tensor: oracle.nbytes[g.tensor] / profile.host_to_device_bytes_per_us for g in self._gaps}
+
+    def search(self, upper: float) -> tuple[float, dict[TensorId, tuple[Absence, ...]], tuple[int, ...]] | None:
+        """The fastest plan below `upper`, with its absences and boundaries."""
+        at: list[dict[tuple[object, ...], list[Label]]] = [{} for _ in range(self._count + 1)]
+        nothing = frozenset[Gap]()
+        at[0][()] = [Label(0.0, 0.0, 0.0, (), nothing, (), frozenset(), None)]
+        found: tuple[float, Trail | None] | None = None
+        for a in range(self._count):
+            for labels in at[a].values():
+                for label in labels:
+                    for ready in self._decided(label, a):
+                        for b in range(a + 1, self._count + 1):
+                            after = self._run(ready, a, b)
+                            if after is None or (a == 0 and b == self._count and self._count > 1):
+                                continue
+                            if b == self._count:
+                                finish = max(after.clock, after.out, after.into)
+                                if finish < upper:
+                                    found, upper = (finish, after.trail), finish
+                            elif after.clock + self._rest[b] < upper:
+                                keep(at[b], after)
+        return None if found is None else (found[0], *self._told(found[1]))
+
+    def _decided(self, label: Label, a: int) -> Iterator[Label]:
+        """What may be issued and awaited at the boundary."""
+        previous = -1 if label.trail is None else label.trail.place
+        begins = [g for g in self._gaps if previous <= g.after < a < g.before]
+        for going in subsets(begins):
+            free = [g for g in going if g.tensor in label.copied]
+            for ordered in permutations(g for g in going if g.tensor not in label.copied):
+                out, leaving = label.out, list(label.leaving)
+                for g in ordered:
+                    out = max(out, label.clock) + self._out_us[g.tensor]
+                    leaving.append((g, out))
+                for clock in sorted({label.clock, *(max(label.clock, e) for _, e in leaving if a)}):
+                    gone = [*free, *(g for g, e in leaving if e <= clock and a)]
+                    for coming_back in subsets(sorted(label.host, key=lambda g: (g.before, g.tensor))):
+                        into, coming = label.into, list(label.coming)
+                        for g in coming_back:
+                            into = max(into, clock) + self._in_us[g.tensor]
+                            coming.append((g, into))
+                        yield Label(
+                            clock, out, into, tuple(x for x in leaving if x[0] not in gone),
+                            (label.host - frozenset(coming_back)) | frozenset(gone), tuple(coming),
+                            label.copied | {g.tensor for g in gone},
+                            Trail(a, tuple(gone), tuple(coming_back), label.trail),
+                        )  # fmt: skip
+
+    def _run(self, label: Label, a: int, b: int) -> Label | None:
+        """The label after the segment; None if it does not fit, or needs what is not there."""
+        nbytes = self._oracle.nbytes
+        if self._peak[a, b] - sum(int(nbytes[g.tensor]) for g in label.host) > self._limit or not np.isfinite(self._us[a, b]):
+            return None
+        if any(g.before < b or b == self._count for g in label.host) or any(
+            g.before < b or b == self._count for g, _ in label.leaving
+        ):
+            return None
+        clock = max([label.clock, *(e for g, e in label.coming if g.before < b)]) + self._us[a, b]
+        return label._replace(clock=clock, coming=tuple(x for x in label.coming if x[0].before >= b))
+
+    def _told(self, trail: Trail | None) -> tuple[dict[TensorId, tuple[Absence, ...]], tuple[int, ...]]:
+        """Absences and boundaries of a trail."""
+        bounds = [self._count]
+        back: dict[Gap, int] = {}
+        absences: dict[TensorId, list[Absence]] = {}
+        while trail is not None:
+            bounds.append(trail.place)
+            for g in trail.back:
+                back[g] = trail.place
+            for g in trail.gone:
+                if g in back:
+                    absences.setdefault(g.tensor, []).insert(0, Absence(g.tensor, trail.place - 1, back[g], 0.0))
+            trail = trail.before
+        return {t: tuple(several) for t, several in absences.items()}, tuple(reversed(bounds))
+
+
+def subsets(items: list[Gap]) -> Iterator[tuple[Gap, ...]]:
+    """All of them, in order."""
+    return (some for n in range(len(items) + 1) for some in combinations(items, n))
+
+
+def keep(labels: dict[tuple[object, ...], list[Label]], label: Label) -> None:
+    """Add the label unless another is no later in anything; those that it dominates go."""
+    others = labels.setdefault(label.key(), [])
+    times = label.times()
+    if any(all(x <= y for x, y in zip(o.times(), times, strict=True)) for o in others):
+        return
+    others[:] = [o for o in others if not all(y <= x for x, y in zip(o.times(), times, strict=True))] + [label]

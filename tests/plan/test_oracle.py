@@ -1,0 +1,93 @@
+"""The oracle is exact, and `auto` is never better than it, and how much worse."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from benchmarks.gap import Compared, compare, figures
+from tensile_jax.ir import Graph
+from tests.builders import PROFILE, graph_of
+from tests.plan.oracle import Oracle
+from tests.plan.unpruned import unpruned
+
+UNIT = 2**16
+
+
+def chain(seed: int) -> Graph:
+    """Four or five operators, the first results read twice."""
+    rng = random.Random(seed)
+    lines = ["a = heavy(x)", "b = heavy(a)", "c = light(b)", "y = heavy(c, a)"]
+    if seed % 2:
+        lines = ["a = heavy(x)", "b = heavy(a)", "c = heavy(b)", "d = light(c, a)", "y = heavy(d, a)"]
+    sizes = {name: UNIT * rng.randint(1, 6) for name in "abcdy"} | {"x": 1_000}
+    return graph_of(lines, sizes=sizes, inputs="x", outputs="y", flops=rng.choice((50_000, 400_000)))
+
+
+def tiny_step(seed: int) -> Graph:
+    """Donated state that is read, may leave, and is updated."""
+    rng = random.Random(seed)
+    sizes = {name: UNIT * rng.randint(1, 6) for name in "abg"} | {"x": 1_000, "w": 2 * UNIT, "v": 2 * UNIT}
+    return graph_of(
+        ["a = heavy(x, w)", "b = heavy(a)", "g = heavy(b)", "v = light(w, g)"],
+        sizes=sizes, inputs="x w", outputs="v", carried={"w": "v"}, donated="w", flops=100_000,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rate", [10.0, 300.0])
+@pytest.mark.parametrize("graph", [chain(0), chain(2), tiny_step(0)], ids=["chain", "another", "step"])
+def test_the_search_finds_what_looking_at_every_plan_finds(graph: Graph, rate: float) -> None:
+    compare_with_every_plan(graph, rate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("graph", [*map(chain, (1, 3, 4, 5, 6, 7)), *map(tiny_step, range(1, 4))])
+def test_the_search_finds_what_looking_at_every_plan_finds_in_many_graphs(graph: Graph, rate: float) -> None:
+    compare_with_every_plan(graph, rate)
+
+
+def compare_with_every_plan(graph: Graph, rate: float) -> None:
+    profile = dataclasses.replace(PROFILE, device_to_host_bytes_per_us=rate, host_to_device_bytes_per_us=1.5 * rate)
+    plans = unpruned(graph, profile, swaps=True)
+    oracle = Oracle(graph, profile)
+    peaks = sorted({peak for peak, _ in plans})
+    assert oracle.least_peak() == peaks[0]
+    assert oracle.fastest(peaks[0] - 1) is None
+    for limit in peaks:
+        found = oracle.fastest(limit)
+        assert found is not None
+        assert found.step_us == pytest.approx(min(us for peak, us in plans if peak <= limit), abs=0.01)
+        if found.layout is not None:
+            plan = oracle.plan(found.layout)
+            assert plan.peak_bytes <= limit
+            assert plan.step_us == pytest.approx(found.step_us, abs=0.01)
+
+
+def test_where_everything_fits_the_step_runs_whole() -> None:
+    graph = chain(0)
+    oracle = Oracle(graph, PROFILE)
+    found = oracle.fastest(float("inf"))
+    assert found == (sum(oracle.ladder.latencies) + PROFILE.launch_us, None)
+
+
+def never_better(compared: list[Compared]) -> bool:
+    return all(c.floor_bytes <= c.auto_floor_bytes for c in compared) and min(g for c in compared for g in c.gaps) > -1e-6
+
+
+def test_auto_is_never_better_than_the_oracle_and_seldom_much_worse() -> None:
+    compared = [compare(seed, most=7, idle_drops=True) for seed in range(36)]
+    assert never_better(compared)
+    gaps = [gap for c in compared for gap in c.gaps]
+    assert np.median(gaps) < 0.02
+    assert np.percentile(gaps, 95) < 0.9
+
+
+@pytest.mark.slow
+def test_auto_is_never_better_than_the_oracle_on_hundreds_of_steps() -> None:
+    compared = [compare(seed, most=9, idle_drops=True) for seed in range(1_000, 1_200)]
+    assert never_better(compared)
+    found = figures(compared)
+    assert found["gap"]["median"] < 0.06
+    assert found["floor_gap"]["median"] < 0.2
