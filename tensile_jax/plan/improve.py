@@ -7,6 +7,7 @@ that a plan's time is a matter of the copies alone:
     remove     a tensor stays where it was absent
     back       it is brought in by the earliest segment that has room for it
     leave      what runs next does not wait for it to be gone, as long as there is room
+    widen      many tensors at once get windows in which nothing waits for their copies (`windows.py`)
 
 Each puts `nbytes` into the segments in which the tensor was away, and takes nothing from any. Moves are tried by what they save
 for a byte, and made if the plan's time on the clocks of `simulate.py` falls; ties by tensor. The room is
@@ -25,7 +26,7 @@ What a segment needs beyond what it holds does not depend on what is away beside
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 
@@ -36,14 +37,18 @@ from tensile_jax.plan.ladder import Ladder
 from tensile_jax.plan.latency import DeviceProfile
 from tensile_jax.plan.retention import emit
 from tensile_jax.plan.stays import Absence
+from tensile_jax.plan.windows import Need, windows_without_waiting
 from tensile_jax.plan.workspace import Measured
 
 _STEP = 1.01
-_MOST_WORK = 12_000_000  # copies times moves, in all: about 0.15 s
+_WIDEN_EVERY = 5  # steps
+_MOST_WORK = 16_000_000  # copies times moves, in all: about 0.15 s
 _EACH_COPY = 500  # moves that take as long as the copy itself
-_MOST_TRIPS = 100  # that may change: the largest
+_MOST_TRIPS = 100  # that may change one by one: the largest
 _MOST_TRIALS = 10  # moves tried one by one, each time
 _LEAST_GAIN = 1e-6  # of the step
+_WORTH_ANOTHER = 5e-4  # of the step: gained by one pass, for the next to be made in the same room
+_PARTS = (1.0, 0.5, 0.25)  # of the tensors, the smallest first: those whose windows are widened together
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +89,7 @@ class _Search:
         self._peaks = segment_peaks(ladder, choice, measured)
         self._trips = [trip for several in rung.absences.values() for trip in self._trips_of(ladder, several)]
         movable = sorted((t for t in self._trips if not t.fixed), key=lambda t: (-t.nbytes, t.tensor, t.issued))
-        small = set(movable[_MOST_TRIPS:])
-        self._trips = [replace(trip, fixed=trip.fixed or trip in small) for trip in self._trips]
+        self._small = {(trip.tensor, trip.issued) for trip in movable[_MOST_TRIPS:]}
         elapsed = np.concatenate([[0.0], np.cumsum(ladder.latencies)])
         again: dict[int, float] = {}
         self._runs: list[float] = []
@@ -134,20 +138,25 @@ class _Search:
     def run(self, limit: float) -> None:
         """Raise the room step by step, as far as the limit."""
         room = int(self._peaks.max())
-        while room <= limit and self._work_left > 0:
+        for step in count():
+            if room > limit or self._work_left <= 0:
+                break
+            if step < 4 or step % _WIDEN_EVERY == 0:
+                self._widen(room)
             while self._pass(room) and self._work_left > 0:
                 pass
             room = max(int(room * _STEP), room + 1)
 
     def _pass(self, room: int) -> bool:
         """Try every move at once, and then one by one in the order of what they save, making those that still do."""
-        moves = [(trip, *move) for trip in self._trips for move in self._moves(trip, room)]
+        large = (trip for trip in self._trips if (trip.tensor, trip.issued) not in self._small)
+        moves = [(trip, *move) for trip in large for move in self._moves(trip, room)]
         if not moves:
             return False
         self._work_left -= 2 * len(self._trips) * (len(moves) + _EACH_COPY)
         steps = _steps_us(self._trips, [(trip, changed) for trip, changed, _ in moves], self._runs, self._profile)
         saved = [(us - self._step_us) / max(more, 1) for us, (_, _, more) in zip(steps, moves, strict=True)]
-        made = False
+        before = self._step_us
         for i in sorted(range(len(moves)), key=lambda i: (saved[i], i))[:_MOST_TRIALS]:
             trip, changed, _ = moves[i]
             if steps[i] >= self._step_us * (1 - _LEAST_GAIN):
@@ -159,8 +168,47 @@ class _Search:
                 self._peaks += self._change(trip, changed)
                 self._trips = self._with(trip, changed)
                 self._step_us = us
-                made = True
-        return made
+        return self._step_us < before * (1 - _WORTH_ANOTHER)
+
+    def _widen(self, room: int) -> None:
+        """Take the best of several ways to widen windows together, if there is room for one and it pays."""
+        movable = [trip for trip in self._trips if not trip.fixed]
+        wide = windows_without_waiting(
+            [Need(t.tensor, t.nbytes, t.issued, t.used, self._copies_out(t)) for t in movable], self._runs, self._profile
+        )
+        by_size = sorted(wide, key=lambda i: (movable[i].nbytes, movable[i].tensor, movable[i].issued))
+        best = self._trips, self._step_us * (1 - _LEAST_GAIN), np.zeros(len(self._runs))
+        for leaves, backs in ((True, True), (False, True), (True, False)):
+            for part in _PARTS:
+                changed: dict[_Trip, _Trip] = {}
+                for i in by_size[: int(part * len(by_size))]:
+                    gone = max(movable[i].gone, wide[i].gone) if leaves else movable[i].gone
+                    back = min(movable[i].back, wide[i].back) if backs else movable[i].back
+                    if gone < back:
+                        changed[movable[i]] = self._moved(movable[i], gone, back)
+                more = sum((self._change(trip, new) for trip, new in changed.items()), np.zeros(len(self._runs)))
+                if not (self._peaks + more <= room)[more > 0].all():
+                    continue
+                trips = [changed.get(trip, trip) for trip in self._trips]
+                us = _step_us(trips, self._runs, self._profile)
+                self._work_left -= len(trips) * _EACH_COPY
+                if us < best[1]:
+                    best = trips, us, more
+        if best[0] is not self._trips:
+            self._trips, self._step_us, more = best
+            self._peaks = self._peaks + more
+
+    def _copies_out(self, trip: _Trip) -> bool:
+        """Whether the trip is the one that copies its tensor to the host."""
+        return trip is next(t for t in self._trips if t.tensor == trip.tensor) and trip.issued >= 0
+
+    def _moved(self, trip: _Trip, gone: int, back: int) -> _Trip:
+        absence = trip.absence
+        if gone != trip.gone:
+            absence = replace(absence, leave=self._bounds[gone] - 1)
+        if back != trip.back:
+            absence = replace(absence, back=self._bounds[back])
+        return replace(trip, gone=gone, back=back, absence=absence)
 
     def _moves(self, trip: _Trip, room: int) -> list[tuple[_Trip | None, int]]:
         """What may be done about a trip within the room, and the bytes that each puts into segments, all in all."""
@@ -178,12 +226,10 @@ class _Search:
             gone += 1
         for at in dict.fromkeys((trip.back - 1, back)):
             if back <= at < trip.back:
-                absence = replace(trip.absence, back=self._bounds[at])
-                found.append((replace(trip, back=at, absence=absence), trip.nbytes * (trip.back - at)))
+                found.append((self._moved(trip, trip.gone, at), trip.nbytes * (trip.back - at)))
         for at in dict.fromkeys((trip.gone + 1, gone)):
             if trip.gone < at <= gone:
-                absence = replace(trip.absence, leave=self._bounds[at] - 1)
-                found.append((replace(trip, gone=at, absence=absence), trip.nbytes * (at - trip.gone)))
+                found.append((self._moved(trip, at, trip.back), trip.nbytes * (at - trip.gone)))
         return found
 
     def _change(self, trip: _Trip, changed: _Trip | None) -> np.ndarray:

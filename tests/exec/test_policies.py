@@ -58,14 +58,15 @@ def test_a_policy_gives_what_jit_gives(policy: str, program: Any, fast_link: str
     assert plan.policy == policy
     assert not plan.whole
     swapped = {"swap_out", "swap_in"} <= kinds_of(plan)
-    assert swapped == (policy == "capuchin" or (policy == "vdnn" and program is convolutional))
+    assert swapped == (policy in ("capuchin", "tensile") or (policy == "vdnn" and program is convolutional))
     assert ("recompute" in kinds_of(plan)) or policy != "checkpoint"
     plain = jax.jit(step)
     ours, theirs = fresh(state), state
     for now in batches:
         ours, metrics = function(ours, now)
         theirs, expected = plain(theirs, now)
-        assert all(leaf.sharding.memory_kind == "device" for leaf in jax.tree.leaves(ours))  # no state stays out
+        if policy != "tensile":  # the only one of these that schedules across iterations
+            assert all(leaf.sharding.memory_kind == "device" for leaf in jax.tree.leaves(ours))
         # XLA fuses a step in segments otherwise than a whole one; Adam's first steps magnify what rounding leaves near zero.
         for a, b in zip(numbers((ours, metrics)), numbers((theirs, expected)), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-4)
