@@ -101,8 +101,7 @@ def lay_board(
             if traffic.materialised[t] and end < count:
                 inside.add(begin, end, tensor.nbytes)
         if t in retention.dropped and traffic.materialised[t]:
-            places = [end, *(p for p in retention.needs[t] if p > end)]
-            for before, place in pairwise(places):
+            for before, place in pairwise([end, *_read_again(retention, t)]):
                 if place > before + 1:  # at `before` it is counted as a use, or with the chain that makes it
                     inside.add(before + 1, place, tensor.nbytes)
     made_bytes = _begins_in_crosses(histogram(*made.columns()))[:k, :k]
@@ -226,6 +225,21 @@ def _workspace(
     return np.maximum(work, 0.0)
 
 
+def _read_again(retention: Retention, tensor: int) -> list[int]:
+    """The places that read a dropped tensor in a segment that holds the need before: the first, and some of the others.
+
+    What is computed again for one place is there for the next; what it was made from is not needed a second time.
+    """
+    activity, end = retention.activity, retention.end[tensor]
+    needs = [p for p in retention.needs[tensor] if p > end]
+    before = dict(zip(needs[1:], needs, strict=False))
+    read = {*needs[:1], *(p for p in activity.uses[tensor] if p > end)}
+    for reader in activity.uses[tensor]:
+        runs = retention.reruns[reader]
+        read.update(p for last, p in zip((-1, *runs), runs, strict=False) if p > end and before.get(p, -1) != last)
+    return sorted(read)
+
+
 def chains(retention: Retention, traffic: Traffic) -> np.ndarray:
     """For each place, the most bytes that are live while the chains that it is the first to need are computed again.
 
@@ -235,19 +249,22 @@ def chains(retention: Retention, traffic: Traffic) -> np.ndarray:
     operators, tensors = activity.graph.operators, activity.graph.tensors
     chain: list[list[int]] = [[] for _ in operators]
     for place, runs in enumerate(retention.reruns):
-        if any(traffic.materialised[t] for t in operators[place].outputs):
-            if runs:
-                chain[runs[0]].append(place)
+        if runs:
+            chain[runs[0]].append(place)
     most = np.zeros(len(operators))
-    for need, places in enumerate(chain):
+    for need, everything in enumerate(chain):
+        places = [place for place in everything if any(traffic.materialised[t] for t in operators[place].outputs)]
         if not places:
             continue
         members = {t for place in places for t in operators[place].outputs if traffic.materialised[t]}
-        last: dict[int, int] = {}
-        for place in (*places, need):
-            for t in operators[place].inputs:
-                if t in members:
-                    last[t] = place
+        last: dict[int, int] = dict.fromkeys(operators[need].inputs, need)
+        for place in reversed(everything):  # what a fused operator reads is read where its results are
+            op = operators[place]
+            until = max((last.get(t, need) for t in op.outputs), default=need) if op.kind == "light" else place
+            if any(t in members for t in op.outputs):
+                until = place
+            for t in op.inputs:
+                last[t] = max(last.get(t, 0), until)
         live = peak = 0
         ends: dict[int, int] = {}
         for place in places:

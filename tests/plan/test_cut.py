@@ -9,7 +9,7 @@ import pytest
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.activity import find_activity
-from tensile_jax.plan.cut import Board, cheapest_cut, lay_board, least_peak
+from tensile_jax.plan.cut import Board, _read_again, chains, cheapest_cut, lay_board, least_peak
 from tensile_jax.plan.recompute import _price, drop_tensors
 from tensile_jax.plan.retention import retain
 from tensile_jax.plan.stays import find_stays
@@ -187,6 +187,27 @@ def test_what_is_cheap_to_make_again_is_dropped_and_what_is_dear_is_kept() -> No
 
 
 # -- the link ----------------------------------------------------------------------------------------------------------
+
+
+CHAIN = ("a = heavy(x)", "k = light(a)", "l = light(k)", "b = heavy(l)", "y = heavy(b)", "z = heavy(y, b)", "w = heavy(z, b)")
+
+
+def test_a_chain_lets_go_of_what_its_fused_operators_have_read() -> None:
+    graph = graph_of(CHAIN, inputs="x", outputs="w")
+    activity = find_activity(graph)
+    retention = retain(activity, {tensor_named(graph, n): place for n, place in zip("aklb", (1, 2, 3, 4), strict=True)})
+    traffic = find_traffic(activity, fused_reductions=True)
+    assert chains(retention, traffic).tolist() == [0, 0, 0, 0, 0, 200, 0]  # a with l, then l with b
+
+
+def test_what_a_chain_was_made_from_is_not_read_for_its_second_reader() -> None:
+    graph = graph_of(CHAIN, inputs="x", outputs="w")
+    retention = retain(
+        find_activity(graph), {tensor_named(graph, n): place for n, place in zip("aklb", (1, 2, 3, 4), strict=True)}
+    )
+    assert retention.needs[tensor_named(graph, "l")] == (3, 5, 6)
+    assert _read_again(retention, tensor_named(graph, "l")) == [5]
+    assert _read_again(retention, tensor_named(graph, "b")) == [5, 6]
 
 
 def test_a_lane_gives_the_earliest_and_the_latest_free_window() -> None:
