@@ -8,7 +8,9 @@ inputs and reductions that its light operators start from.
                = union of leaves(u) over the inputs      otherwise
     virtual(t) : t is not materialised by its producer and its leaves are much smaller than itself, or belong to the caller;
                  such a tensor (a broadcast, a mask, a cast of a parameter) is never stored
-    reread(o)  = what a light operator adds to the bytes that its chain reads: leaves beyond its largest input's
+    reread(o)  = what a light operator adds to the bytes that its chain reads: leaves beyond its largest input's, for each kernel
+                 that evaluates it (one, where it is written to memory for heavy operators to read)
+    row(o)     = which in a row of joins it is: residual sums that lead to one another through light operators; 0 if it is none
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ _MOST_LEAVES = 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traffic:
-    """By tensor id: `materialised`, `virtual`; by place: `reread` bytes.
+    """By tensor id: `materialised`, `virtual`; by place: `reread` bytes, and `row`.
 
     `largest` is the size of the largest result of a heavy operator.
     """
@@ -29,6 +31,7 @@ class Traffic:
     materialised: tuple[bool, ...]
     virtual: tuple[bool, ...]
     reread: tuple[float, ...]
+    row: tuple[int, ...]
     largest: int
 
 
@@ -51,6 +54,8 @@ def find_traffic(activity: Activity, *, fused_reductions: bool) -> Traffic:
     virtual = [False] * len(tensors)
     leaves: list[frozenset[int]] = [frozenset((t.id,)) for t in tensors]
     reread = [0.0] * len(operators)
+    row = [0] * len(operators)
+    joined = [0] * len(tensors)  # how many joins in a row lead to it
     for place, op in enumerate(operators):
         if op.kind != "light":
             continue
@@ -65,23 +70,30 @@ def find_traffic(activity: Activity, *, fused_reductions: bool) -> Traffic:
             virtual[t] = t not in results and cheap
             if not any(heavy[p] for p in activity.uses[t]) and len(read) <= _MOST_LEAVES:
                 leaves[t] = read
+        before = max((joined[u] for u in op.inputs if tensors[u].nbytes * _SMALL > out), default=0)
         if joins > out // 4:
-            consumers = {p for t in op.outputs for p in _heavy_reached(activity, t, heavy)}
-            reread[place] = joins * max(1, len(consumers))
+            before += 1
+            row[place] = before
+            reread[place] = joins * max(1, len({p for t in op.outputs for p in _kernels(activity, t, materialised)}))
+        for t in op.outputs:
+            joined[t] = before
     largest = max((tensors[t].nbytes for op in operators if op.kind == "heavy" for t in op.outputs), default=1)
-    return Traffic(tuple(materialised), tuple(virtual), tuple(reread), largest)
+    return Traffic(tuple(materialised), tuple(virtual), tuple(reread), tuple(row), largest)
 
 
-def _heavy_reached(activity: Activity, tensor: int, heavy: list[bool], most: int = 4) -> set[int]:
-    """Places of up to `most` heavy operators that read `tensor` through light ones."""
+def _kernels(activity: Activity, tensor: int, materialised: list[bool], most: int = 4) -> set[int]:
+    """Up to `most` places at which what makes `tensor` is evaluated: where it, or what light operators make of it, is written
+    to memory or read by a heavy operator.
+    """
+    operators = activity.graph.operators
     found: set[int] = set()
     seen: set[int] = set()
-    stack = [tensor]
+    stack = [activity.begin[tensor]]
     while stack and len(found) < most:
-        for place in activity.uses[stack.pop()]:
-            if heavy[place]:
-                found.add(place)
-            elif activity.graph.operators[place].kind == "light" and place not in seen:
-                seen.add(place)
-                stack += activity.graph.operators[place].outputs
+        place = stack.pop()
+        if operators[place].kind == "heavy" or any(materialised[t] for t in operators[place].outputs):
+            found.add(place)
+        elif operators[place].kind == "light" and place not in seen:
+            seen.add(place)
+            stack += [p for t in operators[place].outputs for p in activity.uses[t]]
     return found

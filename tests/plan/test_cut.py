@@ -189,6 +189,26 @@ def test_what_is_cheap_to_make_again_is_dropped_and_what_is_dear_is_kept() -> No
 # -- the link ----------------------------------------------------------------------------------------------------------
 
 
+RESIDUAL = (
+    "a = heavy(x)", "s = light(a, x)", "b = heavy(s)", "t = light(b, s)", "c = heavy(t)", "u = light(c, t)",
+    "d = heavy(u)", "e = heavy(d, t)", "y = heavy(e, s)",
+)  # fmt: skip
+
+
+def test_a_residual_sum_is_read_by_the_one_kernel_that_writes_it_and_counted_in_its_row() -> None:
+    traffic = find_traffic(find_activity(graph_of(RESIDUAL, inputs="x", outputs="y")), fused_reductions=True)
+    assert traffic.reread == (0, 100, 0, 100, 0, 100, 0, 0, 0)
+    assert traffic.row == (0, 1, 0, 2, 0, 3, 0, 0, 0)
+
+
+def test_every_other_residual_sum_is_dropped() -> None:
+    graph = graph_of(RESIDUAL, inputs="x", outputs="y")
+    activity = find_activity(graph)
+    traffic = find_traffic(activity, fused_reductions=True)
+    dropped = drop_tensors(activity, traffic, retain(activity, {}), turn=7, price=0.1, profile=PROFILE)
+    assert {graph.tensors[t].name for t in dropped} == {"b", "t"}
+
+
 CHAIN = ("a = heavy(x)", "k = light(a)", "l = light(k)", "b = heavy(l)", "y = heavy(b)", "z = heavy(y, b)", "w = heavy(z, b)")
 
 
