@@ -32,10 +32,10 @@ from tensile_jax.plan.traffic import Traffic, find_traffic
 Swapping = Literal["none", "hidden", "some", "all", "late"]
 FAMILIES: tuple[Swapping, ...] = ("none", "hidden", "some", "all", "late")
 
-_PRICES = (4.0, 0.6, 0.45, 0.28, 0.23, 0.2, 0.165, 0.15, 0.1, 0.05, 0.01)
-_HIDDEN_PRICES = (0.45, 0.165, 0.05)
+_PRICES = (4.0, 0.6, 0.42, 0.36, 0.26, 0.24, 0.2, 0.165, 0.15, 0.1, 0.05, 0.01)
+_HIDDEN_PRICES = (0.36, 0.165, 0.05)
 _UNCOVERED = 0.15  # of the copies of a hidden swap
-_EXPOSED_PRICES = (0.45, 0.165, 0.02)
+_EXPOSED_PRICES = (0.36, 0.165, 0.02)
 _SOME_PRICE = 0.05
 _SOME_PARTS = (0.9, 0.78, 0.62)  # of the most that is stored when nothing is swapped
 _LATE_PRICES = (0.165, 0.02)
