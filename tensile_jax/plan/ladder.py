@@ -36,18 +36,18 @@ from tensile_jax.plan.traffic import Traffic, find_traffic
 Swapping = Literal["none", "hidden", "fine", "some", "more", "all", "late"]
 FAMILIES: tuple[Swapping, ...] = ("none", "hidden", "fine", "some", "more", "all", "late")
 
-_PRICES = (4.0, 0.6, 0.45, 0.28, 0.23, 0.2, 0.165, 0.15, 0.1, 0.05, 0.01)
-_HIDDEN_PRICES = (0.45, 0.28, 0.165, 0.05)
-_FINE_PRICES = (0.6, 0.45, 0.28, 0.165)
+_PRICES = (4.0, 0.6, 0.42, 0.36, 0.26, 0.24, 0.2, 0.165, 0.15, 0.1, 0.05, 0.01)
+_HIDDEN_PRICES = (0.36, 0.26, 0.165, 0.05)
+_FINE_PRICES = (0.6, 0.36, 0.26, 0.165)
 _FINE = 1 / 24  # of the step: the longest segment of a rung whose copies are to find their windows
 _UNCOVERED = 0.15  # of the copies of a hidden swap
 _UNCOVERED_WHEN_FINE = 0.03
-_EXPOSED_PRICES = (0.45, 0.28, 0.165, 0.02)
-_SOME_PRICES = (0.28, 0.05)
+_EXPOSED_PRICES = (0.36, 0.26, 0.165, 0.02)
+_SOME_PRICES = (0.26, 0.05)
 _SOME_PARTS = (0.95, 0.9, 0.84, 0.78, 0.7, 0.62, 0.54, 0.46)  # of the most that is stored when nothing is swapped
 _MORE_PRICE = 0.05
 _MORE_PARTS = (0.9, 0.84, 0.78, 0.7, 0.62)
-_LATE_PRICES = (0.28, 0.165, 0.02)
+_LATE_PRICES = (0.26, 0.165, 0.02)
 _SWAP_ROUNDS = {"none": 0, "hidden": 2, "fine": 6, "some": 6, "more": 6, "all": 8, "late": 8}
 _TURNS = 4  # boundaries cut one after another, highest first
 _ENOUGH = 0.99  # a further turn must lower the highest footprint below this part of it

@@ -15,13 +15,15 @@ operators in between. The cheapest choice for all of them at once is a minimum c
     keep(t)  = nbytes(t)                                      materialised anyway
              = nbytes(t) * (1 + price)                        otherwise: it must be written
     price(o) = price * latency(o) * bytes_per_us * (largest tensor / nbytes(o)) ** 0.1     heavy operators and reductions
-             = max(price, 1) * (bytes that each of its readers re-reads)      light operators that join large tensors
-             + price * 2 * nbytes(o)                          light operators read by a heavy one: written and read again
+             = max(price, 1) * (bytes that its readers re-read)       the 1st, 3rd, .. in a row of light operators that join
+             | 2 * price * (bytes that its readers re-read)           the 2nd, 4th, ..                      large tensors
+             + price * 2 * nbytes(o) * (...) ** 0.1           light operators read by a heavy one: written and read again
              ~ 0                                              other light operators: XLA fuses them into their consumer
 
 so `price` is the number of bytes one is willing to keep rather than move one byte more. That one number draws the whole
 curve from "keep all" to "keep as little as possible". Light operators that join large tensors (a residual sum) are
-dear, because every segment that needs the sum would re-read the whole chain of its terms.
+dear, because every segment that needs the sum would compute the chain of its terms again, back to the last sum that is kept.
+With every other sum kept, that is one block, and a segment that spans two needs it anyway.
 
 What is *not* decided here: where segments begin (`cut.py`) and which of the dropped tensors a segment computes again
 (`retention.py`); those follow.
@@ -45,7 +47,8 @@ from tensile_jax.plan.traffic import Traffic
 
 _INFINITE = 2**30  # far above any sum of capacities; maximum_flow counts in int32
 _FINITE = 2**28  # the scale to which the sum of all capacities is brought
-_JOIN_PRICE = 1.0  # never cheaper: a dropped join makes chains that grow with every block
+_JOIN_PRICE = 1.0  # of every other join in a row, never cheaper: if all were dropped, chains would grow with every block
+_OTHER_JOINS = 2.0  # of the price, for those in between: the segment that needs one must reach over two blocks
 _SMALLER_IS_DEARER = 0.1  # tells apart operators that free as much per byte moved: the larger results go first
 _LIGHT_PRICE = 0.01  # breaks ties towards short chains
 
@@ -131,7 +134,8 @@ def _prices(activity: Activity, traffic: Traffic, price: float, profile: DeviceP
     written = activity.makes.sums(activity.nbytes * traffic.written)
     smaller = (traffic.largest / np.maximum(out, 1)) ** _SMALLER_IS_DEARER
     latency = np.maximum(activity.flops / profile.flops_per_us, activity.touched / profile.bytes_per_us)
-    light = max(price, _JOIN_PRICE) * np.array(traffic.reread) + price * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
+    joined = np.where(np.array(traffic.row) % 2, max(price, _JOIN_PRICE), _OTHER_JOINS * price)
+    light = joined * np.array(traffic.reread) + price * smaller * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
     return np.where(activity.kinds == "light", light, price * smaller * latency * profile.bytes_per_us)
 
 

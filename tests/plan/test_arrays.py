@@ -108,11 +108,12 @@ def test_prices_are_those_of_the_formula(seed: int) -> None:
         found = _prices(activity, traffic, price, PROFILE)
         for place, op in enumerate(activity.graph.operators):
             out = sum(tensors[t].nbytes for t in op.outputs)
+            smaller = (traffic.largest / max(out, 1)) ** 0.1
             if op.kind == "light":
                 written = sum(tensors[t].nbytes for t in op.outputs if traffic.materialised[t])
-                expected = max(price, 1.0) * traffic.reread[place] + price * 2 * written + 0.01 * min(price, 1.0) * out
+                joined = max(price, 1.0) if traffic.row[place] % 2 else 2 * price
+                expected = joined * traffic.reread[place] + price * smaller * 2 * written + 0.01 * min(price, 1.0) * out
             else:
-                smaller = (traffic.largest / max(out, 1)) ** 0.1
                 expected = price * smaller * operator_latency(op, PROFILE) * PROFILE.bytes_per_us
             assert found[place] == pytest.approx(expected, rel=1e-12)
 

@@ -9,7 +9,7 @@ import pytest
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.activity import find_activity
-from tensile_jax.plan.cut import Board, cheapest_cut, lay_board, least_peak
+from tensile_jax.plan.cut import Board, _read_again, chains, cheapest_cut, lay_board, least_peak
 from tensile_jax.plan.recompute import _prices, drop_tensors
 from tensile_jax.plan.retention import retain
 from tensile_jax.plan.stays import find_stays
@@ -187,6 +187,47 @@ def test_what_is_cheap_to_make_again_is_dropped_and_what_is_dear_is_kept() -> No
 
 
 # -- the link ----------------------------------------------------------------------------------------------------------
+
+
+RESIDUAL = (
+    "a = heavy(x)", "s = light(a, x)", "b = heavy(s)", "t = light(b, s)", "c = heavy(t)", "u = light(c, t)",
+    "d = heavy(u)", "e = heavy(d, t)", "y = heavy(e, s)",
+)  # fmt: skip
+
+
+def test_a_residual_sum_is_read_by_the_one_kernel_that_writes_it_and_counted_in_its_row() -> None:
+    traffic = find_traffic(find_activity(graph_of(RESIDUAL, inputs="x", outputs="y")), fused_reductions=True)
+    assert traffic.reread == (0, 100, 0, 100, 0, 100, 0, 0, 0)
+    assert traffic.row == (0, 1, 0, 2, 0, 3, 0, 0, 0)
+
+
+def test_every_other_residual_sum_is_dropped() -> None:
+    graph = graph_of(RESIDUAL, inputs="x", outputs="y")
+    activity = find_activity(graph)
+    traffic = find_traffic(activity, fused_reductions=True)
+    dropped = drop_tensors(activity, traffic, retain(activity, {}), turn=7, price=0.1, profile=PROFILE)
+    assert {graph.tensors[t].name for t in dropped} == {"b", "t"}
+
+
+CHAIN = ("a = heavy(x)", "k = light(a)", "l = light(k)", "b = heavy(l)", "y = heavy(b)", "z = heavy(y, b)", "w = heavy(z, b)")
+
+
+def test_a_chain_lets_go_of_what_its_fused_operators_have_read() -> None:
+    graph = graph_of(CHAIN, inputs="x", outputs="w")
+    activity = find_activity(graph)
+    retention = retain(activity, {tensor_named(graph, n): place for n, place in zip("aklb", (1, 2, 3, 4), strict=True)})
+    traffic = find_traffic(activity, fused_reductions=True)
+    assert chains(retention, traffic).tolist() == [0, 0, 0, 0, 0, 200, 0]  # a with l, then l with b
+
+
+def test_what_a_chain_was_made_from_is_not_read_for_its_second_reader() -> None:
+    graph = graph_of(CHAIN, inputs="x", outputs="w")
+    retention = retain(
+        find_activity(graph), {tensor_named(graph, n): place for n, place in zip("aklb", (1, 2, 3, 4), strict=True)}
+    )
+    assert retention.needs[tensor_named(graph, "l")] == (3, 5, 6)
+    assert _read_again(retention, tensor_named(graph, "l")) == [5]
+    assert _read_again(retention, tensor_named(graph, "b")) == [5, 6]
 
 
 def test_a_lane_gives_the_earliest_and_the_latest_free_window() -> None:
