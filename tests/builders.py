@@ -36,6 +36,7 @@ PROFILE = dataclasses.replace(
     launch_us=1.0,
     canonical_layouts=False,
     workspace_growth=0.01,
+    copy_share=0.0,
 )
 """Round rates, so that latencies can be worked out on paper."""
 

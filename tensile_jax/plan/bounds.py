@@ -13,6 +13,7 @@ as fractions between 0 and 1. Then
 
     minimise   T
     subject to T >= sum of all latencies + launch + sum over o of again(o) * (latency of running o again)
+                    + copy_share * sum over t of away(t) * nbytes(t) / rate
                T >= sum over t of away(t) * nbytes(t) / rate                         for each direction of the link
                again(o) >= again(o, q),   away(t) >= away(t, q)
                there(t, q) + away(t, q) + again(o, q) >= 1                           for every t that is needed after q
@@ -148,6 +149,7 @@ class _Program:
                 time.append((column, rerun_latency(item, self._retention, self._traffic, profile)))
             elif place == -1 and kind == "away":
                 link.append((column, tensors[item].nbytes / slowest))
+                time.append((column, profile.copy_share * tensors[item].nbytes / slowest))
         rows = [*self._rows, (time, -alone_us), (link, 0.0)]
         count = len(self._columns)
         entries = [(r, c, v) for r, (row, _) in enumerate(rows) for c, v in row]

@@ -260,18 +260,21 @@ def _step_us(trips: Sequence[_Trip], runs: Sequence[float], profile: DeviceProfi
         seen.add(trip.tensor)
         if trip.back <= count:
             into.setdefault(trip.back, []).append((trip.used, trip.tensor, trip.nbytes))
-    clock = lane_out = lane_in = 0.0
+    clock = lane_out = lane_in = owed = 0.0
     left, come = [0.0] * (count + 1), [0.0] * (count + 1)
     for index in range(count + 1):
         for until, _, nbytes in sorted(out.get(index, ())):
-            lane_out = max(lane_out, clock) + nbytes / profile.device_to_host_bytes_per_us
-            left[until] = max(left[until], lane_out)
+            length = nbytes / profile.device_to_host_bytes_per_us
+            lane_out = left[until] = max(lane_out, clock) + length
+            owed += profile.copy_share * length
         clock = max(clock, left[index])
         for until, _, nbytes in sorted(into.get(index, ())):
-            lane_in = max(lane_in, clock) + nbytes / profile.host_to_device_bytes_per_us
-            come[until] = max(come[until], lane_in)
+            length = nbytes / profile.host_to_device_bytes_per_us
+            lane_in = come[until] = max(lane_in, clock) + length
+            owed += profile.copy_share * length
         if index < count:
-            clock = max(clock, come[index]) + runs[index]
+            clock = max(clock, come[index]) + runs[index] + owed
+            owed = 0.0
     return max(clock, lane_out, lane_in)
 
 
@@ -313,7 +316,7 @@ def _steps_us(
         if changed is not None:
             put(inward(changed), which, changed.nbytes)
 
-    clock, lanes = np.zeros(many), [np.zeros(many), np.zeros(many)]
+    clock, owed, lanes = np.zeros(many), np.zeros(many), [np.zeros(many), np.zeros(many)]
     awaited = np.zeros((2, count + 1, many))  # by direction
     ordered = sorted(copies)  # at each boundary, out before in
     at = 0
@@ -324,9 +327,10 @@ def _steps_us(
                 lanes[direction] = np.where(length > 0, np.maximum(lanes[direction], clock) + length, lanes[direction])
                 until = ordered[at][2]
                 awaited[direction, until] = np.where(length > 0, lanes[direction], awaited[direction, until])
+                owed = owed + profile.copy_share * length
                 at += 1
             if direction == 0 or index < count:
                 clock = np.maximum(clock, awaited[direction, index])
         if index < count:
-            clock = clock + runs[index]
+            clock, owed = clock + runs[index] + owed, np.zeros(many)
     return np.maximum(clock, np.maximum(*lanes))

@@ -217,7 +217,8 @@ class Ladder:
             for away in several:
                 if away.back < len(self.graph.operators):
                     copies += nbytes / self.profile.host_to_device_bytes_per_us
-                total += copies - (1 - uncovered) * min(away.hidden_us, copies)
+                hidden_us = (1 - uncovered) * (1 - self.profile.copy_share) * min(away.hidden_us, copies)
+                total += copies - hidden_us
                 copies = 0.0
         return total
 

@@ -7,7 +7,7 @@ runs. Three lanes serve whoever comes first: compute, the link to the host, the 
     left i       what must have left before segment i is on the host, and its device memory free: copies in are issued
     ready i      what must have come before segment i is on the device
     segment i    begins = max(compute free, ready i), takes launch_us + latency_us;   stall = begins - boundary i
-    copy         begins = max(lane free, issued), takes nbytes / rate
+    copy         begins = max(lane free, issued), takes nbytes / rate; the next segment launched takes copy_share of that longer
     iteration    ends when its last segment and all its copies have ended; then the job's next one begins
 
 This is the order in which the executor acts. Device bytes change when a segment begins (outputs, workspace) and ends (workspace,
@@ -64,7 +64,7 @@ class Simulation:
 
 def simulate(plans: Sequence[Plan], profile: DeviceProfile, *, iterations: int = 1) -> Simulation:
     """All plans at once, each for so many iterations, the first of all at time 0."""
-    lanes = _Lanes(0.0, 0.0, 0.0)
+    lanes = _Lanes(0.0, 0.0, 0.0, 0.0)
     jobs = [_Job(number, plan, iterations) for number, plan in enumerate(plans)]
     waiting = [(0.0, _BOUNDARY, job.number) for job in jobs]  # a heap; at one time, by phase, then jobs in their order
     while waiting:
@@ -95,6 +95,7 @@ class _Lanes:
     compute: float
     out: float
     into: float
+    owed: float  # microseconds that copies take from compute
 
 
 class _Job:
@@ -136,6 +137,7 @@ class _Job:
         for place in self._issued.get(("swap_out", self._index), ()):
             begin = max(lanes.out, now)
             lanes.out = begin + self._plan.events[place].nbytes / profile.device_to_host_bytes_per_us
+            lanes.owed += profile.copy_share * (lanes.out - begin)
             self._copied(place, begin, lanes.out)
         return max(now, self._until.get(("swap_out", self._index), 0.0)), _LEFT
 
@@ -146,6 +148,7 @@ class _Job:
         for place in self._issued.get(("swap_in", index), ()):
             begin = max(lanes.into, now)
             lanes.into = begin + self._plan.events[place].nbytes / profile.host_to_device_bytes_per_us
+            lanes.owed += profile.copy_share * (lanes.into - begin)
             self._change(now, self._plan.events[place].nbytes)
             self._copied(place, begin, lanes.into)
         if index < len(self._plan.segments):
@@ -163,7 +166,8 @@ class _Job:
         """The segment."""
         segment = self._plan.segments[self._index]
         begin = max(now, lanes.compute)
-        end = lanes.compute = begin + profile.launch_us + segment.latency_us
+        end = lanes.compute = begin + profile.launch_us + segment.latency_us + lanes.owed
+        lanes.owed = 0.0
         self._stalled += begin - self._arrived
         self._ended = max(self._ended, end)
         self.segments.append(Span(self.number, len(self.step_us), self._index, begin, end))
