@@ -26,12 +26,17 @@ from tensile_jax.schedule import SCHEMA_VERSION, Event, EventKind, Plan, Planned
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """What a policy decides: what is dropped, what is away, where to cut, and the workspace of each segment."""
+    """What a policy decides: what is dropped, what is away, where to cut, and the workspace of each segment.
+
+    `least_bytes` is, for each segment that was not compiled yet, what it must be taken to need: the policy's own count, which
+    may be more than what adds up here. A plan that states less would not be the one that was chosen.
+    """
 
     retention: Retention
     absences: Absences
     boundaries: tuple[int, ...]
     workspaces: tuple[int, ...]
+    least_bytes: tuple[int, ...] | None = None
 
 
 def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies: Sequence[float], header: Plan) -> Plan:
@@ -58,6 +63,10 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
         again_us = sum(rerun_latency(p, retention, traffic, profile) for p in emission.again)
         own_us = float(elapsed[emission.end] - elapsed[emission.begin])
         coming = sum(graph.tensors[t].nbytes for t, _ in incoming.get(index, ()))
+        resident = int(stored[emission.begin]) + coming + _made(graph, emission, heirs)
+        workspace = layout.workspaces[index]
+        if layout.least_bytes is not None:
+            workspace = max(workspace, layout.least_bytes[index] - resident)
         segments.append(
             Segment(
                 name=f"segment_{index:03d}",
@@ -67,9 +76,9 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
                 outputs=emission.outputs,
                 donated=_donated(emission, heirs),
                 frees=(*frees.get(index, ()), *let_go.get(index, ())),
-                resident_bytes=(resident := int(stored[emission.begin]) + coming + _made(graph, emission, heirs)),
-                workspace_bytes=layout.workspaces[index],
-                device_bytes=resident + layout.workspaces[index],
+                resident_bytes=resident,
+                workspace_bytes=workspace,
+                device_bytes=resident + workspace,
                 begin_us=0.0,
                 latency_us=round(own_us + again_us, 3),
                 recomputed_us=round(again_us, 3),

@@ -132,5 +132,9 @@ def layout(ladder: Ladder, choice: Choice, measured: Measured) -> Layout:
     rung = ladder.rung(choice.rung)
     work = workspaces(ladder, choice.rung, measured)
     index = {b: i for i, b in enumerate(rung.board.boundaries)}
-    of_segments = tuple(int(work[index[a], index[b]]) for a, b in pairwise(choice.boundaries))
-    return Layout(rung.retention, choice.absences, choice.boundaries, of_segments)
+    pairs = list(pairwise(choice.boundaries))
+    of_segments = tuple(int(work[index[a], index[b]]) for a, b in pairs)
+    peaks = segment_peaks(ladder, choice, measured).astype(int).tolist()
+    known = [(choice.rung, a, b) in measured.workspaces for a, b in pairs]
+    at_least = tuple(0 if sure else peak for sure, peak in zip(known, peaks, strict=True))
+    return Layout(rung.retention, choice.absences, choice.boundaries, of_segments, at_least)
