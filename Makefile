@@ -28,7 +28,7 @@ lint: $(VENV)/.installed ## ruff, pyright, import-linter
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed ## the figures of the README, on this CPU
+bench: $(VENV)/.installed bench-scale bench-gap ## the figures of the README, on this CPU
 	$(BIN)/python -m benchmarks.run
 
 bench-gpu: $(VENV)/.installed ## the same on this machine's GPU (install an extra: cuda12 or cuda13)

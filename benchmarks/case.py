@@ -25,6 +25,7 @@ from tensile_jax.models import load
 @click.option("--sequence-length", type=int)
 @click.option("--cache", help="A folder for jax's persistent compilation cache.")
 @click.option("--state-memory", default="device")
+@click.option("--policy", default="auto")
 def main(
     model: str,
     batch_size: int,
@@ -33,6 +34,7 @@ def main(
     sequence_length: int | None,
     cache: str | None,
     state_memory: str,
+    policy: str,
 ) -> None:
     if cache:
         jax.config.update("jax_compilation_cache_dir", cache)
@@ -51,7 +53,7 @@ def main(
     step = tensile.jit(
         built.step,
         budget=None if unplanned else int(float(budget.rstrip("%")) / 100 * jit_peak),
-        policy="none" if unplanned else "auto",
+        policy="none" if unplanned else policy,  # pyright: ignore[reportArgumentType] # click gives a str
         state_memory=state_memory,  # pyright: ignore[reportArgumentType] # click gives a str
         donate_argnums=0,
     )
@@ -59,6 +61,7 @@ def main(
         "model": model,
         "batch_size": batch_size,
         "budget": budget,
+        "policy": "none" if unplanned else policy,
         "state_memory": state_memory,
         "device": str(jax.devices()[0].device_kind),
         "jax": jax.__version__,
@@ -104,6 +107,8 @@ def main(
             "jit_step_us": jit_step_us,
             "step_us": report.step_us,
             "time_ratio": report.step_us / jit_step_us,
+            "predicted_step_us": plan.step_us,
+            "predicted_over_measured_time": plan.step_us / report.step_us,
             "stall_us": report.stall_us,
         }
     print(json.dumps(result))

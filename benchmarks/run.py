@@ -22,6 +22,15 @@ _CASES: tuple[tuple[str, ...], ...] = (
     *(("vgg16", "--batch-size", "4", "--budget", b, "--steps", "4") for b in ("none", "80%", "75%")),
     ("vgg16", "--batch-size", "4", "--budget", "60%", "--steps", "4", "--state-memory", "any"),
     *(("gpt", "--batch-size", "8", "--sequence-length", "256", "--budget", b) for b in ("none", "75%", "50%", "30%", "20%")),
+    *(
+        (*case, "--steps", "3", "--policy", policy)
+        for case in (
+            ("resnet50", "--batch-size", "8", "--budget", "75%"),
+            ("resnet50", "--batch-size", "8", "--budget", "60%"),
+            ("gpt", "--batch-size", "8", "--budget", "60%", "--sequence-length", "256"),
+        )
+        for policy in ("tensile", "capuchin", "vdnn", "checkpoint")
+    ),
 )
 
 
@@ -40,9 +49,11 @@ def table_of(cases: list[dict[str, Any]]) -> Table:
     for column in (
         "model",
         "budget",
+        "policy",
         "peak",
         "time",
-        "predicted / measured",
+        "predicted peak",
+        "predicted time",
         "segments",
         "swapped MB",
         "plan s",
@@ -53,12 +64,13 @@ def table_of(cases: list[dict[str, Any]]) -> Table:
     for c in cases:
         if "time_ratio" not in c:
             why = f"floor {c['floor_ratio']:.3f}" if "floor_ratio" in c else "failed"
-            table.add_row(c["case"][0], c["case"][4] if len(c["case"]) > 4 else "", why)
+            table.add_row(c["case"][0], c.get("budget", ""), c.get("policy", ""), why)
             continue
         table.add_row(
-            f"{c['model']} b{c['batch_size']}", c["budget"], f"{c['peak_ratio']:.3f}", f"{c['time_ratio']:.3f}",
-            f"{c['predicted_over_measured']:.4f}", str(c["segments"]), f"{c['swapped_bytes'] / 1e6:.0f}",
-            f"{c['trace_to_plan_s']:.2f}", f"{c['compile_ratio']:.2f}", f"{c['loop_us_per_segment']:.1f}",
+            f"{c['model']} b{c['batch_size']}", c["budget"], c["policy"], f"{c['peak_ratio']:.3f}", f"{c['time_ratio']:.3f}",
+            f"{c['predicted_over_measured']:.4f}", f"{c['predicted_over_measured_time']:.3f}", str(c["segments"]),
+            f"{c['swapped_bytes'] / 1e6:.0f}", f"{c['trace_to_plan_s']:.2f}", f"{c['compile_ratio']:.2f}",
+            f"{c['loop_us_per_segment']:.1f}",
         )  # fmt: skip
     return table
 
