@@ -8,7 +8,7 @@ TESTS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint bench bench-gpu bench-gap bench-h200 bench-scale clean
+.PHONY: help run test test-slow test-newest lint bench bench-gpu bench-gap bench-h200 bench-scale compare clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,14 @@ bench-gpu: $(VENV)/.installed ## the same on this machine's GPU (install an extr
 
 bench-gap: $(VENV)/.installed ## how far plans are from the best there are, on small random steps
 	$(BIN)/python -m benchmarks.gap
+
+compare: $(VENV)/.installed ## every policy on three models, as tables, JSON and pictures
+	mkdir -p benchmarks/results/compare
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[plot]'
+	for model in "resnet50 --batch-size 16" "vgg16 --batch-size 16" "gpt --batch-size 64"; do \
+		name=$${model%% *}; \
+		$(BIN)/tensile compare $$model --device-profile h200 -o benchmarks/results/compare/$$name-h200.json \
+			--picture benchmarks/results/compare/$$name-h200 || exit 1; done
 
 bench-h200: .venv-h200/.installed ## compiled for an H200; needs no GPU
 	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \

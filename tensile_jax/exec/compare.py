@@ -7,7 +7,7 @@ from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.budget import Budget
 from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.prepare import Options, PreparedStep
-from tensile_jax.plan import POLICIES
+from tensile_jax.plan import POLICIES, passive_iteration
 from tensile_jax.plan.comparison import AtBudget, Comparison, Entry, entry_of
 from tensile_jax.schedule import Plan, PolicyName
 from tensile_jax.trace import TracedStep
@@ -54,7 +54,8 @@ def compare(step: TracedStep, options: Options, compiler: Compiler, *, shares: S
         nbytes = int(share * vanilla.peak_bytes)
         entries = tuple(e for policy in POLICIES if policy != "none" and (e := under(policy, nbytes)) is not None)
         bound = PreparedStep(step, Budget(nbytes, None), options, compiler, ladder=unplanned.ladder).bound_us()
-        budgets.append(AtBudget(share, nbytes, entries, bound / vanilla.step_us))
+        passive = passive_iteration(unplanned.ladder, nbytes)
+        budgets.append(AtBudget(share, nbytes, entries, bound / vanilla.step_us, passive.step_us / vanilla.step_us))
     whole = planned("auto", None)
     return Comparison(
         program=step.graph.name,
