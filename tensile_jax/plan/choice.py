@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tensile_jax.plan.assemble import Layout
+from tensile_jax.plan.assemble import Layout, assemble, empty_plan
 from tensile_jax.plan.cut import Cut, cheapest_cut, least_peak
 from tensile_jax.plan.ladder import Ladder
 from tensile_jax.plan.stays import Absences
@@ -138,3 +138,11 @@ def layout(ladder: Ladder, choice: Choice, measured: Measured) -> Layout:
     known = [(choice.rung, a, b) in measured.workspaces for a, b in pairs]
     at_least = tuple(0 if sure else peak for sure, peak in zip(known, peaks, strict=True))
     return Layout(rung.retention, choice.absences, choice.boundaries, of_segments, at_least)
+
+
+def step_us(ladder: Ladder, choice: Choice, measured: Measured) -> float:
+    """The predicted microseconds of a step under the choice."""
+    if choice.rung == WHOLE:
+        return sum(ladder.latencies) + ladder.profile.launch_us
+    chosen = layout(ladder, choice, measured)
+    return assemble(chosen, ladder.traffic, ladder.profile, ladder.latencies, empty_plan(ladder.graph)).step_us
