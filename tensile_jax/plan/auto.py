@@ -17,7 +17,7 @@ from tensile_jax.plan.workspace import Measured, hopeful_workspaces, workspaces
 _SCALE = 0.985  # from one limit to the next
 _LIMITS = 20
 _SMALL = 300  # operators of a step for which so many limits are looked at
-_FLOOR_RUNGS = 3  # the last rungs, of which the least peak is the floor
+_FLOOR_RUNGS = 4  # the last rungs, of which the least peak is the floor
 
 
 def auto(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
