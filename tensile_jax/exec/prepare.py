@@ -144,8 +144,10 @@ class PreparedStep:
         return plan
 
     def bound_us(self) -> float:
-        """Microseconds that no plan under the budget is faster than."""
+        """Microseconds that no plan under the budget is faster than; those of the step as one executable, if it fits."""
         ladder = self.ladder
+        if whole_peak(ladder, self.measured) <= self.limit():
+            return sum(ladder.latencies) + self.options.profile.launch_us
         return least_step_us(ladder.activity, ladder.traffic, ladder.latencies, self.options.profile, self.limit())
 
     def _plan(self, choice: Choice, limit: float) -> Plan:

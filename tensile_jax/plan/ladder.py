@@ -40,6 +40,7 @@ _PRICES = (4.0, 0.6, 0.42, 0.36, 0.26, 0.24, 0.2, 0.165, 0.15, 0.1, 0.05, 0.01)
 _HIDDEN_PRICES = (0.36, 0.26, 0.165, 0.05)
 _FINE_PRICES = (0.6, 0.36, 0.26, 0.165)
 _FINE = 1 / 24  # of the step: the longest segment of a rung whose copies are to find their windows
+_LAUNCHES = 80  # a segment need not be shorter than so many launches take
 _UNCOVERED = 0.15  # of the copies of a hidden swap
 _UNCOVERED_WHEN_FINE = 0.03
 _EXPOSED_PRICES = (4.0, 0.36, 0.26, 0.165, 0.02)
@@ -197,8 +198,12 @@ class Ladder:
             again_us=self._rerun_us(retention),
             traffic=self.traffic,
             profile=self.profile,
-            longest=(_FINE * float(sum(self.latencies)), np.concatenate([[0.0], np.cumsum(self.latencies)])) if fine else None,
+            longest=(self._longest_us, np.concatenate([[0.0], np.cumsum(self.latencies)])) if fine else None,
         )
+
+    @cached_property
+    def _longest_us(self) -> float:
+        return max(_FINE * float(sum(self.latencies)), _LAUNCHES * self.profile.launch_us)
 
     @cached_property
     def _there(self) -> np.ndarray:
