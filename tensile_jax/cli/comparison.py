@@ -52,7 +52,7 @@ def budgets_table(made: Comparison) -> Table:
         cells = ("" if e is None else f"{e.eor:.3f} ({1 - e.msr:.2f})" for e in entries)
         table.add_row(policy, *cells, style="bold" if policy == "auto" else "")
     table.add_row("capuchin's first iteration", *(f"{b.passive_eor:.3f}" for b in made.budgets), style="dim")
-    table.add_row("bound", *(f"{b.bound_eor:.3f}" for b in made.budgets), style="dim")
+    table.add_row("bound", *("" if b.bound_eor is None else f"{b.bound_eor:.3f}" for b in made.budgets), style="dim")
     table.caption = (
         "empty: the policy cannot keep the budget; bound: no plan is faster; "
         "capuchin measures in its first iteration, the others need none"

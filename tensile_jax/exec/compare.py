@@ -55,7 +55,8 @@ def compare(step: TracedStep, options: Options, compiler: Compiler, *, shares: S
         entries = tuple(e for policy in POLICIES if policy != "none" and (e := under(policy, nbytes)) is not None)
         bound = PreparedStep(step, Budget(nbytes, None), options, compiler, ladder=unplanned.ladder).bound_us()
         passive = passive_iteration(unplanned.ladder, nbytes)
-        budgets.append(AtBudget(share, nbytes, entries, bound / vanilla.step_us, passive.step_us / vanilla.step_us))
+        bound_eor = None if bound == float("inf") else bound / vanilla.step_us
+        budgets.append(AtBudget(share, nbytes, entries, bound_eor, passive.step_us / vanilla.step_us))
     whole = planned("auto", None)
     return Comparison(
         program=step.graph.name,

@@ -53,14 +53,14 @@ def entry_of(plan: Plan, policy: PolicyName, budget_bytes: int | None, vanilla: 
 class AtBudget:
     """What every policy makes of one budget: entries of those that can keep it, and the bound that none can beat.
 
-    `passive_eor` is of Capuchin's first iteration, which evicts and fetches on demand in order to measure; the other policies
-    need none.
+    There is no bound where there can be no plan. `passive_eor` is of Capuchin's first iteration, which evicts and fetches on
+    demand in order to measure; the other policies need none.
     """
 
     share: float
     budget_bytes: int
     entries: tuple[Entry, ...]
-    bound_eor: float
+    bound_eor: float | None
     passive_eor: float
 
     def of(self, policy: PolicyName) -> Entry | None:

@@ -2,8 +2,7 @@
 
     least limit with step_us(limit) <= max_slowdown * step_us(the step as one executable)
 
-A lower limit never makes a plan faster by more than noise, so bisection finds it. A plan that needs less than its limit moves the
-upper end down to what it needs.
+A lower limit never makes a plan faster by more than noise, so bisection finds it. The limit that is found is one that was tried.
 """
 
 from collections.abc import Callable
@@ -23,5 +22,5 @@ def least_limit(plan_under: Callable[[float], Plan | None], *, lowest: float, hi
         if plan is None or plan.step_us > most_us:
             lowest = middle
         else:
-            highest = min(middle, float(plan.peak_bytes))
+            highest = middle
     return highest
