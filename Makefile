@@ -39,7 +39,6 @@ bench-gap: $(VENV)/.installed ## how far plans are from the best there are, on s
 
 compare: $(VENV)/.installed ## every policy on three models, as tables, JSON and pictures
 	mkdir -p benchmarks/results/compare
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[plot]'
 	for model in "resnet50 --batch-size 16" "vgg16 --batch-size 16" "gpt --batch-size 64"; do \
 		name=$${model%% *}; \
 		$(BIN)/tensile compare $$model --device-profile h200 -o benchmarks/results/compare/$$name-h200.json \

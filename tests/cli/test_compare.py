@@ -19,7 +19,6 @@ def test_policies_have_the_names_that_the_command_line_offers() -> None:
 
 
 def test_the_comparison_states_the_metrics_of_the_paper(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     file, picture = tmp_path / "made.json", tmp_path / "curve"
     shown = CliRunner().invoke(main, [*_STEP, "-o", str(file), "--picture", str(picture)])
     assert shown.exit_code == 0, shown.output
