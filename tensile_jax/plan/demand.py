@@ -1,0 +1,100 @@
+"""What one iteration of a job asks of memory, move by move, as those need to know it who run several jobs.
+
+    move i      needs[i] bytes while it is under way, holds[i + 1] when it is over
+    kinds       INSTANT   issued and over at once: copies are started, the batch comes, results are taken
+                WAIT      over when copies have ended; until then it holds what it held
+                LAUNCH    occupies the compute stream until it ends
+
+    holds[0] = holds[n] = idle_bytes: between iterations, the state that lies on the device
+    parked_bytes: what stays there when the whole state has gone to the host
+
+Half of what follows from that is worked out when a `Demand` is made, so that a decision costs little:
+
+    idle_bytes  between iterations, the state that lies on the device;   peak_bytes   at most
+    rise_bytes  at most, beyond what stays when the state has gone to the host
+    lower[i]    the first position after i at which no more is held than at i; -1: there is none
+    hill[i]     the most that is needed on the way there; if there is none, on the way to the end
+    ahead[i]    the most that is needed from there to the end;   floor[i]   the least that is held
+
+This is the hill and valley form of a chain (Abdel-Wahab and Kameda, "Scheduling to minimize maximum cumulative cost subject to
+series-parallel precedence constraints", 1978). Sizes in bytes, times in microseconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+INSTANT, WAIT, LAUNCH = range(3)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    """One iteration. `host_bytes` is the most that it, or the parked job, has on the host; `state_bytes` what is parked.
+
+    `labels` name the segment of each launch, for people. `step_us` is predicted.
+    """
+
+    kinds: tuple[int, ...]
+    needs: tuple[int, ...]
+    holds: tuple[int, ...]
+    parked_bytes: int
+    state_bytes: int
+    host_bytes: int
+    step_us: float = 1.0
+    switch_us: float = 0.0
+    labels: tuple[str, ...] = ()
+    idle_bytes: int = field(init=False)
+    peak_bytes: int = field(init=False)
+    rise_bytes: int = field(init=False)
+    lower: tuple[int, ...] = field(init=False)
+    hill: tuple[int, ...] = field(init=False)
+    ahead: tuple[int, ...] = field(init=False)
+    floor: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if len(self.holds) != len(self.kinds) + 1 or len(self.needs) != len(self.kinds) or not self.kinds:
+            raise ValueError(
+                f"A demand of {len(self.kinds)} moves must have as many needs and one more hold: got {len(self.needs)} needs and "
+                f"{len(self.holds)} holds."
+            )
+        if WAIT in (self.kinds[0], self.kinds[-1]):
+            raise ValueError(
+                "An iteration must neither begin nor end with a wait, since nothing is under way between iterations: "
+                f"got {self.kinds}."
+            )
+        for i, need in enumerate(self.needs):
+            if need < max(self.holds[i], self.holds[i + 1]):
+                raise ValueError(
+                    f"Move {i} must need what is held before and after it: got {need} bytes for {self.holds[i : i + 2]}."
+                )
+            if self.kinds[i] == WAIT and need > self.holds[i]:
+                raise ValueError(f"Move {i} is a wait and must need what is held before it, {self.holds[i]} bytes: got {need}.")
+        if self.holds[0] != self.holds[-1] or self.parked_bytes > min(self.holds):
+            raise ValueError(
+                f"An iteration must end as it began and hold no less than what stays when parked: got {self.holds[0]} bytes "
+                f"at its begin, {self.holds[-1]} at its end, {min(self.holds)} at least, {self.parked_bytes} parked."
+            )
+        lower, hill = descents(self.needs, self.holds)
+        object.__setattr__(self, "idle_bytes", self.holds[0])
+        object.__setattr__(self, "peak_bytes", max(self.needs))
+        object.__setattr__(self, "rise_bytes", self.peak_bytes - self.parked_bytes)
+        object.__setattr__(self, "lower", lower)
+        object.__setattr__(self, "hill", hill)
+        object.__setattr__(self, "floor", tuple(accumulate(reversed(self.holds), min))[::-1])
+        object.__setattr__(self, "ahead", tuple(accumulate(reversed((*self.needs, 0)), max))[::-1])
+
+
+def descents(needs: Sequence[int], holds: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`lower` and `hill` of a chain, as above; from the last position nothing is needed.
+
+    >>> descents(needs=[5, 9, 4], holds=[2, 3, 1, 2])
+    ((2, 2, -1, -1), (9, 9, 4, 0))
+    """
+    count = len(needs)
+    lower, hill = [-1] * (count + 1), [0] * (count + 1)
+    for i in range(count - 1, -1, -1):
+        high, at = needs[i], i + 1
+        while at != -1 and holds[at] > holds[i]:
+            high, at = max(high, hill[at]), lower[at]
+        lower[i], hill[i] = at, high
+    return tuple(lower), tuple(hill)
