@@ -63,8 +63,7 @@ def compare(seed: int, *, most: int, idle_drops: bool) -> Compared:
         choice = POLICIES["auto"](ladder, limit, nothing)
         auto_us = None
         if choice is not None:
-            alone = sum(ladder.latencies) + profile.launch_us
-            auto_us = alone if choice.rung == WHOLE else oracle.plan(layout(ladder, choice, nothing)).step_us
+            auto_us = ladder.whole_us if choice.rung == WHOLE else oracle.plan(layout(ladder, choice, nothing)).step_us
         steps.append((limit, best.step_us, auto_us))
     return Compared(seed, len(graph.operators), least, auto_least, tuple(steps))
 

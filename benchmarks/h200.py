@@ -69,9 +69,10 @@ def _case(step: Any, compiler: H200Compiler, peak: int, share: float | None) -> 
     prepared = PreparedStep(step, budget, options, compiler)
     prepared.measured = Measured(whole=peak)
     try:
-        plan, executables = prepared.choose_and_compile()
+        found = prepared.choose_and_compile()
     except BudgetTooSmall as error:
         return {"share": share, "floor_bytes": error.floor_bytes}
+    plan, executables = found.plan, found.executables
     assert executables is not None  # every budget here is below plain jit's peak
     return {
         "share": share,

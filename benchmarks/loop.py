@@ -8,7 +8,7 @@ import jax
 
 from tensile_jax.api import PlannedFunction
 from tensile_jax.exec.executor import Executor
-from tensile_jax.exec.instructions import instructions_of
+from tensile_jax.exec.instructions import Op, instructions_of
 from tensile_jax.plan import order
 from tensile_jax.trace import trace_step
 
@@ -60,22 +60,10 @@ def loop_us_per_segment(step: PlannedFunction, *args: Any) -> float:
     arguments = [nothing for _ in instructions.inputs]
     best = float("inf")
     for _ in range(_ITERATIONS):
+        iteration = executor.begin(arguments)
         began = time.perf_counter()
-        executor._loop(*executor_environment(executor, arguments), None)  # pyright: ignore[reportPrivateUsage]
+        for instruction in executor.code:
+            if instruction[0] is not Op.AWAIT:
+                iteration.perform(instruction)
         best = min(best, time.perf_counter() - began)
     return best / len(plan.segments) * 1e6
-
-
-def executor_environment(executor: Executor, arguments: list[Any]) -> tuple[list[Any], dict[int, Any]]:
-    """Slots filled as at the beginning of an iteration."""
-    program = executor._program  # pyright: ignore[reportPrivateUsage]
-    environment: list[Any] = [None] * program.slots
-    host: dict[int, Any] = {}
-    for slot, value in zip(program.inputs, arguments, strict=True):
-        if slot in program.arrive_on_host:
-            host[slot] = value
-        else:
-            environment[slot] = value
-    for slot, _ in program.constants:
-        environment[slot] = _Nothing()
-    return environment, host

@@ -125,7 +125,7 @@ class Plan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
-        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+        save_json(self, path)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> "Plan":
@@ -153,6 +153,11 @@ class Plan:
 
     def __str__(self) -> str:
         return describe(self)
+
+
+def save_json(value: Any, path: str | PathLike[str]) -> None:
+    """Write frozen data as JSON, indented, with a newline at its end."""
+    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
 def plan_schema() -> dict[str, Any]:

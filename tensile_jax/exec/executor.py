@@ -30,12 +30,17 @@ from tensile_jax.exec.transfer import Transfer, on_host
 
 @dataclass(slots=True)
 class Observation:
-    """What one watched iteration showed: bytes on the device at each launch, microseconds per segment, waiting."""
+    """What one watched iteration showed: bytes on the device at each launch, microseconds per segment, waiting.
+
+    Unless it is `timed`, nothing is waited for, and only bytes are looked at: `live_bytes` at the latest launch.
+    """
 
     peak_bytes: int = 0
     segment_us: list[float] = field(default_factory=list[float])
     stall_us: float = 0.0
     step_us: float = 0.0
+    timed: bool = True
+    live_bytes: int = 0
 
 
 class Executor:
@@ -61,24 +66,47 @@ class Executor:
 
     def run(self, arguments: Sequence[Any], watch: Observation | None = None) -> list[Any]:
         """The results of one iteration on `arguments`, both flat. Donated arguments are gone afterwards, as with jit."""
-        program = self._program
-        env: list[Any] = [None] * program.slots
-        host: dict[int, Any] = {}
-        for slot, value in zip(program.inputs, arguments, strict=True):
-            self._arrive(slot, value, env, host)
-        for (slot, _), value in zip(program.constants, self._constants, strict=True):
-            env[slot] = value
+        iteration = self.begin(arguments, watch)
+        perform, waits = iteration.perform, Op.AWAIT
         with _interrupt_after():
-            self._loop(env, host, watch)
+            for instruction in self._program.code:
+                if instruction[0] is not waits:  # here a launch may be issued before its inputs have come
+                    perform(instruction)
+        results = self.end(iteration)
+        if watch is not None:
+            jax.block_until_ready(results)
+        return results
+
+    def begin(self, arguments: Sequence[Any], watch: Observation | None = None) -> "Iteration":
+        """An iteration on `arguments`, which are placed where the plan expects them."""
+        program = self._program
+        iteration = Iteration(self, program.slots, watch)
+        for slot, value in zip(program.inputs, arguments, strict=True):
+            self._arrive(slot, value, iteration.env, iteration.host)
+        for (slot, _), value in zip(program.constants, self._constants, strict=True):
+            iteration.env[slot] = value
+        return iteration
+
+    def end(self, iteration: "Iteration") -> list[Any]:
+        """The results, flat, once every instruction has been performed."""
+        program, env, host = self._program, iteration.env, iteration.host
         results = [env[slot] if env[slot] is not None else host[slot] for slot in program.outputs]
         if self.needs_lower_budget:  # what recovery sent to the host comes back; what the plan left there stays
             results = [
                 self._transfer.into(value) if on_host(value) and slot not in host else value
                 for slot, value in zip(program.outputs, results, strict=True)
             ]
-        if watch is not None:
-            jax.block_until_ready(results)
         return results
+
+    @property
+    def rest_on_host(self) -> frozenset[int]:
+        """Positions of the results that an iteration leaves on the host."""
+        return frozenset(place for place, slot in enumerate(self._program.outputs) if slot in self._program.left_on_host)
+
+    @property
+    def code(self) -> tuple[tuple[Any, ...], ...]:
+        """The instructions of an iteration."""
+        return self._program.code
 
     def _arrive(self, slot: int, value: Any, env: list[Any], host: dict[int, Any]) -> None:
         """Place an argument where the plan expects it: on the device, or on the host for state that stays out."""
@@ -96,79 +124,102 @@ class Executor:
         else:
             env[slot] = value if isinstance(value, jax.Array) else self._transfer.into(value)
 
-    def _loop(self, env: list[Any], host: dict[int, Any], watch: Observation | None) -> None:
-        transfer, careful, previous = self._transfer, False, None
-        launch, copy_out, leave, copy_in = Op.LAUNCH, Op.COPY_OUT, Op.LEAVE, Op.COPY_IN
-        wait = not self._run_ahead
-        for instruction in self._program.code:
-            op = instruction[0]
-            if op is launch:
-                _, call, read, inputs, outputs, drops, index = instruction
-                if wait and previous is not None and not previous.is_deleted():
-                    previous.block_until_ready()
-                began = time.perf_counter() if watch is not None else 0.0
-                if careful or watch is not None:
-                    self._fetch(inputs, env, host)
-                    if watch is not None:
-                        watch.stall_us += (time.perf_counter() - began) * 1e6
-                        began = time.perf_counter()
-                try:
-                    made = call(*read(env))
-                except Exception as error:
-                    made = self._launch_again(call, inputs, env, host, error)
-                    careful = True
-                if watch is not None:
-                    self._observe(watch, index, env, made, began)
-                env[outputs] = made
-                if made:
-                    previous = made[-1]
-                for slot in drops:
-                    env[slot] = None
-            elif op is copy_out:
-                slots = instruction[1]
-                if careful:  # recovery may have sent some there already
-                    host.update((slot, env[slot]) for slot in slots if on_host(env[slot]))
-                    slots = [slot for slot in slots if slot not in host]
-                host.update(zip(slots, transfer.out([env[slot] for slot in slots]), strict=True))
-            elif op is leave:
-                began = time.perf_counter()
-                for slot in instruction[1]:
-                    host[slot].block_until_ready()
-                    if not (careful and on_host(env[slot])):
-                        env[slot].delete()
-                    env[slot] = None
+
+class Iteration:
+    """An iteration under way: what lies on the device (`env`) and on the host, by slot."""
+
+    def __init__(self, executor: Executor, slots: int, watch: Observation | None) -> None:
+        self.env: list[Any] = [None] * slots
+        self.host: dict[int, Any] = {}
+        self.latest: Any = None  # of the results of the latest launch, one
+        self.watch = watch
+        self._executor = executor
+        self._transfer = executor._transfer
+        self._wait = not executor._run_ahead
+        self._careful = False
+
+    def perform(self, instruction: tuple[Any, ...]) -> None:
+        """Carry out one instruction. They must come in order."""
+        env, host, watch = self.env, self.host, self.watch
+        op = instruction[0]
+        if op is Op.LAUNCH:
+            _, call, read, inputs, outputs, drops, index = instruction
+            previous = self.latest
+            if self._wait and previous is not None and not previous.is_deleted():
+                previous.block_until_ready()
+            began = time.perf_counter() if watch is not None else 0.0
+            if self._careful or watch is not None:
+                self._fetch(inputs)
                 if watch is not None:
                     watch.stall_us += (time.perf_counter() - began) * 1e6
-            elif op is copy_in:
-                _, slots, forgotten = instruction
-                for slot, value in zip(slots, transfer.into([host[slot] for slot in slots]), strict=True):
-                    env[slot] = value
-                for slot in forgotten:
-                    del host[slot]
-            else:  # FREE: a donated argument, which the caller still names
-                for slot in instruction[1]:
+                    began = time.perf_counter()
+            try:
+                made = call(*read(env))
+            except Exception as error:
+                made = self._launch_again(call, inputs, error)
+                self._careful = True
+            if watch is not None:
+                self._observe(watch, index, made, began)
+            env[outputs] = made
+            if made:
+                self.latest = made[-1]
+            for slot in drops:
+                env[slot] = None
+        elif op is Op.COPY_OUT:
+            slots = instruction[1]
+            if self._careful:  # recovery may have sent some there already
+                host.update((slot, env[slot]) for slot in slots if on_host(env[slot]))
+                slots = [slot for slot in slots if slot not in host]
+            host.update(zip(slots, self._transfer.out([env[slot] for slot in slots]), strict=True))
+        elif op is Op.LEAVE:
+            began = time.perf_counter()
+            for slot in instruction[1]:
+                host[slot].block_until_ready()
+                if not (self._careful and on_host(env[slot])):
                     env[slot].delete()
-                    env[slot] = None
+                env[slot] = None
+            if watch is not None:
+                watch.stall_us += (time.perf_counter() - began) * 1e6
+        elif op is Op.COPY_IN:
+            _, slots, forgotten = instruction
+            for slot, value in zip(slots, self._transfer.into([host[slot] for slot in slots]), strict=True):
+                env[slot] = value
+            for slot in forgotten:
+                del host[slot]
+        elif op is Op.AWAIT:
+            for slot in instruction[1]:
+                env[slot].block_until_ready()
+        else:  # FREE: a donated argument, which the caller still names
+            for slot in instruction[1]:
+                env[slot].delete()
+                env[slot] = None
 
-    def _fetch(self, inputs: Sequence[int], env: list[Any], host: dict[int, Any]) -> None:
+    def owned(self) -> list[Any]:
+        """What it holds that is its own: neither constants nor arguments that were not donated, which others may hold as well."""
+        program = self._executor._program
+        others = program.keep | {slot for slot, _ in program.constants}
+        return [value for slot, value in enumerate(self.env) if slot not in others]
+
+    def _fetch(self, inputs: Sequence[int]) -> None:
         """Passive swap-in: bring what the segment reads and is not on the device."""
+        env, host = self.env, self.host
         for slot in inputs:
             if env[slot] is None or on_host(env[slot]):
-                self.passive_swap_ins += 1
+                self._executor.passive_swap_ins += 1
                 env[slot] = self._transfer.into(env[slot] if env[slot] is not None else host.pop(slot))
                 env[slot].block_until_ready()
 
-    def _launch_again(
-        self, call: Callable[..., Any], inputs: Sequence[int], env: list[Any], host: dict[int, Any], error: Exception
-    ) -> Any:
+    def _launch_again(self, call: Callable[..., Any], inputs: Sequence[int], error: Exception) -> Any:
         """Out of memory: everything that the segment does not read goes to the host; then the segment once more."""
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise error
-        self.out_of_memory += 1
-        self.needs_lower_budget = True
-        stays = set(inputs) | self._program.keep | {slot for slot, _ in self._program.constants}
+        executor, env = self._executor, self.env
+        executor.out_of_memory += 1
+        executor.needs_lower_budget = True
+        program = executor._program
+        stays = set(inputs) | program.keep | {slot for slot, _ in program.constants}
         for slot, value in enumerate(env):
-            if value is None or slot in stays or slot in host or value.is_deleted():  # deleted: donated to a segment
+            if value is None or slot in stays or slot in self.host or value.is_deleted():  # deleted: donated to a segment
                 continue
             if not on_host(value):
                 copy = self._transfer.out(value)
@@ -186,13 +237,15 @@ class Executor:
                 "did not finish; donated arguments are gone, as after any failed donated call."
             ) from again
 
-    def _observe(self, watch: Observation, index: int, env: list[Any], made: Any, began: float) -> None:
+    def _observe(self, watch: Observation, index: int, made: Any, began: float) -> None:
         """Bytes on the device while the segment runs: everything held, what it makes, its workspace."""
-        jax.block_until_ready(made)
-        watch.segment_us.append((time.perf_counter() - began) * 1e6)
-        held = [v for v in env if v is not None and not on_host(v) and not v.is_deleted()]
+        if watch.timed:
+            jax.block_until_ready(made)
+            watch.segment_us.append((time.perf_counter() - began) * 1e6)
+        held = [v for v in self.env if v is not None and not on_host(v) and not v.is_deleted()]
         live = sum(v.nbytes for v in held) + sum(v.nbytes for v in made)
-        watch.peak_bytes = max(watch.peak_bytes, live + self._workspaces[index])
+        watch.live_bytes = live + self._executor._workspaces[index]
+        watch.peak_bytes = max(watch.peak_bytes, watch.live_bytes)
 
 
 @contextmanager

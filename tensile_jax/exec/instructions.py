@@ -4,6 +4,7 @@
     copy_out slots       start copies to the host
     leave    slots       wait until those copies are done, then give the device memory back
     copy_in  (slots, forgotten)   start copies to the device; the host keeps its own but for those `forgotten`
+    await    slots       those copies to the device must have arrived before the launch that follows
     free     slots       give the device memory back, now
 
 At each boundary copies out are started first, then what must have left is waited for, then copies in are started, then the
@@ -28,22 +29,30 @@ class Op(IntEnum):
     LEAVE = 2
     COPY_IN = 3
     FREE = 4
+    AWAIT = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instructions:
     """`code` is a list of (op, operands); `inputs` and `outputs` are the slots of the step's arguments and results.
 
-    `constants` are (slot, tensor). `arrive_on_host` are the slots of state that an iteration expects on the host.
+    `constants` are (slot, tensor), `nbytes` the size of what each slot holds. `arrive_on_host` are the slots of state that an
+    iteration expects on the host, `left_on_host` those that it leaves there; `keep` are arguments that are not ours to give back.
     """
 
     code: tuple[tuple[Any, ...], ...]
-    slots: int
+    nbytes: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     constants: tuple[tuple[int, TensorId], ...]
     arrive_on_host: frozenset[int]
+    left_on_host: frozenset[int]
     keep: frozenset[int]
+
+    @property
+    def slots(self) -> int:
+        """How many there are."""
+        return len(self.nbytes)
 
 
 def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructions:
@@ -58,13 +67,16 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
     owned = {t for t in graph.donated}
     code: list[tuple[Any, ...]] = []
     first: dict[TensorId, str] = {}
+    latest: dict[TensorId, str] = {}
     copies: Mapping[int, list[Any]] = _by_trigger(plan)
     leaving: dict[int, list[TensorId]] = {}
+    arriving: dict[int, list[TensorId]] = {}
     comes_last: dict[TensorId, int] = {}
     for e in plan.events:
         if e.kind == "swap_out":
             leaving.setdefault(e.until, []).append(e.tensor)
         elif e.kind == "swap_in":
+            arriving.setdefault(e.until, []).append(e.tensor)
             comes_last[e.tensor] = max(e.trigger + 1, comes_last.get(e.tensor, 0))
 
     def together(op: Op, tensors: Iterable[TensorId]) -> None:
@@ -76,6 +88,7 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
     for index in range(last + 1):
         for event in copies.get(index, ()):
             first.setdefault(event.tensor, event.kind)
+            latest[event.tensor] = event.kind
         together(Op.COPY_OUT, (e.tensor for e in copies.get(index, ()) if e.kind == "swap_out"))
         together(Op.LEAVE, leaving.get(index, ()))
         back = [e.tensor for e in copies.get(index, ()) if e.kind == "swap_in"]
@@ -83,6 +96,7 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
             code.append((Op.COPY_IN, tuple(map(of, back)), tuple(of(t) for t in back if comes_last[t] == index)))
         if index == last:
             break
+        together(Op.AWAIT, arriving.get(index, ()))
         segment = plan.segments[index]
         drops = tuple(of(t) for t in (*segment.frees, *segment.donated) if t not in owned)
         reads = tuple(map(of, segment.inputs))
@@ -93,8 +107,10 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
         together(Op.FREE, (t for t in segment.frees if t in owned))
     outputs = tuple(of(t) for t in graph.outputs)
     arrive = frozenset(of(t) for t, kind in first.items() if kind == "swap_in")
+    left = frozenset(of(t) for t in graph.outputs if latest.get(t) == "swap_out")
     keep = frozenset(of(t.id) for t in graph.tensors if t.producer is None and t.id not in owned)
-    return Instructions(tuple(code), len(slot), inputs, outputs, constants, arrive, keep)
+    sizes = tuple(graph.tensors[t].nbytes for t in slot)
+    return Instructions(tuple(code), sizes, inputs, outputs, constants, arrive, left, keep)
 
 
 def _getter(slots: tuple[int, ...]) -> Callable[[Sequence[Any]], Sequence[Any]]:

@@ -9,7 +9,7 @@ plan with the least peak is compiled, so that the error can name a budget that i
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -23,6 +23,7 @@ from tensile_jax.exec.confirmed import confirmed_for
 from tensile_jax.exec.executor import Executor, Observation
 from tensile_jax.exec.instructions import instructions_of
 from tensile_jax.exec.transfer import Transfer
+from tensile_jax.ir import TensorId
 from tensile_jax.plan import (
     LEAST,
     POLICIES,
@@ -43,6 +44,7 @@ from tensile_jax.plan import (
     planned_whole,
     whole_peak,
 )
+from tensile_jax.plan.swap import Link, keep_state_out, state_that_may_stay_out
 from tensile_jax.schedule import Plan, PolicyName, format_bytes, unranged
 from tensile_jax.trace import TracedStep
 
@@ -52,8 +54,15 @@ _CAUTION = 0.01  # of the budget, more with each attempt
 _LOWER = 0.9  # the next budget, after the device ran out of memory under this one
 
 Progress = Callable[[str, int, int], None]
-Compiled = tuple[Plan, list[Executable] | None]
-"""A plan and the executables of its segments; None where the step runs whole."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compiled:
+    """A plan, the choice that it came from, and the executables of its segments; None where the step runs whole."""
+
+    plan: Plan
+    executables: list[Executable] | None
+    choice: Choice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +74,7 @@ class Options:
     state_memory: Literal["device", "any"]
     progress: Progress | None = None
     max_slowdown: float | None = None
+    may_swap: bool = True
 
 
 class PreparedStep:
@@ -78,7 +88,9 @@ class PreparedStep:
         self.options = options
         self.policy = POLICIES[options.policy]
         stays_out = options.state_memory == "any"
-        self.ladder = ladder or Ladder(order(step.graph), options.profile, state_may_stay_out=stays_out)
+        self.ladder = ladder or Ladder(
+            order(step.graph), options.profile, state_may_stay_out=stays_out, may_swap=options.may_swap
+        )
         self.graph = self.ladder.graph
         self.compiler = compiler
         self.book = Codebook(step.program)
@@ -87,6 +99,10 @@ class PreparedStep:
         self.jit_compile_s = 0.0
         self.out_of_memory = 0  # under earlier plans
         self._whole: Any = None
+
+    def without_swaps(self) -> "PreparedStep":
+        """The same step, of which only plans without swaps are made."""
+        return PreparedStep(self.step, None, replace(self.options, may_swap=False), self.compiler)
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -125,7 +141,7 @@ class PreparedStep:
             plan_under,
             lowest=max(floor(self.ladder, self.measured, self.policy)[0] - 1, LEAST),
             highest=max(whole_peak(self.ladder, self.measured), floor(self.ladder, self.measured, self.policy)[0]),
-            most_us=max_slowdown * (sum(self.ladder.latencies) + self.options.profile.launch_us),
+            most_us=max_slowdown * self.ladder.whole_us,
         )
 
     def predict(self) -> Plan:
@@ -147,7 +163,7 @@ class PreparedStep:
         """Microseconds that no plan under the budget is faster than; those of the step as one executable, if it fits."""
         ladder = self.ladder
         if whole_peak(ladder, self.measured) <= self.limit():
-            return sum(ladder.latencies) + self.options.profile.launch_us
+            return ladder.whole_us
         return least_step_us(ladder.activity, ladder.traffic, ladder.latencies, self.options.profile, self.limit())
 
     def _plan(self, choice: Choice, limit: float) -> Plan:
@@ -220,7 +236,8 @@ class PreparedStep:
         Raises:
             BudgetTooSmall: there is none; the error names the least peak that compiling has confirmed.
         """
-        return RunningPlan(self, *self.choose_and_compile())
+        found = self.choose_and_compile()
+        return RunningPlan(self, found.plan, found.executables)
 
     def choose_and_compile(self) -> Compiled:
         """A plan whose compiled peak is under the budget, and the executables of its segments; None if it runs whole.
@@ -232,24 +249,25 @@ class PreparedStep:
             return self._fast_enough()
         limit = self.limit()
         if self.options.policy != "auto":
-            return self._search(limit)[1]
-        kind = (self.graph.fingerprint, self.options.policy, self.options.profile, self.options.state_memory)
+            return self._search(limit)
+        options = self.options
+        kind = (self.graph.fingerprint, options.policy, options.profile, options.state_memory, options.may_swap)
         confirmed = confirmed_for((*kind, self.compiler.device.device_kind))
         choice = confirmed.above(limit)
         found = None if choice is None else self._realised(choice, limit)
-        if choice is None or found is None or found[0].peak_bytes > limit:  # XLA may tune a kernel to more scratch than before
+        if found is None or found.plan.peak_bytes > limit:  # XLA may tune a kernel to more scratch than before
             try:
-                choice, found = self._search(limit)
+                found = self._search(limit)
             except BudgetTooSmall:
-                choice = confirmed.below(limit, 0)
-                if choice is None:
+                lower = confirmed.below(limit, 0)
+                if lower is None:
                     raise
-                found = self._realised(choice, limit)
+                found = self._realised(lower, limit)
             else:
-                lower = confirmed.below(limit, found[0].peak_bytes)
+                lower = confirmed.below(limit, found.plan.peak_bytes)
                 if lower is not None:
-                    choice, found = lower, self._realised(lower, limit)
-        confirmed.add(limit, found[0].peak_bytes, choice)
+                    found = self._realised(lower, limit)
+        confirmed.add(limit, found.plan.peak_bytes, found.choice)
         return found
 
     def _fast_enough(self) -> Compiled:
@@ -257,17 +275,17 @@ class PreparedStep:
         best: Compiled | None = None
         for _ in range(_MOST_SLOWDOWN_ATTEMPTS):
             limit = self.limit()
-            if best is not None and best[0].peak_bytes <= limit:
+            if best is not None and best.plan.peak_bytes <= limit:
                 break
             choice = self.policy(self.ladder, limit, self.measured)
             assert choice is not None  # the limit was found by asking the policy
             found = self._realised(choice, limit)
-            if best is None or found[0].peak_bytes < best[0].peak_bytes:
+            if best is None or found.plan.peak_bytes < best.plan.peak_bytes:
                 best = found
         assert best is not None
         return best
 
-    def _search(self, limit: float) -> tuple[Choice, Compiled]:
+    def _search(self, limit: float) -> Compiled:
         caution = 0
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             began = time.perf_counter()
@@ -276,16 +294,16 @@ class PreparedStep:
             if choice is None:
                 break
             found = self._realised(choice, limit)
-            if found[0].peak_bytes <= limit:
-                return choice, found
+            if found.plan.peak_bytes <= limit:
+                return found
             caution = int(limit * _CAUTION * attempt)
         return self._at_the_floor(limit)
 
-    def _at_the_floor(self, limit: float) -> tuple[Choice, Compiled]:
-        best: tuple[Choice, Compiled] | None = None
+    def _at_the_floor(self, limit: float) -> Compiled:
+        best: Compiled | None = None
         seen: set[tuple[int, tuple[int, ...]]] = set()
         for _ in range(_MOST_ATTEMPTS):
-            least = float("inf") if best is None else best[1][0].peak_bytes
+            least = float("inf") if best is None else best.plan.peak_bytes
             if least <= limit:
                 break
             choice = next(
@@ -300,21 +318,21 @@ class PreparedStep:
                 break
             seen.add((choice.rung, choice.boundaries))
             found = self._realised(choice, limit)
-            if found[0].peak_bytes < least:
-                best = choice, found
+            if found.plan.peak_bytes < least:
+                best = found
         assert best is not None
-        if best[1][0].peak_bytes <= limit:
+        if best.plan.peak_bytes <= limit:
             return best
-        raise self._too_small(limit, best[1][0].peak_bytes, "")
+        raise self._too_small(limit, best.plan.peak_bytes, "")
 
     def _realised(self, choice: Choice, limit: float) -> Compiled:
         """The plan of `choice` and its executables, whole or in segments."""
         if choice.rung == WHOLE:
             self.whole_executable()
-            return self._plan(choice, limit), None
+            return Compiled(self._plan(choice, limit), None, choice)
         return self._compiled(choice, limit)
 
-    def _compiled(self, choice: Choice, limit: float) -> tuple[Plan, list[Executable]]:
+    def _compiled(self, choice: Choice, limit: float) -> Compiled:
         """The plan of `choice` with its segments compiled and their own workspaces in it."""
         began = time.perf_counter()
         plan = self._plan(choice, limit)
@@ -324,7 +342,30 @@ class PreparedStep:
         for (a, b), nbytes in zip(pairwise(choice.boundaries), self.workspaces(plan, executables), strict=True):
             sizes[choice.rung, a, b] = nbytes
         self.measured = replace(self.measured, workspaces=sizes)
-        return replace(self._plan(choice, limit), workspaces="compiled"), executables
+        return Compiled(replace(self._plan(choice, limit), workspaces="compiled"), executables, choice)
+
+    def keep_out(self, found: Compiled, tensors: Collection[TensorId]) -> Compiled:
+        """The same segments with these state tensors on the host between their uses, across the iteration boundary.
+
+        Nothing else changes, so neither do results; no segment holds more than before.
+        """
+        if not tensors or found.executables is None:
+            return found
+        retention = self.ladder.rung(found.choice.rung).retention
+        profile = self.options.profile
+        out = keep_state_out(retention, Link(), latencies=self.ladder.latencies, profile=profile, late=False, only=tensors)
+        choice = replace(found.choice, absences={**found.choice.absences, **out})
+        budget = found.plan.budget_bytes
+        return self._realised(choice, float("inf") if budget is None else budget)
+
+    def may_stay_out(self, found: Compiled) -> tuple[tuple[TensorId, int], ...]:
+        """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
+        if found.executables is None:
+            return ()
+        retention = self.ladder.rung(found.choice.rung).retention
+        pairs = state_that_may_stay_out(retention)
+        away = found.choice.absences
+        return tuple((old.id, old.nbytes) for old, new in pairs if old.id not in away and new.id not in away)
 
     def compile(self, plan: Plan) -> list[Executable]:
         """The executables of the plan's segments."""

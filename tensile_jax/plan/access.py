@@ -27,7 +27,6 @@ from typing import Literal, NamedTuple
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.retention import Retention, emit
-from tensile_jax.plan.stays import inherited
 
 PLACEHOLDER = -1
 """The operator that generates what is there when the iteration begins."""
@@ -200,7 +199,7 @@ def access_sequence(
         results=activity.kept_by_caller.union(graph.outputs),
         fixed=activity.kept_by_caller
         | {t.id for t in graph.tensors if t.dtype.startswith("key<") or t.nbytes < max(smallest_bytes, 1)},
-        updates={new: old for old, new in inherited(retention).items()},
+        updates={new: old for old, new in retention.heirs.items()},
         making=making,
     )
 

@@ -19,7 +19,7 @@ from tensile_jax.plan.cut import rerun_latency
 from tensile_jax.plan.latency import DeviceProfile
 from tensile_jax.plan.retention import Emission, Retention, emit
 from tensile_jax.plan.simulate import simulate
-from tensile_jax.plan.stays import Absence, Absences, find_stays, inherited, stored_bytes
+from tensile_jax.plan.stays import Absence, Absences, find_stays, stored_bytes
 from tensile_jax.plan.traffic import Traffic
 from tensile_jax.schedule import SCHEMA_VERSION, Event, EventKind, Plan, PlannedTensor, Segment, ranges
 
@@ -48,7 +48,7 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
     bounds = layout.boundaries
     absences = _effective(layout.absences, bounds)
     stored = stored_bytes(find_stays(retention, absences), count)
-    heirs = inherited(retention)
+    heirs = retention.heirs
     emissions = [_aligned(emit(retention, a, b), heirs) for a, b in zip(bounds, bounds[1:], strict=False)]
     outgoing, incoming = _copies(retention, absences, bounds)
     frees = _frees(retention, emissions, heirs)
@@ -185,16 +185,13 @@ def _copies(
     for t, several in sorted(absences.items()):
         leave = several[0].leave
         if leave >= 0:
-            issued = int(np.searchsorted(edges, _last_need(retention, t, leave), side="right"))
+            issued = int(np.searchsorted(edges, retention.last_need(t, leave), side="right"))
             gone_by = int(np.searchsorted(edges, leave, side="right"))
             outgoing.setdefault(issued, []).append((t, max(gone_by, issued)))
         for away in several:
             if away.back < count:
                 issued = max(int(np.searchsorted(edges, away.back, side="right")) - 1, 0)
-                needs = retention.needs[t]
-                later = bisect_right(needs, away.leave)
-                need = needs[later] if later < len(needs) else count
-                used_by = int(np.searchsorted(edges, need, side="right")) - 1
+                used_by = int(np.searchsorted(edges, retention.next_need(t, away.leave), side="right")) - 1
                 incoming.setdefault(issued, []).append((t, used_by))
     for copies in incoming.values():
         copies.sort(key=lambda copy: (copy[1], copy[0]))
@@ -203,20 +200,13 @@ def _copies(
     return outgoing, incoming
 
 
-def _last_need(retention: Retention, t: TensorId, leave: int) -> int:
-    """The last place that needs the tensor before it leaves, or where it is made; -1 for inputs that nothing needed yet."""
-    needs = retention.needs[t]
-    before = bisect_right(needs, leave)
-    return max(retention.activity.begin[t], needs[before - 1] if before else -1)
-
-
 def _let_go(retention: Retention, absences: Absences, bounds: tuple[int, ...]) -> dict[int, list[TensorId]]:
     """For each segment, the tensors whose copy on the device goes when it ends, since the host has had one since before."""
     edges = np.array(bounds)
     found: dict[int, list[TensorId]] = {}
     for t, several in sorted(absences.items()):
         for away in several[1:]:
-            index = int(np.searchsorted(edges, _last_need(retention, t, away.leave), side="right")) - 1
+            index = int(np.searchsorted(edges, retention.last_need(t, away.leave), side="right")) - 1
             found.setdefault(index, []).append(t)
     return found
 

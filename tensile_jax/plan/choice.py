@@ -143,6 +143,6 @@ def layout(ladder: Ladder, choice: Choice, measured: Measured) -> Layout:
 def step_us(ladder: Ladder, choice: Choice, measured: Measured) -> float:
     """The predicted microseconds of a step under the choice."""
     if choice.rung == WHOLE:
-        return sum(ladder.latencies) + ladder.profile.launch_us
+        return ladder.whole_us
     chosen = layout(ladder, choice, measured)
     return assemble(chosen, ladder.traffic, ladder.profile, ladder.latencies, empty_plan(ladder.graph)).step_us

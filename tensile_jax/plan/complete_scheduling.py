@@ -16,7 +16,7 @@ Algorithm 3, line by line. How ambiguous lines are read:
 The peaks of several jobs are added by whoever schedules several (III: MP = sum of MP_j); this is one job's schedule.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -41,37 +41,15 @@ class Schedule:
     iterations: int
 
 
-def find_schedule(
-    sequence: AccessSequence,
-    *,
-    free_bytes: float,
-    device_to_host_bytes_per_us: float,
-    host_to_device_bytes_per_us: float,
-    across_iterations: bool,
-    duplex: bool = False,
-    max_swapping_rate: Mapping[int, float] | None = None,
-    swapped_by_others: Mapping[int, int] | None = None,
-) -> Schedule:
+def find_schedule(sequence: AccessSequence, swapping: SwapScheduling, *, free_bytes: float) -> Schedule:
     """Algorithm 3: swaps as many as lower the peak, recomputations while it is not below `free_bytes`.
 
     Args:
-        across_iterations: whether an updated parameter may be on the host when the iteration ends.
-        duplex: the link has a channel in each direction, rather than the paper's one.
-        max_swapping_rate: MSR of each job, 1 where nothing is said.
-        swapped_by_others: SON of the other jobs.
+        swapping: Algorithm 2 for the sequence, which has scheduled nothing yet.
     """
     swap_succeed = recomputation_succeed = True  # line 1
     iteration = 0
     footprint = Footprint(sequence)  # line 2
-    swapping = SwapScheduling(
-        sequence,
-        device_to_host_bytes_per_us=device_to_host_bytes_per_us,
-        host_to_device_bytes_per_us=host_to_device_bytes_per_us,
-        across_iterations=across_iterations,
-        duplex=duplex,
-        max_swapping_rate=max_swapping_rate,
-        swapped_by_others=swapped_by_others,
-    )
     swaps: list[SwappedOut] = []
     recomputed: list[Recomputation] = []
     peaks: list[int] = []

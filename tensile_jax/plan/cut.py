@@ -27,7 +27,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.activity import Activity
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
 from tensile_jax.plan.retention import Retention
-from tensile_jax.plan.stays import Stay, columns, inherited, stored_bytes
+from tensile_jax.plan.stays import Stay, columns, stored_bytes
 from tensile_jax.plan.traffic import Traffic
 
 _MOST_CANDIDATES = 192
@@ -100,7 +100,7 @@ def _inside(retention: Retention, traffic: Traffic, away: Set[TensorId]) -> np.n
     begin, end, nbytes = activity.begins, retention.ends, activity.nbytes
     there = traffic.written & (begin >= 0) & (nbytes > 0)
     own = there & (end < len(activity.graph.operators))
-    own[[*inherited(retention).values(), *away]] = False
+    own[[*retention.heirs.values(), *away]] = False
     again: list[tuple[int, int, int]] = []
     for t, last in retention.dropped.items():
         if there[t]:
@@ -342,7 +342,7 @@ def pressure(retention: Retention, traffic: Traffic, profile: DeviceProfile) -> 
     """For each place, the bytes that its operator needs beyond what is stored before it, but for what XLA fuses away."""
     activity = retention.activity
     added = np.where(traffic.written, activity.nbytes, 0)
-    added[list(inherited(retention).values())] = 0
+    added[list(retention.heirs.values())] = 0
     alone = chains(retention, traffic) + activity.makes.sums(added)
     return alone + activity.relayout if profile.canonical_layouts else alone
 

@@ -20,7 +20,7 @@ Times in microseconds since the step began.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -82,7 +82,7 @@ class Evictions:
         self._link = Link()
         self._needed = np.array([kernel.nbytes for kernel in kernels], dtype=float)
         self._begins = [kernel.begin for kernel in kernels]
-        self._ends_us = [0.0, *accumulate(ladder.latencies)]  # of each place, from index 1
+        self._ends_us = ladder.elapsed_us.tolist()  # of each place, from index 1
 
     def enough(self) -> bool:
         """Whether every kernel is within the target."""

@@ -32,7 +32,6 @@ import numpy as np
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.choice import WHOLE, Choice, segment_peaks
-from tensile_jax.plan.cut import rerun_latency
 from tensile_jax.plan.ladder import Ladder
 from tensile_jax.plan.latency import DeviceProfile
 from tensile_jax.plan.retention import emit
@@ -90,14 +89,10 @@ class _Search:
         self._trips = [trip for several in rung.absences.values() for trip in self._trips_of(ladder, several)]
         movable = sorted((t for t in self._trips if not t.fixed), key=lambda t: (-t.nbytes, t.tensor, t.issued))
         self._small = {(trip.tensor, trip.issued) for trip in movable[_MOST_TRIPS:]}
-        elapsed = np.concatenate([[0.0], np.cumsum(ladder.latencies)])
-        again: dict[int, float] = {}
         self._runs: list[float] = []
         for a, b in pairwise(self._bounds):
-            for p in (emission := emit(rung.retention, a, b)).again:
-                if p not in again:
-                    again[p] = rerun_latency(p, rung.retention, ladder.traffic, ladder.profile)
-            self._runs.append(ladder.profile.launch_us + float(elapsed[b] - elapsed[a]) + sum(again[p] for p in emission.again))
+            again_us = sum(ladder.rerun_us[p] for p in emit(rung.retention, a, b).again)
+            self._runs.append(ladder.profile.launch_us + float(ladder.elapsed_us[b] - ladder.elapsed_us[a]) + again_us)
         self._step_us = _step_us(self._trips, self._runs, ladder.profile)
         self._work_left = _MOST_WORK
 
@@ -110,10 +105,7 @@ class _Search:
             t, leave, back = absence.tensor, absence.leave, absence.back
             if bisect_right(bounds, back) <= bisect_right(bounds, leave):
                 continue
-            needs = retention.needs[t]
-            later = bisect_right(needs, leave)
-            last = max(retention.activity.begin[t], needs[later - 1] if later else -1)
-            issued = bisect_right(bounds, last)
+            issued = bisect_right(bounds, retention.last_need(t, leave))
             trips.append(
                 _Trip(
                     tensor=t,
@@ -121,7 +113,7 @@ class _Search:
                     issued=issued if leave >= 0 else -1,
                     gone=max(bisect_right(bounds, leave), issued),
                     back=bisect_right(bounds, back) - 1 if back < count else len(bounds),
-                    used=bisect_right(bounds, needs[later] if later < len(needs) else count) - 1,
+                    used=bisect_right(bounds, retention.next_need(t, leave)) - 1,
                     absence=absence,
                     fixed=leave < 0 or back >= count,
                 )
@@ -161,7 +153,7 @@ class _Search:
             trip, changed, _ = moves[i]
             if steps[i] >= self._step_us * (1 - _LEAST_GAIN):
                 continue
-            if trip not in self._trips or not self._fits(trip, changed, room):
+            if trip not in self._trips or not self._has_room(self._change(trip, changed), room):
                 continue
             us = _step_us(self._with(trip, changed), self._runs, self._profile)
             if us < self._step_us * (1 - _LEAST_GAIN):
@@ -173,8 +165,11 @@ class _Search:
     def _widen(self, room: int) -> None:
         """Take the best of several ways to widen windows together, if there is room for one and it pays."""
         movable = [trip for trip in self._trips if not trip.fixed]
+        first = {trip.tensor: trip for trip in reversed(self._trips)}  # the one that copies its tensor to the host
         wide = windows_without_waiting(
-            [Need(t.tensor, t.nbytes, t.issued, t.used, self._copies_out(t)) for t in movable], self._runs, self._profile
+            [Need(t.tensor, t.nbytes, t.issued, t.used, t is first[t.tensor] and t.issued >= 0) for t in movable],
+            self._runs,
+            self._profile,
         )
         by_size = sorted(wide, key=lambda i: (movable[i].nbytes, movable[i].tensor, movable[i].issued))
         best = self._trips, self._step_us * (1 - _LEAST_GAIN), np.zeros(len(self._runs))
@@ -187,7 +182,7 @@ class _Search:
                     if gone < back:
                         changed[movable[i]] = self._moved(movable[i], gone, back)
                 more = sum((self._change(trip, new) for trip, new in changed.items()), np.zeros(len(self._runs)))
-                if not (self._peaks + more <= room)[more > 0].all():
+                if not self._has_room(more, room):
                     continue
                 trips = [changed.get(trip, trip) for trip in self._trips]
                 us = _step_us(trips, self._runs, self._profile)
@@ -197,10 +192,6 @@ class _Search:
         if best[0] is not self._trips:
             self._trips, self._step_us, more = best
             self._peaks = self._peaks + more
-
-    def _copies_out(self, trip: _Trip) -> bool:
-        """Whether the trip is the one that copies its tensor to the host."""
-        return trip is next(t for t in self._trips if t.tensor == trip.tensor) and trip.issued >= 0
 
     def _moved(self, trip: _Trip, gone: int, back: int) -> _Trip:
         absence = trip.absence
@@ -240,8 +231,8 @@ class _Search:
             more[changed.gone : changed.back] -= trip.nbytes
         return more
 
-    def _fits(self, trip: _Trip, changed: _Trip | None, room: int) -> bool:
-        more = self._change(trip, changed)
+    def _has_room(self, more: np.ndarray, room: int) -> bool:
+        """Whether so many bytes more in each segment stay within the room, where it is more."""
         return bool((self._peaks + more <= room)[more > 0].all())
 
     def _with(self, trip: _Trip, changed: _Trip | None) -> list[_Trip]:

@@ -29,7 +29,7 @@ from tensile_jax.plan.cut import Board, lay_board, pressure, rerun_latencies
 from tensile_jax.plan.latency import DeviceProfile, operator_latency
 from tensile_jax.plan.recompute import drop_tensors
 from tensile_jax.plan.retention import Retention, retain
-from tensile_jax.plan.stays import Absence, Absences, away_bytes, find_stays, inherited, stored_unless_swapped
+from tensile_jax.plan.stays import Absence, Absences, away_bytes, find_stays, stored_unless_swapped
 from tensile_jax.plan.swap import Link, find_gaps, keep_state_out, plan_swaps
 from tensile_jax.plan.traffic import Traffic, find_traffic
 
@@ -52,6 +52,16 @@ _LATE_PRICES = (4.0, 0.26, 0.165, 0.02)
 _SWAP_ROUNDS = {"none": 0, "hidden": 2, "fine": 6, "some": 6, "more": 6, "all": 8, "late": 8}
 _TURNS = 4  # boundaries cut one after another, highest first
 _ENOUGH = 0.99  # a further turn must lower the highest footprint below this part of it
+
+
+_SWAPPING: tuple[tuple[float, Swapping, float], ...] = (
+    *((p, "hidden", 0.0) for p in _HIDDEN_PRICES),
+    *((p, "fine", 0.0) for p in _FINE_PRICES),
+    *((p, "some", part) for p in _SOME_PRICES for part in _SOME_PARTS),
+    *((_MORE_PRICE, "more", part) for part in _MORE_PARTS),
+    *((p, "all", 0.0) for p in _EXPOSED_PRICES),
+    *((p, "late", 0.0) for p in _LATE_PRICES),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,19 +104,15 @@ class Rung:
 class Ladder:
     """The rungs for one graph, made when they are asked for."""
 
-    def __init__(self, graph: Graph, profile: DeviceProfile, *, state_may_stay_out: bool) -> None:
+    def __init__(self, graph: Graph, profile: DeviceProfile, *, state_may_stay_out: bool, may_swap: bool = True) -> None:
         self.graph = graph
         self.profile = profile
         self.state_may_stay_out = state_may_stay_out
         self.steps: tuple[tuple[float, Swapping, float], ...] = (  # price, family, part to bring what is stored down to
             *((p, "none", 1.0) for p in _PRICES),
-            *((p, "hidden", 0.0) for p in _HIDDEN_PRICES),
-            *((p, "fine", 0.0) for p in _FINE_PRICES),
-            *((p, "some", part) for p in _SOME_PRICES for part in _SOME_PARTS),
-            *((_MORE_PRICE, "more", part) for part in _MORE_PARTS),
-            *((p, "all", 0.0) for p in _EXPOSED_PRICES),
-            *((p, "late", 0.0) for p in _LATE_PRICES),
         )
+        if may_swap:
+            self.steps += _SWAPPING
         self._rungs: dict[int, Rung] = {}
         self._added: dict[Hashable, int] = {}
         self._dropped: dict[float, tuple[Retention, int]] = {}
@@ -115,7 +121,7 @@ class Ladder:
     def families(self) -> tuple[range, ...]:
         """The rungs of each family, dear memory first."""
         kinds = [swapping for _, swapping, _ in self.steps]
-        return tuple(range(kinds.index(k), kinds.index(k) + kinds.count(k)) for k in FAMILIES)
+        return tuple(range(kinds.index(k), kinds.index(k) + kinds.count(k)) for k in FAMILIES if k in kinds)
 
     @cached_property
     def unplanned_bytes(self) -> int:
@@ -151,6 +157,21 @@ class Ladder:
             else:
                 found.append(operator_latency(op, profile))
         return tuple(found)
+
+    @cached_property
+    def elapsed_us(self) -> np.ndarray:
+        """When each place begins, and last when all are over, if each operator runs by itself; shape (places + 1,)."""
+        return np.concatenate([[0.0], np.cumsum(self.latencies)])
+
+    @cached_property
+    def whole_us(self) -> float:
+        """Microseconds of the step as one executable."""
+        return sum(self.latencies) + self.profile.launch_us
+
+    @cached_property
+    def rerun_us(self) -> tuple[float, ...]:
+        """Microseconds that it adds to a segment to run each operator again, by place."""
+        return tuple(rerun_latencies(self.activity, self.traffic, self.profile).tolist())
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -188,7 +209,7 @@ class Ladder:
         return self._again[price]
 
     def _rung_of(self, retention: Retention, absences: Absences, *, fine: bool) -> Rung:
-        heirs = set(inherited(retention).values())  # they have no stay but that of what they update, which is there
+        heirs = set(retention.heirs.values())  # they have no stay but that of what they update, which is there
         away = away_bytes(retention, {t: several for t, several in absences.items() if self._there[t] or t in heirs})
         return Rung(
             retention=retention,
@@ -198,7 +219,7 @@ class Ladder:
             again_us=self._rerun_us(retention),
             traffic=self.traffic,
             profile=self.profile,
-            longest=(self._longest_us, np.concatenate([[0.0], np.cumsum(self.latencies)])) if fine else None,
+            longest=(self._longest_us, self.elapsed_us) if fine else None,
         )
 
     @cached_property
@@ -211,8 +232,7 @@ class Ladder:
         return (self.activity.begins < 0) | self.traffic.written
 
     def _rerun_us(self, retention: Retention) -> float:
-        latencies = rerun_latencies(self.activity, self.traffic, self.profile).tolist()
-        return sum(latencies[place] for place, runs in enumerate(retention.reruns) if runs)
+        return sum(self.rerun_us[place] for place, runs in enumerate(retention.reruns) if runs)
 
     def _swap_us(self, absences: Absences, uncovered: float) -> float:
         total = 0.0

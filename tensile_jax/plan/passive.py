@@ -21,7 +21,7 @@ Times in microseconds.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from tensile_jax.plan.cut import Board
 from tensile_jax.plan.ladder import Ladder
 from tensile_jax.plan.latency import DeviceProfile
 from tensile_jax.plan.retention import Retention, emit
-from tensile_jax.plan.stays import inherited
 from tensile_jax.plan.swap import may_leave
 
 
@@ -79,7 +78,7 @@ def observe(ladder: Ladder) -> tuple[Kernel, ...]:
     rung = ladder.rung(0)
     board = rung.board
     work = board.estimates(ladder.profile.workspace_growth)
-    ends = (0.0, *accumulate(ladder.latencies))
+    ends: list[float] = ladder.elapsed_us.tolist()
     found: list[Kernel] = []
     for first, last in pairwise(_edges(board, board.held + work)):
         begin, end = board.boundaries[first], board.boundaries[last]
@@ -113,7 +112,7 @@ class _Memory:
         self._profile = profile
         self._limit = limit
         self._tensors = retention.activity.graph.tensors
-        self._old = {heir: old for old, heir in inherited(retention).items()}
+        self._old = {heir: old for old, heir in retention.heirs.items()}
         self._here = {t.id: None for t in self._tensors if t.producer is None}  # the least recently accessed first
         self._copied: set[TensorId] = set()  # to the host
         self.used = sum(self._tensors[t].nbytes for t in self._here)

@@ -26,9 +26,8 @@ from tensile_jax.plan.complete_scheduling import Schedule, find_schedule
 from tensile_jax.plan.latency import DeviceProfile
 from tensile_jax.plan.retention import Retention
 from tensile_jax.plan.stays import Absence
-from tensile_jax.plan.swap_scheduling import SwappedOut
-
-_SMALLEST = 2**16  # bytes; below that a copy costs more in calls than it frees
+from tensile_jax.plan.swap import SMALLEST
+from tensile_jax.plan.swap_scheduling import SwappedOut, SwapScheduling
 
 
 class Placed(NamedTuple):
@@ -55,15 +54,15 @@ def schedule_events(
         latencies: of every place.
         budget_bytes: what the tensors between segments may hold, without workspaces.
     """
-    sequence = access_sequence(retention, boundaries, latencies, smallest_bytes=_SMALLEST)
-    schedule = find_schedule(
+    sequence = access_sequence(retention, boundaries, latencies, smallest_bytes=SMALLEST)
+    swapping = SwapScheduling(
         sequence,
-        free_bytes=budget_bytes,
         device_to_host_bytes_per_us=profile.device_to_host_bytes_per_us,
         host_to_device_bytes_per_us=profile.host_to_device_bytes_per_us,
         across_iterations=state_may_stay_out,
         duplex=duplex,
     )
+    schedule = find_schedule(sequence, swapping, free_bytes=budget_bytes)
     return Placed(dropped_for(schedule, retention, boundaries), absences_of(schedule, sequence, boundaries, profile), schedule)
 
 
@@ -72,7 +71,7 @@ def dropped_for(schedule: Schedule, retention: Retention, boundaries: Sequence[i
     operators, end = retention.activity.graph.operators, retention.end
     dropped = {**retention.dropped}
     for again in schedule.recomputed:
-        chain = find_chain(retention, again.tensor, smallest_bytes=_SMALLEST)
+        chain = find_chain(retention, again.tensor, smallest_bytes=SMALLEST)
         passed = (t for place in chain.places for t in operators[place].outputs)
         dropped |= {t: end[t] for t in passed if end[t] < end[again.tensor]}
     return dropped | {r.tensor: boundaries[r.after + 1] - 1 for r in schedule.recomputed}

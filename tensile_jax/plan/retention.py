@@ -51,6 +51,18 @@ class Retention:
         """Whether the tensor is stored at the boundary."""
         return self.activity.begin[tensor] < boundary <= self.end[tensor]
 
+    def last_need(self, tensor: TensorId, place: int) -> int:
+        """The last place up to this one that needs the tensor, or where it is made; -1 for an input that nothing needed yet."""
+        needs = self.needs[tensor]
+        before = bisect_right(needs, place)
+        return max(self.activity.begin[tensor], needs[before - 1] if before else -1)
+
+    def next_need(self, tensor: TensorId, place: int) -> int:
+        """The first place after this one that needs the tensor; the number of operators if there is none."""
+        needs = self.needs[tensor]
+        after = bisect_right(needs, place)
+        return needs[after] if after < len(needs) else len(self.activity.graph.operators)
+
 
 def retain(activity: Activity, dropped: Mapping[TensorId, int]) -> Retention:
     """The retention that follows when `dropped` tensors are stored up to the given places only.

@@ -57,7 +57,7 @@ def find_stays(retention: Retention, absences: Absences) -> tuple[Stay, ...]:
     """Every stay of an iteration. Heirs that continue the stay of another tensor have none of their own."""
     activity = retention.activity
     count = len(activity.graph.operators)
-    heirs = inherited(retention)
+    heirs = retention.heirs
     taken_over = set(heirs.values())
     apart = {*absences, *(t for t, h in heirs.items() if h in absences)}
     begins, ends = activity.begins, retention.ends.copy()
@@ -79,11 +79,6 @@ def find_stays(retention: Retention, absences: Absences) -> tuple[Stay, ...]:
         made_to_leave = None if begin < 0 else begin  # a tensor may leave right after the operator that makes it
         stays += [Stay(t, tensor.nbytes, b, e, False) for b, e in pieces if b < count and (e > b or e == b == made_to_leave)]
     return tuple(sorted(stays, key=attrgetter("tensor")))
-
-
-def inherited(retention: Retention) -> dict[TensorId, TensorId]:
-    """For each donated state tensor, the update that takes over its memory, where nothing reads the old value later."""
-    return retention.heirs
 
 
 def stored_bytes(stays: Sequence[Stay], count: int) -> np.ndarray:
@@ -113,7 +108,7 @@ def stored_unless_swapped(retention: Retention, counted: np.ndarray | None = Non
     activity = retention.activity
     count = len(activity.graph.operators)
     nbytes, begin, end = activity.nbytes.copy(), activity.begins, retention.ends.copy()
-    heirs = inherited(retention)
+    heirs = retention.heirs
     if heirs:
         old, new = np.array(list(heirs.items())).T
         end[old] = end[new]

@@ -14,18 +14,18 @@ Times in microseconds since the step began, on the clock of the operators' own l
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
 import numpy as np
 
-from tensile_jax.ir import TensorId
+from tensile_jax.ir import Tensor, TensorId
 from tensile_jax.plan.latency import DeviceProfile
 from tensile_jax.plan.retention import Retention
-from tensile_jax.plan.stays import Absence, Absences, inherited
+from tensile_jax.plan.stays import Absence, Absences
 
-_SMALLEST = 2**16  # bytes; below that a copy costs more in calls than it frees
+SMALLEST = 2**16  # bytes; below that a copy costs more in calls than it frees
 _TOUCHING = 1e-6  # microseconds; no copy is as short
 
 
@@ -89,10 +89,10 @@ def find_gaps(retention: Retention, *, turn: int, state_may_stay_out: bool) -> t
     Results of the step must be back when it ends, but for state that may stay out.
     """
     activity, graph = retention.activity, retention.activity.graph
-    heirs = inherited(retention)
+    heirs = retention.heirs
     stay_out = {pair.output for pair in graph.carried} if state_may_stay_out else set[TensorId]()
     gaps: list[Gap] = []
-    large = (activity.nbytes >= _SMALLEST) & (activity.begins < turn) & (turn <= retention.ends)
+    large = (activity.nbytes >= SMALLEST) & (activity.begins < turn) & (turn <= retention.ends)
     for tensor in (graph.tensors[t] for t in np.flatnonzero(large).tolist()):
         t = tensor.id
         if not may_leave(retention, t) or t in stay_out:
@@ -118,7 +118,7 @@ def may_leave(retention: Retention, tensor: TensorId) -> bool:
     activity = retention.activity
     found = activity.graph.tensors[tensor]
     ours = tensor not in activity.kept_by_caller and tensor not in retention.dropped
-    return ours and found.nbytes >= _SMALLEST and not found.dtype.startswith("key<")
+    return ours and found.nbytes >= SMALLEST and not found.dtype.startswith("key<")
 
 
 def plan_swaps(
@@ -165,22 +165,35 @@ def plan_swaps(
     return found
 
 
+def state_that_may_stay_out(retention: Retention) -> list[tuple[Tensor, Tensor]]:
+    """(old, new) of the donated state that could be on the host between its last use and its first one of the next iteration."""
+    graph = retention.activity.graph
+    pairs = [(graph.tensors[pair.input], graph.tensors[pair.output]) for pair in graph.carried]
+    return [
+        (old, new) for old, new in pairs
+        if old.id in graph.donated and old.id != new.id and old.nbytes >= SMALLEST and retention.needs[old.id]
+        and not old.dtype.startswith("key<")
+    ]  # fmt: skip
+
+
 def keep_state_out(
-    retention: Retention, link: Link, *, latencies: Sequence[float], profile: DeviceProfile, late: bool
+    retention: Retention,
+    link: Link,
+    *,
+    latencies: Sequence[float],
+    profile: DeviceProfile,
+    late: bool,
+    only: Collection[TensorId] | None = None,
 ) -> dict[TensorId, tuple[Absence, ...]]:
     """Absences of donated state across the iteration boundary: in before its first need, out after its update.
 
-    With `late`, in right before and out right after.
+    With `late`, in right before and out right after. With `only`, of these tensors alone.
     """
-    graph = retention.activity.graph
-    count = len(graph.operators)
+    count = len(retention.activity.graph.operators)
     clock = _Clock(retention, latencies, profile)
     absences: dict[TensorId, tuple[Absence, ...]] = {}
-    for pair in graph.carried:
-        old, new = graph.tensors[pair.input], graph.tensors[pair.output]
-        if old.id not in graph.donated or old.id == new.id or old.nbytes < _SMALLEST or not retention.needs[old.id]:
-            continue
-        if old.dtype.startswith("key<"):
+    for old, new in state_that_may_stay_out(retention):
+        if only is not None and old.id not in only:
             continue
         first = retention.needs[old.id][0]
         made = max([retention.activity.begin[new.id], *retention.needs[new.id]])

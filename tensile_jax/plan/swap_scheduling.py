@@ -102,6 +102,8 @@ class SwapScheduling:
     """Algorithm 2 with SE, the swap events scheduled so far, which every run adds to.
 
     Args:
+        across_iterations: whether an updated parameter may be on the host when the iteration ends.
+        duplex: the link has a channel in each direction, rather than the paper's one.
         max_swapping_rate: MSR of each job; 1 where nothing is said.
         swapped_by_others: SON of the other jobs.
     """

@@ -43,7 +43,7 @@ from tensile_jax.plan import DeviceProfile, Ladder, Layout, Measured, assemble, 
 from tensile_jax.plan.activity import Activity
 from tensile_jax.plan.cut import lay_board, rerun_latency
 from tensile_jax.plan.retention import Retention, emit, retain
-from tensile_jax.plan.stays import Absences, find_stays, inherited
+from tensile_jax.plan.stays import Absences, find_stays
 from tensile_jax.schedule import Plan
 from tests.builders import header_for
 from tests.plan.labels import Labels
@@ -218,7 +218,7 @@ def drops(activity: Activity) -> Iterator[dict[TensorId, int]]:
 
 def _inherited(retention: Retention, count: int) -> list[bool]:
     """Which tensors take over the memory of another."""
-    heirs = set(inherited(retention).values())
+    heirs = set(retention.heirs.values())
     return [t in heirs for t in range(count)]
 
 

@@ -9,7 +9,7 @@ from tensile_jax.ir import Graph, OperatorId, Tensor, TensorId
 from tensile_jax.plan import order
 from tensile_jax.plan.activity import find_activity
 from tensile_jax.plan.retention import emit, retain
-from tensile_jax.plan.stays import Absence, Absences, Stay, away_bytes, find_stays, inherited, stored_bytes, stored_unless_swapped
+from tensile_jax.plan.stays import Absence, Absences, Stay, away_bytes, find_stays, stored_bytes, stored_unless_swapped
 from tests.builders import graph_of, tensor_named, training_graph
 
 # x -> a -> b -> y, with a read again at the end:      place 0    1    2
@@ -54,7 +54,7 @@ def test_an_update_is_heir_to_the_donated_state_that_it_replaces() -> None:
     donated = graph_of(lines, inputs="w x", outputs="v", carried={"w": "v"}, donated="w")
     w, v = ids(donated, "w v")
     assert find_activity(donated).heir[w] == v
-    assert inherited(retain(find_activity(donated), {})) == {w: v}
+    assert retain(find_activity(donated), {}).heirs == {w: v}
     kept = graph_of(lines, inputs="w x", outputs="v", carried={"w": "v"})
     assert set(find_activity(kept).heir) == {-1}
 

@@ -12,7 +12,7 @@ from tensile_jax.plan.cut import _candidates, _inside, _workspace, chains, lay_b
 from tensile_jax.plan.latency import operator_latency
 from tensile_jax.plan.recompute import _ancestors, _keeping, _prices
 from tensile_jax.plan.retention import Retention, retain
-from tensile_jax.plan.stays import Absence, Stay, away_bytes, find_stays, inherited, stored_bytes, stored_unless_swapped
+from tensile_jax.plan.stays import Absence, Stay, away_bytes, find_stays, stored_bytes, stored_unless_swapped
 from tensile_jax.plan.swap import Gap, Lane, find_gaps
 from tensile_jax.plan.traffic import Traffic, find_traffic
 from tests.builders import PROFILE, graph_of
@@ -172,7 +172,7 @@ def test_what_is_stored_without_the_absences_is_what_the_stays_add_up_to(seed: i
 def test_gaps_lie_between_the_needs_around_the_turn(seed: int) -> None:
     retention, _ = random_retention(seed)
     activity, tensors = retention.activity, retention.activity.graph.tensors
-    heirs = inherited(retention)
+    heirs = retention.heirs
     for turn in range(len(activity.graph.operators)):
         expected: set[Gap] = set()
         for t in (t.id for t in tensors if t.nbytes >= 2**16):
@@ -195,7 +195,7 @@ def test_latencies_of_running_again_and_pressure_are_those_of_each_operator(seed
     operators, tensors = retention.activity.graph.operators, retention.activity.graph.tensors
     again = rerun_latencies(retention.activity, traffic, PROFILE)
     assert again.tolist() == [rerun_latency(p, retention, traffic, PROFILE) for p in range(len(operators))]
-    heirs = set(inherited(retention).values())
+    heirs = set(retention.heirs.values())
     own = [sum(tensors[t].nbytes for t in op.outputs if t not in heirs and traffic.materialised[t]) for op in operators]
     assert (pressure(retention, traffic, PROFILE) - chains(retention, traffic)).tolist() == own
 

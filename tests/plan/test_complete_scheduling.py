@@ -8,7 +8,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.access import AccessSequence
 from tensile_jax.plan.complete_scheduling import Schedule, find_schedule
 from tensile_jax.plan.peak import Recomputation, find_peak
-from tensile_jax.plan.swap_scheduling import SwappedOut
+from tensile_jax.plan.swap_scheduling import SwappedOut, SwapScheduling
 from tests.plan.sequences import random_sequence, sequence_of
 
 A, B = TensorId(1), TensorId(2)
@@ -33,13 +33,13 @@ DEEP = sequence_of(
 
 
 def schedule(sequence: AccessSequence, *, free_bytes: float = 0.0, rate: float = 1.0, **options: Any) -> Schedule:
-    return find_schedule(
+    swapping = SwapScheduling(
         sequence,
-        free_bytes=free_bytes,
         device_to_host_bytes_per_us=rate,
         host_to_device_bytes_per_us=rate,
         **{"across_iterations": False, **options},
     )
+    return find_schedule(sequence, swapping, free_bytes=free_bytes)
 
 
 def many(count: int, nbytes: int) -> AccessSequence:
