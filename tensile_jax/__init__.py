@@ -17,9 +17,13 @@ from typing import TYPE_CHECKING, Any
 from tensile_jax.errors import (
     BudgetError,
     BudgetTooSmall,
+    CheckpointError,
     InvalidPlan,
+    JobFailed,
+    JobsFileError,
     OutOfMemory,
     PlanFileError,
+    ProcessDied,
     TensileError,
     TraceError,
 )
@@ -27,16 +31,23 @@ from tensile_jax.schedule import Plan
 
 if TYPE_CHECKING:
     from tensile_jax.api import PlannedFunction, Report, jit
+    from tensile_jax.exec.entrypoint import Entrypoint
+    from tensile_jax.exec.job import Job
+    from tensile_jax.exec.runtime import Runtime
     from tensile_jax.exec.transfer import to_device
 
 __all__ = [
-    "BudgetError", "BudgetTooSmall", "InvalidPlan", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "Report",
-    "TensileError", "TraceError", "jit", "to_device",
+    "BudgetError", "BudgetTooSmall", "CheckpointError", "Entrypoint", "InvalidPlan", "Job", "JobFailed", "JobsFileError",
+    "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied", "Report", "Runtime", "TensileError", "TraceError",
+    "jit", "to_device",
 ]  # fmt: skip
 
 _NEED_JAX = {
     "PlannedFunction": "tensile_jax.api",
     "Report": "tensile_jax.api",
+    "Entrypoint": "tensile_jax.exec.entrypoint",
+    "Job": "tensile_jax.exec.job",
+    "Runtime": "tensile_jax.exec.runtime",
     "jit": "tensile_jax.api",
     "to_device": "tensile_jax.exec.transfer",
 }

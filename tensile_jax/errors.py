@@ -5,8 +5,11 @@
     │   └── BudgetTooSmall              no plan fits: names the smallest budget that does, and what holds it
     ├── TraceError (also ValueError)    the step cannot be planned: effects, several devices, not a function
     ├── PlanFileError (also ValueError) a saved plan that is truncated, of another version, or for another program
+    ├── JobsFileError (also ValueError) a jobs.toml that cannot be read: names the line and the key
     ├── InvalidPlan                     our own mistake: a plan that its replay refuses; nothing has run
-    └── OutOfMemory (also RuntimeError) the device refused an allocation and nothing more could leave it
+    ├── OutOfMemory (also RuntimeError) the device refused an allocation and nothing more could leave it
+    ├── ProcessDied (also RuntimeError) the process of an isolated job ended, or had to be ended
+    └── CheckpointError                 a checkpoint that cannot be written, or is not fit to be restored
 
 A caller's mistake is also a `ValueError`, as it would be from `jax.jit`, so that code which catches those goes on working.
 Wrong types of arguments are plain `TypeError`s. Nothing else is raised on purpose.
@@ -43,6 +46,10 @@ class PlanFileError(TensileError, ValueError):
     """A saved plan that cannot be used."""
 
 
+class JobsFileError(TensileError, ValueError):
+    """A `jobs.toml` that cannot be used; the message names the file, the line, the key and the remedy."""
+
+
 class InvalidPlan(TensileError):
     """A plan that does not survive its own replay.
 
@@ -59,3 +66,45 @@ class InvalidPlan(TensileError):
 
 class OutOfMemory(TensileError, RuntimeError):
     """The device ran out of memory, and recovery did too."""
+
+
+class CheckpointError(TensileError):
+    """A checkpoint that could not be saved or restored; those that were there before are as they were.
+
+    Attributes:
+        folder: where it is, or was to be.
+        step: how many steps the state had seen.
+    """
+
+    def __init__(self, message: str, *, folder: str, step: int) -> None:
+        super().__init__(message)
+        self.folder = folder
+        self.step = step
+
+
+class ProcessDied(TensileError, RuntimeError):
+    """A job's own process is gone, and with it what it held.
+
+    Attributes:
+        job: its name.
+        exit_code: of the process; below zero it is a signal's number, negated.
+    """
+
+    def __init__(self, message: str, *, job: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.job = job
+        self.exit_code = exit_code
+
+
+class JobFailed(TensileError, RuntimeError):
+    """A job has no result. What made it fail is its `__cause__`.
+
+    Attributes:
+        job: its name.
+        step: how many iterations it had done.
+    """
+
+    def __init__(self, message: str, *, job: str, step: int) -> None:
+        super().__init__(message)
+        self.job = job
+        self.step = step

@@ -1,0 +1,128 @@
+"""`Job`: what a user holds of a job in a runtime. Its fields belong to the runtime, and change under the runtime's lock."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tensile_jax.errors import JobFailed
+from tensile_jax.exec.actor import JobActor, Program
+from tensile_jax.exec.feed import Feed
+from tensile_jax.exec.seats import JobId, Wish
+from tensile_jax.exec.snapshot import job_report, job_status
+from tensile_jax.exec.submission import Submission
+from tensile_jax.jobs import FINAL, JobReport, JobState, JobStatus
+from tensile_jax.schedule import Plan
+
+if TYPE_CHECKING:  # they name each other
+    from tensile_jax.exec.runtime import Runtime
+
+_RECENT_STEPS = 16  # over which the speed is taken
+_TIMED_STEPS = 200  # whose times are kept
+
+
+class Job:
+    """A job of a runtime; made by `Runtime.submit`."""
+
+    def __init__(
+        self, runtime: "Runtime", number: JobId, asked: Submission, actor: JobActor, feed: Feed, checkpoints: Any
+    ) -> None:
+        self.name = asked.name
+        self._runtime = runtime
+        self._number = number
+        self._asked = asked
+        self._actor = actor
+        self._feed = feed
+        self._checkpoints = checkpoints
+        # under the runtime's lock:
+        self._state: JobState = "preparing"
+        self._note = ""
+        self._wish: Wish = "run"
+        self._loaded = 0
+        self._first_batch: Any = None
+        self._joined = False
+        self._program: Program | None = None  # in use
+        self._renewed: Program | None = None  # about to be
+        self._own_program: Program | None = None  # the same without what is kept out for others' sake
+        self._plans: list[tuple[int, Plan]] = []
+        self._step = asked.first
+        self._limit: int | None = None  # batches there are
+        self._loss: float | None = None
+        self._step_ends: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._step_us: deque[float] = deque(maxlen=_TIMED_STEPS)
+        self._error: BaseException | None = None
+        self._result: Any = None
+        self._saving = 0  # how many checkpoints are being made, its end included, or wait for that
+        self._to_save: deque[Callable[[], None]] = deque()
+
+    # -- what a user asks -------------------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> JobStatus:
+        """As it stands."""
+        with self._runtime._changed:
+            return job_status(self, self._runtime._dispatcher)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in use; None before there is one."""
+        return self._program.plan if self._program is not None else None
+
+    @property
+    def plans(self) -> tuple[tuple[int, Plan], ...]:
+        """Every plan that it has had, with the number of steps that were done when it came into use."""
+        with self._runtime._changed:
+            return tuple(self._plans)
+
+    def report(self) -> JobReport:
+        """What was measured of it, beside what was predicted.
+
+        Raises:
+            RuntimeError: it has no plan yet.
+        """
+        with self._runtime._changed:
+            return job_report(self, self._runtime._dispatcher)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until it has ended; whether it has."""
+        with self._runtime._changed:
+            return self._runtime._changed.wait_for(lambda: self._state in FINAL, timeout_s)
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Its last state, in host memory (`tensile_jax.to_device` brings it in), once it has ended.
+
+        Raises:
+            JobFailed: it failed, or was cancelled before its first step; the reason is its `__cause__`.
+            TimeoutError: it has not ended in time.
+        """
+        if not self.wait(timeout_s):
+            raise TimeoutError(f"{self.name} has not ended within {timeout_s} s; it is {self._state}, at step {self._step}.")
+        if self._state == "failed":
+            raise JobFailed(f"{self.name} failed after {self._step} steps: {self._note}", job=self.name, step=self._step) from (
+                self._error
+            )
+        if self._result is None:
+            raise JobFailed(f"{self.name} was cancelled and has no state.", job=self.name, step=self._step)
+        return self._result
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """What made it fail, once it has ended; None if it did not."""
+        if not self.wait(timeout_s):
+            raise TimeoutError(f"{self.name} has not ended within {timeout_s} s; it is {self._state}, at step {self._step}.")
+        return self._error
+
+    def pause(self) -> None:
+        """Let it rest after the iteration under way, its state in host memory."""
+        self._runtime.pause(self.name)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._runtime.resume(self.name)
+
+    def cancel(self) -> None:
+        """End it after the iteration under way. Its state is kept: `result` gives it."""
+        self._runtime.cancel(self.name)
+
+
+def is_leaving(job: Job) -> bool:
+    """Whether it was cancelled before it had a seat."""
+    return job._wish == "stop" and not job._joined

@@ -1,0 +1,435 @@
+"""Several jobs on one device, under one budget: `Runtime`.
+
+    with tensile.Runtime(budget="8GiB") as runtime:
+        a = runtime.submit(step_a, state_a, batches_a, steps=200, name="resnet", priority=2)
+        b = runtime.submit(step_b, state_b, batches_b, steps=500, name="gpt")
+        for event in runtime.events(): ...
+        state = a.result()
+
+The paper's four components (TENSILE section III-D) are the *Global Controller* (`exec/controller.py`), the *Memory Scheduler*
+(`exec/scheduler.py`), and for each job an *Executor* and a *Swap Executor* (`exec/actor.py`).
+
+A job's segments are chosen once, when it is prepared; who else is there changes what leaves the device and when, never a
+result. Only where the budget is lowered below what a job needs are its segments chosen again, which changes rounding.
+"""
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import jax
+
+from tensile_jax.exec.actor import JobActor, LocalActor
+from tensile_jax.exec.dispatcher import Dispatcher
+from tensile_jax.exec.entrypoint import Entrypoint
+from tensile_jax.exec.feed import BatchesEnded, BatchReady, Feed, FeedNews, UserCodeFailed
+from tensile_jax.exec.isolated import IsolatedActor
+from tensile_jax.exec.job import Job, is_leaving
+from tensile_jax.exec.keeping import Keeping
+from tensile_jax.exec.listener import JobListener
+from tensile_jax.exec.planning import Planning
+from tensile_jax.exec.scheduler import Scheduler
+from tensile_jax.exec.seats import BatchReady as BatchLoaded
+from tensile_jax.exec.seats import Budgeted, JobId, State, Wish, Wished
+from tensile_jax.exec.snapshot import status
+from tensile_jax.exec.submission import Isolation, Submission, bytes_of, refuse_half_a_job, refuse_shared_state
+from tensile_jax.exec.transfer import Transfer
+from tensile_jax.jobs import FINAL, EventName, JobEvent, Record, Status
+from tensile_jax.profiles import load_profile
+from tensile_jax.schedule import PolicyName
+
+_RUN_AHEAD = 3  # launches in flight, on a device whose memory follows the order of launches
+_KEPT_EVENTS = 100_000
+_DEEDS: dict[Wish, str] = {"run": "resumed", "pause": "paused", "stop": "cancelled"}
+
+
+class Runtime:
+    """One device and the jobs on it. Use it in a `with` block, which ends when all jobs have.
+
+    Args:
+        budget: of device memory for all jobs together: bytes, or a size such as `"8GiB"`.
+        host_budget: of pinned host memory for what is swapped and parked; None: no limit.
+        device: a `jax.Device`; the default one if None.
+        device_profile: name of a profile, or path of a TOML file; by default that of the device.
+        checkpoints: a folder, in which every job has one of its own.
+        look: "sampled": live bytes are looked at in a job's first iterations and in every fiftieth. "always": at each launch.
+    """
+
+    def __init__(
+        self,
+        budget: int | str,
+        *,
+        host_budget: int | str | None = None,
+        device: Any = None,
+        device_profile: str | None = None,
+        checkpoints: str | Path | None = None,
+        look: Literal["sampled", "always"] = "sampled",
+    ) -> None:
+        self._device = jax.devices()[0] if device is None else device
+        self._on_cpu = self._device.platform == "cpu"
+        self._profile = load_profile(device_profile or ("cpu" if self._on_cpu else "h200"))
+        self._transfer = Transfer(self._device)
+        self._folder = None if checkpoints is None else Path(checkpoints)
+        if look not in ("sampled", "always"):
+            raise ValueError(f'look must be "sampled" or "always", got {look!r}.')
+        budget_bytes = bytes_of("budget", budget)
+        host_bytes = float("inf") if host_budget is None else bytes_of("host_budget", host_budget)
+        self._changed = threading.Condition(threading.RLock())
+        self._jobs: dict[JobId, Job] = {}
+        self._numbers = itertools.count()
+        self._events: deque[JobEvent] = deque(maxlen=_KEPT_EVENTS)
+        self._told = 0
+        self._closed = False
+        self._budget_bytes = budget_bytes
+        depth = 1 if self._on_cpu else _RUN_AHEAD
+        state = State(budget_bytes, host_bytes, depth)
+        self._dispatcher = Dispatcher(state, JobListener(self), look_always=look == "always")
+        self._scheduler = Scheduler(self._device, self._profile)
+        self._planning = Planning(self)
+        self._keeping = Keeping(self)
+        self._dispatcher.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self.stop()
+        self.close()
+
+    # -- what a user asks -------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        step: Callable[..., Any] | Entrypoint,
+        state: Any = None,
+        batches: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
+        *,
+        steps: int,
+        name: str | None = None,
+        priority: float = 1.0,
+        budget: int | str | None = None,
+        max_swap_rate: float = 1.0,
+        max_slowdown: float | None = None,
+        policy: PolicyName = "auto",
+        on_step: Callable[[int, Any], None] | None = None,
+        checkpoint_every: int | None = None,
+        resume: bool = False,
+        isolation: Isolation = "thread",
+    ) -> Job:
+        """A new job: `steps` iterations of `step(state, batch) -> (state, metrics)`.
+
+        The state is given away, as a donated argument is. User code (`batches`, `on_step`) runs in a thread of the job's own.
+
+        Args:
+            step: the function; or an `Entrypoint`, which makes step, state and batches, so that these are not given.
+            batches: an iterable, or a function that gives one.
+            priority: its share of the device's time, against the other jobs'.
+            budget: a limit for this job alone, below the runtime's.
+            max_swap_rate: the most that it may swap, as a part of what all jobs swap (TENSILE section IV-D).
+            max_slowdown: as little memory as can be had for a step of at most so many times plain jit's predicted time.
+            on_step: called with the number of the step and its metrics, as NumPy arrays.
+            checkpoint_every: steps; needs the runtime's `checkpoints`. A checkpoint is also made when it is paused or ends.
+            resume: go on from its latest checkpoint, if there is one.
+            isolation: "thread": in this process. "process": `step` and `batches` run in a process of the job's own, whose end,
+                whatever it is, is that of this job only; they and the structure of the state must be picklable. `on_step` is
+                called here, and the last state comes back as NumPy arrays.
+
+        Raises:
+            ValueError: an argument cannot be; a name is taken; the state is another job's; an entrypoint cannot be made.
+            TypeError: an argument is of the wrong type, or cannot be sent to another process.
+        """
+        refuse_half_a_job(step, state, batches)
+        cap = None if budget is None else bytes_of("budget", budget)
+        if (checkpoint_every is not None or resume) and self._folder is None:
+            raise ValueError("checkpoint_every and resume need a folder: make the runtime with Runtime(..., checkpoints=FOLDER).")
+        asked = Submission(
+            step,
+            steps,
+            self._free_name(name, step),
+            priority,
+            cap,
+            max_swap_rate,
+            max_slowdown,
+            policy,
+            checkpoint_every,
+            isolation,
+        )
+        if isinstance(step, Entrypoint) and isolation == "thread":
+            step, state, batches = step.make()
+        checkpoints = None
+        if self._folder is not None and (checkpoint_every is not None or resume):
+            from tensile_jax.exec.checkpoint import Checkpoints  # imports orbax, which takes a second
+
+            checkpoints = Checkpoints(self._folder / asked.name)
+            first = (checkpoints.latest() or 0) if resume else 0
+            if first:
+                asked = replace(asked, first=first)
+                if not isinstance(step, Entrypoint):  # which makes the state elsewhere
+                    state = checkpoints.restore(first, state)
+        self._refuse_if_closed()
+        refuse_shared_state(asked.name, state)
+        actor: JobActor
+        if isolation == "process":
+            actor = isolated = IsolatedActor(
+                step,
+                state,
+                batches,
+                name=asked.name,
+                device=self._device,
+                first=asked.first,
+                checkpoints=checkpoints.folder if checkpoints is not None else None,
+                died=lambda error: self._died(job, error),
+            )
+            given, skip = isolated.batches(), 0
+        else:
+            assert not isinstance(step, Entrypoint) and batches is not None  # it was made, and they were looked at
+            actor = LocalActor(step, state, self._transfer)
+            given, skip = batches, asked.first
+        number = JobId(next(self._numbers))
+        feed = Feed(given, skip=skip, on_step=on_step, tell=lambda news: self._heard(job, news), name=asked.name)
+        job = Job(self, number, asked, actor, feed, checkpoints)
+        actor.own()
+        with self._changed:
+            self._jobs[number] = job
+            self._tell(job, "submitted", f"resumed at step {asked.first}" if asked.first else "")
+        if asked.first >= steps:
+            with self._changed:
+                self._keeping.leave(job, "finished", actor.state(), note=f"its checkpoint has all {steps} steps already")
+        else:
+            feed.start()
+        return job
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """All jobs, in the order in which they came."""
+        with self._changed:
+            return tuple(self._jobs.values())
+
+    def events(self, *, until_closed: bool = False) -> Iterator[JobEvent]:
+        """Every event from the first on, as it happens, until all jobs have ended; or until it is closed: more jobs may come."""
+        seen = 0
+
+        def over() -> bool:
+            return self._all_ended() and (self._closed or not until_closed)
+
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda seen=seen: self._told > seen or over())
+                fresh = self._told - seen
+                if not fresh:
+                    return
+                kept = list(itertools.islice(self._events, max(0, len(self._events) - fresh), None))
+                seen = self._told
+            yield from kept
+
+    def status(self) -> Status:
+        """A snapshot of everything."""
+        with self._changed:
+            return status(tuple(self._jobs.values()), self._dispatcher)
+
+    def record(self) -> Record:
+        """What ran when, and how many bytes lay on the device, from the beginning until now."""
+        return self._dispatcher.recorder.record()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most device memory that was measured, all jobs together: live arrays and the running executable's workspace."""
+        return self._dispatcher.peak_bytes
+
+    @property
+    def controller_us(self) -> tuple[float, int]:
+        """(microseconds spent deciding, launches) so far."""
+        return self._dispatcher.decided_us, self._dispatcher.launches
+
+    def pause(self, job: str) -> None:
+        """See `Job.pause`. Raises: ValueError: there is no such job, or it has ended."""
+        self._wish(self._named(job), "pause")
+
+    def resume(self, job: str) -> None:
+        """See `Job.resume`. Raises: ValueError: there is no such job, or it has ended."""
+        self._wish(self._named(job), "run")
+
+    def cancel(self, job: str) -> None:
+        """See `Job.cancel`. Raises: ValueError: there is no such job, or it has ended."""
+        self._wish(self._named(job), "stop")
+
+    def forget(self, job: str) -> None:
+        """No longer keep a job that has ended: its name is free again, and its state goes with the last who holds its `Job`.
+
+        Raises:
+            ValueError: there is no such job, or it has not ended.
+        """
+        one = self._named(job)
+        with self._changed:
+            if one._state not in FINAL or one._saving:
+                raise ValueError(f"{job} has not ended; it is {one._state}. Cancel it first, or wait for it.")
+            del self._jobs[one._number]
+
+    def set_budget(self, budget: int | str) -> None:
+        """Another budget for all jobs together. A lower one holds once the iterations under way have ended."""
+        self._dispatcher.tell(Budgeted(bytes_of("budget", budget)))
+
+    def stop(self) -> None:
+        """Cancel every job: each ends after its iteration, with a checkpoint where it makes any."""
+        with self._changed:
+            for job in self._jobs.values():
+                if job._state not in FINAL:
+                    self._wish(job, "stop")
+
+    def close(self) -> None:
+        """Wait until every job has ended, and end. Paused jobs are cancelled. Interrupted, it stops all; twice, it aborts."""
+        try:
+            self._drain()
+        except KeyboardInterrupt:
+            self.stop()
+            try:
+                self._drain()
+            except BaseException:
+                self._dispatcher.abandon()
+                for job in self.jobs:
+                    job._actor.close()
+                raise
+        self._dispatcher.stop()
+        self._scheduler.close()
+        self._keeping.close()
+        for job in self.jobs:
+            job._actor.join()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError("The runtime is closed. Submit jobs inside its with block.")
+
+    def _drain(self) -> None:
+        with self._changed:
+            self._closed = True
+            for job in self._jobs.values():
+                if job._state == "paused" or (job._wish == "pause" and job._state not in FINAL):
+                    self._wish(job, "stop")
+            self._changed.wait_for(self._all_ended)
+            self._changed.notify_all()
+
+    # -- user code and its news -------------------------------------------------------------------------------------------------
+
+    def _heard(self, job: Job, news: FeedNews) -> None:
+        """In the feed's thread."""
+        with self._changed:
+            if job._state in FINAL or is_leaving(job):
+                return
+            if isinstance(news, BatchReady):
+                if job._loaded == 0:
+                    job._first_batch = job._feed.take()
+                    self._scheduler.call(lambda: self._planning.prepare(job))
+                job._loaded += 1
+                if job._joined:
+                    self._dispatcher.tell(BatchLoaded(job._number))
+            elif isinstance(news, BatchesEnded):
+                if not job._loaded:
+                    error = ValueError(f"batches of {job.name!r} gave nothing. Give at least one batch.")
+                    self._end(job, "failed", error=error)
+                    return
+                if job._asked.first + job._loaded < job._asked.steps:
+                    job._limit = job._asked.first + job._loaded
+                    job._note = f"its batches ended: {job._limit} of {job._asked.steps} steps"
+                    if job._step >= job._limit:
+                        self._dispatcher.tell(Wished(job._number, "stop"))
+            elif isinstance(news, UserCodeFailed):
+                job._error = news.error
+                job._note = f"its {news.where} raised {type(news.error).__name__}: {news.error}"
+                if job._joined:
+                    self._dispatcher.tell(Wished(job._number, "stop"))
+                else:
+                    self._end(job, "failed", error=news.error)
+
+    def _died(self, job: Job, error: BaseException) -> None:
+        """The job's own process is gone. In a thread of its actor's."""
+        with self._changed:
+            if job._joined:
+                self._dispatcher.fail(job._number, error)
+            else:
+                self._end(job, "failed", error=error)
+
+    def _take_batch(self, job: Job) -> Any:
+        first, job._first_batch = job._first_batch, None
+        return job._feed.take() if first is None else first
+
+    # -- ends and wishes; the lock is held --------------------------------------------------------------------------------------
+
+    def _wish(self, job: Job, wish: Wish) -> None:
+        with self._changed:
+            if job._state in FINAL:
+                raise ValueError(f"{job.name} is {job._state}; it cannot be {_DEEDS[wish]}.")
+            if job._wish == "stop":
+                return
+            before, job._wish = job._wish, wish
+            if job._joined:
+                self._dispatcher.tell(Wished(job._number, wish))
+            elif wish == "stop":
+                self._keeping.leave(job, "cancelled", job._actor.state())
+            if wish == "run" and before == "pause":
+                queued = any(seat.job == job._number for seat in self._dispatcher.state.queue)
+                job._state = "preparing" if not job._joined else "queued" if queued else "running"
+                self._tell(job, "resumed")
+                self._planning.share_again()
+                if job._joined:
+                    self._dispatcher.call(lambda: self._planning.look_at_queue(job))
+
+    def _end(
+        self,
+        job: Job,
+        state_name: Literal["finished", "failed", "cancelled"],
+        *,
+        state: Any = None,
+        error: BaseException | None = None,
+        note: str | None = None,
+    ) -> None:
+        if job._state in FINAL:
+            return
+        job._feed.stop()
+        job._actor.close()
+        job._state, job._error, job._result = state_name, error, state
+        job._first_batch = None
+        if note is not None:
+            job._note = note
+        elif error is not None and not job._note:
+            job._note = f"{type(error).__name__}: {error}"
+        elif state_name == "finished" and job._limit is None:
+            job._note = ""
+        self._tell(job, state_name, job._note)
+        self._planning.share_again()
+
+    def _tell(
+        self, job: Job | None, kind: EventName, note: str = "", values: dict[str, float] | None = None, *, step: int | None = None
+    ) -> None:
+        name, at = ("", 0) if job is None else (job.name, job._step if step is None else step)
+        with self._changed:
+            self._events.append(JobEvent(self._dispatcher.now() / 1e6, kind, name, at, note, values or {}))
+            self._told += 1
+            self._changed.notify_all()
+
+    def _all_ended(self) -> bool:
+        return all(job._state in FINAL and not job._saving for job in self._jobs.values())
+
+    def _free_name(self, name: str | None, step: Any) -> str:
+        """The name of a new job: as given, or after its step."""
+        with self._changed:
+            taken = {job.name for job in self._jobs.values()}
+        if name is None:
+            stem = step.name if isinstance(step, Entrypoint) else getattr(step, "__name__", "job")
+            return next(n for n in itertools.chain([stem], (f"{stem}-{k}" for k in itertools.count(2))) if n not in taken)
+        if name in taken:
+            raise ValueError(f"name={name!r} is taken by another job of this runtime. Give each job a name of its own.")
+        return name
+
+    def _named(self, name: str) -> Job:
+        with self._changed:
+            for job in self._jobs.values():
+                if job.name == name:
+                    return job
+            known = ", ".join(job.name for job in self._jobs.values()) or "none"
+        raise ValueError(f"job {name!r} is not known. There are: {known}.")

@@ -1,0 +1,90 @@
+"""What `Runtime.submit` was asked for. What is wrong with it is said before anything is done."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import jax
+
+from tensile_jax.exec.budget import parse_budget
+from tensile_jax.exec.entrypoint import Entrypoint
+from tensile_jax.schedule import PolicyName
+
+Isolation = Literal["thread", "process"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Submission:
+    """A job as it was asked for; `first` steps are done already. The arguments are those of `Runtime.submit`."""
+
+    step: Callable[..., Any] | Entrypoint
+    steps: int
+    name: str
+    priority: float
+    cap_bytes: int | None
+    max_swap_rate: float
+    max_slowdown: float | None
+    policy: PolicyName
+    checkpoint_every: int | None
+    isolation: Isolation
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        if not callable(self.step) and not isinstance(self.step, Entrypoint):
+            raise TypeError(f"step must be a function (state, batch) -> (state, metrics), or an Entrypoint: got {self.step!r}.")
+        for argument, value in (("steps", self.steps), ("checkpoint_every", self.checkpoint_every)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{argument} must be a whole number of at least 1, got {value!r}.")
+        if not _is_number(self.priority) or not 0 < self.priority < float("inf"):
+            raise ValueError(
+                f"priority must be a number above zero, got {self.priority!r}. Twice the priority is twice the time."
+            )
+        if not _is_number(self.max_swap_rate) or not 0 <= self.max_swap_rate <= 1:
+            raise ValueError(f"max_swap_rate must be from 0 to 1, a part of what all jobs swap: got {self.max_swap_rate!r}.")
+        if self.max_slowdown is not None and (not _is_number(self.max_slowdown) or not self.max_slowdown >= 1):
+            raise ValueError(f"max_slowdown must be at least 1, times plain jit's step: got {self.max_slowdown!r}.")
+        if self.policy not in get_args(PolicyName):
+            raise ValueError(f"policy={self.policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
+        if self.isolation not in get_args(Isolation):
+            raise ValueError(f'isolation must be "thread" or "process", got {self.isolation!r}.')
+        if not isinstance(self.name, str) or not self.name or "/" in self.name or self.name.startswith("."):
+            raise ValueError(f"name must be a text without '/' that does not begin with '.': got {self.name!r}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def bytes_of(argument: str, value: int | str) -> int:
+    """A budget of several jobs, in bytes.
+
+    Raises:
+        ValueError: it is a share, or cannot be read.
+    """
+    budget = parse_budget(value)
+    if budget.nbytes is None:
+        raise ValueError(
+            f"{argument}={value!r} is a share of one step's peak, and several jobs have several. Give bytes, or a size such as "
+            '"8GiB".'
+        )
+    return budget.nbytes
+
+
+def refuse_half_a_job(step: Any, state: Any, batches: Any) -> None:
+    """Raises TypeError: there is more than an entrypoint, or less than step, state and batches."""
+    if isinstance(step, Entrypoint):
+        for argument, value in (("state", state), ("batches", batches)):
+            if value is not None:
+                raise TypeError(f"{argument} is given beside {step!r}, which makes it. Leave {argument} out.")
+    elif batches is None:
+        raise TypeError("batches must be an iterable or a function that gives one, got None. Only an Entrypoint makes its own.")
+
+
+def refuse_shared_state(name: str, state: Any) -> None:
+    """Raises ValueError: some of the state is gone."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise ValueError(
+                f"state{jax.tree_util.keystr(path)} of {name!r} has been given away, to another job or to a step that it was "
+                "donated to. Give each job a state of its own, such as jax.tree.map(jnp.copy, state), made before."
+            )

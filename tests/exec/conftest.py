@@ -1,0 +1,52 @@
+"""A runtime that must leave nothing behind: no thread, no seat, no byte on the device or in pinned host memory."""
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import pytest
+
+import tensile_jax as tensile
+from tests.exec.small_jobs import until
+
+MakeRuntime = Callable[..., tensile.Runtime]
+
+
+def bytes_in(kind: str) -> int:
+    """Of every live array in memory of that kind."""
+    gc.collect()
+    return sum(a.nbytes for a in jax.live_arrays() if not a.is_deleted() and a.sharding.memory_kind == kind)
+
+
+def threads() -> set[threading.Thread]:
+    """Those of runtimes, but for feeds that hang in user code on purpose."""
+    return {t for t in threading.enumerate() if t.name.startswith("tensile-") and "hangs" not in t.name}
+
+
+@pytest.fixture
+def runtime() -> Iterator[MakeRuntime]:
+    """Makes runtimes. Tests must leave no array of their own behind but those in the results of jobs."""
+    before = {kind: bytes_in(kind) for kind in ("device", "pinned_host")}
+    assert not threads()
+    made: list[tensile.Runtime] = []
+
+    def make(budget: int | str = "64MiB", **options: Any) -> tensile.Runtime:
+        made.append(tensile.Runtime(budget, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        assert one._closed, "the test left its runtime open"
+        assert not one._dispatcher.state.seats and not one._dispatcher.state.queue
+        assert one._dispatcher.state.held_bytes == 0
+        assert all(level.planned_bytes <= level.budget_bytes for level in one.record().levels)
+        assert all((level.measured_bytes or 0) <= level.budget_bytes for level in one.record().levels)
+        for job in one.jobs:
+            job._error = None  # a traceback names the test's locals
+    until(lambda: not threads())
+    assert bytes_in("device") <= before["device"], "device memory was not given back"
+    made.clear()
+    one = job = None
+    assert bytes_in("pinned_host") <= before["pinned_host"], "pinned host memory was not given back"

@@ -1,0 +1,346 @@
+"""What goes wrong in one job costs that job only; what cannot be is said before anything is done."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tensile_jax as tensile
+from tensile_jax.exec.actor import LocalActor
+from tensile_jax.exec.executor import Iteration
+from tests.exec.conftest import MakeRuntime
+from tests.exec.small_jobs import PATIENCE_S, Gate, assert_lonely, counting, heavy, total, until, wide
+
+COUNT = counting()
+
+
+def submit_count(run: Any, **options: Any) -> Any:
+    """A `counting` job of 5 steps that is well."""
+    return run.submit(COUNT.step, COUNT.state(), options.pop("batches", COUNT.batches), **{"steps": 5, "name": "well", **options})
+
+
+# -- batches and callbacks --------------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_batches_raise_fails_with_its_state_in_its_checkpoint(runtime: MakeRuntime, tmp_path: Path) -> None:
+    def batches() -> Iterator[Any]:
+        yield from itertools.islice(COUNT.batches(), 3)
+        raise OSError("the disk is gone")
+
+    with runtime(checkpoints=tmp_path) as run:
+        ill = submit_count(run, batches=batches, name="ill", checkpoint_every=100)
+        well = submit_count(run)
+    assert total(well) == 15
+    assert isinstance(ill.exception(), OSError)
+    with pytest.raises(tensile.JobFailed, match="its batches raised OSError: the disk is gone"):
+        ill.result()
+    with runtime(checkpoints=tmp_path) as run:
+        again = submit_count(run, name="ill", resume=True)
+    assert total(again) == 15
+
+
+def test_batches_that_end_early_end_the_job_with_a_note(runtime: MakeRuntime) -> None:
+    with runtime() as run:
+        short = submit_count(run, batches=list(itertools.islice(COUNT.batches(), 3)))
+    assert total(short) == 6
+    assert short.status.state == "finished"
+    assert short.status.step == 3
+    assert short.status.note == "its batches ended: 3 of 5 steps"
+
+
+def test_no_batches_at_all_are_a_failure(runtime: MakeRuntime) -> None:
+    with runtime() as run:
+        job = submit_count(run, batches=[])
+    assert "gave nothing" in str(job.exception())
+
+
+def test_batches_that_change_their_shape_fail_the_job_and_name_the_leaf(runtime: MakeRuntime) -> None:
+    with runtime() as run:
+        ill = submit_count(run, name="ill", batches=[np.zeros(8, np.float32), np.zeros(7, np.float32)])
+        well = submit_count(run)
+    assert total(well) == 15
+    assert "float32[7]" in str(ill.exception())
+    assert "float32[8]" in str(ill.exception())
+
+
+def test_a_generator_that_hangs_costs_its_own_job_only_and_can_be_cancelled(runtime: MakeRuntime) -> None:
+    never, work = threading.Event(), wide(0)
+
+    def batches() -> Iterator[Any]:
+        yield from itertools.islice(COUNT.batches(), 2)
+        never.wait(PATIENCE_S)
+
+    with runtime() as run:
+        ill = submit_count(run, name="hangs", batches=batches)
+        well = run.submit(work.step, work.state(), work.batches, steps=5)
+        assert well.wait(PATIENCE_S)
+        until(lambda: ill.status.step == 2)
+        ill.cancel()
+        assert ill.wait(PATIENCE_S)
+    assert ill.status.state == "cancelled"
+    assert total(ill) == 3
+    assert_lonely(work, well)
+    never.set()
+
+
+def test_a_generator_that_hangs_before_its_first_batch_can_be_cancelled(runtime: MakeRuntime) -> None:
+    never = threading.Event()
+
+    def batches() -> Iterator[Any]:
+        never.wait(PATIENCE_S)
+        yield from COUNT.batches()
+
+    with runtime() as run:
+        ill = submit_count(run, name="hangs", batches=batches)
+        well = submit_count(run)
+        assert well.wait(PATIENCE_S)
+        ill.cancel()
+    assert ill.status.state == "cancelled"
+    assert np.array_equal(ill.result()["total"], np.zeros(8))
+    never.set()
+
+
+def test_a_slow_callback_slows_its_own_job_only_and_hears_every_step(runtime: MakeRuntime) -> None:
+    go, heard = threading.Event(), list[tuple[int, float]]()
+    steps = 50  # far more than the batches ahead and the steps in flight
+
+    def on_step(step: int, metrics: Any) -> None:
+        assert go.wait(PATIENCE_S)
+        heard.append((step, float(metrics["loss"])))
+
+    with runtime() as run:
+        slow = submit_count(run, name="slow", on_step=on_step, steps=steps)
+        well = submit_count(run)
+        assert well.wait(PATIENCE_S)
+        assert slow.status.step < steps
+        go.set()
+    assert total(slow) == steps * (steps + 1) // 2
+    until(lambda: len(heard) == steps)
+    assert heard == [(step, 8.0 * step * (step + 1) / 2) for step in range(1, steps + 1)]
+
+
+def test_a_callback_that_raises_fails_its_job(runtime: MakeRuntime) -> None:
+    def on_step(step: int, metrics: Any) -> None:
+        raise ZeroDivisionError(f"at {step}")
+
+    with runtime() as run:
+        ill = submit_count(run, name="ill", on_step=on_step, steps=1000)
+        well = submit_count(run)
+    assert total(well) == 15
+    assert isinstance(ill.exception(), ZeroDivisionError)
+    assert ill.status.note == "its callback raised ZeroDivisionError: at 1"
+
+
+# -- steps --------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_executable_that_raises_costs_its_job_only_and_no_byte(
+    runtime: MakeRuntime, fast_link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ill, well = wide(0), heavy(1)
+    shared = [jnp.asarray(b) for b in itertools.islice(ill.batches(), 8)]  # the user's own arrays, which stay
+    perform, launches = Iteration.perform, itertools.count()
+
+    def failing(self: Any, instruction: tuple[Any, ...]) -> None:
+        if instruction[0] == 0 and self._executor._failing and next(launches) == 8:
+            raise RuntimeError("INTERNAL: the kernel is broken")
+        perform(self, instruction)
+
+    with runtime(look="always", device_profile=fast_link) as run:
+        broken = run.submit(ill.step, ill.state(), shared, steps=8, name="broken", budget="460KiB")
+        same = run.submit(ill.step, ill.state(), shared, steps=8, name="same", budget="460KiB")
+        other = run.submit(well.step, well.state(), well.batches, steps=8, name="other")
+        monkeypatch.setattr(Iteration, "perform", failing)
+        actor = broken._actor
+        assert isinstance(actor, LocalActor)
+        monkeypatch.setattr(
+            "tensile_jax.exec.executor.Executor._failing", property(lambda e: e is actor._executor), raising=False
+        )
+    monkeypatch.undo()
+    assert "kernel is broken" in str(broken.exception())
+    assert broken.status.state == "failed"
+    assert 0 < broken.status.step < 8
+    assert not any(batch.is_deleted() for batch in shared)
+    assert_lonely(ill, same)
+    assert_lonely(well, other)
+
+
+def _prints(state: Any, batch: Any) -> Any:
+    jax.debug.print("{}", batch.sum())
+    return state, {}
+
+
+def _only_state(state: Any, batch: Any) -> Any:
+    return {"total": state["total"] + batch}
+
+
+def _other_shape(state: Any, batch: Any) -> Any:
+    return {"total": state["total"][:4]}, {}
+
+
+def _other_tree(state: Any, batch: Any) -> Any:
+    return [state["total"]], {}
+
+
+def _raises(state: Any, batch: Any) -> Any:
+    raise KeyError("no such layer")
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (_prints, "effects"),
+        (_only_state, "step must return \\(state, metrics\\), a pair: got dict"),
+        (_other_shape, "state\\['total'\\] is float32\\[8\\] when it is given and float32\\[4\\] when it is returned"),
+        (_other_tree, "structure in which it was given"),
+        (_raises, "no such layer"),
+    ],
+)
+def test_a_step_that_cannot_be_planned_fails_its_job_only(runtime: MakeRuntime, step: Callable[..., Any], says: str) -> None:
+    with runtime() as run:
+        ill = run.submit(step, COUNT.state(), COUNT.batches, steps=3, name="ill")
+        well = submit_count(run)
+    assert total(well) == 15
+    with pytest.raises(tensile.JobFailed, match=says):
+        ill.result()
+
+
+# -- what cannot be -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_that_is_another_jobs_is_refused(runtime: MakeRuntime) -> None:
+    state = COUNT.state()
+    with runtime() as run:
+        first = run.submit(COUNT.step, state, COUNT.batches, steps=5, name="first")
+        with pytest.raises(ValueError, match=r"state\['total'\] of 'second' has been given away"):
+            run.submit(COUNT.step, state, COUNT.batches, steps=5, name="second")
+    assert total(first) == 15
+
+
+def test_two_jobs_of_one_name_are_refused_and_without_a_name_numbered(runtime: MakeRuntime) -> None:
+    with runtime() as run:
+        submit_count(run)
+        state = COUNT.state()
+        with pytest.raises(ValueError, match="name='well' is taken"):
+            run.submit(COUNT.step, state, COUNT.batches, steps=5, name="well")
+        assert not state["total"].is_deleted()
+        names = [run.submit(COUNT.step, COUNT.state(), COUNT.batches, steps=1).name for _ in range(3)]
+    assert names == ["count", "count-2", "count-3"]
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+    ({"steps": 2.5}, "steps must be a whole number"),
+    ({"steps": True}, "steps must be a whole number"),
+    ({"priority": 0}, "priority must be a number above zero, got 0"),
+    ({"priority": float("nan")}, "priority must be"),
+    ({"max_swap_rate": 1.5}, "max_swap_rate must be from 0 to 1"),
+    ({"max_slowdown": 0.5}, "max_slowdown must be at least 1"),
+    ({"policy": "best"}, "policy='best' is not known"),
+    ({"isolation": "container"}, 'isolation must be "thread" or "process"'),
+    ({"name": "a/b"}, "name must be a text"),
+    ({"name": ".."}, "name must be a text"),
+    ({"name": ""}, "name must be a text"),
+    ({"budget": "50%"}, "budget='50%' is a share"),
+    ({"budget": "much"}, "budget"),
+    ({"checkpoint_every": 5}, "need a folder"),
+    ({"resume": True}, "need a folder"),
+]
+
+
+@pytest.mark.parametrize(("options", "says"), BAD, ids=lambda value: str(value)[:40])
+def test_bad_arguments_are_refused_and_the_state_is_left(runtime: MakeRuntime, options: dict[str, Any], says: str) -> None:
+    state = COUNT.state()
+    with runtime() as run:
+        with pytest.raises(ValueError, match=says):
+            run.submit(COUNT.step, state, COUNT.batches, **{"steps": 5, **options})
+        assert run.jobs == ()
+    assert not state["total"].is_deleted()
+
+
+def test_a_step_that_is_no_function_and_batches_that_are_none_are_refused(runtime: MakeRuntime) -> None:
+    state = COUNT.state()
+    with runtime() as run:
+        with pytest.raises(TypeError, match="step must be a function"):
+            run.submit(5, state, COUNT.batches, steps=5)  # pyright: ignore[reportArgumentType] # that is what is tested
+        with pytest.raises(TypeError, match="batches must be an iterable"):
+            run.submit(COUNT.step, state, 5, steps=5)  # pyright: ignore[reportArgumentType] # likewise
+    assert not state["total"].is_deleted()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"budget": "10%"}, "budget='10%' is a share"),
+        ({"budget": 0}, "budget"),
+        ({"host_budget": "lots"}, "budget"),
+        ({"look": "never"}, 'look must be "sampled" or "always"'),
+    ],
+)
+def test_bad_arguments_of_a_runtime_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        tensile.Runtime(**{"budget": "1GiB", **options})
+    assert not any(t.name.startswith("tensile-") for t in threading.enumerate())
+
+
+def test_a_closed_runtime_takes_no_job_and_leaves_its_state(runtime: MakeRuntime) -> None:
+    state = COUNT.state()
+    with runtime() as run:
+        pass
+    with pytest.raises(RuntimeError, match="closed"):
+        run.submit(COUNT.step, state, COUNT.batches, steps=5)
+    assert not state["total"].is_deleted()
+
+
+def test_wishes_for_jobs_that_are_not_there_or_have_ended_are_refused(runtime: MakeRuntime) -> None:
+    with runtime() as run:
+        job = submit_count(run)
+        job.wait(PATIENCE_S)
+        with pytest.raises(ValueError, match="job 'none' is not known. There are: well"):
+            run.pause("none")
+        for wish, deed in ((job.pause, "paused"), (job.resume, "resumed"), (job.cancel, "cancelled")):
+            with pytest.raises(ValueError, match=f"well is finished; it cannot be {deed}"):
+                wish()
+
+
+def test_a_job_that_has_ended_can_be_forgotten_and_its_name_used_again(runtime: MakeRuntime) -> None:
+    gate = Gate(COUNT)
+    with runtime() as run:
+        first = submit_count(run, batches=gate)
+        with pytest.raises(ValueError, match="well has not ended; it is preparing. Cancel it first"):
+            run.forget("well")
+        gate.open()
+        first.wait(PATIENCE_S)
+        run.forget("well")
+        assert run.jobs == ()
+        second = submit_count(run)
+    assert run.jobs == (second,)
+    assert total(first) == total(second) == 15
+
+
+def test_a_job_cancelled_at_any_step_keeps_the_state_of_that_step(runtime: MakeRuntime) -> None:
+    gate = Gate(COUNT)
+    gate.allow(3)
+    with runtime() as run:
+        job = submit_count(run, batches=gate)
+        until(lambda: job.status.step == 3)
+        job.cancel()
+        gate.open()
+    assert job.status.state == "cancelled"
+    assert total(job) == 6
+
+
+def test_no_result_in_time_is_a_timeout(runtime: MakeRuntime) -> None:
+    gate = Gate(COUNT)
+    with runtime() as run:
+        job = submit_count(run, batches=gate)
+        with pytest.raises(TimeoutError, match="has not ended within 0.01 s; it is preparing, at step 0"):
+            job.result(0.01)
+        gate.open()
+    assert total(job) == 15
