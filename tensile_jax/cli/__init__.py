@@ -1,7 +1,7 @@
-"""Takes a command line, gives an exit code: `tensile run`, `plan`, `show`, `schema`, `demo`.
+"""Takes a command line, gives an exit code: `tensile run`, `plan`, `compare`, `status`, `show`, `picture`, ...
 
     0    done
-    1    the demo did not reach what it promises
+    1    a job failed, or the demo did not reach what it promises
     2    a bad option, file or step; one line on stderr says which, and what to do
     3    no plan keeps the budget; the line names the smallest budget that works
     130  ended by Ctrl-C

@@ -2,14 +2,16 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import click
-import msgspec
 from rich.console import Console
 
 from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, state_memory_option, takes_model, writable_file
 from tensile_jax.cli.progress import Live
 from tensile_jax.cli.refusal import Refusal
+from tensile_jax.cli.tables import readable_console
+from tensile_jax.schedule import save_json
 
 
 @click.command(short_help="Plan a model's step with every policy.")
@@ -18,7 +20,13 @@ from tensile_jax.cli.refusal import Refusal
 @state_memory_option
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
 @click.option("--picture", metavar="NAME", type=click.Path(path_type=Path), help="Draw the curve: NAME.png and NAME.svg.")
-def compare(model: ModelChoice, device_profile: str | None, state_memory: str, output: Path | None, picture: Path | None) -> None:
+def compare(
+    model: ModelChoice,
+    device_profile: str | None,
+    state_memory: Literal["device", "any"],
+    output: Path | None,
+    picture: Path | None,
+) -> None:
     """Plan MODEL's step with every policy, under many budgets, without running it.
 
     MSR, EOR and CBR are the paper's: memory saved, time, and their ratio, against policy "none". All of it is predicted from the
@@ -29,19 +37,17 @@ def compare(model: ModelChoice, device_profile: str | None, state_memory: str, o
     from tensile_jax.cli.comparison import budgets_table, least_table  # these import JAX
     from tensile_jax.cli.session import planned_step
 
-    limits = Limits(None, "auto", device_profile, "any" if state_memory == "any" else "device")
+    limits = Limits(None, "auto", device_profile, state_memory)
     with Live(Console(stderr=True)) as live:
         live.wait_for("tracing")
         built = model.build()
         made = planned_step(built, limits, live=live).compare(built.state_shape, built.batch_shape)
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 110)
+    console = readable_console(110)
     title = f"{model.name}, batch {model.batch_size}"
     console.print(least_table(made, title=title))
     console.print(budgets_table(made))
     if output is not None:
-        output.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
+        save_json(made, output)
         click.echo(f"Written to {output}")
     if picture is not None:
         from tensile_jax.cli.picture import draw  # imports matplotlib

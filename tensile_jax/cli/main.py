@@ -9,9 +9,12 @@ from tensile_jax.cli.demo import demo
 from tensile_jax.cli.plan import plan
 from tensile_jax.cli.refusal import DoesNotFit, Refusal, in_options
 from tensile_jax.cli.run import run
+from tensile_jax.cli.run_picture import picture
 from tensile_jax.cli.schema import schema
 from tensile_jax.cli.show import show
-from tensile_jax.errors import BudgetTooSmall, TensileError
+from tensile_jax.cli.status import status
+from tensile_jax.cli.steer import budget, cancel, pause, resume
+from tensile_jax.errors import BudgetTooSmall, JobsFileError, TensileError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -22,6 +25,8 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except BudgetTooSmall as error:
             raise DoesNotFit(in_options(str(error))) from error
+        except JobsFileError as error:
+            raise Refusal(str(error)) from error  # it names keys of the file, not options
         except (TensileError, ModuleNotFoundError) as error:
             raise Refusal(in_options(str(error))) from error
         except KeyboardInterrupt:
@@ -38,5 +43,5 @@ def main() -> None:
     """
 
 
-for command in (run, plan, compare, show, schema, demo):
+for command in (run, plan, compare, status, pause, resume, cancel, budget, show, picture, schema, demo):
     main.add_command(command)

@@ -1,12 +1,13 @@
 """What `run` and `plan` both ask for: a model, its sizes, a budget and how to keep it."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
+from click.core import ParameterSource
 
 from tensile_jax.cli.refusal import Refusal, refusing_options
 from tensile_jax.errors import BudgetError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # at run time this would import JAX
     from tensile_jax.models.model import Model
 
 _READS_TEXT = "gpt"
+_JOBS_SUFFIX = ".toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +68,74 @@ def takes_model(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         return command(model=ModelChoice(model, batch_size, image_size, sequence_length, seed), **others)
 
-    for decorate in (
-        click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Of the first state and the input."),
-        click.option("--sequence-length", metavar="N", type=int, help="Tokens in a row, for gpt."),
-        click.option("--image-size", metavar="N", type=int, help="Pixels along each side of an image."),
-        click.option("--batch-size", metavar="N", type=int, default=32, show_default=True, help="Images or texts in a step."),
-        click.argument("model", metavar="MODEL", type=click.Choice(sorted(MODELS))),
-    ):
+    for decorate in (*_SIZES, click.argument("model", metavar="MODEL", type=click.Choice(sorted(MODELS)))):
         with_choice = decorate(with_choice)
     return with_choice
 
+
+_SIZES = (
+    click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Of the first state and the input."),
+    click.option("--sequence-length", metavar="N", type=int, help="Tokens in a row, for gpt."),
+    click.option("--image-size", metavar="N", type=int, help="Pixels along each side of an image."),
+    click.option("--batch-size", metavar="N", type=int, default=32, show_default=True, help="Images or texts in a step."),
+)
+
+
+def takes_model_or_jobs(
+    *, for_jobs: Collection[str], for_both: Collection[str], required: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds MODEL|JOBS.toml and a model's sizes, handed over as `source`: a `ModelChoice`, a file, or None if not required.
+
+    `for_jobs` and `for_both` name the command's own parameters that are for a jobs file only, or for either; all others are
+    for a model, and refused beside a jobs file.
+    """
+
+    def decorator(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_source(
+            source: str | None,
+            batch_size: int,
+            image_size: int | None,
+            sequence_length: int | None,
+            seed: int,
+            **others: Any,
+        ) -> Any:
+            if source is not None and not source.endswith(_JOBS_SUFFIX):
+                _refuse_typed(for_jobs, f"is for a jobs file, and {source} is a model. Leave it out.")
+                return command(source=ModelChoice(source, batch_size, image_size, sequence_length, seed), **others)
+            sizes = ("batch_size", "image_size", "sequence_length", "seed")
+            for_model = {*sizes, *others} - {*for_jobs, *for_both} | _LIMITS
+            where = "a jobs file" if source is None else source
+            _refuse_typed(for_model, f"is for a model; {where} says that in keys of its own. Leave it out, or write it there.")
+            return command(source=None if source is None else Path(source), **others)
+
+        decorated = with_source
+        for decorate in (
+            *_SIZES,
+            click.argument("source", metavar="MODEL|JOBS.toml", required=required, callback=_known_source),
+        ):
+            decorated = decorate(decorated)
+        return decorated
+
+    return decorator
+
+
+def _known_source(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    del ctx, parameter
+    if value is not None and not value.endswith(_JOBS_SUFFIX) and value not in MODELS:
+        raise Refusal(f"{value!r} is neither a model ({', '.join(sorted(MODELS))}) nor a file of jobs, which ends in .toml.")
+    return value
+
+
+def _refuse_typed(names: Collection[str], story: str) -> None:
+    """Raises: Refusal: one of these parameters was typed."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
+            raise Refusal(f"{max(parameter.opts, key=len)} {story}")
+
+
+_LIMITS = frozenset({"budget", "max_slowdown", "policy", "device_profile", "state_memory"})
 
 device_profile_option = click.option(
     "--device-profile", metavar="NAME", help="Rates to plan with: cpu, h200, or a .toml file. Without it: this machine's."

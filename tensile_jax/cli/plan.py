@@ -1,4 +1,4 @@
-"""`tensile plan`: plan a model's step without running it."""
+"""`tensile plan`: plan a model's step, or several jobs that share a budget, without running anything."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,21 +6,34 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model, writable_file
+from tensile_jax.cli.jobs_file import read_jobs_file
+from tensile_jax.cli.jobs_plan import joint_lines, plan_table
+from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
 from tensile_jax.cli.progress import Live
+from tensile_jax.cli.tables import readable_console
 from tensile_jax.exec.budget import parse_budget
+from tensile_jax.schedule import save_json
+
+_READABLE_WIDTH = 120
 
 
-@click.command(short_help="Plan a model's step without running it.")
-@takes_model
+@click.command(short_help="Plan a model's step, or several jobs, without running them.")
+@takes_model_or_jobs(for_jobs=(), for_both=("source", "output"))
 @takes_limits
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
-def plan(model: ModelChoice, limits: Limits, output: Path | None) -> None:
-    """Plan MODEL (cnn, gpt, mlp, resnet50, vgg16) without running it.
+def plan(source: ModelChoice | Path, limits: Limits, output: Path | None) -> None:
+    """Plan MODEL (cnn, gpt, mlp, resnet50, vgg16) without running it, or all jobs of the file JOBS.toml under their budget.
 
     Workspaces are estimates, since nothing is compiled; only a budget in per cent compiles plain jit, on this machine.
     Exit code 3: no plan keeps the budget.
     """
+    if isinstance(source, Path):
+        _plan_jobs(source, output)
+    else:
+        _plan_model(source, limits, output)
+
+
+def _plan_model(model: ModelChoice, limits: Limits, output: Path | None) -> None:
     from tensile_jax.cli.session import planned_step  # imports JAX
 
     with Live(Console(stderr=True)) as live:
@@ -38,3 +51,19 @@ def plan(model: ModelChoice, limits: Limits, output: Path | None) -> None:
     if output is not None:
         made.save(output)
         click.echo(f"Written to {output}; see it with: tensile show {output}")
+
+
+def _plan_jobs(file: Path, output: Path | None) -> None:
+    jobs = read_jobs_file(file)
+    from tensile_jax.cli.joint_plan import plan_jobs  # imports JAX
+
+    with Live(Console(stderr=True)) as live:
+        joint = plan_jobs(jobs, live)
+    readable_console(_READABLE_WIDTH).print(plan_table(joint))
+    for line in joint_lines(joint):
+        click.echo(line)
+    if jobs.device.budget.share is not None and jobs.device.device_profile is not None:
+        click.echo("The budget is a share of plain jit's peaks as compiled for this machine, not for the profile.", err=True)
+    if output is not None:
+        save_json(joint, output)
+        click.echo(f"Written to {output}")

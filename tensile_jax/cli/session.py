@@ -34,13 +34,18 @@ def planned_step(model: Model, limits: Limits, *, live: Live, saved: Plan | None
         )
 
 
+def keep_compiled(folder: Path) -> None:
+    """From here on, what XLA compiles is kept in the folder for the next run."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # whoever names a folder wants it used
+
+
 def run_session(
     choice: ModelChoice, limits: Limits, *, steps: int, saved: Plan | None, compile_cache: Path | None, live: Live
 ) -> tuple[Outcome, Plan]:
     """Train, and say how it went; also the plan that ran last."""
     if compile_cache is not None:
-        jax.config.update("jax_compilation_cache_dir", str(compile_cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # whoever names a folder wants it used
+        keep_compiled(compile_cache)
     model = choice.build()
     step = planned_step(model, limits, live=live, saved=saved)
     batches = refused_early(model)
@@ -64,7 +69,7 @@ def refused_early(model: Model) -> Iterator[Batch]:
     return model.batches()
 
 
-def show_steps(step: PlannedFunction, model: Model, steps: int, live: Live, *, what: str = "training") -> Watch:
+def show_steps(step: PlannedFunction, model: Model, steps: int, live: Live) -> Watch:
     """Shows each step's loss and time, and the measured peak beside the budget."""
 
     def watch(done: int, loss: float, us: float) -> None:
@@ -72,7 +77,7 @@ def show_steps(step: PlannedFunction, model: Model, steps: int, live: Live, *, w
         plan = step.plan(model.state_shape, model.batch_shape)
         budget = "" if plan.budget_bytes is None else f" of {format_bytes(plan.budget_bytes)}"
         note = f"loss {loss:.4f}, {format_us(us)}, peak {format_bytes(report.peak_bytes)}{budget}"
-        live.tell(what, done, steps, note)
+        live.tell("training", done, steps, note)
 
     return watch
 

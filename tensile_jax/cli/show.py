@@ -8,7 +8,15 @@ from rich.console import Console
 from tensile_jax.cli.curve import memory_curve
 from tensile_jax.cli.life import life_lines, matching, segment_lines, segment_tables
 from tensile_jax.cli.refusal import Refusal
-from tensile_jax.cli.tables import events_of, largest_table, recomputed_table, releases_line, segments_table, swaps_table
+from tensile_jax.cli.tables import (
+    events_of,
+    largest_table,
+    readable_console,
+    recomputed_table,
+    releases_line,
+    segments_table,
+    swaps_table,
+)
 from tensile_jax.schedule import Plan
 
 _READABLE_WIDTH = 110  # for a pipe or a file, of which rich knows nothing and says 80
@@ -24,9 +32,7 @@ def show(plan_file: Path, segment: int | None, tensor: str | None, top: int) -> 
     if segment is not None and tensor is not None:
         raise Refusal("--segment and --tensor exclude each other. Leave one of them out.")
     plan = Plan.load(plan_file)
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = max(console.width, _READABLE_WIDTH)
+    console = readable_console(_READABLE_WIDTH, highlight=False, markup=False)
     if segment is not None:
         _show_segment(plan, segment, top, console)
     elif tensor is not None:

@@ -3,12 +3,22 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from tensile_jax.cli.units import format_us
 from tensile_jax.ir import TensorId
 from tensile_jax.schedule import Event, EventKind, Plan, PlannedTensor, format_bytes
+
+
+def readable_console(width: int, **options: Any) -> Console:
+    """Stdout, at least so wide where it is not a terminal."""
+    console = Console(**options)
+    if not console.is_terminal:
+        console.width = max(console.width, width)
+    return console
 
 
 def table_of(title: str, *columns: str) -> Table:

@@ -7,14 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import jsonschema
 import pytest
 from click.testing import CliRunner
 
 from tensile_jax.cli import main
+from tensile_jax.cli.jobs_file import read_jobs_file
 from tests.cli.plans import PLAN
 
 _TENSILE = [sys.executable, "-c", "from tensile_jax.cli import main; main()"]
+
+
+_COMMANDS = ("run", "plan", "compare", "status", "pause", "resume", "cancel", "budget", "show", "picture", "schema", "demo")
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
@@ -42,10 +47,10 @@ def test_help_does_not_load_jax() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert shown.stderr.strip() == "[]"
-    assert [name for name in ("run", "plan", "compare", "show", "schema", "demo") if f"\n  {name} " not in shown.stdout] == []
+    assert [name for name in _COMMANDS if f"\n  {name} " not in shown.stdout] == []
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "compare", "show", "schema", "demo"])
+@pytest.mark.parametrize("command", _COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
     shown = CliRunner().invoke(main, [command, "--help"])
     assert shown.exit_code == 0
@@ -88,6 +93,15 @@ def test_a_bad_option_is_named_in_one_line(arguments: list[str], message: str) -
 )
 def test_what_click_itself_refuses_has_the_same_exit_code(arguments: list[str]) -> None:
     assert CliRunner().invoke(main, arguments).exit_code == 2
+
+
+def test_what_is_wrong_in_a_jobs_file_is_named_in_the_words_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jobs.toml").write_text("[device]\nbudget = 1\n[defaults]\nmax_slowdown = 0\n")
+    read = click.Command("read", callback=lambda: read_jobs_file(tmp_path / "jobs.toml"))
+    monkeypatch.setitem(main.commands, "read", read)
+    refused = CliRunner().invoke(main, ["read"])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "jobs.toml, line 4: defaults.max_slowdown must be a number of at least 1: got 0." in refused.stderr
 
 
 def test_ctrl_c_ends_after_the_step_with_the_figures_of_the_steps_done(tmp_path: Path) -> None:

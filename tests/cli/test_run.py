@@ -1,6 +1,5 @@
-"""`tensile run` and `tensile plan` on small models, and the demo's comparison on one."""
+"""`tensile run` and `tensile plan` on small models."""
 
-import dataclasses
 import json
 from io import StringIO
 from pathlib import Path
@@ -11,9 +10,6 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from tensile_jax.cli import main
-from tensile_jax.cli.demo import CASES
-from tensile_jax.cli.demo_case import compare
-from tensile_jax.cli.demo_table import Case, comparison_table
 from tensile_jax.cli.progress import Live
 from tensile_jax.schedule import Plan
 
@@ -82,29 +78,6 @@ def test_state_may_wait_in_host_memory(tmp_path: Path) -> None:
     assert (done.exit_code, json.loads(done.stdout)["state_memory"]) == (0, "any")
 
 
-def test_the_demo_sets_plain_jit_beside_the_planned_step(tmp_path: Path) -> None:
-    case = Case("small", "cnn", batch_size=64, image_size=8, steps=3, share=0.75, least_accuracy=0.0)
-    console = Console(width=100, record=True, file=StringIO())
-    with Live(console) as live:
-        found = compare(case, folder=tmp_path, live=live)
-    assert found.shortcomings() == []
-    assert found.planned.peak_bytes <= found.budget_bytes < found.plain.peak_bytes
-    assert found.planned.loss_last == pytest.approx(found.plain.loss_last, rel=1e-3)
-    assert Plan.load(found.plan_file).budget_bytes == found.budget_bytes
-    console.print(comparison_table([found]))
-    for text in ("small: training under 75%: 3/3", "budget 75%", "peak predicted", "test accuracy"):
-        assert text in console.export_text(clear=False)
-
-
-def test_the_demo_says_what_it_did_not_keep(tmp_path: Path) -> None:
-    case = Case("small", "mlp", batch_size=8, image_size=8, steps=1, share=1.0, least_accuracy=0.97)
-    with Live(Console(quiet=True)) as live:
-        found = compare(case, folder=tmp_path, live=live)
-    assert [line.partition(":")[2].split(" after")[0].split("%")[1] for line in found.shortcomings()] == [" test accuracy"]
-    spoiled = dataclasses.replace(found, budget_bytes=1, plain=dataclasses.replace(found.plain, loss_first=0.0))
-    assert [word in " ".join(spoiled.shortcomings()) for word in ("measured peak", "predicted peak", "first loss")] == [True] * 3
-
-
 def test_progress_shows_phases_that_begin_again_with_another_total() -> None:
     console = Console(width=100, force_terminal=True, record=True, file=StringIO())
     with Live(console) as live:
@@ -114,12 +87,3 @@ def test_progress_shows_phases_that_begin_again_with_another_total() -> None:
         live.tell("training", 1, 4, "loss 1.0000")
     shown = console.export_text()
     assert "3/3" in shown and "1/4" in shown and "loss 1.0000" in shown
-
-
-@pytest.mark.slow
-def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
-    done = tensile("demo", "--output", tmp_path)
-    assert done.exit_code == 0, done.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert [one["case"]["name"] for one in results] == [case.name for case in CASES]
-    assert results[0]["planned"]["test_accuracy"] >= 0.97

@@ -1,0 +1,210 @@
+"""The folder of one run of several jobs: what was asked for, what happened, and what a picture is made of.
+
+    config.json             the run as it was asked for, defaults filled in
+    versions.json           of Python and of the packages, the device, the date
+    plans/JOB-N.plan.json   every plan of a job; N counts its renewals from 0
+    events.jsonl            one JobEvent a line, written as it happens
+    jobs/JOB/log.txt        the same for one job, for a person to read
+    jobs/JOB/metrics.jsonl  step, time, and the metrics of that step
+    checkpoints/JOB/        its last states, from which the run is resumed
+    outcome.json            how it ended: what `tensile run --json` prints
+    record.json             the Record, from which `tensile picture` draws
+    trace.json              the same for Perfetto and chrome://tracing
+
+Every line is written at once and to its end, so that after a kill -9 at most the last one is torn. What cannot be written (a
+full disk, a folder that is gone) is counted in `troubles` and never raised: it must not end a training. A value that is no
+finite number is null. `past_run.py` reads it all again.
+"""
+
+import platform
+import threading
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from tensile_jax.cli.event_line import event_line
+from tensile_jax.cli.perfetto import trace_events
+from tensile_jax.cli.refusal import Refusal
+from tensile_jax.jobs import JobEvent, Record
+from tensile_jax.schedule import Plan
+
+_PACKAGES = ("tensile_jax", "jax", "jaxlib", "numpy", "flax", "optax")
+
+
+class RunFolder:
+    """Writes one run's folder. Its methods may be called from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._plans: dict[str, int] = {}
+        self._troubles: dict[str, int] = {}
+        self._torn: set[Path] = set()
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def refuse_used(path: str | Path) -> None:
+        """Raises: Refusal: there is something in the folder, or it is a file; one that is not there is well."""
+        folder = Path(path)
+        try:
+            if folder.exists() and any(folder.iterdir()):
+                raise Refusal(f"The run folder {folder} is not empty. Name another folder, or resume the run that is in it.")
+        except OSError as error:
+            raise Refusal(f"The run folder {folder} cannot be made: {error.strerror}. Name another folder.") from error
+
+    @classmethod
+    def create(cls, path: str | Path) -> Self:
+        """Make the folder, or take an empty one.
+
+        Raises:
+            Refusal: there is something in it, or it cannot be made.
+        """
+        folder = Path(path)
+        cls.refuse_used(folder)
+        try:
+            for part in ("plans", "jobs"):
+                (folder / part).mkdir(parents=True)
+        except OSError as error:
+            raise Refusal(f"The run folder {folder} cannot be made: {error.strerror}. Name another folder.") from error
+        return cls(folder)
+
+    @classmethod
+    def reopen(cls, path: str | Path) -> Self:
+        """Go on writing in the folder of an earlier run; plans are counted on, a torn last line is ended.
+
+        Raises:
+            Refusal: it is not the folder of a run.
+        """
+        folder = Path(path)
+        if not (folder / "config.json").is_file():
+            raise Refusal(f"{folder} is not the folder of a run: it has no config.json. Name the folder that the run wrote.")
+        made = cls(folder)
+        for plan in folder.glob("plans/*.plan.json"):
+            stem, _, number = plan.name.removesuffix(".plan.json").rpartition("-")
+            if number.isdecimal():
+                made._plans[stem] = max(made._plans.get(stem, 0), int(number) + 1)
+        for lines in (folder / "events.jsonl", *folder.glob("jobs/*/*")):
+            if _is_torn(lines):
+                made._torn.add(lines)
+        return made
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What could not be written, each once and how often; empty if all was."""
+        with self._lock:
+            return tuple(f"{text} ({count} times)" if count > 1 else text for text, count in self._troubles.items())
+
+    def write_config(self, config: Any) -> None:
+        """`config` is anything that msgspec can encode."""
+        self._write_whole("config.json", lambda: _indented(config))
+
+    def write_versions(self, *, device_kind: str, date: str, packages: Mapping[str, str | None] | None = None) -> None:
+        """`packages` are looked up where they are not given; null for one that is not installed."""
+        found = {name: _version(name) for name in _PACKAGES} if packages is None else dict(packages)
+        versions = {**found, "python": platform.python_version(), "device_kind": device_kind, "date": date}
+        self._write_whole("versions.json", lambda: _indented(versions))
+
+    def write_plan(self, job: str, plan: Plan) -> None:
+        """The next plan of `job`."""
+        name = file_name(job)
+        with self._lock:
+            number = self._plans.get(name, 0)
+            self._plans[name] = number + 1
+        self._write_whole(f"plans/{name}-{number}.plan.json", lambda: _indented(plan))
+
+    def tell(self, event: JobEvent) -> None:
+        """Append the event to `events.jsonl`, to its job's log and, if it is a step, to its metrics."""
+        self._append("events.jsonl", lambda: msgspec.json.encode(event, enc_hook=float))
+        if not event.job:  # of all of them
+            return
+        job = f"jobs/{file_name(event.job)}"
+        self._append(f"{job}/log.txt", lambda: event_line(event).encode())
+        if event.kind == "step":
+            row = {"step": event.step, "time_s": event.time_s, "values": event.values}
+            self._append(f"{job}/metrics.jsonl", lambda: msgspec.json.encode(row, enc_hook=float))
+
+    def write_log(self, job: str, text: str) -> None:
+        """Append lines to the log of `job`."""
+        self._append(f"jobs/{file_name(job)}/log.txt", lambda: text.rstrip("\n").encode(errors="replace"))
+
+    def write_outcome(self, outcome: Any) -> None:
+        """Write `outcome.json`; `outcome` is anything that msgspec can encode."""
+        self._write_whole("outcome.json", lambda: _indented(outcome))
+
+    def write_record(self, record: Record) -> None:
+        """Write `record.json` and `trace.json`, when the run is over."""
+        self._write_whole("record.json", lambda: msgspec.json.encode(record))
+        self._write_whole("trace.json", lambda: msgspec.json.encode(trace_events(record)))
+
+    def _append(self, name: str, line: Callable[[], bytes]) -> None:
+        """One line in one write, so that lines of several threads do not mix and a kill tears at most one."""
+        path = self.path / name
+        with self._lock:
+            try:
+                text = (b"\n" if path in self._torn else b"") + line() + b"\n"
+                if not path.parent.exists() and self.path.exists():
+                    path.parent.mkdir(parents=True)
+                with path.open("ab", buffering=0) as file:
+                    written = file.write(text)
+                    self._torn.discard(path)
+                    if written < len(text):
+                        self._torn.add(path)
+                        self._count(name, "the disk took only a part of a line")
+            except (OSError, TypeError, ValueError) as error:
+                self._count(name, _why(error))
+
+    def _write_whole(self, name: str, content: Callable[[], bytes]) -> None:
+        """Under another name first: a file that is there is whole."""
+        path = self.path / name
+        partial = path.with_name(path.name + ".partial")
+        with self._lock:
+            try:
+                partial.write_bytes(content())
+                partial.replace(path)
+            except (OSError, TypeError, ValueError) as error:
+                self._count(name, _why(error))
+
+    def _count(self, name: str, why: str) -> None:
+        text = f"{name} in {self.path} could not be written: {why}"
+        self._troubles[text] = self._troubles.get(text, 0) + 1
+
+
+def file_name(job: str) -> str:
+    """`job` as the name of a file; different jobs have different ones.
+
+    >>> file_name("gpt-2 b"), file_name("../x"), job_name(file_name("../x"))
+    ('gpt-2 b', '%2E.%2Fx', '../x')
+    """
+    name = quote(job, safe=" ")
+    return "%2E" + name[1:] if name.startswith(".") else name
+
+
+def job_name(file: str) -> str:
+    """The job of a file that `file_name` named."""
+    return unquote(file)
+
+
+def _is_torn(path: Path) -> bool:
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
+
+
+def _indented(value: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=1) + b"\n"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)

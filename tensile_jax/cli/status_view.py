@@ -1,0 +1,180 @@
+"""A runtime's status for a terminal: the device against its budget, the link, and a table of the jobs.
+
+    12.3 s, 3 jobs: 2 running, 1 queued
+    device  ##############......|...  812 MiB of 1.2 GiB, peak 1.1 GiB
+    host    ###.....................  300 MiB of 4 GiB
+    link    out ###......... 31%      in ##.......... 22%
+    job  state  step  step/s  ETA  loss  now  peak  plan MiB  stall
+
+The bars are `#` where the terminal shows only ASCII; `|` is the peak. `now`, `peak` and `plan` are the job's bytes on the
+device: now, at most, and as planned, all in one unit. `stall` is its waiting for copies, per step. A narrow terminal has fewer
+columns, and the notes below the table.
+"""
+
+from collections import Counter
+from math import isfinite
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from tensile_jax.cli.event_line import one_line
+from tensile_jax.cli.units import format_us
+from tensile_jax.jobs import FINAL, JobState, JobStatus, Status
+from tensile_jax.schedule import format_bytes
+
+_NARROW, _WIDE = 76, 120  # columns of text: below, not all figures have room; from there on, there is some for the notes
+_BESIDE_NOTES = 88  # what the figures take at most where there is room for notes
+_NO_LIMIT = 2**62  # what a runtime says of the host where it was given no budget for it
+_STYLES: dict[JobState, str] = {
+    "preparing": "cyan", "queued": "yellow", "running": "green", "paused": "yellow",
+    "finished": "dim", "failed": "bold red", "cancelled": "dim",
+}  # fmt: skip
+
+
+def status_view(status: Status, *, most_jobs: int | None = None) -> RenderableType:
+    """What to print of `status`: as wide as the console, of at most `most_jobs` jobs, those first that have not ended."""
+    return _View(status, most_jobs)
+
+
+class _View:
+    """Drawn when it is printed: only then is the width known."""
+
+    def __init__(self, status: Status, most_jobs: int | None) -> None:
+        self._status = status
+        self._most_jobs = most_jobs
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        status, width, ascii_only = self._status, options.max_width, options.ascii_only
+        yield Group(*_header(status, width=width, ascii_only=ascii_only))
+        jobs = status.jobs
+        if self._most_jobs is not None and len(jobs) > self._most_jobs:
+            jobs = tuple(sorted(jobs, key=lambda job: job.state in FINAL))[: self._most_jobs]
+        if not jobs:
+            return
+        yield _table(jobs, status, width=width, ascii_only=ascii_only)
+        if len(jobs) < len(status.jobs):
+            left_out = len(status.jobs) - len(jobs)
+            yield Text(f"... {left_out} more {'job' if left_out == 1 else 'jobs'}", style="dim")
+        for job in jobs:
+            whole = self._most_jobs is None
+            if job.note and (width < _WIDE or (whole and cell_len(one_line(job.note)) > width - _BESIDE_NOTES)):
+                longest = None if whole else width
+                yield Text(_cut(f"{job.name}: {job.note}", longest, ascii_only=ascii_only), _STYLES[job.state])
+
+
+def _header(status: Status, *, width: int, ascii_only: bool) -> list[Text]:
+    states = Counter(job.state for job in status.jobs)
+    counted = ", ".join(f"{states[state]} {state}" for state in _STYLES if states[state])
+    many = f"{len(status.jobs)} {'job' if len(status.jobs) == 1 else 'jobs'}"
+    device = f"{format_bytes(status.device_bytes)} of {format_bytes(status.budget_bytes)}"
+    limit = "no limit" if status.host_budget_bytes >= _NO_LIMIT else format_bytes(status.host_budget_bytes)
+    host = f"{format_bytes(status.host_bytes)} of {limit}"
+    long = max(10, min(50, width - 46))
+    short = max(4, (long - 12) // 2)
+    filled, peak = _share(status.device_bytes, status.budget_bytes), _share(status.peak_bytes, status.budget_bytes)
+    lines = [
+        Text(f"{status.time_s:.1f} s, {many}" + (f": {counted}" if counted else ""), "bold"),
+        Text("device  ")
+        .append_text(_bar(long, filled, mark=peak, style="red" if filled > 1 else "green", ascii_only=ascii_only))
+        .append(f"  {device}, peak {format_bytes(status.peak_bytes)}", "red" if peak > 1 else ""),
+        Text("host    ")
+        .append_text(_bar(long, _share(status.host_bytes, status.host_budget_bytes), style="blue", ascii_only=ascii_only))
+        .append(f"  {host}"),
+        Text("link    out ")
+        .append_text(_bar(short, status.out_share, style="blue", ascii_only=ascii_only))
+        .append(f" {status.out_share:>4.0%}   in ")
+        .append_text(_bar(short, status.into_share, style="blue", ascii_only=ascii_only))
+        .append(f" {status.into_share:>4.0%}"),
+    ]
+    for line in lines:
+        line.truncate(width)
+    return lines
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _bar(width: int, share: float, *, style: str, ascii_only: bool, mark: float | None = None) -> Text:
+    solid, light, peak = ("#", ".", "|") if ascii_only else ("█", "░", "┃")
+    full = min(width, max(0, round(share * width))) if isfinite(share) else 0
+    bar = Text(solid * full, style) + Text(light * (width - full), "dim")
+    if mark:
+        at = min(width - 1, round(mark * width))
+        bar = bar[:at] + Text(peak, "bold") + bar[at + 1 :]
+    return bar
+
+
+def _table(jobs: tuple[JobStatus, ...], status: Status, *, width: int, ascii_only: bool) -> Table:
+    largest = max([status.budget_bytes, *(max(job.peak_bytes, job.planned_bytes) for job in jobs)])
+    size, unit = (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB") if largest >= 2**20 else (2**10, "KiB")
+    longest_name = 16 if width >= _WIDE else 12 if width >= _NARROW else 10
+    rows = [_figures(job, size, unit) for job in jobs]
+    shown = [name for name in rows[0] if width >= _NARROW or name not in ("ETA", "peak", "stall")]
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold underline", show_edge=False)
+    table.add_column("job", no_wrap=True, overflow="crop", min_width=4)
+    table.add_column("state", no_wrap=True, overflow="crop", min_width=9)
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True, overflow="crop")
+    if width >= _WIDE:
+        table.add_column("note", no_wrap=True, overflow="crop")
+    for job, row in zip(jobs, rows, strict=True):
+        cells = [Text(_cut(job.name, longest_name, ascii_only=ascii_only)), Text(job.state, _STYLES[job.state])]
+        cells += [Text(row[name]) for name in shown]
+        if width >= _WIDE:
+            cells.append(Text(_cut(job.note, width - _BESIDE_NOTES, ascii_only=ascii_only)))
+        table.add_row(*cells)
+    return table
+
+
+def _figures(job: JobStatus, size: int, unit: str) -> dict[str, str]:
+    """Name of the column to what stands in it."""
+    return {
+        "step": f"{job.step}/{job.steps}",
+        "step/s": "" if job.steps_per_s is None or job.state in FINAL else f"{job.steps_per_s:.3g}",
+        "ETA": "" if job.eta_s is None else _duration(job.eta_s),
+        "loss": "" if job.loss is None else f"{job.loss:.3g}",
+        "now": _size(job.device_bytes, size),
+        "peak": _size(job.peak_bytes, size),
+        f"plan {unit}": _size(job.planned_bytes, size),
+        "stall": format_us(float(f"{job.stall_us:.2g}")) if job.stall_us > 0 else "",
+    }
+
+
+def _size(nbytes: int, size: int) -> str:
+    return f"{nbytes / size:.2f}" if size == 2**30 else f"{nbytes / size:.0f}"
+
+
+def _duration(seconds: float) -> str:
+    """At most six characters.
+
+    >>> [_duration(s) for s in (0.4, 59, 61, 3_700, 400_000)]
+    ['0s', '59s', '1m01', '1h01', '4d15h']
+    """
+    if not isfinite(seconds):
+        return ""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3_600:
+        return f"{whole // 60}m{whole % 60:02}"
+    if whole < 86_400:
+        return f"{whole // 3_600}h{whole % 3_600 // 60:02}"
+    days = whole // 86_400
+    return f"{days}d" + (f"{whole % 86_400 // 3_600}h" if days < 100 else "")
+
+
+def _cut(text: str, longest: int | None, *, ascii_only: bool) -> str:
+    """In one line, of at most `longest` columns, in characters that the terminal has.
+
+    >>> _cut("a name that is long", 10, ascii_only=True)
+    'a name...'
+    """
+    text = one_line(text)
+    if ascii_only:
+        text = text.encode("ascii", "replace").decode()
+    if longest is None or cell_len(text) <= longest:
+        return text
+    return set_cell_size(text, longest - 3).rstrip() + "..."
