@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = pip install --quiet --disable-pip-version-check
 TESTS ?=
+SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint bench bench-gpu bench-gap bench-h200 bench-scale compare clean
+.PHONY: help run test test-slow test-newest lint bench bench-gpu bench-controller bench-gap bench-h200 bench-jobs bench-scale compare soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,11 +29,21 @@ lint: $(VENV)/.installed ## ruff, pyright, import-linter
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed bench-scale bench-gap ## the figures of the README, on this CPU
+bench: $(VENV)/.installed bench-scale bench-gap bench-jobs bench-controller ## the figures of the README, on this CPU
 	$(BIN)/python -m benchmarks.run
 
 bench-gpu: $(VENV)/.installed ## the same on this machine's GPU (install an extra: cuda12 or cuda13)
 	$(BIN)/python -m benchmarks.run --gpu
+	$(BIN)/python -m benchmarks.jobs --gpu
+
+bench-jobs: $(VENV)/.installed ## several jobs under one budget, beside plain jit one after another
+	$(BIN)/python -m benchmarks.jobs
+
+soak: $(VENV)/.installed ## random jobs, pauses, cancels, failures and budgets, for SOAK_MINUTES
+	$(BIN)/python -m benchmarks.soak --minutes $(SOAK_MINUTES)
+
+bench-controller: $(VENV)/.installed ## what deciding for 1 to 64 jobs costs, in a simulation
+	$(BIN)/python -m benchmarks.controller
 
 bench-gap: $(VENV)/.installed ## how far plans are from the best there are, on small random steps
 	$(BIN)/python -m benchmarks.gap

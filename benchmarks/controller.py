@@ -1,0 +1,291 @@
+"""`make bench-controller`: what the controller of several jobs costs, and how well it shares, without a device.
+
+A discrete-event simulation drives `tensile_jax.exec.controller` itself: one compute lane, one lane to the host and one from it,
+jobs of 20 segments with copies, of mixed sizes, speeds and weights, one of them with slow batches. Everything takes as long as is
+written in the job; nothing is measured but the controller, of which every decision is made `--repetitions` times and the least
+time counts. Writes `benchmarks/results/controller.json`.
+
+    us_per_launch      time in `step`, all events, over the number of launches;  _99: the 99th percentile of single launches
+    longest_us         the longest single `step`
+    wait_rounds        the longest that any job with a batch waited to begin, over the time that one iteration of each job takes
+    parks              states that left the device to make room
+    shared_peak        the most bytes held at once, over the sum of the jobs' peaks
+    utilisation        part of the time in which the compute lane was busy
+"""
+
+import heapq
+import json
+import platform
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from tensile_jax.exec.controller import step
+from tensile_jax.exec.seats import (
+    BatchReady,
+    Do,
+    Ended,
+    Event,
+    JobId,
+    Moved,
+    Park,
+    Prepared,
+    Seat,
+    State,
+    Unpark,
+    Waited,
+)
+from tensile_jax.plan.demand import INSTANT, LAUNCH, WAIT, Demand
+
+_RESULTS = Path(__file__).parent / "results" / "controller.json"
+_SHARES = {1: 1.0, 2: 0.75, 4: 0.5, 8: 0.5, 16: 0.4, 64: 0.3}  # number of jobs, budget over the sum of their peaks
+_DEPTHS = (1, 2)
+_LAUNCHES = 20_000
+_SEGMENTS = 20
+_MB = 1_000_000
+_LINK_BYTES_PER_US = 50_000.0
+_COMPUTED_BYTES_PER_US = 10_000.0  # of a tensor, by a segment: so that most copies can hide behind launches
+_AHEAD = 2  # batches that a job loads ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A job. `us[i]` is how long move i takes its lane: the compute lane, or that of its copy; `lanes[i]` says which."""
+
+    demand: Demand
+    us: tuple[float, ...]
+    lanes: tuple[str, ...]
+    weight: float
+    load_us: float
+
+
+class _Moves:
+    """The moves of one iteration so far."""
+
+    def __init__(self, held: int) -> None:
+        self.kinds: list[int] = []
+        self.needs: list[int] = []
+        self.holds = [held]
+        self.us: list[float] = []
+        self.lanes: list[str] = []
+
+    def add(self, kind: int, more: int, *, work: int = 0, us: float = 0.0, lane: str = "") -> None:
+        """One move, after which so many bytes more are held, with `work` bytes besides while it is under way."""
+        before = self.holds[-1]
+        self.kinds.append(kind)
+        self.holds.append(before + more)
+        self.needs.append(max(before, before + more) + work)
+        self.us.append(us)
+        self.lanes.append(lane)
+
+
+def make_work(rng: random.Random, *, slow_batches: bool) -> Work:
+    """A job of random size and speed: half of its segments store something, of which a third is swapped out and back in."""
+    size = rng.choice((4, 10, 25)) * _MB
+    speed = size / _COMPUTED_BYTES_PER_US * rng.uniform(0.5, 2.0)
+    state = rng.randint(3, 25) * size
+    half = _SEGMENTS // 2
+    stored = [rng.randint(1, 3) * size for _ in range(half)]
+    swapped = {k for k in range(half - 3) if k % 3 == 0}
+    moves = _Moves(state)
+    moves.add(INSTANT, size)  # the batch
+    for k in range(half):
+        moves.add(LAUNCH, stored[k], work=size, us=speed * rng.uniform(0.5, 1.5))
+        if k in swapped:
+            moves.add(INSTANT, 0, us=stored[k] / _LINK_BYTES_PER_US, lane="out")
+        if k - 2 in swapped:
+            moves.add(WAIT, -stored[k - 2], lane="out")
+    for k in reversed(range(half)):
+        if k in swapped:
+            moves.add(WAIT, 0, lane="into")
+        if k - 1 in swapped:
+            moves.add(INSTANT, stored[k - 1], us=stored[k - 1] / _LINK_BYTES_PER_US, lane="into")
+        moves.add(LAUNCH, -stored[k], work=2 * size, us=speed * rng.uniform(1.0, 3.0))
+    moves.add(INSTANT, -size)
+    switch_us = 2 * state / _LINK_BYTES_PER_US
+    step_us = sum(us for us, kind in zip(moves.us, moves.kinds, strict=True) if kind == LAUNCH)
+    demand = Demand(
+        tuple(moves.kinds), tuple(moves.needs), tuple(moves.holds), 0, state, state + sum(stored), step_us, switch_us
+    )  # fmt: skip
+    load_us = step_us * (40.0 if slow_batches else rng.uniform(0.1, 0.5))
+    return Work(demand, tuple(moves.us), tuple(moves.lanes), rng.choice((1.0, 1.0, 2.0, 4.0)), load_us)
+
+
+@dataclass(slots=True)
+class Run:
+    """What came of one simulation. `decisions` are the seconds of every `step`, and how many launches came of it."""
+
+    decisions: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    elapsed_us: float = 0.0
+    busy_us: float = 0.0
+    peak_bytes: int = 0
+    parks: int = 0
+    longest_wait_us: float = 0.0
+    deadlocks: int = 0
+
+
+class Simulation:
+    """Jobs on one device: what the controller says is done, and takes its time."""
+
+    def __init__(self, works: Sequence[Work], budget_bytes: int, depth: int) -> None:
+        self.works = works
+        self.run = Run()
+        self.now = 0.0
+        self.free = {"compute": 0.0, "out": 0.0, "into": 0.0}
+        self.copied = [0.0] * len(works)  # when the job's last copy is over
+        self.wants_since = [-1.0] * len(works)
+        self.batches = [0] * len(works)
+        self.launches = 0
+        self.events: list[tuple[float, int, Event]] = []
+        self.state = State(budget_bytes, float("inf"), depth=depth)
+        for k, work in enumerate(works):
+            self.tell(Prepared(Seat(JobId(k), work.demand, work.weight, steps_left=10**9)))
+            self.after(work.load_us, BatchReady(JobId(k)))
+
+    def after(self, us: float, event: Event) -> None:
+        """`event` comes then."""
+        heapq.heappush(self.events, (self.now + us, len(self.run.decisions) * 1000 + len(self.events), event))
+
+    def tell(self, event: Event) -> None:
+        """The controller is told, and obeyed."""
+        launches = self.launches
+        began = time.perf_counter()
+        self.state, instructions = step(self.state, event)
+        took = time.perf_counter() - began
+        for instruction in instructions:
+            if isinstance(instruction, Do):
+                self.do(instruction.job, instruction.move)
+            elif isinstance(instruction, Park | Unpark):
+                state_us = self.works[instruction.job].demand.switch_us / 2
+                lane = "out" if isinstance(instruction, Park) else "into"
+                self.after(self.occupy(lane, state_us) - self.now, Moved(instruction.job))
+                self.run.parks += isinstance(instruction, Park)
+        self.run.decisions.append((took, self.launches - launches))
+        self.run.peak_bytes = max(self.run.peak_bytes, self.state.held_bytes)
+
+    def occupy(self, lane: str, us: float) -> float:
+        """When the lane is through with it."""
+        self.free[lane] = max(self.free[lane], self.now) + us
+        return self.free[lane]
+
+    def do(self, job: JobId, move: int) -> None:
+        """One move of the job."""
+        work = self.works[job]
+        kind, us = work.demand.kinds[move], work.us[move]
+        if move == 0:
+            self.run.longest_wait_us = max(self.run.longest_wait_us, self.now - self.wants_since[job])
+        if kind == LAUNCH:
+            self.launches += 1
+            self.run.busy_us += us
+            self.after(self.occupy("compute", us) - self.now, Ended(job, us))
+        elif kind == WAIT:
+            self.after(max(self.copied[job] - self.now, 0.0), Waited(job))
+        elif work.lanes[move]:
+            self.copied[job] = self.occupy(work.lanes[move], us)
+        if move == len(work.us) - 1:
+            self.batches[job] -= 1
+            self.wants_since[job] = self.now
+            if self.batches[job] == _AHEAD - 1:
+                self.after(work.load_us, BatchReady(job))
+
+    def until(self, launches: int) -> Run:
+        """Go on until so many launches were issued, or nothing is left to happen."""
+        while self.launches < launches:
+            if not self.events:
+                self.run.deadlocks += 1
+                break
+            self.now, _, event = heapq.heappop(self.events)
+            if isinstance(event, BatchReady):
+                job = event.job
+                self.batches[job] += 1
+                if self.batches[job] == 1:
+                    self.wants_since[job] = self.now
+                if self.batches[job] < _AHEAD:
+                    self.after(self.works[job].load_us, BatchReady(job))
+            self.tell(event)
+        self.run.elapsed_us = self.now
+        for job in range(len(self.works)):  # those that wait still
+            seat = self.state.seat(JobId(job))
+            if seat is not None and not seat.position and self.batches[job]:
+                self.run.longest_wait_us = max(self.run.longest_wait_us, self.now - self.wants_since[job])
+        return self.run
+
+
+def measure(jobs: int, depth: int, *, launches: int, repetitions: int) -> dict[str, Any]:
+    """One case."""
+    rng = random.Random(jobs)
+    works = [make_work(rng, slow_batches=jobs > 2 and k == 1) for k in range(jobs)]
+    peaks = sum(w.demand.peak_bytes for w in works)
+    budget = max(int(_SHARES[jobs] * peaks), *(w.demand.peak_bytes for w in works), 0)
+    runs = [Simulation(works, budget, depth).until(launches) for _ in range(repetitions)]
+    run = runs[0]
+    least = [min(one) * 1e6 for one in zip(*([took for took, _ in r.decisions] for r in runs), strict=True)]
+    single: list[float] = []  # what led to each launch
+    since = 0.0
+    for took, (_, issued) in zip(least, run.decisions, strict=True):
+        since += took
+        if issued:
+            single += [since / issued] * issued
+            since = 0.0
+    single.sort()
+    round_us = sum(w.demand.step_us for w in works)
+    return {
+        "jobs": jobs,
+        "depth": depth,
+        "launches": len(single),
+        "decisions": len(least),
+        "budget_over_peaks": round(budget / peaks, 3),
+        "us_per_launch": round(sum(least) / len(single), 2),
+        "us_per_launch_99": round(single[len(single) * 99 // 100], 2),
+        "longest_us": round(max(least), 1),
+        "deadlocks": run.deadlocks,
+        "wait_rounds": round(run.longest_wait_us / round_us, 2),
+        "parks": run.parks,
+        "shared_peak": round(run.peak_bytes / peaks, 3),
+        "over_budget": run.peak_bytes > budget,
+        "utilisation": round(run.busy_us / run.elapsed_us, 3),
+    }
+
+
+def table_of(rows: list[dict[str, Any]]) -> Table:
+    """One row a case."""
+    table = Table(title="the controller, driven by a simulation of jobs of 20 segments with copies")
+    columns = {
+        "jobs": "jobs", "depth": "depth", "us_per_launch": "us / launch", "us_per_launch_99": "99 %", "longest_us": "longest us",
+        "deadlocks": "deadlocks", "wait_rounds": "longest wait, rounds", "parks": "parks",
+        "budget_over_peaks": "budget / peaks", "shared_peak": "shared peak", "utilisation": "utilisation",
+    }  # fmt: skip
+    for title in columns.values():
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(*(str(row[name]) for name in columns))
+    return table
+
+
+@click.command()
+@click.option("--launches", default=_LAUNCHES, show_default=True, help="Of each case.")
+@click.option("--repetitions", default=5, show_default=True, help="Of each case; of every decision the least time counts.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=_RESULTS, help="Where to write the JSON.")
+def main(launches: int, repetitions: int, output: Path) -> None:
+    """Simulate 1 to 64 jobs."""
+    rows = [measure(n, depth, launches=launches, repetitions=repetitions) for n in _SHARES for depth in _DEPTHS]
+    document = {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "command": "make bench-controller",
+        "cases": rows,
+    }
+    output.write_text(json.dumps(document, indent=1) + "\n")
+    Console(width=150).print(table_of(rows))
+
+
+if __name__ == "__main__":
+    main()

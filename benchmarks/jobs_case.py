@@ -1,0 +1,199 @@
+"""Several jobs under one budget beside plain jit one after another, in a process of its own. Prints one JSON object.
+
+    python -m benchmarks.jobs_case resnet50:4 gpt:8 --budget 50% --steps 8
+
+Plain jit: the peak of the compiled step, and what a step takes right before each round, batches ready beforehand, compilation
+left out. The runtime: all jobs are planned and paused, then let go at once; the clock runs from the moment at which each of them
+has done a step for so many seconds, and counts what all of them have done in between at what plain jit takes for that.
+
+    throughput = sum over jobs of (steps between) x (plain jit's step time) / (time between)
+
+`cpu_throughput` is the same in the time that this process has spent on the cores, which other processes on the machine disturb
+less; `computing` is the part of the time between in which a segment was under way.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import jax
+
+import tensile_jax as tensile
+from tensile_jax.exec.compile import peak_of
+from tensile_jax.models import load
+from tensile_jax.models.model import Model
+
+_GOOD = 0.75  # of plain jit's throughput; `--lowest` looks for the lowest budget that gives as much
+_GPT = {"sequence_length": 256}
+
+
+@dataclass(slots=True)
+class Alone:
+    """A model, its batches, and what a step of it takes under plain jit."""
+
+    name: str
+    model: Model
+    batches: list[Any]
+    jit: Any
+    peak_bytes: int
+    step_us: float = 0.0
+    cpu_us: float = 0.0
+
+    def measure(self, steps: int) -> None:
+        """What a step takes, after one that is not counted."""
+        state: Any = self.model.init()
+        state, _ = jax.block_until_ready(self.jit(state, self.batches[0]))
+        began, cpu = time.perf_counter(), time.process_time()
+        for k in range(steps):
+            state, _ = self.jit(state, self.batches[k % len(self.batches)])
+            jax.block_until_ready(state)
+        self.step_us = (time.perf_counter() - began) * 1e6 / steps
+        self.cpu_us = (time.process_time() - cpu) * 1e6 / steps
+
+
+def build(spec: str) -> Alone:
+    """Of `model:batch_size`."""
+    name, _, size = spec.partition(":")
+    model = load(name)(batch_size=int(size), **(_GPT if name == "gpt" else {"image_size": 32} if name == "cnn" else {}))
+    feed = model.batches()
+    batches = [next(feed) for _ in range(4)]
+    jit = jax.jit(model.step, donate_argnums=0).lower(model.state_shape, batches[0]).compile()
+    return Alone(spec, model, batches, jit, peak_of(jit))
+
+
+def _forever(batches: list[Any]) -> Iterator[Any]:
+    while True:
+        yield from batches
+
+
+def together(alone: list[Alone], budget: int, *, seconds: float) -> dict[str, Any]:
+    """All of them in a runtime, for about so long; or what is too small."""
+    with tensile.Runtime(budget, look="always") as runtime:
+        jobs = []
+        for k, one in enumerate(alone):
+            jobs.append(
+                runtime.submit(
+                    one.model.step, one.model.init(), lambda one=one: _forever(one.batches), steps=10**6, name=f"{one.name}-{k}"
+                )
+            )
+            jobs[-1].pause()
+        while not all(job.status.state in ("paused", "failed") for job in jobs):
+            time.sleep(0.05)
+        failed = [job for job in jobs if job.status.state == "failed"]
+        if failed:
+            floors = [getattr(job.exception(), "floor_bytes", None) for job in failed]
+            runtime.stop()
+            return {"too_small": floors}
+        for job in jobs:
+            job.resume()
+        seen = {job.name: 0 for job in jobs}
+        parks, begun, cpu = 0, None, 0.0
+        decided, launches = 0.0, 0
+        before = dict(seen)
+        for event in runtime.events():
+            parks += event.kind == "parked" and begun is not None
+            if event.kind != "step":
+                continue
+            seen[event.job] += 1
+            if begun is None and all(seen.values()):
+                begun, before, cpu = event.time_s, dict(seen), time.process_time()
+                decided, launches = runtime.controller_us
+            elif begun is not None and event.time_s - begun >= seconds:
+                break
+        last = event.time_s  # pyright: ignore[reportPossiblyUnboundVariable] # there were events
+        cpu = time.process_time() - cpu
+        decided, launches = runtime.controller_us[0] - decided, runtime.controller_us[1] - launches
+        runtime.stop()
+    assert begun is not None
+    done = [seen[job.name] - before[job.name] for job in jobs]
+    plain_s = sum(n * one.step_us / 1e6 for n, one in zip(done, alone, strict=True))
+    spans = [s for s in runtime.record().spans if s.lane == "compute" and begun <= s.end_us / 1e6 <= last]
+    planned = [job.status.planned_bytes for job in jobs]
+    return {
+        "budget_bytes": budget,
+        "peak_bytes": runtime.peak_bytes,
+        "planned_peaks_bytes": planned,
+        "peak_over_planned_sum": runtime.peak_bytes / sum(planned),
+        "throughput": plain_s / (last - begun),
+        "cpu_throughput": sum(n * one.cpu_us / 1e6 for n, one in zip(done, alone, strict=True)) / cpu,
+        "clocked_s": last - begun,
+        "computing": sum(s.end_us - s.begin_us for s in spans) / 1e6 / (last - begun),
+        "steps": done,
+        "parks": parks,
+        "controller_us_per_launch": decided / max(launches, 1),
+        "segments": [len(job.plan.segments) if job.plan else 0 for job in jobs],
+        "swapped_bytes": [job.status.swapped_bytes for job in jobs],
+    }
+
+
+@click.command()
+@click.argument("specs", nargs=-1, required=True)
+@click.option("--budget", "budgets", type=float, multiple=True, help="Parts of the sum of plain jit's peaks.", default=(0.5,))
+@click.option("--rounds", default=2, help="Of plain jit and the runtime, alternating, at the first budget.")
+@click.option("--lowest", is_flag=True, help="Go down by 0.05 until (throughput in CPU time) x (computing) is below 0.75.")
+@click.option("--seconds", default=20.0, help="How long the clock runs in each round.")
+def main(specs: tuple[str, ...], budgets: tuple[float, ...], rounds: int, lowest: bool, seconds: float) -> None:
+    alone = [build(spec) for spec in specs]
+    whole = sum(one.peak_bytes for one in alone)
+    measured: dict[float, list[dict[str, Any]]] = {}
+
+    def round_at(part: float) -> dict[str, Any]:
+        for one in alone:
+            one.measure(2 if one.step_us > 1e6 or not one.step_us else 6)
+        found = together(alone, int(part * whole), seconds=seconds)
+        found["jit_step_us"] = [one.step_us for one in alone]
+        measured.setdefault(part, []).append(found)
+        said = {k: round(v, 3) for k, v in found.items() if isinstance(v, float)}
+        print(f"{part:.2f}", said or found, file=sys.stderr, flush=True)
+        return found
+
+    for part in budgets:
+        for _ in range(rounds):
+            if "too_small" in round_at(part):
+                break
+    part = min(budgets)
+    while lowest and _steady(measured[part]) >= _GOOD and part > 0.06:
+        part = round(part - 0.05, 2)
+        round_at(part)
+    result = {
+        "jobs": list(specs),
+        "device": str(jax.devices()[0].device_kind),
+        "jax": jax.__version__,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+        "jit_peaks_bytes": [one.peak_bytes for one in alone],
+        "budgets": [_median(part, whole, rounds_) for part, rounds_ in measured.items()],
+    }
+    print(json.dumps(result))
+
+
+def _steady(rounds: list[dict[str, Any]]) -> float:
+    """Throughput with what others do on the machine left out: in CPU time, less the time in which nothing was computed."""
+    return statistics.median(one.get("cpu_throughput", 0) * one.get("computing", 0) for one in rounds)
+
+
+def _median(part: float, whole: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    ran = [one for one in rounds if "throughput" in one]
+    if not ran:
+        return {"budget": part, **rounds[0]}
+    return {
+        "budget": part,
+        "peak_ratio": max(one["peak_bytes"] for one in ran) / whole,
+        "peak_over_planned_sum": max(one["peak_over_planned_sum"] for one in ran),
+        "throughput": statistics.median(one["throughput"] for one in ran),
+        "cpu_throughput": statistics.median(one["cpu_throughput"] for one in ran),
+        "computing": statistics.median(one["computing"] for one in ran),
+        "parks": statistics.median(one["parks"] for one in ran),
+        "controller_us_per_launch": statistics.median(one["controller_us_per_launch"] for one in ran),
+        "rounds": ran,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""`make soak`: random jobs on one runtime, with pauses, cancels, failures and changes of the budget; what must always hold does.
+
+    phase   some seconds of random deeds; then all jobs are let go, and once none lives no byte may be left,
+            and every job's state must be its lonely replay's, bit for bit
+
+Writes `benchmarks/results/soak.json`. The same seed makes the same deeds, though not at the same moments.
+"""
+
+import gc
+import json
+import os
+import platform
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import jax
+
+import tensile_jax as tensile
+from benchmarks.soak_watch import Watch, live_bytes
+from benchmarks.soak_work import Kind, Replay, equal, kinds
+from tensile_jax.exec.job import Job
+from tensile_jax.exec.transfer import DEVICE, HOST
+from tensile_jax.jobs import FINAL
+from tensile_jax.profiles import load_profile
+
+_RESULTS = Path(__file__).parent / "results" / "soak.json"
+_BUDGETS = (4 << 20, 13 << 19, 8 << 20, 20 << 20, 20 << 20)  # under the lower ones many plans must be renewed
+_MOST_JOBS = 6
+_PHASE_S = 90.0
+_BUDGET_S = 25.0  # a plan for another budget takes some seconds, and should come into use
+_STARVED_S = 60.0  # a running job makes a step within that; planning another takes both cores for a while
+
+
+@dataclass
+class Tally:
+    """What happened."""
+
+    jobs: int = 0
+    equal: int = 0
+    ends: Counter[str] = field(default_factory=Counter[str])
+    events: Counter[str] = field(default_factory=Counter[str])
+    renewed_jobs: int = 0
+    longest_wait_s: float = 0.0
+
+
+class Soak:
+    """One runtime and what is done to it."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.chance = random.Random(seed)
+        self.kinds = kinds()
+        self.folder = folder
+        self.tally = Tally()
+        self.replay = Replay()
+        self.changed = time.monotonic()
+        self.live: dict[str, tuple[Job, Kind, bool]] = {}
+        self.ended: list[tuple[Job, Kind, bool]] = []
+        self.moved: dict[str, tuple[Any, float]] = {}
+        self.runtime = tensile.Runtime(
+            _BUDGETS[-1], look="always", device_profile=self._fast_link(), checkpoints=folder / "checkpoints"
+        )
+
+    def _fast_link(self) -> str:
+        """A profile under which swapping pays."""
+        fast = replace(load_profile("cpu"), name="soak", device_to_host_bytes_per_us=1e6, host_to_device_bytes_per_us=1e6)
+        path = self.folder / "soak.toml"
+        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(fast).items()))
+        return str(path)
+
+    def deed(self) -> None:
+        """Something at random."""
+        chance = self.chance
+        what = chance.choices(("arrive", "pause", "resume", "cancel", "budget", "wait"), (6, 4, 6, 1, 1, 6))[0]
+        if what == "arrive" and len(self.live) < _MOST_JOBS:
+            self._submit()
+        elif what == "budget" and time.monotonic() - self.changed > _BUDGET_S:
+            self.changed = time.monotonic()
+            self.runtime.set_budget(chance.choice(_BUDGETS))
+        elif what == "cancel":
+            begun = [name for name in sorted(self.live) if self.live[name][0].status.step or chance.random() < 0.05]
+            if begun and chance.random() < 0.3:
+                self._wish(chance.choice(begun), what)
+        elif what in ("pause", "resume") and self.live:
+            self._wish(chance.choice(sorted(self.live)), what)
+
+    def _submit(self) -> None:
+        chance = self.chance
+        kind = chance.choice(self.kinds)
+        steps, fails = chance.randint(2, 600), chance.random() < 0.12
+        fails_after = chance.randrange(steps) if fails else None
+        name = f"{kind.model.name}-{self.tally.jobs}"
+        job = self.runtime.submit(
+            kind.model.step,
+            kind.fresh(),
+            lambda: kind.feed(fails_after=fails_after),
+            steps=steps,
+            name=name,
+            priority=chance.choice((0.5, 1, 1, 3)),
+            budget=chance.choice((None, None, None, 5 << 20)),
+            checkpoint_every=chance.choice((None, None, 7)),
+        )
+        self.live[name] = job, kind, fails
+        self.tally.jobs += 1
+
+    def _wish(self, name: str, wish: str) -> None:
+        job = self.live[name][0]
+        try:
+            getattr(job, wish)()
+        except ValueError:
+            assert job.wait(0), f"{name} refused to {wish}"
+
+    def look(self) -> None:
+        """Who has ended is put aside; who could run and has not is starved."""
+        now = time.monotonic()
+        for name, (job, kind, fails) in list(self.live.items()):
+            status = job.status
+            if status.state in FINAL:
+                del self.live[name]
+                self.moved.pop(name, None)
+                self.ended.append((job, kind, fails))
+                continue
+            seen = (status.step, status.state)
+            before, since = self.moved.setdefault(name, (seen, now))
+            if before != seen or status.state != "running":
+                self.moved[name] = seen, now
+                continue
+            self.tally.longest_wait_s = max(self.tally.longest_wait_s, now - since)
+            assert now - since < _STARVED_S, (
+                f"{name} has stood still for {_STARVED_S} s: {status}; {self.runtime._dispatcher.state}"
+            )
+
+    def drain(self) -> None:
+        """Let all jobs end, look that nothing is left, and replay them."""
+        self.runtime.set_budget(_BUDGETS[-1])
+        while self.live:
+            for name in list(self.live):
+                self._wish(name, "resume")
+            self.look()
+            time.sleep(0.05)
+        self._forget()
+        state = self.runtime._dispatcher.state
+        assert not state.seats and not state.queue and state.held_bytes == 0, state
+        for job, kind, fails in self.ended:
+            self._settle(job, kind, fails)
+        job = kind = None
+        self.ended.clear()
+        gc.collect()
+        assert live_bytes(DEVICE) == 0, f"{live_bytes(DEVICE)} bytes are left on the device"
+        assert live_bytes(HOST) == 0, f"{live_bytes(HOST)} bytes are left in pinned host memory"
+
+    def _forget(self) -> None:
+        for job in self.runtime.jobs:
+            while job._saving:
+                time.sleep(0.01)
+            self.runtime.forget(job.name)
+
+    def _settle(self, job: Job, kind: Kind, fails: bool) -> None:
+        """What the job gave is what it would have given alone."""
+        status, state = job.status, job._result
+        refused = status.step == 0 and isinstance(job.exception(), tensile.BudgetTooSmall)
+        self.tally.ends["refused" if refused else status.state] += 1
+        assert status.state != "failed" or fails or refused, f"{job.name} failed: {status.note}"
+        if state is None:  # what failed gives no state back
+            assert status.state == "failed", status
+            return
+        self.tally.renewed_jobs += len(job.plans) > 1
+        alone = self.replay.state(kind, job.plans, status.step) if status.step else kind.state
+        assert equal(state, alone), f"{job.name} differs from its lonely replay after {status.step} steps: {job.plans}"
+        self.tally.equal += 1
+
+    def count_events(self) -> None:
+        """In a thread of its own: until the runtime is closed."""
+        seen = 0
+        while not self.runtime._closed or self.runtime._told > seen:
+            with self.runtime._changed:
+                self.runtime._changed.wait_for(lambda seen=seen: self.runtime._told > seen, 0.5)
+                fresh = self.runtime._told - seen
+                events = list(self.runtime._events)[-fresh:] if fresh else []
+                seen += fresh
+            self.tally.events.update(event.kind for event in events)
+
+
+def soak(minutes: float, seed: int) -> dict[str, Any]:
+    """Runs it; what is to be written down. Raises AssertionError."""
+    before = {t for t in threading.enumerate()}
+    with tempfile.TemporaryDirectory() as folder:
+        one = Soak(seed, Path(folder))
+        gc.collect()
+        with one.runtime as runtime, Watch(lambda: runtime._dispatcher.state.budget_bytes) as watch:
+            counting = threading.Thread(target=one.count_events)
+            counting.start()
+            began, phases = time.monotonic(), 0
+            while time.monotonic() - began < 60 * minutes:
+                end = min(time.monotonic() + _PHASE_S, began + 60 * minutes)
+                while time.monotonic() < end:
+                    one.deed()
+                    one.look()
+                    time.sleep(one.chance.uniform(0.01, 0.15))
+                one.drain()
+                assert not watch.worst, watch.worst
+                phases += 1
+        counting.join()
+    left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("tensile-")]
+    deadline = time.monotonic() + 10
+    while left and time.monotonic() < deadline:  # feeds end by themselves
+        time.sleep(0.05)
+        left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("tensile-")]
+    assert not left, f"threads are left: {left}"
+    tally, decided = one.tally, runtime.controller_us
+    return {
+        "minutes": round((time.monotonic() - began) / 60, 2),
+        "seed": seed,
+        "phases": phases,
+        "jobs": tally.jobs,
+        "ends": dict(tally.ends),
+        "equal_to_lonely_replay": tally.equal,
+        "jobs_with_renewed_plans": tally.renewed_jobs,
+        "events": dict(sorted(tally.events.items())),
+        "launches": watch.launches,
+        "most_of_budget": watch.most,
+        "bytes_left": 0,
+        "longest_wait_s": round(tally.longest_wait_s, 1),
+        "controller_us_per_launch": decided[0] / max(decided[1], 1),
+    }
+
+
+@click.command()
+@click.option("--minutes", default=30.0)
+@click.option("--seed", type=int, help="By default another one each time.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=_RESULTS)
+def main(minutes: float, seed: int | None, output: Path) -> None:
+    seed = random.SystemRandom().randrange(10**6) if seed is None else seed
+    print(f"seed {seed}", flush=True)
+    result = soak(minutes, seed)
+    made = {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {jax.__version__}",
+        "command": "make soak",
+    }
+    output.write_text(json.dumps(made | result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

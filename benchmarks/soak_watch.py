@@ -1,0 +1,62 @@
+"""Measures, at each launch and by JAX's own list of arrays, what lies on the device: whatever a runtime says of itself.
+
+measured = live arrays + workspace of the executable that is launched
+"""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from tensile_jax.exec.executor import Iteration
+from tensile_jax.exec.instructions import Op
+from tensile_jax.exec.transfer import DEVICE
+from tensile_jax.exec.whole import WholeIteration
+
+
+def live_bytes(kind: str) -> int:
+    """Of every live array in that kind of memory."""
+    return sum(a.nbytes for a in jax.live_arrays() if not a.is_deleted() and a.sharding.memory_kind == kind)
+
+
+@dataclass
+class Watch:
+    """Patches the executors for as long as it is entered. `budget` says what holds at the moment."""
+
+    budget: Callable[[], int]
+    baseline: int = 0
+    launches: int = 0
+    most: float = 0.0
+    worst: str = ""
+
+    def __enter__(self) -> "Watch":
+        gc.collect()
+        self.baseline = live_bytes(DEVICE)
+        self._performs = Iteration.perform, WholeIteration.perform
+        in_segments, whole = self._performs
+        seen = self._seen
+
+        def perform(iteration: Any, instruction: tuple[Any, ...]) -> None:
+            in_segments(iteration, instruction)
+            if instruction[0] is Op.LAUNCH:
+                seen(iteration._executor._workspaces[instruction[-1]])
+
+        def perform_whole(iteration: Any, instruction: tuple[Any, ...]) -> None:
+            whole(iteration, instruction)
+            made = sum(a.nbytes for a in iteration.env)
+            seen(iteration._step._peak_bytes - made)
+
+        Iteration.perform, WholeIteration.perform = perform, perform_whole  # pyright: ignore[reportAttributeAccessIssue] # a patch
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Iteration.perform, WholeIteration.perform = self._performs
+
+    def _seen(self, beside: int) -> None:
+        measured, budget = live_bytes(DEVICE) - self.baseline + beside, self.budget()
+        self.launches += 1
+        self.most = max(self.most, measured / budget)
+        if measured > budget and not self.worst:
+            self.worst = f"{measured} bytes under a budget of {budget}"
