@@ -29,20 +29,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tensile_jax.exec.controller import step
-from tensile_jax.exec.seats import (
-    BatchReady,
-    Do,
-    Ended,
-    Event,
-    JobId,
-    Moved,
-    Park,
-    Prepared,
-    Seat,
-    State,
-    Unpark,
-    Waited,
-)
+from tensile_jax.exec.events import BatchReady, Ended, Event, Moved, Prepared, Waited
+from tensile_jax.exec.orders import Do, Park, Unpark
+from tensile_jax.exec.seats import JobId, Seat, State
 from tensile_jax.plan.demand import INSTANT, LAUNCH, WAIT, Demand
 
 _RESULTS = Path(__file__).parent / "results" / "controller.json"
@@ -158,16 +147,16 @@ class Simulation:
         """The controller is told, and obeyed."""
         launches = self.launches
         began = time.perf_counter()
-        self.state, instructions = step(self.state, event)
+        self.state, orders = step(self.state, event)
         took = time.perf_counter() - began
-        for instruction in instructions:
-            if isinstance(instruction, Do):
-                self.do(instruction.job, instruction.move)
-            elif isinstance(instruction, Park | Unpark):
-                state_us = self.works[instruction.job].demand.switch_us / 2
-                lane = "out" if isinstance(instruction, Park) else "into"
-                self.after(self.occupy(lane, state_us) - self.now, Moved(instruction.job))
-                self.run.parks += isinstance(instruction, Park)
+        for order in orders:
+            if isinstance(order, Do):
+                self.do(order.job, order.move)
+            elif isinstance(order, Park | Unpark):
+                state_us = self.works[order.job].demand.switch_us / 2
+                lane = "out" if isinstance(order, Park) else "into"
+                self.after(self.occupy(lane, state_us) - self.now, Moved(order.job))
+                self.run.parks += isinstance(order, Park)
         self.run.decisions.append((took, self.launches - launches))
         self.run.peak_bytes = max(self.run.peak_bytes, self.state.held_bytes)
 

@@ -1,4 +1,4 @@
-"""The Global Controller (TENSILE section III-D) as a pure state machine: (state, event) -> (state, instructions), for all jobs.
+"""The Global Controller (TENSILE section III-D) as a pure state machine: (state, event) -> (state, orders), for all jobs.
 
 It knows no JAX, no clock and no thread. What acts (`dispatcher.py`) tells it what has happened and does what it says, in that
 order. A job sits on a `Seat`; between iterations it is at position 0, with its state *here* on the device or *away* on the host.
@@ -26,38 +26,16 @@ then no iteration begins until those under way have ended, and jobs are parked, 
 from dataclasses import replace
 
 from tensile_jax.exec.desk import Desk
-from tensile_jax.exec.seats import (
-    Admit,
-    Adopt,
-    Apply,
-    BatchReady,
-    Budgeted,
-    Decline,
-    Died,
-    Dismiss,
-    Do,
-    Ended,
-    Event,
-    Instruction,
-    JobEvent,
-    JobId,
-    Moved,
-    Prepared,
-    Renewed,
-    Rest,
-    Seat,
-    State,
-    Waited,
-    Where,
-    Wished,
-)
+from tensile_jax.exec.events import BatchReady, Budgeted, Died, Ended, Event, JobEvent, Moved, Prepared, Renewed, Waited, Wished
+from tensile_jax.exec.orders import Admit, Adopt, Apply, Decline, Dismiss, Do, Order, Rest
+from tensile_jax.exec.seats import JobId, Seat, State, Where
 from tensile_jax.exec.turns import begin, park, park_one
 from tensile_jax.plan.demand import LAUNCH, WAIT, Demand
 
 _AWAY, _COMING, _HERE, _GOING = Where
 
 
-def step(state: State, event: Event) -> tuple[State, list[Instruction]]:
+def step(state: State, event: Event) -> tuple[State, list[Order]]:
     """The state after `event`, and what is to be done now, in that order."""
     desk = Desk(state)
     _tell(desk, event)

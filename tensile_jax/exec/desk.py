@@ -10,13 +10,14 @@ Nobody but `step` sees a desk: states that go in and out are never changed.
 
 from dataclasses import replace
 
-from tensile_jax.exec.seats import Instruction, Seat, State
+from tensile_jax.exec.orders import Order
+from tensile_jax.exec.seats import Seat, State
 from tensile_jax.plan.demand import LAUNCH, Demand
 from tensile_jax.plan.interleave import finishes
 
 
 class Desk:
-    """What `State` knows, to be written on; `said` are the instructions so far."""
+    """What `State` knows, to be written on; `said` are the orders so far."""
 
     __slots__ = (
         "budget_bytes", "clock_us", "depth", "held_bytes", "host_budget_bytes", "in_flight", "next_budget_bytes", "parked_bytes",
@@ -32,7 +33,7 @@ class Desk:
         self.in_flight = state.in_flight
         self.next_budget_bytes = state.next_budget_bytes
         self.clock_us = state.clock_us
-        self.said: list[Instruction] = []
+        self.said: list[Order] = []
         self.held_bytes = state.seats_bytes
         self.settled_bytes = state.settled_bytes
         self.parked_bytes = state.parked_bytes

@@ -24,28 +24,10 @@ from typing import Any, Protocol
 
 from tensile_jax.exec import controller
 from tensile_jax.exec.actor import Actor, Kept, Wait
+from tensile_jax.exec.events import Died, Ended, Event, Moved, Renewed, Waited, Wished
+from tensile_jax.exec.orders import Admit, Adopt, Apply, Decline, Dismiss, Do, Order, Park, Rest, Unpark
 from tensile_jax.exec.recorder import Recorder
-from tensile_jax.exec.seats import (
-    Admit,
-    Adopt,
-    Apply,
-    Decline,
-    Died,
-    Dismiss,
-    Do,
-    Ended,
-    Event,
-    Instruction,
-    JobId,
-    Moved,
-    Park,
-    Renewed,
-    Rest,
-    State,
-    Unpark,
-    Waited,
-    Wished,
-)
+from tensile_jax.exec.seats import JobId, State
 from tensile_jax.jobs import LaneName, Level, Span
 from tensile_jax.plan.demand import LAUNCH, WAIT, Demand
 
@@ -201,19 +183,19 @@ class Dispatcher:
     def handle(self, event: Event) -> None:
         """One event, at once. In the dispatcher's thread."""
         began = time.thread_time()  # of the decision, not of what else the machine does meanwhile
-        self.state, instructions = controller.step(self.state, event)
+        self.state, orders = controller.step(self.state, event)
         self.decided_us += (time.thread_time() - began) * 1e6
-        for instruction in instructions:
-            job = getattr(instruction, "job", None)
+        for order in orders:
+            job = getattr(order, "job", None)
             hand = None if job is None else self._hands.get(job)
             if job is not None and hand is None:
                 continue  # it died on the way here
             try:
-                self._obey(instruction, hand)
+                self._obey(order, hand)
             except Exception as error:
                 assert job is not None  # only actors raise
                 self._lose(job, error)
-        if instructions:
+        if orders:
             self._record_level()
 
     def _lose(self, job: JobId, error: BaseException) -> None:
@@ -231,33 +213,33 @@ class Dispatcher:
 
         self._lane.submit(self.call, bury)
 
-    def _obey(self, instruction: Instruction, hand: _Hand | None) -> None:
-        if isinstance(instruction, Apply):
-            self._listener.applied(instruction.nbytes)
+    def _obey(self, order: Order, hand: _Hand | None) -> None:
+        if isinstance(order, Apply):
+            self._listener.applied(order.nbytes)
             return
         assert hand is not None  # all others concern a job
-        job, actor = instruction.job, hand.actor
-        if isinstance(instruction, Do):
-            self._do(job, hand, instruction.move)
-        elif isinstance(instruction, Park):
+        job, actor = order.job, hand.actor
+        if isinstance(order, Do):
+            self._do(job, hand, order.move)
+        elif isinstance(order, Park):
             self._move(job, hand, actor.park(), "out")
-        elif isinstance(instruction, Unpark):
+        elif isinstance(order, Unpark):
             self._move(job, hand, actor.unpark(), "into")
-        elif isinstance(instruction, Admit):
+        elif isinstance(order, Admit):
             actor.admit()
             hand.demand = self._renewals.pop(job, hand.demand)  # it may have been renewed while it waited
             self._listener.admitted(job)
-        elif isinstance(instruction, Adopt):
+        elif isinstance(order, Adopt):
             actor.adopt()
             hand.demand, hand.since_plan = self._renewals.pop(job), 0
             self._listener.renewed(job, steps=hand.steps)
-        elif isinstance(instruction, Decline):
+        elif isinstance(order, Decline):
             self._listener.declined(job, self._renewals.pop(job, hand.demand))
-        elif isinstance(instruction, Rest):
+        elif isinstance(order, Rest):
             hand.rest_due = False
             self._metrics.submit(self._say, self._listener.rested, job, actor.state(), hand.steps)
         else:
-            assert isinstance(instruction, Dismiss)
+            assert isinstance(order, Dismiss)
             state = actor.state()
             actor.retire()
             self._hands.pop(job)

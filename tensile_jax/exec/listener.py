@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensile_jax.exec.actor import Kept
-from tensile_jax.exec.seats import JobId, Wished
+from tensile_jax.exec.events import Wished
+from tensile_jax.exec.seats import JobId
 from tensile_jax.jobs import FINAL, LaneName
 from tensile_jax.plan.demand import Demand
 from tensile_jax.schedule import format_bytes

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.actor import Program
 from tensile_jax.exec.controller import smallest_need
+from tensile_jax.exec.events import Prepared
 from tensile_jax.exec.job import Job, is_leaving
 from tensile_jax.exec.prepare import Options
-from tensile_jax.exec.seats import Prepared, Seat
+from tensile_jax.exec.seats import Seat
 from tensile_jax.jobs import FINAL
 from tensile_jax.plan.demand import Demand
 from tensile_jax.schedule import format_bytes

@@ -27,6 +27,8 @@ import jax
 from tensile_jax.exec.actor import JobActor, LocalActor
 from tensile_jax.exec.dispatcher import Dispatcher
 from tensile_jax.exec.entrypoint import Entrypoint
+from tensile_jax.exec.events import BatchReady as BatchLoaded
+from tensile_jax.exec.events import Budgeted, Wished
 from tensile_jax.exec.feed import BatchesEnded, BatchReady, Feed, FeedNews, UserCodeFailed
 from tensile_jax.exec.isolated import IsolatedActor
 from tensile_jax.exec.job import Job, is_leaving
@@ -34,8 +36,7 @@ from tensile_jax.exec.keeping import Keeping
 from tensile_jax.exec.listener import JobListener
 from tensile_jax.exec.planning import Planning
 from tensile_jax.exec.scheduler import Scheduler
-from tensile_jax.exec.seats import BatchReady as BatchLoaded
-from tensile_jax.exec.seats import Budgeted, JobId, State, Wish, Wished
+from tensile_jax.exec.seats import JobId, State, Wish
 from tensile_jax.exec.snapshot import status
 from tensile_jax.exec.submission import Isolation, Submission, bytes_of, refuse_half_a_job, refuse_shared_state
 from tensile_jax.exec.transfer import Transfer

@@ -1,14 +1,11 @@
-"""What the controller knows (`State`, one `Seat` a job), hears (events) and says (instructions).
-
-    Event        what has happened: a job is prepared, something of it has ended, a batch is loaded, the user wishes, ...
-    Instruction  what is to be done now, in the order in which it is said
+"""What the controller knows: `State`, with one `Seat` a job.
 
 Plain frozen data, without JAX, a clock or a thread. Sizes in bytes, times in microseconds.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, NamedTuple, NewType
+from typing import Literal, NewType
 
 from tensile_jax.plan.demand import Demand
 
@@ -118,131 +115,3 @@ class State:
     def seat(self, job: JobId) -> Seat | None:
         """The seat of an admitted or queued job."""
         return next((s for s in (*self.seats, *self.queue) if s.job == job), None)
-
-
-# -- events -----------------------------------------------------------------------------------------------------------------
-
-
-class Prepared(NamedTuple):
-    """A job has a plan; its state is on the host. Its number was never used before, and never will be again."""
-
-    seat: Seat
-
-
-class Ended(NamedTuple):
-    """The job's oldest launch in flight is over; it took `us`."""
-
-    job: JobId
-    us: float
-
-
-class Waited(NamedTuple):
-    """What the job's WAIT waited for is over."""
-
-    job: JobId
-
-
-class Moved(NamedTuple):
-    """The job's state has arrived where it was sent, on the host or on the device."""
-
-    job: JobId
-
-
-class BatchReady(NamedTuple):
-    """One more batch is loaded."""
-
-    job: JobId
-
-
-class Wished(NamedTuple):
-    """The user wants the job to run, to pause, or to stop; or its batches have ended, and it must stop."""
-
-    job: JobId
-    wish: Wish
-
-
-class Died(NamedTuple):
-    """The job failed in the middle of something: what it held is gone, its launches in flight too, and so is the job."""
-
-    job: JobId
-
-
-class Renewed(NamedTuple):
-    """The job has another plan, for the time after its state has been away: answered by `Adopt` or `Decline`, the last one.
-
-    Of a job in the queue it holds at once, and nothing is said.
-    """
-
-    job: JobId
-    demand: Demand
-
-
-class Budgeted(NamedTuple):
-    """The budget is to be another: answered by `Apply`, the last one."""
-
-    nbytes: int
-
-
-JobEvent = Ended | Waited | Moved | BatchReady | Wished | Died | Renewed
-Event = JobEvent | Prepared | Budgeted
-
-
-# -- instructions -----------------------------------------------------------------------------------------------------------
-
-
-class Do(NamedTuple):
-    """Carry out move `move` of the job's iteration. A LAUNCH must be answered by `Ended`, a WAIT by `Waited`."""
-
-    job: JobId
-    move: int
-
-
-class Park(NamedTuple):
-    """Copy the job's state to the host and give its device memory back; answered by `Moved`."""
-
-    job: JobId
-
-
-class Unpark(NamedTuple):
-    """Bring the job's state where its plan expects it; answered by `Moved`."""
-
-    job: JobId
-
-
-class Admit(NamedTuple):
-    """The job has left the queue."""
-
-    job: JobId
-
-
-class Adopt(NamedTuple):
-    """The job's renewed plan holds from now on."""
-
-    job: JobId
-
-
-class Decline(NamedTuple):
-    """The job's renewed plan does not fit beside the others; the one it has goes on."""
-
-    job: JobId
-
-
-class Rest(NamedTuple):
-    """The job is paused, admitted or queued, its state on the host."""
-
-    job: JobId
-
-
-class Dismiss(NamedTuple):
-    """The job has ended, its state is on the host, and its seat is free."""
-
-    job: JobId
-
-
-class Apply(NamedTuple):
-    """This budget holds from now on: the new one, or the old one where jobs at rest alone hold more than the new one."""
-
-    nbytes: int
-
-
-Instruction = Do | Park | Unpark | Admit | Adopt | Decline | Rest | Dismiss | Apply

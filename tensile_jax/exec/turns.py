@@ -17,7 +17,8 @@ For the seat whose turn it is, jobs are parked: those first that would not run n
 from dataclasses import replace
 
 from tensile_jax.exec.desk import Desk
-from tensile_jax.exec.seats import Do, Park, Seat, Unpark, Where
+from tensile_jax.exec.orders import Do, Park, Unpark
+from tensile_jax.exec.seats import Seat, Where
 
 PATIENCE = 4
 _QUANTUM = 20.0

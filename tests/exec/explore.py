@@ -1,7 +1,7 @@
 """All that can happen to a small set of jobs: breadth first over (controller's state, world).
 
     node   (State, World), virtual times from the clock on
-    edge   an event that may come there, `step`, and the instructions carried out
+    edge   an event that may come there, `step`, and the orders carried out
 
 In every node is checked what must hold whatever happens (`check`); of the whole graph, that it has no cycle: every way through it
 ends, so jobs are not parked and brought back for ever. Where jobs have no end (`endless`), cycles there are; then it is found how
@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tensile_jax.exec.controller import step
-from tensile_jax.exec.seats import BatchReady, Budgeted, Do, Event, JobId, Prepared, Seat, State
+from tensile_jax.exec.events import BatchReady, Budgeted, Event, Prepared
+from tensile_jax.exec.orders import Do
+from tensile_jax.exec.seats import JobId, Seat, State
 from tests.exec.world import Body, Broken, World
 
 Node = tuple[State, World]
@@ -76,12 +78,12 @@ def admissible(world: World, body: Body) -> bool:
 
 def react(state: State, world: World, event: Event) -> tuple[State, World, tuple[int, ...]]:
     """Both once `event`, of which the world knows already, is told; and the jobs of which an iteration began."""
-    after, instructions = step(state, event)
+    after, orders = step(state, event)
     began: list[int] = []
-    for instruction in instructions:
-        world = world.obey(instruction)
-        if isinstance(instruction, Do) and instruction.move == 0:
-            began.append(instruction.job)
+    for order in orders:
+        world = world.obey(order)
+        if isinstance(order, Do) and order.move == 0:
+            began.append(order.job)
     check(after, world)
     return after, world, tuple(began)
 

@@ -3,7 +3,8 @@
 import random
 from collections.abc import Callable
 
-from tensile_jax.exec.seats import Budgeted, Died, Event, JobId, Prepared, Renewed, Seat, Wished
+from tensile_jax.exec.events import Budgeted, Died, Event, Prepared, Renewed, Wished
+from tensile_jax.exec.seats import JobId, Seat
 from tensile_jax.plan.demand import Demand
 from tests.exec.world import World, demand, seat
 

@@ -1,34 +1,13 @@
-"""Events in, instructions out: small cases worked by hand. `test_controller_exhaustive.py` has all that can happen."""
+"""Events in, orders out: small cases worked by hand. `test_controller_exhaustive.py` has all that can happen."""
 
 from collections import Counter
 
 import pytest
 
 from tensile_jax.exec.controller import smallest_need, step
-from tensile_jax.exec.seats import (
-    Admit,
-    Adopt,
-    Apply,
-    BatchReady,
-    Budgeted,
-    Decline,
-    Died,
-    Dismiss,
-    Do,
-    Ended,
-    Event,
-    Instruction,
-    JobId,
-    Moved,
-    Park,
-    Prepared,
-    Renewed,
-    Rest,
-    State,
-    Unpark,
-    Waited,
-    Wished,
-)
+from tensile_jax.exec.events import BatchReady, Budgeted, Died, Ended, Event, Moved, Prepared, Renewed, Waited, Wished
+from tensile_jax.exec.orders import Admit, Adopt, Apply, Decline, Dismiss, Do, Order, Park, Rest, Unpark
+from tensile_jax.exec.seats import JobId, State
 from tests.exec.world import demand, seat
 
 A, B, C = JobId(0), JobId(1), JobId(2)
@@ -38,9 +17,9 @@ LOW = demand("ILI", 2, 2, 2, 5, 2, 2, 2)
 CONSTANT = demand("ILI", 4, 4, 4, 6, 4, 4, 4, parked=3)  # 3 of its 4 bytes never leave
 
 
-def say(state: State, *events: Event) -> tuple[State, list[Instruction]]:
+def say(state: State, *events: Event) -> tuple[State, list[Order]]:
     """What is said to these events, all in one."""
-    said: list[Instruction] = []
+    said: list[Order] = []
     for event in events:
         state, more = step(state, event)
         said += more
@@ -56,7 +35,7 @@ def here(budget: int, *demands: object, depth: int = 1, steps: int = 2, **option
 
 def test_a_lonely_job_is_admitted_brought_run_and_dismissed_with_its_state_on_the_host() -> None:
     state = State(6, 100)
-    told: list[list[Instruction]] = []
+    told: list[list[Order]] = []
     for event in (Prepared(seat(0, HILL, steps=1)), BatchReady(A), Moved(A), Ended(A, 5.0), Moved(A)):
         state, said = step(state, event)
         told.append(said)

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from tensile_jax.exec.seats import Budgeted, Died, Event, JobId, Prepared, Renewed, State, Wished
+from tensile_jax.exec.events import Budgeted, Died, Event, Prepared, Renewed, Wished
+from tensile_jax.exec.seats import JobId, State
 from tensile_jax.plan.demand import Demand
 from tests.exec import explore as exploring
 from tests.exec.explore import explore, longest_waits, wander

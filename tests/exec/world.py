@@ -2,7 +2,7 @@
 
     World ::= Body* launches late scripts     hashable: two worlds in which the same can happen are equal
 
-`happens` is an event that could come now, `obey` carries an instruction out. It keeps its own account of where every state is and
+`happens` is an event that could come now, `obey` carries an order out. It keeps its own account of where every state is and
 of what lies on the device, from nothing but what it was told to do, and raises `Broken` at what must never be said:
 
     a move out of order, or while the state is away or on its way;   a launch too many in flight;   an overrun, also for a moment
@@ -12,31 +12,9 @@ of what lies on the device, from nothing but what it was told to do, and raises 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tensile_jax.exec.seats import (
-    Admit,
-    Adopt,
-    Apply,
-    BatchReady,
-    Budgeted,
-    Decline,
-    Died,
-    Dismiss,
-    Do,
-    Ended,
-    Event,
-    Instruction,
-    JobId,
-    Moved,
-    Park,
-    Prepared,
-    Renewed,
-    Rest,
-    Seat,
-    Unpark,
-    Waited,
-    Wish,
-    Wished,
-)
+from tensile_jax.exec.events import BatchReady, Budgeted, Died, Ended, Event, Moved, Prepared, Renewed, Waited, Wished
+from tensile_jax.exec.orders import Admit, Adopt, Apply, Decline, Dismiss, Do, Order, Park, Rest, Unpark
+from tensile_jax.exec.seats import JobId, Seat, Wish
 from tensile_jax.plan.demand import INSTANT, LAUNCH, WAIT, Demand
 
 
@@ -184,7 +162,7 @@ class World:
             if not body.seated:  # nothing is said of it
                 return self.with_body(replace(body, demand=event.demand))
             return self.with_body(replace(body, renewal=event.demand))
-        raise NotImplementedError(event)
+        raise AssertionError(f"a world of these tests is never told {event}")
 
     def gone(self, body: Body, how: str) -> "World":
         """The world without the job."""
@@ -193,19 +171,19 @@ class World:
 
     # -- what is carried out ----------------------------------------------------------------------------------------------------
 
-    def obey(self, instruction: Instruction) -> "World":
-        """The world once the instruction is carried out, or, where that takes time, under way."""
-        if isinstance(instruction, Apply):
-            after = self._apply(instruction.nbytes)
+    def obey(self, order: Order) -> "World":
+        """The world once the order is carried out, or, where that takes time, under way."""
+        if isinstance(order, Apply):
+            after = self._apply(order.nbytes)
         else:
-            body = self.body(instruction.job)
+            body = self.body(order.job)
             if body is None:
-                raise Broken(f"{instruction}, but the job is gone")
-            after = self._do(body, instruction.move) if isinstance(instruction, Do) else self._say(body, instruction)
+                raise Broken(f"{order}, but the job is gone")
+            after = self._do(body, order.move) if isinstance(order, Do) else self._say(body, order)
         if after.device_bytes > after.budget:
-            raise Broken(f"{instruction} brings {after.device_bytes} bytes on the device, of {after.budget}")
+            raise Broken(f"{order} brings {after.device_bytes} bytes on the device, of {after.budget}")
         if after.host_bytes > after.host_budget:
-            raise Broken(f"{instruction} brings {after.host_bytes} bytes on the host, of {after.host_budget}")
+            raise Broken(f"{order} brings {after.host_bytes} bytes on the host, of {after.host_budget}")
         return after
 
     def _apply(self, nbytes: int) -> "World":
@@ -240,11 +218,11 @@ class World:
                 raise Broken(f"{len(after.launches)} launches in flight")
         return after
 
-    def _say(self, body: Body, instruction: Instruction) -> "World":
+    def _say(self, body: Body, order: Order) -> "World":
         away = not body.here and not body.moving
         between = body.position == 0 and not body.waiting and not body.moving
         own = self.depth == 1 and any(one[0] == body.job for one in self.launches)
-        match instruction:
+        match order:
             case Admit() if not body.seated and body.wish == "run":
                 return self.with_body(replace(body, seated=True))
             case Park() if body.here and between and not own:
@@ -260,7 +238,7 @@ class World:
             case Dismiss() if away and (body.wish == "stop" or body.steps == 0):
                 return self.gone(body, "stopped" if body.steps else "finished")
             case _:
-                raise Broken(f"{instruction} for {body}")
+                raise Broken(f"{order} for {body}")
 
 
 def seat(job: int, demand: Demand, *, steps: int = 2, weight: float = 1.0) -> Seat:
