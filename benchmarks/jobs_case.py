@@ -1,10 +1,11 @@
 """Several jobs under one budget beside plain jit one after another, in a process of its own. Prints one JSON object.
 
-    python -m benchmarks.jobs_case resnet50:4 gpt:8 --budget 50% --steps 8
+    python -m benchmarks.jobs_case resnet50:4 gpt:8 --budget 0.5 --seconds 20
 
-Plain jit: the peak of the compiled step, and what a step takes right before each round, batches ready beforehand, compilation
-left out. The runtime: all jobs are planned and paused, then let go at once; the clock runs from the moment at which each of them
-has done a step for so many seconds, and counts what all of them have done in between at what plain jit takes for that.
+Plain jit: the peak of the compiled step, and what a step takes right before and right after each round, on the average, batches
+ready beforehand, compilation left out. The runtime: all jobs are planned and paused, then let go at once; the clock runs from the
+moment at which each of them has done a step for so many seconds, and counts what all of them have done in between at what plain
+jit takes for that.
 
     throughput = sum over jobs of (steps between) x (plain jit's step time) / (time between)
 
@@ -29,6 +30,7 @@ from tensile_jax.exec.compile import peak_of
 from tensile_jax.models import load
 from tensile_jax.models.model import Model
 
+_PLAIN_S = 3.0  # how long each measurement of plain jit takes at least
 _GOOD = 0.75  # of plain jit's throughput; `--lowest` looks for the lowest budget that gives as much
 _GPT = {"sequence_length": 256}
 
@@ -42,19 +44,17 @@ class Alone:
     batches: list[Any]
     jit: Any
     peak_bytes: int
-    step_us: float = 0.0
-    cpu_us: float = 0.0
 
-    def measure(self, steps: int) -> None:
-        """What a step takes, after one that is not counted."""
+    def measure(self) -> tuple[float, float]:
+        """What a step takes, after one that is not counted: microseconds of the clock, and of the cores."""
         state: Any = self.model.init()
         state, _ = jax.block_until_ready(self.jit(state, self.batches[0]))
-        began, cpu = time.perf_counter(), time.process_time()
-        for k in range(steps):
-            state, _ = self.jit(state, self.batches[k % len(self.batches)])
+        steps, began, cpu = 0, time.perf_counter(), time.process_time()
+        while not steps or time.perf_counter() - began < _PLAIN_S:
+            state, _ = self.jit(state, self.batches[steps % len(self.batches)])
             jax.block_until_ready(state)
-        self.step_us = (time.perf_counter() - began) * 1e6 / steps
-        self.cpu_us = (time.process_time() - cpu) * 1e6 / steps
+            steps += 1
+        return (time.perf_counter() - began) * 1e6 / steps, (time.process_time() - cpu) * 1e6 / steps
 
 
 def build(spec: str) -> Alone:
@@ -112,7 +112,6 @@ def together(alone: list[Alone], budget: int, *, seconds: float) -> dict[str, An
         runtime.stop()
     assert begun is not None
     done = [seen[job.name] - before[job.name] for job in jobs]
-    plain_s = sum(n * one.step_us / 1e6 for n, one in zip(done, alone, strict=True))
     spans = [s for s in runtime.record().spans if s.lane == "compute" and begun <= s.end_us / 1e6 <= last]
     planned = [job.status.planned_bytes for job in jobs]
     return {
@@ -120,9 +119,8 @@ def together(alone: list[Alone], budget: int, *, seconds: float) -> dict[str, An
         "peak_bytes": runtime.peak_bytes,
         "planned_peaks_bytes": planned,
         "peak_over_planned_sum": runtime.peak_bytes / sum(planned),
-        "throughput": plain_s / (last - begun),
-        "cpu_throughput": sum(n * one.cpu_us / 1e6 for n, one in zip(done, alone, strict=True)) / cpu,
         "clocked_s": last - begun,
+        "cpu_s": cpu,
         "computing": sum(s.end_us - s.begin_us for s in spans) / 1e6 / (last - begun),
         "steps": done,
         "parks": parks,
@@ -132,11 +130,21 @@ def together(alone: list[Alone], budget: int, *, seconds: float) -> dict[str, An
     }
 
 
+def compare(found: dict[str, Any], before: list[tuple[float, float]], after: list[tuple[float, float]]) -> None:
+    """Throughput beside what plain jit takes for the same steps, right before and right after."""
+    step_us = [(b + a) / 2 for (b, _), (a, _) in zip(before, after, strict=True)]
+    cpu_us = [(b + a) / 2 for (_, b), (_, a) in zip(before, after, strict=True)]
+    found["jit_step_us"] = step_us
+    found["jit_step_us_after_over_before"] = [a / b for (b, _), (a, _) in zip(before, after, strict=True)]
+    found["throughput"] = sum(n * us / 1e6 for n, us in zip(found["steps"], step_us, strict=True)) / found["clocked_s"]
+    found["cpu_throughput"] = sum(n * us / 1e6 for n, us in zip(found["steps"], cpu_us, strict=True)) / found["cpu_s"]
+
+
 @click.command()
 @click.argument("specs", nargs=-1, required=True)
 @click.option("--budget", "budgets", type=float, multiple=True, help="Parts of the sum of plain jit's peaks.", default=(0.5,))
 @click.option("--rounds", default=2, help="Of plain jit and the runtime, alternating, at the first budget.")
-@click.option("--lowest", is_flag=True, help="Go down by 0.05 until (throughput in CPU time) x (computing) is below 0.75.")
+@click.option("--lowest", is_flag=True, help="Go down by 0.05 until the throughput is below 0.75.")
 @click.option("--seconds", default=20.0, help="How long the clock runs in each round.")
 def main(specs: tuple[str, ...], budgets: tuple[float, ...], rounds: int, lowest: bool, seconds: float) -> None:
     alone = [build(spec) for spec in specs]
@@ -144,10 +152,10 @@ def main(specs: tuple[str, ...], budgets: tuple[float, ...], rounds: int, lowest
     measured: dict[float, list[dict[str, Any]]] = {}
 
     def round_at(part: float) -> dict[str, Any]:
-        for one in alone:
-            one.measure(2 if one.step_us > 1e6 or not one.step_us else 6)
+        before = [one.measure() for one in alone]
         found = together(alone, int(part * whole), seconds=seconds)
-        found["jit_step_us"] = [one.step_us for one in alone]
+        if "too_small" not in found:
+            compare(found, before, [one.measure() for one in alone])
         measured.setdefault(part, []).append(found)
         said = {k: round(v, 3) for k, v in found.items() if isinstance(v, float)}
         print(f"{part:.2f}", said or found, file=sys.stderr, flush=True)
@@ -158,7 +166,7 @@ def main(specs: tuple[str, ...], budgets: tuple[float, ...], rounds: int, lowest
             if "too_small" in round_at(part):
                 break
     part = min(budgets)
-    while lowest and _steady(measured[part]) >= _GOOD and part > 0.06:
+    while lowest and measured[part][0].get("throughput", 0.0) >= _GOOD and part > 0.06:
         part = round(part - 0.05, 2)
         round_at(part)
     result = {
@@ -171,11 +179,6 @@ def main(specs: tuple[str, ...], budgets: tuple[float, ...], rounds: int, lowest
         "budgets": [_median(part, whole, rounds_) for part, rounds_ in measured.items()],
     }
     print(json.dumps(result))
-
-
-def _steady(rounds: list[dict[str, Any]]) -> float:
-    """Throughput with what others do on the machine left out: in CPU time, less the time in which nothing was computed."""
-    return statistics.median(one.get("cpu_throughput", 0) * one.get("computing", 0) for one in rounds)
 
 
 def _median(part: float, whole: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
