@@ -40,6 +40,11 @@ def test_a_budget_must_be_above_zero(budget: Any) -> None:
         tensile.jit(sgd_step, budget=budget)
 
 
+def test_a_share_as_a_fraction_is_told_how_shares_are_written() -> None:
+    with pytest.raises(tensile.BudgetError, match='budget must be at least one byte, got 0.5.*share of plain jit.*"60%"'):
+        tensile.jit(sgd_step, budget=0.5)
+
+
 @pytest.mark.parametrize("budget", ["", "lots", "12 parsecs", "-5MB", "1e9", "60 percent", "1.2.3GiB", "GiB", "nan", "%", "5%%"])
 def test_a_budget_that_cannot_be_read_is_refused_with_examples(budget: str) -> None:
     with pytest.raises(tensile.BudgetError, match=f"budget {re.escape(repr(budget))} cannot be read.*1.2GiB.*60%"):

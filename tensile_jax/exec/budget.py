@@ -38,6 +38,8 @@ def parse_budget(value: int | float | str) -> Budget:
     if isinstance(value, int | float):
         if not 0 < value < float("inf"):
             raise BudgetError(f"budget must be above zero, got {value!r}. {_REMEDY}")
+        if value < 1:
+            raise BudgetError(f"budget must be at least one byte, got {value!r}. {_REMEDY}")
         return Budget(int(value), None)
     match = _TEXT.match(value)
     if match is None or (match[2] != "%" and match[2].lower() not in _UNITS):
