@@ -117,7 +117,7 @@ class JobListener:
                 if one._program is None or one._state in FINAL:
                     continue
                 if one._program.demand.peak_bytes > nbytes:
-                    runtime._scheduler.call(lambda one=one: runtime._planning.replan(one))
+                    runtime._scheduler.call(lambda one=one: runtime._planning.replan(one), soon=True)
                 elif one._state == "queued" and runtime._dispatcher.seated(one._number):
                     one._state, one._note = "running", ""
             runtime._planning.share_again()

@@ -37,7 +37,12 @@ class Planning:
             options = Options(job._asked.policy, self._runtime._profile, "any", max_slowdown=job._asked.max_slowdown)
             prepared = job._actor.trace(job._first_batch, options, self._runtime._scheduler.compiler)
             program = self._runtime._scheduler.prepare(
-                job._actor, prepared, limit, ceiling=self._ceiling(job), most_swapped=self._most_swapped(job)
+                job._actor,
+                prepared,
+                limit,
+                ceiling=self._ceiling(job),
+                most_swapped=self._most_swapped(job),
+                most_on_host=self._host_left(job),
             )
             demand = self._with_snapshot(job, program)
             self._refuse_more_than_host(job, demand)
@@ -96,8 +101,16 @@ class Planning:
 
     def _with_snapshot(self, job: Job, program: Program) -> Demand:
         """What the job asks of memory, with the host memory of a checkpoint that is written while it goes on."""
-        more = job._actor.state_bytes if job._checkpoints is not None else 0
-        return replace(program.demand, host_bytes=program.demand.host_bytes + more)
+        return replace(program.demand, host_bytes=program.demand.host_bytes + self._snapshot_bytes(job))
+
+    def _snapshot_bytes(self, job: Job) -> int:
+        return job._actor.state_bytes if job._checkpoints is not None else 0
+
+    def _host_left(self, job: Job) -> float:
+        """What the job's program may need on the host beside those that have a seat."""
+        state = self._runtime._dispatcher.state
+        others = sum(seat.demand.host_bytes for seat in state.seats if seat.job != job._number)
+        return state.host_budget_bytes - others - self._snapshot_bytes(job)
 
     def _refuse_more_than_host(self, job: Job, demand: Demand) -> None:
         host_budget = self._runtime._dispatcher.state.host_budget_bytes
@@ -137,7 +150,7 @@ class Planning:
 
     def share_again(self) -> None:
         """Somebody has come or gone: look again at what of all jobs' states is to be out while others run."""
-        self._runtime._scheduler.call(self._share)
+        self._runtime._scheduler.call(self._share, soon=True)
 
     def _share(self) -> None:
         """In the scheduler's thread."""
@@ -164,7 +177,9 @@ class Planning:
             return
         try:
             ceiling = self._ceiling(job) - self._parked_beside(job)
-            renewed = self._runtime._scheduler.prepare(job._actor, program.prepared, self._limit_for(job), ceiling=ceiling)
+            renewed = self._runtime._scheduler.prepare(
+                job._actor, program.prepared, self._limit_for(job), ceiling=ceiling, most_on_host=self._host_left(job)
+            )
         except BudgetTooSmall as error:
             with self._runtime._changed:
                 job._state = "queued" if job._state == "running" else job._state

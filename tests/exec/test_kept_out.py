@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 import tensile_jax as tensile
 from tensile_jax.exec.budget import Budget
@@ -66,10 +67,12 @@ class PlansOnly:
 
     def prepare(self, prepared: PreparedStep, budget_bytes: int) -> Any:
         prepared.budget = Budget(budget_bytes, None)
-        return SimpleNamespace(plan=prepared.predict())
+        plan = prepared.predict()
+        return SimpleNamespace(plan=plan, demand=SimpleNamespace(host_bytes=plan.swapped_out_bytes))
 
 
-def test_a_job_that_may_swap_no_more_gets_a_plan_without_swaps() -> None:
+@pytest.mark.parametrize("most", ["most_swapped", "most_on_host"])
+def test_a_job_that_may_swap_no_more_gets_a_plan_without_swaps(most: str) -> None:
     model, device = load("cnn")(batch_size=64, image_size=16), jax.devices()[0]
     traced = trace_step(jax.jit(model.step, donate_argnums=0), model.step, (model.state_shape, model.batch_shape), {})
     profile = load_profile("cpu")
@@ -78,11 +81,11 @@ def test_a_job_that_may_swap_no_more_gets_a_plan_without_swaps() -> None:
     actor: Any = PlansOnly()
     limit = 7500 * 1024  # auto swaps here
     free = scheduler.prepare(actor, prepared, limit, ceiling=limit).plan
-    bound = scheduler.prepare(actor, prepared, limit, ceiling=limit, most_swapped=0).plan
+    bound = scheduler.prepare(actor, prepared, limit, ceiling=limit, **{most: 0}).plan
     assert free.swapped_out_bytes > 0 and bound.swapped_out_bytes == 0
     assert bound.peak_bytes <= limit and bound.step_us > free.step_us
-    lowest = scheduler.prepare(actor, prepared, free.floor_bytes, ceiling=limit, most_swapped=0).plan
+    lowest = scheduler.prepare(actor, prepared, free.floor_bytes, ceiling=limit, **{most: 0}).plan
     assert lowest.swapped_out_bytes == 0 and lowest.peak_bytes <= limit  # with a higher peak, rather than swaps
-    tight = scheduler.prepare(actor, prepared, free.floor_bytes, ceiling=free.floor_bytes, most_swapped=0).plan
+    tight = scheduler.prepare(actor, prepared, free.floor_bytes, ceiling=free.floor_bytes, **{most: 0}).plan
     assert tight.swapped_out_bytes > 0  # only swaps keep that
     scheduler.close()
