@@ -1,7 +1,7 @@
 """One job's user code, in a thread of its own: it draws batches ahead and calls back after each step.
 
-    feed thread:  draw -> BatchReady -> draw -> BatchReady -> (waits) ...    on_step(1) -> draw -> ...
-    dispatcher:                take() ------------------ deliver(1) ...      stop()
+    feed thread:  draw -> BatchReady -> draw -> BatchReady -> (waits) ...    on_step(1) -> draw -> ...      CallbacksMade
+    dispatcher:                take() ------------------ deliver(1) ...                         stop() ...
 
 Nothing here waits for user code but the thread that runs it, so what hangs, raises or is slow costs its own job only.
 Callbacks go first, in the order of their steps, and a batch is drawn only when none is left to call: a slow consumer slows its
@@ -29,7 +29,7 @@ class BatchReady:
 class BatchesEnded:
     """There are no more; `drawn` were given in all, skipped ones included. Those announced can still be taken.
 
-    It is found out when one more is asked for, for which there must be room.
+    It is found out when one more is asked for, for which there must be room; where no more are needed, it is not found out.
     """
 
     drawn: int
@@ -44,11 +44,16 @@ class UserCodeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class CallbacksMade:
+    """After `stop()`: every callback has been made, or given up because one has raised."""
+
+
+@dataclass(frozen=True, slots=True)
 class FeedStopped:
-    """After `stop()`: every callback has been made, the generator is closed, and the thread ends. The last news."""
+    """After that: the generator is closed, and the thread ends. The last news."""
 
 
-FeedNews = BatchReady | BatchesEnded | UserCodeFailed | FeedStopped
+FeedNews = BatchReady | BatchesEnded | UserCodeFailed | CallbacksMade | FeedStopped
 
 
 class Feed:
@@ -58,6 +63,7 @@ class Feed:
         batches: an iterable, or a function that gives one, which is called in the thread.
         skip: so many are drawn first and thrown away, for a job that is resumed.
         ahead: so many are held at most.
+        most: so many are drawn in all, skipped ones included; None: as many as there are.
         on_step: called with the number of the step and its metrics.
         tell: called in the thread with all news; must not raise.
         name: of the job; the thread bears it.
@@ -69,6 +75,7 @@ class Feed:
         *,
         skip: int,
         ahead: int = 2,
+        most: int | None = None,
         on_step: Callable[[int, Any], None] | None,
         tell: Callable[[FeedNews], None],
         name: str,
@@ -92,7 +99,8 @@ class Feed:
         self._stopping = False
         # The thread's own.
         self._iterator: Iterator[Any] | None = None
-        self._drawing = True
+        self._most = float("inf") if most is None else most
+        self._drawing = self._most > 0
         self._calling = on_step is not None
         self._drawn = 0
         self._look: Look | None = None
@@ -132,6 +140,7 @@ class Feed:
     def _run(self) -> None:
         while self._serve_once():
             pass
+        self._tell(CallbacksMade())
         self._close()
         self._tell(FeedStopped())
 
@@ -174,6 +183,7 @@ class Feed:
             self._tell(BatchesEnded(index))
             return
         self._drawn += 1
+        self._drawing = self._drawn < self._most
         if index < self._skip:
             return
         with self._changed:

@@ -51,6 +51,8 @@ class Job:
         self._step_us: deque[float] = deque(maxlen=_TIMED_STEPS)
         self._error: BaseException | None = None
         self._result: Any = None
+        self._called_back = False  # its last callback has been made
+        self._last_words: Callable[[], None] | None = None  # what ends it then: all its steps are done, and its state is kept
         self._saving = 0  # how many checkpoints are being made, its end included, or wait for that
         self._to_save: deque[Callable[[], None]] = deque()
 

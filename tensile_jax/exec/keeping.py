@@ -61,7 +61,10 @@ class Keeping:
                 except Exception as lost:
                     failed = lost
             with self._runtime._changed:
-                self._runtime._end(job, state_name if failed is None else "failed", state=state, error=failed, note=note)
+                if state_name == "finished" and failed is None:
+                    self._runtime._finish(job, state=state, note=note)
+                else:
+                    self._runtime._end(job, state_name if failed is None else "failed", state=state, error=failed, note=note)
 
         self._do_in_turn(job, leave)
 

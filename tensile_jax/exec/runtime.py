@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import jax
 
@@ -29,7 +29,7 @@ from tensile_jax.exec.dispatcher import Dispatcher
 from tensile_jax.exec.entrypoint import Entrypoint
 from tensile_jax.exec.events import BatchReady as BatchLoaded
 from tensile_jax.exec.events import Budgeted, Wished
-from tensile_jax.exec.feed import BatchesEnded, BatchReady, Feed, FeedNews, UserCodeFailed
+from tensile_jax.exec.feed import BatchesEnded, BatchReady, CallbacksMade, Feed, FeedNews, UserCodeFailed
 from tensile_jax.exec.isolated import IsolatedActor
 from tensile_jax.exec.job import Job, is_leaving
 from tensile_jax.exec.keeping import Keeping
@@ -44,6 +44,9 @@ from tensile_jax.jobs import FINAL, EventName, JobEvent, Record, Status
 from tensile_jax.profiles import load_profile
 from tensile_jax.schedule import PolicyName
 
+if TYPE_CHECKING:
+    from tensile_jax.exec.checkpoint import Checkpoints
+
 _RUN_AHEAD = 3  # launches in flight, on a device whose memory follows the order of launches
 _KEPT_EVENTS = 100_000
 _DEEDS: dict[Wish, str] = {"run": "resumed", "pause": "paused", "stop": "cancelled"}
@@ -57,7 +60,8 @@ class Runtime:
         host_budget: of pinned host memory for what is swapped and parked; None: no limit.
         device: a `jax.Device`; the default one if None.
         device_profile: name of a profile, or path of a TOML file; by default that of the device.
-        checkpoints: a folder, in which every job has one of its own.
+        checkpoints: a folder, in which every job has one of its own. Checkpoints are made whenever a job is paused or ends, at
+            Ctrl-C and if its user code fails as well.
         look: "sampled": live bytes are looked at in a job's first iterations and in every fiftieth. "always": at each launch.
     """
 
@@ -135,14 +139,15 @@ class Runtime:
             max_swap_rate: the most that it may swap, as a part of what all jobs swap (TENSILE section IV-D).
             max_slowdown: as little memory as can be had for a step of at most so many times plain jit's predicted time.
             on_step: called with the number of the step and its metrics, as NumPy arrays.
-            checkpoint_every: steps; needs the runtime's `checkpoints`. A checkpoint is also made when it is paused or ends.
-            resume: go on from its latest checkpoint, if there is one.
+            checkpoint_every: steps, after which there is one more checkpoint; needs the runtime's `checkpoints`.
+            resume: go on from its latest checkpoint, if there is one. Without it there must be none.
             isolation: "thread": in this process. "process": `step` and `batches` run in a process of the job's own, whose end,
                 whatever it is, is that of this job only; they and the structure of the state must be picklable. `on_step` is
                 called here, and the last state comes back as NumPy arrays.
 
         Raises:
-            ValueError: an argument cannot be; a name is taken; the state is another job's; an entrypoint cannot be made.
+            ValueError: an argument cannot be; a name is taken; the state is another job's; an entrypoint cannot be made; it has
+                checkpoints already, and `resume` is not asked for.
             TypeError: an argument is of the wrong type, or cannot be sent to another process.
         """
         refuse_half_a_job(step, state, batches)
@@ -161,19 +166,14 @@ class Runtime:
             checkpoint_every,
             isolation,
         )
+        self._refuse_if_closed()
+        checkpoints = None if self._folder is None else self._open_checkpoints(self._folder / asked.name, resume=resume)
         if isinstance(step, Entrypoint) and isolation == "thread":
             step, state, batches = step.make()
-        checkpoints = None
-        if self._folder is not None and (checkpoint_every is not None or resume):
-            from tensile_jax.exec.checkpoint import Checkpoints  # imports orbax, which takes a second
-
-            checkpoints = Checkpoints(self._folder / asked.name)
-            first = (checkpoints.latest() or 0) if resume else 0
-            if first:
-                asked = replace(asked, first=first)
-                if not isinstance(step, Entrypoint):  # which makes the state elsewhere
-                    state = checkpoints.restore(first, state)
-        self._refuse_if_closed()
+        if checkpoints is not None and resume and (first := checkpoints.latest()):
+            asked = replace(asked, first=first)
+            if not isinstance(step, Entrypoint):  # which makes the state elsewhere
+                state = checkpoints.restore(first, state)
         refuse_shared_state(asked.name, state)
         actor: JobActor
         if isolation == "process":
@@ -193,17 +193,17 @@ class Runtime:
             actor = LocalActor(step, state, self._transfer)
             given, skip = batches, asked.first
         number = JobId(next(self._numbers))
-        feed = Feed(given, skip=skip, on_step=on_step, tell=lambda news: self._heard(job, news), name=asked.name)
+        most = skip + max(0, steps - asked.first)
+        feed = Feed(given, skip=skip, most=most, on_step=on_step, tell=lambda news: self._heard(job, news), name=asked.name)
         job = Job(self, number, asked, actor, feed, checkpoints)
         actor.own()
         with self._changed:
             self._jobs[number] = job
             self._tell(job, "submitted", f"resumed at step {asked.first}" if asked.first else "")
+        feed.start()
         if asked.first >= steps:
             with self._changed:
                 self._keeping.leave(job, "finished", actor.state(), note=f"its checkpoint has all {steps} steps already")
-        else:
-            feed.start()
         return job
 
     @property
@@ -302,6 +302,17 @@ class Runtime:
         for job in self.jobs:
             job._actor.join()
 
+    def _open_checkpoints(self, folder: Path, *, resume: bool) -> "Checkpoints":
+        from tensile_jax.exec.checkpoint import Checkpoints  # imports orbax, which takes a second
+
+        checkpoints = Checkpoints(folder)
+        if not resume and (step := checkpoints.latest()) is not None:
+            raise ValueError(
+                f"{folder} has a checkpoint after {step} steps, of which an earlier run may be glad: pass resume=True to go on "
+                "from it, another name, or another folder to Runtime(..., checkpoints=FOLDER)."
+            )
+        return checkpoints
+
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise RuntimeError("The runtime is closed. Submit jobs inside its with block.")
@@ -320,9 +331,15 @@ class Runtime:
     def _heard(self, job: Job, news: FeedNews) -> None:
         """In the feed's thread."""
         with self._changed:
-            if job._state in FINAL or is_leaving(job):
+            if job._state in FINAL:
                 return
-            if isinstance(news, BatchReady):
+            if isinstance(news, CallbacksMade):
+                job._called_back = True
+                if job._last_words is not None:
+                    job._last_words()
+            elif is_leaving(job):
+                return
+            elif isinstance(news, BatchReady):
                 if job._loaded == 0:
                     job._first_batch = job._feed.take()
                     self._scheduler.call(lambda: self._planning.prepare(job))
@@ -368,6 +385,10 @@ class Runtime:
             if job._wish == "stop":
                 return
             before, job._wish = job._wish, wish
+            if job._last_words is not None:
+                if wish == "stop":
+                    job._last_words()
+                return
             if job._joined:
                 self._dispatcher.tell(Wished(job._number, wish))
             elif wish == "stop":
@@ -379,6 +400,17 @@ class Runtime:
                 self._planning.share_again()
                 if job._joined:
                     self._dispatcher.call(lambda: self._planning.look_at_queue(job))
+
+    def _finish(self, job: Job, *, state: Any, note: str | None = None) -> None:
+        """All its steps are done, and its state is kept: it has ended once its last callback has, or if it is cancelled."""
+
+        def end() -> None:
+            self._end(job, "failed" if job._error is not None else "finished", state=state, error=job._error, note=note)
+
+        job._feed.stop()
+        job._last_words = end
+        if job._called_back or job._wish == "stop":
+            end()
 
     def _end(
         self,
@@ -394,7 +426,7 @@ class Runtime:
         job._feed.stop()
         job._actor.close()
         job._state, job._error, job._result = state_name, error, state
-        job._first_batch = None
+        job._first_batch = job._last_words = None
         if note is not None:
             job._note = note
         elif error is not None and not job._note:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensile_jax.exec.feed import BatchesEnded, BatchReady, Feed, FeedNews, FeedStopped, UserCodeFailed
+from tensile_jax.exec.feed import BatchesEnded, BatchReady, CallbacksMade, Feed, FeedNews, FeedStopped, UserCodeFailed
 
 LIMIT_S = 10.0
 
@@ -55,9 +55,9 @@ def make() -> Iterator[Make]:
     """Starts feeds; when the test is over each is stopped, and its thread has ended."""
     feeds: list[tuple[Feed, Inbox]] = []
 
-    def start(batches: Any, *, on_step: Callable[[int, Any], None] | None = None, skip: int = 0, ahead: int = 2) -> Any:
+    def start(batches: Any, *, on_step: Callable[[int, Any], None] | None = None, skip: int = 0, **limits: Any) -> Any:
         inbox = Inbox()
-        feed = Feed(batches, skip=skip, ahead=ahead, on_step=on_step, tell=inbox, name="job")
+        feed = Feed(batches, skip=skip, on_step=on_step, tell=inbox, name="job", **limits)
         feeds.append((feed, inbox))
         feed.start()
         return feed, inbox
@@ -294,7 +294,7 @@ def test_a_callback_that_raises_is_told_and_no_user_code_runs_after_it(error: Ba
     assert not feed._drawing
     feed.stop()
     inbox.first(FeedStopped)
-    assert (called, inbox.news) == ([1], [BatchReady(0), failed, FeedStopped()])
+    assert (called, inbox.news) == ([1], [BatchReady(0), failed, CallbacksMade(), FeedStopped()])
 
 
 # -- user code that hangs or is slow ----------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_a_generator_that_hangs_holds_up_neither_stopping_nor_another_job(make: 
     assert inbox.news == []
     assert feed._thread.daemon
     release.set()
-    assert inbox.wait(1) == [FeedStopped()]
+    assert inbox.wait(2) == [CallbacksMade(), FeedStopped()]
     with pytest.raises(RuntimeError, match="no batch is ready"):
         feed.take()
 
@@ -335,7 +335,7 @@ def test_a_constructor_that_hangs_does_not_hold_up_stopping(make: Make) -> None:
     wait_for(hanging)
     feed.stop()
     release.set()
-    assert inbox.wait(1) == [FeedStopped()]
+    assert inbox.wait(2) == [CallbacksMade(), FeedStopped()]
 
 
 def test_a_slow_callback_gets_every_step_in_order_and_holds_back_the_batches(make: Make) -> None:
@@ -422,15 +422,50 @@ def test_a_feed_that_is_stopped_before_it_starts_draws_nothing() -> None:
     feed = Feed(lambda: drawn.append(1) or [], skip=0, on_step=None, tell=inbox, name="job")
     feed.stop()
     feed.start()
-    assert inbox.wait(1) == [FeedStopped()]
+    assert inbox.wait(2) == [CallbacksMade(), FeedStopped()]
     assert drawn == []
+
+
+@pytest.mark.parametrize(("skip", "most", "announced"), [(0, 3, 3), (2, 3, 1), (0, 0, 0)])
+def test_no_more_is_drawn_than_is_needed(make: Make, skip: int, most: int, announced: int) -> None:
+    drawn: list[int] = []
+
+    def batches() -> Iterator[Any]:
+        for k in range(9):
+            drawn.append(k)
+            yield np.zeros(1)
+
+    feed, inbox = make(batches(), skip=skip, ahead=9, most=most)
+    inbox.wait(announced)
+    feed.stop()
+    inbox.first(FeedStopped)
+    assert inbox.news == [*(BatchReady(skip + k) for k in range(announced)), CallbacksMade(), FeedStopped()]
+    assert drawn == list(range(most))
+
+
+def test_callbacks_have_been_made_when_that_is_told_though_the_generator_hangs_at_its_end(make: Make) -> None:
+    release, called = threading.Event(), list[int]()
+
+    def batches() -> Iterator[Any]:
+        try:
+            yield np.zeros(1)
+        finally:
+            wait_for(release)
+
+    feed, inbox = make(batches(), ahead=1, on_step=lambda step, metrics: called.append(step))
+    inbox.wait(1)
+    feed.deliver(1, {})
+    feed.stop()
+    inbox.first(CallbacksMade)
+    assert called == [1]
+    release.set()
 
 
 def test_a_callback_may_stop_its_own_feed(make: Make) -> None:
     feed, inbox = make(numbered(9), on_step=lambda step, metrics: feed.stop())
     inbox.wait(2)
     feed.deliver(1, {})
-    assert inbox.wait(3)[2:] == [FeedStopped()]
+    assert inbox.wait(4)[2:] == [CallbacksMade(), FeedStopped()]
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ def test_checkpoints_are_made_at_multiples_of_n_and_at_the_end_while_others_run(
     with runtime("64MiB", checkpoints=tmp_path) as run:
         job = run.submit(work.step, work.state(), work.batches, steps=10, name="saved", checkpoint_every=3)
         run.submit(other.step, other.state(), other.batches, steps=10, name="other")
-    assert saved(run) == [("saved", step) for step in (3, 6, 9, 10)]
+    assert [step for name, step in saved(run) if name == "saved"] == [3, 6, 9, 10]
+    assert [step for name, step in saved(run) if name == "other"] == [10]  # any job's end is kept
     assert_lonely(work, job)
     kept = Checkpoints(tmp_path / "saved")
     assert kept.latest() == 10
@@ -67,6 +68,16 @@ def test_a_resumed_job_goes_on_bit_for_bit(runtime: MakeRuntime, tmp_path: Path,
     assert equal(again.result(), work.lonely([(0, first_plan)], 12))
 
 
+def test_checkpoints_of_an_earlier_run_are_not_written_over(runtime: MakeRuntime, tmp_path: Path) -> None:
+    work = counting()
+    with runtime(checkpoints=tmp_path) as run:
+        run.submit(work.step, work.state(), work.batches, steps=4, name="saved")
+    with runtime(checkpoints=tmp_path) as run:
+        with pytest.raises(ValueError, match=r"saved has a checkpoint after 4 steps.*pass resume=True to go on"):
+            run.submit(work.step, work.state(), work.batches, steps=2, name="saved")
+    assert Checkpoints(tmp_path / "saved").latest() == 4
+
+
 def test_a_job_that_was_done_has_its_result_at_once(runtime: MakeRuntime, tmp_path: Path) -> None:
     work = counting()
     for again in (False, True):
@@ -101,7 +112,7 @@ def test_a_pause_makes_a_checkpoint_of_the_step_that_it_says(runtime: MakeRuntim
     gate = Gate(work)
     gate.allow(3)
     with runtime(checkpoints=tmp_path) as run:
-        job = run.submit(work.step, work.state(), gate, steps=5, name="saved", checkpoint_every=100)
+        job = run.submit(work.step, work.state(), gate, steps=5, name="saved")
         until(lambda: job.status.step == 3)
         job.pause()
         next(event for event in run.events() if event.kind == "checkpointed")

@@ -34,7 +34,7 @@ def test_a_job_whose_batches_raise_fails_with_its_state_in_its_checkpoint(runtim
         raise OSError("the disk is gone")
 
     with runtime(checkpoints=tmp_path) as run:
-        ill = submit_count(run, batches=batches, name="ill", checkpoint_every=100)
+        ill = submit_count(run, batches=batches, name="ill")
         well = submit_count(run)
     assert total(well) == 15
     assert isinstance(ill.exception(), OSError)
@@ -121,8 +121,70 @@ def test_a_slow_callback_slows_its_own_job_only_and_hears_every_step(runtime: Ma
         assert slow.status.step < steps
         go.set()
     assert total(slow) == steps * (steps + 1) // 2
-    until(lambda: len(heard) == steps)
     assert heard == [(step, 8.0 * step * (step + 1) / 2) for step in range(1, steps + 1)]
+
+
+def test_a_job_has_ended_once_its_last_callback_has(runtime: MakeRuntime) -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    def on_step(step: int, metrics: Any) -> None:
+        if step == 5:
+            entered.set()
+            assert go.wait(PATIENCE_S)
+
+    with runtime() as run:
+        slow = submit_count(run, on_step=on_step)
+        assert entered.wait(PATIENCE_S)
+        until(lambda: run.status().device_bytes == 0)
+        assert not slow.wait(0)
+        go.set()
+    assert total(slow) == 15
+    assert slow.status.state == "finished"
+
+
+def test_a_job_whose_last_callback_raises_fails(runtime: MakeRuntime, tmp_path: Path) -> None:
+    def on_step(step: int, metrics: Any) -> None:
+        if step == 5:
+            raise ZeroDivisionError("at the end")
+
+    with runtime(checkpoints=tmp_path) as run:
+        ill = submit_count(run, name="ill", on_step=on_step)
+    assert isinstance(ill.exception(), ZeroDivisionError)
+    with runtime(checkpoints=tmp_path) as run:
+        again = submit_count(run, name="ill", resume=True)
+    assert total(again) == 15
+
+
+def test_a_job_whose_last_callback_hangs_can_be_cancelled_and_has_finished(runtime: MakeRuntime) -> None:
+    entered, never = threading.Event(), threading.Event()
+
+    def on_step(step: int, metrics: Any) -> None:
+        entered.set()
+        never.wait(PATIENCE_S)
+
+    with runtime() as run:
+        ill = submit_count(run, name="hangs", on_step=on_step, steps=1)
+        assert entered.wait(PATIENCE_S)
+        until(lambda: run.status().device_bytes == 0)
+        ill.cancel()
+        assert ill.wait(PATIENCE_S)
+    assert total(ill) == 1
+    assert ill.status.state == "finished"
+    never.set()
+
+
+def test_no_batch_is_drawn_that_is_not_needed(runtime: MakeRuntime) -> None:
+    drawn: list[int] = []
+
+    def batches() -> Iterator[Any]:
+        for k, batch in enumerate(COUNT.batches()):
+            drawn.append(k)
+            yield batch
+
+    with runtime() as run:
+        job = submit_count(run, batches=batches)
+    assert total(job) == 15
+    assert drawn == [0, 1, 2, 3, 4]
 
 
 def test_a_callback_that_raises_fails_its_job(runtime: MakeRuntime) -> None:
