@@ -5,8 +5,8 @@
         checkpoint.json     Description: step, versions, the leaves, size and checksum of every file of `state`
         state/              orbax's: the bytes of the leaves, by position
       120-1/                the same step, saved once more; the higher number counts
-      .writing-.../         being written, or left behind by a process that died; removed when the folder is next opened
-      .removing-.../        being removed, likewise
+      .writing-2-PID/       being written by that process; if that has died it is removed when the folder is next opened
+      .removing-1-PID/      being removed, likewise
 
 A checkpoint is written under another name and renamed once all of it is on the disk, so that no crash and no full disk damages
 those which are there. Whatever is read is first compared with its checksums. One process at a time may write into a folder.
@@ -149,8 +149,19 @@ class Checkpoints:
     def _remove_leftovers(self) -> None:
         with suppress(OSError):  # a folder that cannot be read says so when it is used
             for path in self.folder.iterdir():
-                if path.name.startswith((_WRITING, _REMOVING)):
+                if path.name.startswith((_WRITING, _REMOVING)) and not _is_alive(path.name.rpartition("-")[2]):
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(pid: str) -> bool:
+    """Whether there is a process of that number; this one is."""
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:
+        return True  # somebody else's
+    except (ValueError, OSError, OverflowError):
+        return False
+    return True
 
 
 def _write(folder: Path, leaves: tuple[Leaf, ...], state: Any) -> None:

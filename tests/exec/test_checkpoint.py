@@ -428,6 +428,16 @@ checkpoints.save(2, state)
     expect_same(checkpoints.restore(1, [np.zeros(100_000, np.int64)]), [np.arange(100_000)])
 
 
+def test_what_a_living_process_writes_is_left_alone_when_the_folder_is_opened(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    living = [f".writing-2-{os.getpid()}", f".removing-1-{os.getppid()}"]
+    for name in (*living, f".writing-2-{dead.pid}", ".writing-2-nobody"):
+        (tmp_path / name).mkdir()
+    assert Checkpoints(tmp_path).latest() is None
+    assert names(tmp_path) == sorted(living)
+
+
 def test_an_older_one_that_cannot_be_removed_is_told_though_the_new_one_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
