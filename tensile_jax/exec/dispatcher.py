@@ -264,30 +264,37 @@ class Dispatcher:
             looks = self._look(job, hand) if hand.watched else []
             segment = sum(1 for k in demand.kinds[:move] if k == LAUNCH)
             label = demand.labels[segment] if segment < len(demand.labels) else f"move {move}"
-            self._lane.submit(self._launched, job, hand, wait, label, began, looks)
+            self._leave_to(self._lane, self._launched, job, hand, wait, label, began, looks)
         elif wait is not None:
             if kind == WAIT:
-                self._copies.submit(self._waited, job, hand, wait)
+                self._leave_to(self._copies, self._waited, job, hand, wait)
             else:
                 self._copies.submit(self._copied, hand, wait, began)
         elif move == last:
             hand.steps += 1
             hand.since_plan += 1
-            self._metrics.submit(self._read, job, actor.take_metrics(), began - hand.began)
+            self._leave_to(self._metrics, self._read, job, actor.take_metrics(), began - hand.began)
 
     def _move(self, job: JobId, hand: _Hand, wait: Wait, lane: LaneName) -> None:
         nbytes = hand.demand.idle_bytes - hand.demand.parked_bytes
-        self._copies.submit(self._moved, job, hand, wait, lane, nbytes)
+        self._leave_to(self._copies, self._moved, job, hand, wait, lane, nbytes)
 
     # -- in other threads -------------------------------------------------------------------------------------------------------
 
+    def _leave_to(self, pool: ThreadPoolExecutor, what: Callable[..., None], job: JobId, *arguments: Any) -> None:
+        """`what`, in another thread; should it raise, the job is lost."""
+
+        def work() -> None:
+            try:
+                what(job, *arguments)
+            except Exception as error:
+                self.fail(job, error)
+
+        pool.submit(work)
+
     def _launched(self, job: JobId, hand: _Hand, wait: Wait, label: str, issued: float, looks: Sequence[Wait]) -> None:
         began = max(issued, self._lane_free)
-        try:
-            wait()
-        except Exception as error:
-            self.fail(job, error)
-            return
+        wait()
         ended = self._lane_free = self.now()
         self._span("compute", hand, label, began, ended, 0)
         if looks:
@@ -298,11 +305,7 @@ class Dispatcher:
 
     def _waited(self, job: JobId, hand: _Hand, wait: Wait) -> None:
         began = self.now()
-        try:
-            wait()
-        except Exception as error:
-            self.fail(job, error)
-            return
+        wait()
         hand.tally.stall_us += self.now() - began
         self.tell(Waited(job))
 
@@ -314,22 +317,13 @@ class Dispatcher:
 
     def _moved(self, job: JobId, hand: _Hand, wait: Wait, lane: LaneName, nbytes: int) -> None:
         began = self.now()
-        try:
-            wait()
-        except Exception as error:
-            self.fail(job, error)
-            return
+        wait()
         self._span(lane, hand, "state", began, self.now(), nbytes)
         self._listener.moved(job, lane)
         self.tell(Moved(job))
 
     def _read(self, job: JobId, wait: Wait, us: float) -> None:
-        try:
-            read = wait()
-        except Exception as error:
-            self.fail(job, error)
-            return
-        self._listener.stepped(job, read, us=us)
+        self._listener.stepped(job, wait(), us=us)
 
     def _say(self, call: Callable[..., None], job: JobId, state: Kept, steps: int) -> None:
         """`call` of the listener; should it fail, so does the job."""

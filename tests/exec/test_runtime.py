@@ -125,11 +125,31 @@ def test_a_job_that_waits_in_the_queue_is_renewed_there(runtime: MakeRuntime) ->
     assert_lonely(work, job)
 
 
+HOST = 70_000  # bytes: room for the state of `wide`, and for none of its activations
+
+
+def test_a_job_for_whose_swaps_the_host_has_no_room_is_renewed_without_them(runtime: MakeRuntime) -> None:
+    work, gate = wide(0), Gate(wide(0))
+    gate.allow(1)
+    with runtime("64MiB", host_budget=HOST) as run:
+        job = run.submit(work.step, work.state(), gate, steps=3)
+        until(lambda: job.status.step == 1)
+        assert job.plan is not None and job._program is not None
+        lower = job.plan.peak_bytes * 4 // 5
+        assert job._actor.prepare(job._program.prepared, lower).demand.host_bytes > HOST
+        run.set_budget(lower)
+        until(lambda: len(job.plans) == 2)
+        gate.open()
+    assert job.plan.swapped_out_bytes == 0
+    assert job.plan.peak_bytes <= lower
+    assert_lonely(work, job)
+
+
 def test_a_job_that_the_host_has_no_room_to_renew_says_so_and_goes_on_when_the_budget_is_raised(runtime: MakeRuntime) -> None:
     work, gate = wide(0), Gate(wide(0))
     gate.allow(1)
-    with runtime("64MiB", host_budget=70_000) as run:
-        job = run.submit(work.step, work.state(), gate, steps=3)
+    with runtime("64MiB", host_budget=HOST) as run:
+        job = run.submit(work.step, work.state(), gate, steps=3, policy="capuchin")  # which has no plan without swaps there
         until(lambda: job.status.step == 1)
         assert job.plan is not None
         run.set_budget(job.plan.peak_bytes * 4 // 5)
