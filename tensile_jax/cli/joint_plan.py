@@ -17,11 +17,11 @@ from tensile_jax.cli.plain_jit import resolve_budget
 from tensile_jax.cli.progress import Live
 from tensile_jax.cli.refusal import DoesNotFit
 from tensile_jax.errors import BudgetTooSmall, JobsFileError, TraceError
-from tensile_jax.exec.actor import LocalActor
 from tensile_jax.exec.budget import Budget
 from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.demands import demand_of, metrics_bytes
 from tensile_jax.exec.instructions import instructions_of
+from tensile_jax.exec.local import LocalActor
 from tensile_jax.exec.prepare import Options, PreparedStep
 from tensile_jax.exec.transfer import Transfer
 from tensile_jax.plan import DeviceProfile

@@ -19,11 +19,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensile_jax.exec.actor import LocalActor, LocalProgram, code_of
 from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.feed import Feed, FeedNews, FeedStopped, UserCodeFailed
 from tensile_jax.exec.instructions import Op
 from tensile_jax.exec.isolated import Made, Summary
+from tensile_jax.exec.local import LocalActor, LocalProgram, code_of
 from tensile_jax.exec.parcel import Packed, Parcel, Setting, pack_structure, pack_tree
 from tensile_jax.exec.prepare import Options
 from tensile_jax.exec.process import importing_main

@@ -7,7 +7,7 @@
         state = a.result()
 
 The paper's four components (TENSILE section III-D) are the *Global Controller* (`exec/controller.py`), the *Memory Scheduler*
-(`exec/scheduler.py`), and for each job an *Executor* and a *Swap Executor* (`exec/actor.py`).
+(`exec/scheduler.py`), and for each job an *Executor* and a *Swap Executor* (`exec/actor.py`, `local.py`).
 
 A job's segments are chosen once, when it is prepared; who else is there changes what leaves the device and when, never a
 result. Only where the budget is lowered below what a job needs are its segments chosen again, which changes rounding.
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import jax
 
-from tensile_jax.exec.actor import JobActor, LocalActor
+from tensile_jax.exec.actor import JobActor
 from tensile_jax.exec.dispatcher import Dispatcher
 from tensile_jax.exec.entrypoint import Entrypoint
 from tensile_jax.exec.events import BatchReady as BatchLoaded
@@ -34,6 +34,7 @@ from tensile_jax.exec.isolated import IsolatedActor
 from tensile_jax.exec.job import Job, is_leaving
 from tensile_jax.exec.keeping import Keeping
 from tensile_jax.exec.listener import JobListener
+from tensile_jax.exec.local import LocalActor
 from tensile_jax.exec.planning import Planning
 from tensile_jax.exec.scheduler import Scheduler
 from tensile_jax.exec.seats import JobId, State, Wish

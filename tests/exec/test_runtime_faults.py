@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.exec.actor import LocalActor
 from tensile_jax.exec.executor import Iteration
+from tensile_jax.exec.local import LocalActor
 from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, Gate, assert_lonely, counting, heavy, total, until, wide
 

@@ -1,0 +1,340 @@
+"""A job in this process: its state, its compiled plan, and the moves of its iterations one by one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
+
+from tensile_jax.errors import TraceError
+from tensile_jax.exec.actor import Kept, Wait
+from tensile_jax.exec.budget import Budget
+from tensile_jax.exec.compile import Compiler
+from tensile_jax.exec.demands import demand_of, metrics_bytes
+from tensile_jax.exec.executor import Executor, Iteration, Observation
+from tensile_jax.exec.instructions import Instructions, Op, instructions_of
+from tensile_jax.exec.prepare import Compiled, Options, PreparedStep
+from tensile_jax.exec.transfer import Transfer, on_host
+from tensile_jax.exec.whole import WholeIteration, WholeStep
+from tensile_jax.ir import TensorId
+from tensile_jax.jobs import LaneName
+from tensile_jax.plan.demand import INSTANT, WAIT, Demand
+from tensile_jax.schedule import Plan
+from tensile_jax.trace import trace_step
+
+if TYPE_CHECKING:  # it imports orbax, which takes a second
+    from tensile_jax.exec.checkpoint import Checkpoints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalProgram:
+    """A program in this process."""
+
+    prepared: PreparedStep
+    compiled: Compiled
+    demand: Demand
+    kept_out: frozenset[TensorId] = frozenset()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.compiled.plan
+
+    def keep_out(self, tensors: frozenset[TensorId]) -> "LocalProgram":
+        """The same segments with these state tensors on the host between their uses."""
+        return program_of(self.prepared, self.prepared.keep_out(self.compiled, tensors), kept_out=tensors)
+
+    def may_stay_out(self) -> tuple[tuple[TensorId, int], ...]:
+        """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
+        return self.prepared.may_stay_out(self.compiled)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalState:
+    """A state that is kept in this process."""
+
+    tree: Any
+
+    def save(self, checkpoints: "Checkpoints", step: int) -> None:
+        """A checkpoint of it."""
+        checkpoints.save(step, self.tree)
+
+    def fetch(self) -> Any:
+        """Itself."""
+        return self.tree
+
+
+def program_of(prepared: PreparedStep, compiled: Compiled, *, kept_out: frozenset[TensorId] = frozenset()) -> LocalProgram:
+    """The program of a compiled plan."""
+    demand = demand_of(compiled.plan, prepared.graph, code_of(prepared, compiled), prepared.options.profile)
+    return LocalProgram(prepared, compiled, demand, kept_out)
+
+
+def code_of(prepared: PreparedStep, compiled: Compiled) -> Instructions | None:
+    """The plan's instructions, with the executables in them; None where the step runs whole."""
+    if compiled.executables is None:
+        return None
+    return instructions_of(compiled.plan, prepared.graph, [e.call for e in compiled.executables])
+
+
+class LocalActor:
+    """A job in this process."""
+
+    def __init__(self, function: Callable[..., Any], state: Any, transfer: Transfer) -> None:
+        self._function = getattr(function, "__wrapped__", function)
+        self._transfer = transfer
+        self._leaves, self._tree = tree_flatten(state)
+        self._shapes = [_shape_of(leaf) for leaf in self._leaves]
+        self._program: LocalProgram | None = None
+        self._renewed: LocalProgram | None = None
+        self._executor: Executor | WholeStep | None = None
+        self._iteration: Iteration | WholeIteration | None = None
+        self._going: list[Any] = []  # on the device until their copies have arrived
+        self._watch: Observation | None = None
+        self._metrics: Any = None
+        self._passive_swap_ins = self._out_of_memory = 0
+
+    # -- before it is admitted --------------------------------------------------------------------------------------------------
+
+    @property
+    def state_bytes(self) -> int:
+        """What the state comes to."""
+        return sum(shape.size * shape.dtype.itemsize for shape in self._shapes)
+
+    @property
+    def program(self) -> LocalProgram:
+        """What is carried out. It must have been prepared."""
+        assert self._program is not None
+        return self._program
+
+    def own(self) -> None:
+        """Bring the state to the host; what of it lay on the device is given back, as a donated argument is."""
+        self.park()()
+
+    def trace(self, batch: Any, options: Options, compiler: Compiler) -> PreparedStep:
+        """The job's step, traced on its state and on shapes like those of `batch`.
+
+        Raises:
+            TraceError: it has effects, or does not return (state, metrics) with the state as it was given.
+        """
+        jitted = jax.jit(self._function, donate_argnums=0)
+        state = tree_unflatten(self._tree, self._shapes)
+        shapes = (state, jax.tree.map(_shape_of, batch))
+        step = trace_step(jitted, self._function, shapes, {})
+        self._refuse_other_state(step.out_tree, step.out_avals)
+        return PreparedStep(step, None, options, compiler)
+
+    def prepare(self, prepared: PreparedStep, budget_bytes: int) -> LocalProgram:
+        """The plan under a budget, compiled.
+
+        Raises:
+            BudgetTooSmall: there is none.
+        """
+        most = max(budget_bytes - metrics_bytes(prepared.graph), 1)
+        if prepared.options.max_slowdown is not None:  # the least memory that is fast enough, if the budget allows it
+            prepared.budget = None
+            fast_enough = prepared.choose_and_compile()
+            if fast_enough.plan.peak_bytes <= most:
+                return program_of(prepared, fast_enough)
+        prepared.budget = Budget(most, None)
+        return program_of(prepared, prepared.choose_and_compile())
+
+    def use(self, program: LocalProgram) -> None:
+        """`program` is what will be run: from `admit` on, or, if there is one already, from `adopt` on."""
+        if self._executor is None:
+            self._program = program
+        else:
+            self._renewed = program
+
+    def _refuse_other_state(self, out_tree: Any, out_avals: Sequence[Any]) -> None:
+        template = tree_unflatten(out_tree, list(out_avals))
+        if not isinstance(template, tuple) or len(template) != 2:
+            raise TraceError(
+                f"step must return (state, metrics), a pair: got {type(template).__name__}"
+                f"{f' of {len(template)}' if isinstance(template, tuple | list) else ''}. Return the new state first."
+            )
+        given = tree_unflatten(self._tree, self._shapes)
+        if jax.tree.structure(template[0]) != jax.tree.structure(given):
+            raise TraceError(
+                "step must return the state with the structure in which it was given: the first result is "
+                f"{jax.tree.structure(template[0])}, the state {jax.tree.structure(given)}. Return (state, metrics)."
+            )
+        for (path, before), after in zip(tree_flatten_with_path(given)[0], tree_leaves(template[0]), strict=True):
+            if before.shape != after.shape or before.dtype != after.dtype:
+                raise TraceError(
+                    f"step must return the state as it was given: state{keystr(path)} is {before.dtype}{list(before.shape)} "
+                    f"when it is given and {after.dtype}{list(after.shape)} when it is returned."
+                )
+
+    # -- an Actor ---------------------------------------------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        program = self._program
+        assert program is not None  # it was prepared
+        plan, prepared = program.plan, program.prepared
+        instructions = code_of(prepared, program.compiled)
+        if instructions is None:
+            compiled, in_tree = prepared.whole_executable(), prepared.step.in_tree
+            self._executor = WholeStep(compiled, in_tree, plan.peak_bytes, self._transfer)
+        else:
+            constants = tuple(prepared.step.program.constants.values())
+            workspaces = [s.workspace_bytes for s in plan.segments]
+            # the controller says when to launch, so the executor itself waits for nothing
+            self._executor = Executor(instructions, constants, workspaces, self._transfer, run_ahead=True)
+
+    def adopt(self) -> None:
+        self._count()
+        self._program, self._renewed = self._renewed, None
+        self.admit()
+
+    def begin(self, batch: Any, *, watch: bool) -> None:
+        assert self._executor is not None
+        self._watch = Observation(timed=False) if watch else None
+        leaves, self._leaves = self._leaves, []
+        self._iteration = self._executor.begin([*leaves, *tree_leaves(batch)], self._watch)
+
+    def issue(self, move: int) -> Wait | None:
+        executor, iteration = self._executor, self._iteration
+        assert executor is not None and iteration is not None
+        if move > len(executor.code):
+            self._end(executor, iteration)
+            return None
+        instruction = executor.code[move - 1]
+        assert self._program is not None
+        kind = self._program.demand.kinds[move]
+        if kind == WAIT:
+            return lambda: iteration.perform(instruction)
+        iteration.perform(instruction)
+        if kind == INSTANT:
+            return _copies(iteration, instruction) if self._watch is not None else None
+        latest = iteration.latest
+        return lambda: _wait_for(latest)
+
+    def _end(self, executor: "Executor | WholeStep", iteration: "Iteration | WholeIteration") -> None:
+        results = executor.end(iteration)  # pyright: ignore[reportArgumentType] # each has its own kind of iteration
+        count = len(self._shapes)
+        assert self._program is not None
+        self._metrics = tree_unflatten(self._program.prepared.step.out_tree, results)[1]
+        self._leaves, self._iteration = results[:count], None
+
+    def take_metrics(self) -> Wait:
+        metrics, self._metrics = self._metrics, None
+        return lambda: jax.tree.map(_as_numpy, metrics)
+
+    def park(self) -> Wait:
+        leaves = self._leaves
+        here = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and not on_host(leaf)]
+        copies = self._transfer.out([leaves[i] for i in here])
+        self._leaves = list(leaves)
+        for i, copy in zip(here, copies, strict=True):
+            self._leaves[i] = copy
+        self._going = [leaves[i] for i in here]
+
+        def wait() -> None:
+            for i, copy in zip(here, copies, strict=True):
+                copy.block_until_ready()
+                leaves[i].delete()
+            self._going = []
+
+        return wait
+
+    def unpark(self) -> Wait:
+        executor = self._executor
+        assert executor is not None
+        stay = executor.rest_on_host  # an iteration brings them in
+        here = [i for i in range(len(self._leaves)) if i not in stay]
+        copies = self._transfer.into([self._leaves[i] for i in here])
+        self._leaves = list(self._leaves)
+        for i, copy in zip(here, copies, strict=True):
+            self._leaves[i] = copy
+        return lambda: _wait_for_all(copies)
+
+    def live_bytes(self) -> Wait:
+        nbytes = _device_bytes([*self._leaves, *self._going] if self._iteration is None else self._iteration.env)
+        return lambda: nbytes
+
+    def watched_bytes(self) -> Wait:
+        nbytes = None if self._watch is None or self._iteration is None else self._watch.live_bytes
+        return lambda: nbytes
+
+    def state(self) -> Kept:
+        return LocalState(tree_unflatten(self._tree, self._leaves))
+
+    def counts(self) -> tuple[int, int]:
+        now = self._executor
+        return (
+            self._passive_swap_ins + (now.passive_swap_ins if now is not None else 0),
+            self._out_of_memory + (now.out_of_memory if now is not None else 0),
+        )
+
+    def retire(self) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        self._count()
+        if self._iteration is not None:
+            for leaf in self._iteration.owned():
+                if isinstance(leaf, jax.Array) and not leaf.is_deleted() and not on_host(leaf):
+                    leaf.delete()
+        self._iteration = self._executor = self._metrics = None
+        self._leaves, self._watch, self._renewed = [], None, None
+
+    def close(self) -> None:
+        pass  # what it holds goes when the job goes
+
+    def join(self) -> None:
+        pass
+
+    def _count(self) -> None:
+        """Keep what an executor that goes has counted."""
+        self._passive_swap_ins, self._out_of_memory = self.counts()
+        self._executor = None
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    aval = leaf.aval if isinstance(leaf, jax.Array) else jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def _device_bytes(values: Sequence[Any]) -> int:
+    return sum(v.nbytes for v in values if isinstance(v, jax.Array) and not v.is_deleted() and not on_host(v))
+
+
+def _copies(iteration: "Iteration | WholeIteration", instruction: tuple[Any, ...]) -> Wait | None:
+    """For the record: when do the copies end that `instruction` has started?"""
+    if not isinstance(iteration, Iteration) or instruction[0] not in (Op.COPY_OUT, Op.COPY_IN):
+        return None
+    lane: LaneName = "out" if instruction[0] is Op.COPY_OUT else "into"
+    held = iteration.host if lane == "out" else iteration.env
+    arrays = [held[slot] for slot in instruction[1]]
+
+    def wait() -> tuple[LaneName, int]:
+        _wait_for_all(arrays)
+        return lane, sum(a.nbytes for a in arrays)
+
+    return wait
+
+
+def _as_numpy(leaf: Any) -> np.ndarray:
+    """A copy: on a CPU `asarray` would be a view, and the device's memory stay taken. Of a key, its words."""
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.array(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def _wait_for(result: Any) -> None:
+    """Until the launch that made `result` is over; what a later launch has taken over was made by then."""
+    if result is None:
+        return
+    try:
+        result.block_until_ready()
+    except RuntimeError:
+        if not result.is_deleted():
+            raise
+
+
+def _wait_for_all(arrays: Sequence[Any]) -> None:
+    for array in arrays:
+        array.block_until_ready()
