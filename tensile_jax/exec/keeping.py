@@ -60,11 +60,14 @@ class Keeping:
                     state = kept.fetch()
                 except Exception as lost:
                     failed = lost
+            course = self._runtime._course
             with self._runtime._changed:
-                if state_name == "finished" and failed is None:
-                    self._runtime._finish(job, state=state, note=note)
+                if failed is not None:
+                    course.end(job, "failed", state=state, error=failed, note=note)
+                elif state_name == "finished":
+                    course.finish(job, state=state, note=note)
                 else:
-                    self._runtime._end(job, state_name if failed is None else "failed", state=state, error=failed, note=note)
+                    course.end(job, state_name, state=state, note=note)
 
         self._do_in_turn(job, leave)
 

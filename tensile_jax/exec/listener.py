@@ -106,7 +106,7 @@ class JobListener:
     def died(self, job: JobId, error: BaseException) -> None:
         runtime, one = self._runtime, self._runtime._jobs[job]
         with runtime._changed:
-            runtime._end(one, "failed", error=error)
+            runtime._course.end(one, "failed", error=error)
 
     def applied(self, nbytes: int) -> None:
         runtime = self._runtime

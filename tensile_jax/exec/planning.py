@@ -49,7 +49,7 @@ class Planning:
         except BaseException as error:
             with self._runtime._changed:
                 if not is_leaving(job):
-                    self._runtime._end(job, "failed", error=error)
+                    self._runtime._course.end(job, "failed", error=error)
             return
         with self._runtime._changed:
             if job._state in FINAL or is_leaving(job):
@@ -77,7 +77,7 @@ class Planning:
     def _join(self, job: Job, seat: Seat) -> None:
         """In the dispatcher's thread."""
         self._runtime._dispatcher.join(
-            job._number, job.name, job._actor, lambda: self._runtime._take_batch(job), seat.demand, steps=job._asked.first,
+            job._number, job.name, job._actor, lambda: self._runtime._course.take_batch(job), seat.demand, steps=job._asked.first,
             rest_every=job._asked.checkpoint_every,
         )  # fmt: skip
         self._runtime._dispatcher.handle(Prepared(seat))

@@ -25,19 +25,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import jax
 
 from tensile_jax.exec.actor import JobActor
+from tensile_jax.exec.course import Course
 from tensile_jax.exec.dispatcher import Dispatcher
 from tensile_jax.exec.entrypoint import Entrypoint
-from tensile_jax.exec.events import BatchReady as BatchLoaded
-from tensile_jax.exec.events import Budgeted, Wished
-from tensile_jax.exec.feed import BatchesEnded, BatchReady, CallbacksMade, Feed, FeedNews, UserCodeFailed
+from tensile_jax.exec.events import Budgeted
+from tensile_jax.exec.feed import Feed
 from tensile_jax.exec.isolated import IsolatedActor
-from tensile_jax.exec.job import Job, is_leaving
+from tensile_jax.exec.job import Job
 from tensile_jax.exec.keeping import Keeping
 from tensile_jax.exec.listener import JobListener
 from tensile_jax.exec.local import LocalActor
 from tensile_jax.exec.planning import Planning
 from tensile_jax.exec.scheduler import Scheduler
-from tensile_jax.exec.seats import JobId, State, Wish
+from tensile_jax.exec.seats import JobId, State
 from tensile_jax.exec.snapshot import status
 from tensile_jax.exec.submission import Isolation, Submission, bytes_of, refuse_half_a_job, refuse_shared_state
 from tensile_jax.exec.transfer import Transfer
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 _RUN_AHEAD = 3  # launches in flight, on a device whose memory follows the order of launches
 _KEPT_EVENTS = 100_000
-_DEEDS: dict[Wish, str] = {"run": "resumed", "pause": "paused", "stop": "cancelled"}
 
 
 class Runtime:
@@ -96,6 +95,7 @@ class Runtime:
         state = State(budget_bytes, host_bytes, depth)
         self._dispatcher = Dispatcher(state, JobListener(self), look_always=look == "always")
         self._scheduler = Scheduler(self._device, self._profile)
+        self._course = Course(self)
         self._planning = Planning(self)
         self._keeping = Keeping(self)
         self._dispatcher.start()
@@ -186,7 +186,7 @@ class Runtime:
                 device=self._device,
                 first=asked.first,
                 checkpoints=checkpoints.folder if checkpoints is not None else None,
-                died=lambda error: self._died(job, error),
+                died=lambda error: self._course.died(job, error),
             )
             given, skip = isolated.batches(), 0
         else:
@@ -195,7 +195,9 @@ class Runtime:
             given, skip = batches, asked.first
         number = JobId(next(self._numbers))
         most = skip + max(0, steps - asked.first)
-        feed = Feed(given, skip=skip, most=most, on_step=on_step, tell=lambda news: self._heard(job, news), name=asked.name)
+        feed = Feed(
+            given, skip=skip, most=most, on_step=on_step, tell=lambda news: self._course.heard(job, news), name=asked.name
+        )
         job = Job(self, number, asked, actor, feed, checkpoints)
         actor.own()
         with self._changed:
@@ -251,15 +253,15 @@ class Runtime:
 
     def pause(self, job: str) -> None:
         """See `Job.pause`. Raises: ValueError: there is no such job, or it has ended."""
-        self._wish(self._named(job), "pause")
+        self._course.wish(self._named(job), "pause")
 
     def resume(self, job: str) -> None:
         """See `Job.resume`. Raises: ValueError: there is no such job, or it has ended."""
-        self._wish(self._named(job), "run")
+        self._course.wish(self._named(job), "run")
 
     def cancel(self, job: str) -> None:
         """See `Job.cancel`. Raises: ValueError: there is no such job, or it has ended."""
-        self._wish(self._named(job), "stop")
+        self._course.wish(self._named(job), "stop")
 
     def forget(self, job: str) -> None:
         """No longer keep a job that has ended: its name is free again, and its state goes with the last who holds its `Job`.
@@ -282,7 +284,7 @@ class Runtime:
         with self._changed:
             for job in self._jobs.values():
                 if job._state not in FINAL:
-                    self._wish(job, "stop")
+                    self._course.wish(job, "stop")
 
     def close(self) -> None:
         """Wait until every job has ended, and end. Paused jobs are cancelled. Interrupted, it stops all; twice, it aborts."""
@@ -323,119 +325,9 @@ class Runtime:
             self._closed = True
             for job in self._jobs.values():
                 if job._state == "paused" or (job._wish == "pause" and job._state not in FINAL):
-                    self._wish(job, "stop")
+                    self._course.wish(job, "stop")
             self._changed.wait_for(self._all_ended)
             self._changed.notify_all()
-
-    # -- user code and its news -------------------------------------------------------------------------------------------------
-
-    def _heard(self, job: Job, news: FeedNews) -> None:
-        """In the feed's thread."""
-        with self._changed:
-            if job._state in FINAL:
-                return
-            if isinstance(news, CallbacksMade):
-                job._called_back = True
-                if job._last_words is not None:
-                    job._last_words()
-            elif is_leaving(job):
-                return
-            elif isinstance(news, BatchReady):
-                if job._loaded == 0:
-                    job._first_batch = job._feed.take()
-                    self._scheduler.call(lambda: self._planning.prepare(job))
-                job._loaded += 1
-                if job._joined:
-                    self._dispatcher.tell(BatchLoaded(job._number))
-            elif isinstance(news, BatchesEnded):
-                if not job._loaded:
-                    error = ValueError(f"batches of {job.name!r} gave nothing. Give at least one batch.")
-                    self._end(job, "failed", error=error)
-                    return
-                if job._asked.first + job._loaded < job._asked.steps:
-                    job._limit = job._asked.first + job._loaded
-                    job._note = f"its batches ended: {job._limit} of {job._asked.steps} steps"
-                    if job._step >= job._limit:
-                        self._dispatcher.tell(Wished(job._number, "stop"))
-            elif isinstance(news, UserCodeFailed):
-                job._error = news.error
-                job._note = f"its {news.where} raised {type(news.error).__name__}: {news.error}"
-                if job._joined:
-                    self._dispatcher.tell(Wished(job._number, "stop"))
-                else:
-                    self._end(job, "failed", error=news.error)
-
-    def _died(self, job: Job, error: BaseException) -> None:
-        """The job's own process is gone. In a thread of its actor's."""
-        with self._changed:
-            if job._joined:
-                self._dispatcher.fail(job._number, error)
-            else:
-                self._end(job, "failed", error=error)
-
-    def _take_batch(self, job: Job) -> Any:
-        first, job._first_batch = job._first_batch, None
-        return job._feed.take() if first is None else first
-
-    # -- ends and wishes; the lock is held --------------------------------------------------------------------------------------
-
-    def _wish(self, job: Job, wish: Wish) -> None:
-        with self._changed:
-            if job._state in FINAL:
-                raise ValueError(f"{job.name} is {job._state}; it cannot be {_DEEDS[wish]}.")
-            if job._wish == "stop":
-                return
-            before, job._wish = job._wish, wish
-            if job._last_words is not None:
-                if wish == "stop":
-                    job._last_words()
-                return
-            if job._joined:
-                self._dispatcher.tell(Wished(job._number, wish))
-            elif wish == "stop":
-                self._keeping.leave(job, "cancelled", job._actor.state())
-            if wish == "run" and before == "pause":
-                queued = any(seat.job == job._number for seat in self._dispatcher.state.queue)
-                job._state = "preparing" if not job._joined else "queued" if queued else "running"
-                self._tell(job, "resumed")
-                self._planning.share_again()
-                if job._joined:
-                    self._dispatcher.call(lambda: self._planning.look_at_queue(job))
-
-    def _finish(self, job: Job, *, state: Any, note: str | None = None) -> None:
-        """All its steps are done, and its state is kept: it has ended once its last callback has, or if it is cancelled."""
-
-        def end() -> None:
-            self._end(job, "failed" if job._error is not None else "finished", state=state, error=job._error, note=note)
-
-        job._feed.stop()
-        job._last_words = end
-        if job._called_back or job._wish == "stop":
-            end()
-
-    def _end(
-        self,
-        job: Job,
-        state_name: Literal["finished", "failed", "cancelled"],
-        *,
-        state: Any = None,
-        error: BaseException | None = None,
-        note: str | None = None,
-    ) -> None:
-        if job._state in FINAL:
-            return
-        job._feed.stop()
-        job._actor.close()
-        job._state, job._error, job._result = state_name, error, state
-        job._first_batch = job._last_words = None
-        if note is not None:
-            job._note = note
-        elif error is not None and not job._note:
-            job._note = f"{type(error).__name__}: {error}"
-        elif state_name == "finished" and job._limit is None:
-            job._note = ""
-        self._tell(job, state_name, job._note)
-        self._planning.share_again()
 
     def _tell(
         self, job: Job | None, kind: EventName, note: str = "", values: dict[str, float] | None = None, *, step: int | None = None
