@@ -2,10 +2,18 @@
 
 import dataclasses
 import json
+import signal
 
 import pytest
 
 from tensile_jax.profiles import load_profile
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c() -> None:
+    """Tests that send an interrupt must be heard, also where a shell has begun this in the background and ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ class PlannedJob:
         host_bytes: in host memory at most.
         floor_bytes: the least peak that it can be planned for.
         step_us: of its step; `switch_us`: to send its state to the host and fetch it again.
+        kept_out_tensors: how many of its state are on the host between their uses, so that others have room.
         beside_others: it is planned for what is left beside the others at rest.
     """
 
@@ -42,6 +43,7 @@ class PlannedJob:
     switch_us: float
     swapped_bytes: int
     segments: int
+    kept_out_tensors: int
     beside_others: bool
 
 
@@ -103,6 +105,10 @@ def joint_lines(joint: JointPlan) -> list[str]:
         f"added up: {format_bytes(joint.peak_sum_bytes)}.",
         f"One step of each job: {format_us(joint.round_us)}, when the device is never idle.",
     ]
+    out = [job for job in joint.jobs if job.kept_out_tensors]
+    if out:
+        what = ", ".join(f"{job.kept_out_tensors} tensors of {job.name}'s state" for job in out)
+        lines.append(f"While other jobs run, {what} are in host memory, so that all have room.")
     if joint.take_turns:
         lines.append("The jobs' states do not fit on the device at once: they take turns, and wait in host memory meanwhile.")
     return lines

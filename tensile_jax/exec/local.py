@@ -73,11 +73,34 @@ def program_of(prepared: PreparedStep, compiled: Compiled, *, kept_out: frozense
     return LocalProgram(prepared, compiled, demand, kept_out)
 
 
+def program_under(prepared: PreparedStep, budget_bytes: int, choose: Callable[[], Compiled]) -> LocalProgram:
+    """The program of what `choose`, a method of `prepared`, finds under a budget that the metrics are part of.
+
+    Raises:
+        BudgetTooSmall: there is none.
+    """
+    most = max(budget_bytes - metrics_bytes(prepared.graph), 1)
+    if prepared.options.max_slowdown is not None:  # the least memory that is fast enough, if the budget allows it
+        prepared.budget = None
+        fast_enough = choose()
+        if fast_enough.plan.peak_bytes <= most:
+            return program_of(prepared, fast_enough)
+    prepared.budget = Budget(most, None)
+    return program_of(prepared, choose())
+
+
 def code_of(prepared: PreparedStep, compiled: Compiled) -> Instructions | None:
-    """The plan's instructions, with the executables in them; None where the step runs whole."""
-    if compiled.executables is None:
+    """The plan's instructions, with the executables in them, if it is compiled; None where the step runs whole."""
+    plan = compiled.plan
+    if plan.whole:
         return None
-    return instructions_of(compiled.plan, prepared.graph, [e.call for e in compiled.executables])
+    calls = [_nothing] * len(plan.segments) if compiled.executables is None else [e.call for e in compiled.executables]
+    return instructions_of(plan, prepared.graph, calls)
+
+
+def _nothing(*arguments: Any) -> tuple[()]:
+    """Stands where an executable would."""
+    raise AssertionError("a plan that is only predicted was run")
 
 
 class LocalActor:
@@ -133,14 +156,7 @@ class LocalActor:
         Raises:
             BudgetTooSmall: there is none.
         """
-        most = max(budget_bytes - metrics_bytes(prepared.graph), 1)
-        if prepared.options.max_slowdown is not None:  # the least memory that is fast enough, if the budget allows it
-            prepared.budget = None
-            fast_enough = prepared.choose_and_compile()
-            if fast_enough.plan.peak_bytes <= most:
-                return program_of(prepared, fast_enough)
-        prepared.budget = Budget(most, None)
-        return program_of(prepared, prepared.choose_and_compile())
+        return program_under(prepared, budget_bytes, prepared.choose_and_compile)
 
     def use(self, program: LocalProgram) -> None:
         """`program` is what will be run: from `admit` on, or, if there is one already, from `adopt` on."""

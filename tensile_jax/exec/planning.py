@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.actor import Program
+from tensile_jax.exec.beside import most_swapped, prepare_beside, share_state
 from tensile_jax.exec.controller import smallest_need
 from tensile_jax.exec.events import Prepared
 from tensile_jax.exec.job import Job, is_leaving
@@ -16,7 +17,7 @@ from tensile_jax.exec.prepare import Options
 from tensile_jax.exec.seats import Seat
 from tensile_jax.jobs import FINAL
 from tensile_jax.plan.demand import Demand
-from tensile_jax.schedule import format_bytes
+from tensile_jax.schedule import Plan, format_bytes
 
 if TYPE_CHECKING:  # they name each other
     from tensile_jax.exec.runtime import Runtime
@@ -36,12 +37,12 @@ class Planning:
             limit = self._limit_for(job)
             options = Options(job._asked.policy, self._runtime._profile, "any", max_slowdown=job._asked.max_slowdown)
             prepared = job._actor.trace(job._first_batch, options, self._runtime._scheduler.compiler)
-            program = self._runtime._scheduler.prepare(
-                job._actor,
+            program = prepare_beside(
+                job._actor.prepare,
                 prepared,
                 limit,
                 ceiling=self._ceiling(job),
-                most_swapped=self._most_swapped(job),
+                most_swapped=most_swapped(job._asked.max_swap_rate, self._plans_of_others(job)),
                 most_on_host=self._host_left(job),
             )
             demand = self._with_snapshot(job, program)
@@ -139,14 +140,10 @@ class Planning:
             )
         return self._ceiling(job) - resting
 
-    def _most_swapped(self, job: Job) -> float:
-        """Bytes an iteration, by the job's maximal swapping rate and what the plans of the others swap."""
-        rate = job._asked.max_swap_rate
-        if rate >= 1:
-            return float("inf")
+    def _plans_of_others(self, job: Job) -> list[Plan]:
         with self._runtime._changed:
             plans = [one.plan for one in self._runtime._jobs.values() if one is not job and one._state not in FINAL]
-        return rate / (1 - rate) * sum(plan.swapped_out_bytes + plan.swapped_in_bytes for plan in plans if plan is not None)
+        return [plan for plan in plans if plan is not None]
 
     def share_again(self) -> None:
         """Somebody has come or gone: look again at what of all jobs' states is to be out while others run."""
@@ -157,8 +154,11 @@ class Planning:
         with self._runtime._changed:
             jobs = [job for job in self._runtime._jobs.values() if job._state == "running" and job._own_program is not None]
             programs = [job._own_program for job in jobs]
-        found = self._runtime._scheduler.share(
-            [p for p in programs if p is not None], [job._asked.max_swap_rate for job in jobs], self._runtime._budget_bytes
+        found = share_state(
+            [p for p in programs if p is not None],
+            [job._asked.max_swap_rate for job in jobs],
+            self._runtime._budget_bytes,
+            self._runtime._profile,
         )
         for job, own, out in zip(jobs, programs, found, strict=True):
             assert own is not None and job._program is not None
@@ -177,8 +177,8 @@ class Planning:
             return
         try:
             ceiling = self._ceiling(job) - self._parked_beside(job)
-            renewed = self._runtime._scheduler.prepare(
-                job._actor, program.prepared, self._limit_for(job), ceiling=ceiling, most_on_host=self._host_left(job)
+            renewed = prepare_beside(
+                job._actor.prepare, program.prepared, self._limit_for(job), ceiling=ceiling, most_on_host=self._host_left(job)
             )
         except BudgetTooSmall as error:
             with self._runtime._changed:

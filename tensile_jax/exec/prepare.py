@@ -58,7 +58,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
-    """A plan, the choice that it came from, and the executables of its segments; None where the step runs whole."""
+    """A plan, the choice that it came from, and the executables of its segments.
+
+    There are none where the step runs whole, or where the plan is only predicted.
+    """
 
     plan: Plan
     executables: list[Executable] | None
@@ -99,10 +102,13 @@ class PreparedStep:
         self.jit_compile_s = 0.0
         self.out_of_memory = 0  # under earlier plans
         self._whole: Any = None
+        self._without_swaps: PreparedStep | None = None
 
     def without_swaps(self) -> "PreparedStep":
         """The same step, of which only plans without swaps are made."""
-        return PreparedStep(self.step, None, replace(self.options, may_swap=False), self.compiler)
+        if self._without_swaps is None:
+            self._without_swaps = PreparedStep(self.step, None, replace(self.options, may_swap=False), self.compiler)
+        return self._without_swaps
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -150,6 +156,10 @@ class PreparedStep:
         Raises:
             BudgetTooSmall: not even the least peak is under the budget.
         """
+        return self.predicted().plan
+
+    def predicted(self) -> Compiled:
+        """The same, with the choice that it came from."""
         began = time.perf_counter()
         limit = self.limit()
         choice = self.policy(self.ladder, limit, self.measured)
@@ -157,7 +167,7 @@ class PreparedStep:
             raise self._too_small(limit, floor(self.ladder, self.measured, self.policy)[0], "about ")
         plan = self._plan(choice, limit)
         self.plan_s = time.perf_counter() - began
-        return plan
+        return Compiled(plan, None, choice)
 
     def bound_us(self) -> float:
         """Microseconds that no plan under the budget is faster than; those of the step as one executable, if it fits."""
@@ -349,18 +359,19 @@ class PreparedStep:
 
         Nothing else changes, so neither do results; no segment holds more than before.
         """
-        if not tensors or found.executables is None:
+        if not tensors or found.plan.whole:
             return found
         retention = self.ladder.rung(found.choice.rung).retention
         profile = self.options.profile
         out = keep_state_out(retention, Link(), latencies=self.ladder.latencies, profile=profile, late=False, only=tensors)
         choice = replace(found.choice, absences={**found.choice.absences, **out})
         budget = found.plan.budget_bytes
-        return self._realised(choice, float("inf") if budget is None else budget)
+        limit = float("inf") if budget is None else budget
+        return Compiled(self._plan(choice, limit), None, choice) if found.executables is None else self._realised(choice, limit)
 
     def may_stay_out(self, found: Compiled) -> tuple[tuple[TensorId, int], ...]:
         """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
-        if found.executables is None:
+        if found.plan.whole:
             return ()
         retention = self.ladder.rung(found.choice.rung).retention
         pairs = state_that_may_stay_out(retention)

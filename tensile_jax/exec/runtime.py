@@ -94,7 +94,7 @@ class Runtime:
         depth = 1 if self._on_cpu else _RUN_AHEAD
         state = State(budget_bytes, host_bytes, depth)
         self._dispatcher = Dispatcher(state, JobListener(self), look_always=look == "always")
-        self._scheduler = Scheduler(self._device, self._profile)
+        self._scheduler = Scheduler(self._device)
         self._course = Course(self)
         self._planning = Planning(self)
         self._keeping = Keeping(self)

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -73,6 +74,57 @@ def test_states_that_do_not_fit_at_once_take_turns(tmp_path: Path) -> None:
     assert "they take turns" in done.stdout
     joint = json.loads((tmp_path / "plan.json").read_text())
     assert joint["take_turns"] and joint["serial_peak_bytes"] > joint["budget_bytes"]
+
+
+def joint_of(folder: Path, jobs: str) -> tuple[dict[str, Any], str]:
+    (folder / "jobs.toml").write_text(jobs)
+    done = CliRunner().invoke(main, ["plan", str(folder / "jobs.toml"), "-o", str(folder / "plan.json")], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    return json.loads((folder / "plan.json").read_text()), done.stdout
+
+
+def test_state_is_kept_out_where_that_makes_room_for_another_job(tmp_path: Path) -> None:
+    joint, told = joint_of(
+        tmp_path,
+        """
+[device]
+budget = "10000KiB"  # the large one's peak fits, but not beside all of the small one's state
+device_profile = "h200"
+[defaults]
+model = "cnn"
+policy = "none"
+steps = 3
+[[jobs]]
+name = "large"
+args = {batch_size = 64, image_size = 16}
+[[jobs]]
+name = "small"
+args = {batch_size = 32, image_size = 16}
+""",
+    )
+    large, small = joint["jobs"]
+    assert not joint["take_turns"] and joint["serial_peak_bytes"] <= joint["budget_bytes"]
+    assert (large["beside_others"], large["kept_out_tensors"], large["swapped_bytes"]) == (False, 0, 0)
+    assert small["kept_out_tensors"] > 0 and small["swapped_bytes"] > 0
+    assert f"{small['kept_out_tensors']} tensors of small's state are in host memory" in told
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_a_job_swaps_no_more_than_its_rate(tmp_path: Path, rate: float) -> None:
+    joint, _ = joint_of(
+        tmp_path,
+        f"""
+[device]
+budget = "7500KiB"  # under which it swaps if it may
+device_profile = "cpu"
+[[jobs]]
+model = "cnn"
+args = {{batch_size = 64, image_size = 16}}
+steps = 3
+max_swap_rate = {rate}
+""",
+    )
+    assert (joint["jobs"][0]["swapped_bytes"] > 0) == (rate == 1)  # half of what no other job swaps is nothing
 
 
 def test_a_host_that_is_too_small_is_said_with_the_key(tmp_path: Path) -> None:

@@ -7,14 +7,13 @@ import jax
 import pytest
 
 from tensile_jax.exec.scheduler import Scheduler
-from tensile_jax.profiles import load_profile
 
 LIMIT_S = 10.0
 
 
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
-    one = Scheduler(jax.devices()[0], load_profile("cpu"))
+    one = Scheduler(jax.devices()[0])
     yield one
     one.close()
     assert not one._thread.is_alive()
