@@ -70,6 +70,7 @@ class _Hand:
     steps: int
     tally: Tally
     began: float = 0.0
+    segment: int = 0  # the next one to be launched
     since_plan: int = 0
     watched: bool = False
     rest_due: bool = False  # it rests for its checkpoint after this iteration, whatever the user wishes meanwhile
@@ -251,7 +252,7 @@ class Dispatcher:
         began = self.now()
         if move == 0:
             hand.watched = self._look_always or hand.since_plan < _WATCHED_FIRST or hand.since_plan % _WATCHED_EVERY == 0
-            hand.began = began
+            hand.began, hand.segment = began, 0
             if hand.rest_every is not None and (hand.steps + 1) % hand.rest_every == 0:
                 hand.rest_due = True
                 self.tell(Wished(job, "pause"))  # heard before this iteration ends
@@ -262,8 +263,8 @@ class Dispatcher:
             assert wait is not None
             self.launches += 1
             looks = self._look(job, hand) if hand.watched else []
-            segment = sum(1 for k in demand.kinds[:move] if k == LAUNCH)
-            label = demand.labels[segment] if segment < len(demand.labels) else f"move {move}"
+            label = demand.labels[hand.segment] if hand.segment < len(demand.labels) else f"move {move}"
+            hand.segment += 1
             self._leave_to(self._lane, self._launched, job, hand, wait, label, began, looks)
         elif wait is not None:
             if kind == WAIT:

@@ -228,7 +228,7 @@ class Runtime:
                 fresh = self._told - seen
                 if not fresh:
                     return
-                kept = list(itertools.islice(self._events, max(0, len(self._events) - fresh), None))
+                kept = list(itertools.islice(reversed(self._events), fresh))[::-1]
                 seen = self._told
             yield from kept
 
