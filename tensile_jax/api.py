@@ -1,23 +1,28 @@
 """The decorator: `tensile_jax.jit` is `jax.jit` under a memory budget."""
 
 import functools
-import inspect
 import statistics
+import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import types
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, TypedDict, Unpack, get_args, overload
 
 import jax
-from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+from jax.tree_util import tree_unflatten
 
 from tensile_jax.errors import TraceError
 from tensile_jax.exec.budget import parse_budget
+from tensile_jax.exec.call_signature import Call, Signature, SignatureReader
 from tensile_jax.exec.compare import compare
 from tensile_jax.exec.compile import Compiler
-from tensile_jax.exec.executor import Observation
+from tensile_jax.exec.executor import Executor, Observation
+from tensile_jax.exec.handover import Handover
+from tensile_jax.exec.interrupt import InterruptsHeld
+from tensile_jax.exec.placement import Placement, placement_of
 from tensile_jax.exec.prepare import Options, PreparedStep, Progress, RunningPlan
-from tensile_jax.exec.transfer import Device, on_host, to_device
+from tensile_jax.exec.transfer import DEVICE, HOST, on_host, to_device
 from tensile_jax.plan.comparison import Comparison
 from tensile_jax.profiles import load_profile
 from tensile_jax.schedule import Plan, PolicyName
@@ -58,9 +63,11 @@ class Report:
 
 
 class PlannedFunction:
-    """A step under a memory budget. Call it like the function it wraps; it keeps one plan for each set of shapes.
+    """A step under a memory budget. Call it as the function that it wraps; it keeps one plan for each signature of a call.
 
-    Made by `tensile_jax.jit`.
+    It is what `tensile_jax.jit` returns, and it has what the result of `jax.jit` has: `lower`, `trace`, `eval_shape`,
+    `clear_cache`, `__wrapped__`; it can be a method and it can be pickled. Inside another transformation (`jax.jit`, `jax.grad`,
+    `jax.vmap`, ...) and under `jax.disable_jit` it is the plain jitted function: a plan is made at the outermost call only.
     """
 
     def __init__(
@@ -76,13 +83,22 @@ class PlannedFunction:
         progress: Progress | None,
         jit_options: dict[str, Any],
     ) -> None:
-        if not callable(function):
-            raise TypeError(f"tensile_jax.jit needs a function, got {function!r}.")
         if state_memory not in ("device", "any"):
             raise ValueError(f'state_memory must be "device" or "any", got {state_memory!r}.')
         if policy not in get_args(PolicyName):
             raise ValueError(f"policy={policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
-        functools.update_wrapper(self, function)
+        self._options = {
+            "budget": budget,
+            "max_slowdown": max_slowdown,
+            "policy": policy,
+            "device_profile": device_profile,
+            "state_memory": state_memory,
+            "plan": plan,
+            "progress": progress,
+            **jit_options,
+        }
+        self._jitted = jax.jit(function, **jit_options)
+        functools.update_wrapper(self, self._jitted)
         self._function = function
         self._budget = None if budget is None else parse_budget(budget)
         _refuse_slowdown(max_slowdown, budget)
@@ -92,52 +108,105 @@ class PlannedFunction:
         self._state_memory: Literal["device", "any"] = state_memory
         self._saved = plan
         self._progress = progress
-        self._jitted = jax.jit(function, **jit_options)
-        self._static = _StaticArguments(function, jit_options)
-        self._prepared: dict[Hashable, tuple[PreparedStep, float]] = {}
-        self._running: dict[Hashable, RunningPlan] = {}
-        self._latest: Hashable = None
-        self._iterations: dict[Hashable, int] = {}
+        self._jit_options = jit_options
+        numbers, names = jit_options.get("static_argnums"), jit_options.get("static_argnames")
+        self._signatures = SignatureReader(
+            function,
+            None if numbers is None else _as_tuple(numbers),
+            None if names is None else _as_tuple(names),
+        )
+        self._steps: dict[Signature, _Step] = {}
+        self._running: dict[Signature, RunningPlan] = {}
+        self._latest: Signature | None = None
+        self._preparing = threading.RLock()
         if device_profile is not None:
             load_profile(device_profile)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        key, leaves = self._static.key(args, kwargs)
-        running = self._running.get(key)
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        call = self._read(args, kwargs)
+        if call is None:
+            return self._jitted(*args, **kwargs)
+        signature = call.signature
+        running = self._running.get(signature)
         if running is None:
-            running = self._start(key, args, kwargs)
-        self._latest = key
-        count = self._iterations[key] = self._iterations.get(key, 0) + 1
-        if running.executor is None:
-            return self._call_whole(running, count, args, kwargs)
-        prepared = running.prepared
-        _refuse_unusable(prepared, leaves)
-        watched = count <= _WATCHED_FIRST or count % _WATCHED_EVERY == 0
+            with self._preparing:
+                running = self._running.get(signature) or self._start(call, args, kwargs)
+        self._latest = signature
+        step = self._steps[signature]
+        if running.executor is not None:
+            _refuse_unusable(step.prepared, call.leaves)
+        with InterruptsHeld():  # from here on, donated arguments may be gone
+            step.iterations += 1
+            if running.executor is None:
+                return self._call_whole(running, step.iterations, call.leaves, args, kwargs)
+            return self._call_segments(signature, step, running, running.executor, call.leaves)
+
+    def _call_segments(
+        self, signature: Signature, step: "_Step", running: RunningPlan, executor: Executor, leaves: list[Any]
+    ) -> Any:
+        watched = step.iterations <= _WATCHED_FIRST or step.iterations % _WATCHED_EVERY == 0
         watch = Observation() if watched else None
         began = time.perf_counter()
-        results = running.executor.run(leaves, watch)
+        results = step.handover(executor.run(leaves, watch))
         if watch is not None:
             watch.step_us = (time.perf_counter() - began) * 1e6
             running.observations.append(watch)
-        if running.executor.needs_lower_budget:
-            running.executor.needs_lower_budget = False
-            lower = prepared.prepare_for_less(running)
+        if executor.needs_lower_budget:
+            executor.needs_lower_budget = False
+            lower = step.prepared.prepare_for_less(running)
             if lower is not running:
                 lower.observations.append(watch or Observation(running.plan.peak_bytes))
-                self._running[key] = lower
-        return tree_unflatten(prepared.step.out_tree, results)
+                self._running[signature] = lower
+        return tree_unflatten(step.prepared.step.out_tree, results)
 
-    def _call_whole(self, running: RunningPlan, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        watched = count <= _WATCHED_FIRST
+    def _call_whole(
+        self, running: RunningPlan, count: int, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         began = time.perf_counter()
-        result = self._jitted(*to_device(args), **to_device(kwargs))
-        if watched:
+        if any(map(on_host, leaves)):
+            args, kwargs = self._signatures.map_dynamic(to_device, args, kwargs)
+        result = self._jitted(*args, **kwargs)
+        if count <= _WATCHED_FIRST:
             jax.block_until_ready(result)
             step_us = (time.perf_counter() - began) * 1e6
             running.observations.append(Observation(peak_bytes=running.plan.peak_bytes, step_us=step_us))
         return result
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    # -- what the result of jax.jit has ---------------------------------------------------------------------------------
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<PlannedFunction of {self._function!r}>"
+
+    def __reduce__(self) -> Any:
+        return functools.partial(jit, **self._options), (self._function,)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The whole step lowered by plain `jax.jit`, without a plan."""
+        return self._jitted.lower(*args, **kwargs)
+
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The whole step traced by plain `jax.jit`."""
+        return self._jitted.trace(*args, **kwargs)
+
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The shapes and types of the results, as plain `jax.jit` gives them."""
+        return self._jitted.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forget every trace, plan and executable; the next call makes them anew."""
+        self._jitted.clear_cache()
+        self._signatures.forget()
+        with self._preparing:
+            self._steps.clear()
+            self._running.clear()
+            self._latest = None
+
+    # -- plans and reports ----------------------------------------------------------------------------------------------
+
+    def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s). Runs nothing, and compiles no segment.
 
         The plan in use is returned once the function has been called with such arguments; before that, workspaces are estimates.
@@ -146,36 +215,36 @@ class PlannedFunction:
             BudgetTooSmall: no plan keeps the budget.
             TraceError: the step cannot be planned.
         """
-        key, _ = self._static.key(args, kwargs)
-        if key in self._running:
-            return self._running[key].plan
+        call = self._read_outermost(args, kwargs)
+        running = self._running.get(call.signature) or next(
+            (plan for signature, plan in self._running.items() if signature.shapes == call.signature.shapes), None
+        )
+        if running is not None:
+            return running.plan
         if self._saved is not None:
             return self._saved
-        return self._prepare(key, args, kwargs).predict()
+        return self._prepare(call, args, kwargs).prepared.predict()
 
-    def bound_us(self, *args: Any, **kwargs: Any) -> float:
+    def bound_us(self, /, *args: Any, **kwargs: Any) -> float:
         """A lower bound on the time of a step under the budget, in microseconds, whatever the plan; infinite if there is none.
 
         It holds in the planner's own model of the device, so compare it with a plan's `step_us`. It takes about as long
         as planning. See `tensile_jax/plan/bounds.py`.
         """
-        key, _ = self._static.key(args, kwargs)
-        return self._prepare(key, args, kwargs).bound_us()
+        return self._prepare(self._read_outermost(args, kwargs), args, kwargs).prepared.bound_us()
 
-    def compare(self, *args: Any, **kwargs: Any) -> Comparison:
+    def compare(self, /, *args: Any, **kwargs: Any) -> Comparison:
         """What every policy would make of the step for these arguments, at many budgets. Runs and compiles nothing.
 
         The budget and the policy of this function are left aside. In it are the paper's metrics (MSR, EOR, CBR), predicted
         for the device profile.
         """
-        key, _ = self._static.key(args, kwargs)
-        prepared = self._prepare(key, args, kwargs)
+        prepared = self._prepare(self._read_outermost(args, kwargs), args, kwargs).prepared
         return compare(prepared.step, prepared.options, prepared.compiler)
 
-    def jit_peak_bytes(self, *args: Any, **kwargs: Any) -> int:
+    def jit_peak_bytes(self, /, *args: Any, **kwargs: Any) -> int:
         """Peak of plain `jax.jit` for these arguments, in bytes. Compiles it, once."""
-        key, _ = self._static.key(args, kwargs)
-        return self._prepare(key, args, kwargs).jit_peak_bytes
+        return self._prepare(self._read_outermost(args, kwargs), args, kwargs).prepared.jit_peak_bytes
 
     def report(self) -> Report:
         """What was measured of the latest call's plan.
@@ -183,11 +252,12 @@ class PlannedFunction:
         Raises:
             RuntimeError: the function has not been called.
         """
-        running = self._running.get(self._latest)
-        if running is None or not running.observations:
+        running = None if self._latest is None else self._running.get(self._latest)
+        if running is None or self._latest is None or not running.observations:
             raise RuntimeError("There is nothing to report before the first call.")
         plan, seen = running.plan, running.observations
-        prepared, trace_s = self._prepared[self._latest]
+        step = self._steps[self._latest]
+        prepared = step.prepared
         settled = seen[1:] or seen
         executor = running.executor
         segment_us = [statistics.median(us) for us in zip(*(o.segment_us for o in settled), strict=False)]
@@ -202,70 +272,79 @@ class PlannedFunction:
             segments=len(plan.segments),
             distinct_segments=len(prepared.compiler) if executor else 1,
             out_of_memory=prepared.out_of_memory + (executor.out_of_memory if executor else 0),
-            trace_s=trace_s,
+            trace_s=step.trace_s,
             plan_s=prepared.plan_s,
             compile_s=prepared.compiler.compile_s if executor else prepared.jit_compile_s,
-            iterations=self._iterations[self._latest],
+            iterations=step.iterations,
         )
 
-    def _start(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunningPlan:
-        prepared = self._prepare(key, args, kwargs)
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        try:
+            return self._signatures.read(args, kwargs)
+        except (TypeError, ValueError):
+            self._jitted.trace(*args, **kwargs)  # says in jit's own words what cannot be
+            raise
+
+    def _read_outermost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        call = self._read(args, kwargs)
+        if call is None:
+            raise TraceError(
+                f"{getattr(self._function, '__name__', 'The step')!r} has a plan only where it is called outermost: not inside "
+                "jit, grad, vmap and the like, and not under jax.disable_jit."
+            )
+        return call
+
+    def _start(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunningPlan:
+        step = self._prepare(call, args, kwargs)
+        prepared = step.prepared
         running = prepared.prepare() if self._saved is None else prepared.load(self._saved)
-        self._running[key] = running
+        if running.executor is not None:
+            graph = prepared.graph
+            passed_on = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].producer is None]
+            jit_shardings = None if step.placement.plain else prepared.whole_executable().output_shardings
+            step.handover = Handover(
+                prepared.compiler, passed_on, None if jit_shardings is None else jax.tree.leaves(jit_shardings)
+            )
+        self._running[call.signature] = running
         return running
 
-    def _prepare(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedStep:
-        if key not in self._prepared:
-            began = time.perf_counter()
-            shapes, named_shapes = jax.tree.map(_wherever_it_lies, (args, kwargs))
-            step = trace_step(self._jitted, self._function, shapes, named_shapes, static=self._static.numbers)
-            trace_s = time.perf_counter() - began
-            device = _device_of(tree_leaves((args, kwargs)))
-            profile = load_profile(self._profile or ("cpu" if device.platform == "cpu" else "h200"))
-            options = Options(self._policy, profile, self._state_memory, self._progress, self._max_slowdown)
-            self._prepared[key] = PreparedStep(step, self._budget, options, Compiler(device)), trace_s
-        return self._prepared[key][0]
+    def _prepare(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Step":
+        with self._preparing:
+            if call.signature not in self._steps:
+                placement = placement_of(call.leaves, self._jit_options)
+                began = time.perf_counter()
+                shapes, named_shapes = self._signatures.map_dynamic(_shape_of, args, kwargs)
+                step = trace_step(
+                    self._jitted,
+                    self._function,
+                    shapes,
+                    named_shapes,
+                    static=self._signatures.static_positions(len(args)),
+                    keep_unused=bool(self._jit_options.get("keep_unused")),
+                )
+                trace_s = time.perf_counter() - began
+                device = placement.device
+                profile = load_profile(self._profile or ("cpu" if device.platform == "cpu" else "h200"))
+                options = Options(self._policy, profile, self._state_memory, self._progress, self._max_slowdown)
+                compiler = Compiler(
+                    device,
+                    committed=placement.committed or step.commits,
+                    compiler_options=self._jit_options.get("compiler_options"),
+                )
+                prepared = PreparedStep(step, self._budget, options, compiler)
+                self._steps[call.signature] = _Step(prepared, placement, trace_s)
+            return self._steps[call.signature]
 
 
-_TRACED_SETTINGS = (
-    "jax_default_matmul_precision", "jax_enable_x64", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion",
-    "jax_default_prng_impl", "jax_threefry_partitionable",
-)  # fmt: skip
-"""What a trace depends on beside its arguments; `jax.jit` traces again when one of them changes, and so does this."""
+@dataclass(slots=True, eq=False)
+class _Step:
+    """The function for one signature of its calls."""
 
-
-class _StaticArguments:
-    """Tells static arguments from others as `jax.jit` does, and makes the key under which plans are kept."""
-
-    def __init__(self, function: Callable[..., Any], jit_options: dict[str, Any]) -> None:
-        numbers = _as_tuple(jit_options.get("static_argnums"))
-        names = _as_tuple(jit_options.get("static_argnames"))
-        try:
-            parameters = list(inspect.signature(function).parameters.values())
-        except (TypeError, ValueError):
-            parameters = []
-        positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        total = len(positional)
-        self.numbers = {n % total if n < 0 and total else n for n in numbers}
-        self.names = set(names)
-        if not numbers:
-            self.numbers |= {positional.index(n) for n in names if n in positional}
-        if not names:
-            self.names |= {positional[n] for n in self.numbers if n < total}
-
-    def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list[Any]]:
-        """(key, flat dynamic arguments); equal keys share a plan."""
-        static: list[tuple[int | str, Any]] = []
-        if self.numbers or self.names:
-            static += [(i, a) for i, a in enumerate(args) if i in self.numbers]
-            static += sorted(((k, v) for k, v in kwargs.items() if k in self.names), key=lambda pair: pair[0])
-            for _, value in static:
-                _refuse_unhashable(value)
-            args = tuple(a for i, a in enumerate(args) if i not in self.numbers)
-            kwargs = {k: v for k, v in kwargs.items() if k not in self.names}
-        leaves, tree = tree_flatten((args, kwargs))
-        settings = tuple(getattr(jax.config, name) for name in _TRACED_SETTINGS)
-        return (tree, tuple(map(_aval_key, leaves)), tuple(static), settings), leaves
+    prepared: PreparedStep
+    placement: Placement
+    trace_s: float
+    handover: Callable[[list[Any]], list[Any]] = list
+    iterations: int = 0
 
 
 def _refuse_slowdown(max_slowdown: Any, budget: Any) -> None:
@@ -283,63 +362,51 @@ def _refuse_slowdown(max_slowdown: Any, budget: Any) -> None:
         )
 
 
-def _wherever_it_lies(leaf: Any) -> Any:
-    """What to trace in the place of an array: state may lie in host memory, which a program for the device cannot read."""
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type) if on_host(leaf) else leaf
+def _shape_of(leaf: Any) -> Any:
+    """What to trace in the place of an array, so that a trace holds no array of the caller's.
 
-
-def _refuse_unhashable(value: Any) -> None:
-    try:
-        hash(value)
-    except TypeError as error:
-        raise ValueError(
-            f"Non-hashable static arguments are not supported: got {value!r} of type {type(value)} ({error}). Pass a value "
-            "that can be a key of a dict (a tuple in the place of a list), or do not name it static."
-        ) from error
-
-
-def _aval_key(leaf: Any) -> Hashable:
-    if isinstance(leaf, jax.Array):
-        aval = leaf.aval
-        return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
-    aval = jax.typeof(leaf)
-    return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
+    State may lie in host memory, which a program for the device cannot read: it is traced as if it were on the device.
+    """
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return leaf
+    sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) or leaf.committed else None
+    if sharding is not None and sharding.memory_kind == HOST:
+        sharding = sharding.with_memory_kind(DEVICE)
+    weak_type = bool(getattr(getattr(leaf, "aval", leaf), "weak_type", False))
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak_type)
 
 
 def _refuse_unusable(prepared: PreparedStep, leaves: Sequence[Any]) -> None:
-    """What jit refuses before it runs: arrays that are gone, and one array given away twice."""
-    seen: dict[int, bool] = {}
+    """Refuse what XLA would refuse of the whole step, before anything has happened.
+
+    Raises:
+        RuntimeError: an array is deleted.
+        JaxRuntimeError: the memory of a donated array is also that of another argument.
+    """
     donated = prepared.graph.donated
-    for leaf, tensor in zip(leaves, prepared.graph.inputs, strict=True):
+    given: set[int] = set()
+    others: set[int] = set()
+    for place, (leaf, tensor) in enumerate(zip(leaves, prepared.graph.inputs, strict=True)):
         if not isinstance(leaf, jax.Array):
             continue
         if leaf.is_deleted():
             raise RuntimeError(f"Array has been deleted with shape={leaf.aval.str_short()}.")
-        gives = tensor in donated
-        if seen.get(id(leaf), False) or (gives and id(leaf) in seen):
-            raise ValueError(
-                f"Attempt to donate the same buffer twice: {prepared.graph.tensors[tensor].name} is the same array as "
-                "another argument, and one of the two is donated. Copy one of them first."
+        if not donated:
+            continue
+        where = leaf.unsafe_buffer_pointer() if leaf.size else id(leaf)
+        if tensor in donated and where in given:
+            raise jax.errors.JaxRuntimeError(
+                "INVALID_ARGUMENT: Attempt to donate the same buffer twice in Execute() "
+                f"(flattened argument {place}, {prepared.graph.tensors[tensor].name}): it is the memory of another donated "
+                "argument as well. Copy one of the two first (jax.numpy.copy)."
             )
-        seen[id(leaf)] = gives
-
-
-def _device_of(leaves: Sequence[Any]) -> Device:
-    """The one device on which the step runs: that of committed arguments, or the default."""
-    found: dict[Device, None] = {}
-    for leaf in leaves:
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(leaf, jax.Array) and sharding is not None and leaf.committed:
-            found.update(dict.fromkeys(sharding.device_set))
-    if len(found) > 1:
-        raise TraceError(
-            f"The arguments lie on {len(found)} devices ({', '.join(map(str, found))}); a plan is for one device. "
-            "Put them on one with jax.device_put."
-        )
-    default = getattr(jax.config, "jax_default_device", None)
-    return next(iter(found)) if found else default if isinstance(default, jax.Device) else jax.devices()[0]
+        if where in given or (tensor in donated and where in others):
+            raise jax.errors.JaxRuntimeError(
+                "INVALID_ARGUMENT: Attempt to use a buffer that was previously donated in the same call to Execute() "
+                f"(flattened argument {place}, {prepared.graph.tensors[tensor].name}): f(donate(a), a). Copy one of the two "
+                "first (jax.numpy.copy)."
+            )
+        (given if tensor in donated else others).add(where)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -348,9 +415,30 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return (value,) if isinstance(value, int | str) else tuple(value)
 
 
+class JitOptions(TypedDict, total=False):
+    """The options of `jax.jit`, with its meanings and its defaults."""
+
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    keep_unused: bool
+    inline: bool
+    compiler_options: dict[str, Any] | None
+    in_shardings: Any
+    out_shardings: Any
+    device: Any
+    backend: str | None
+
+
+class _NotGiven:
+    """The function is not given: `jit` is used as a decorator with arguments."""
+
+
 @overload
 def jit(
     function: Callable[..., Any],
+    /,
     *,
     budget: int | float | str | None = ...,
     max_slowdown: float | None = ...,
@@ -359,11 +447,7 @@ def jit(
     state_memory: Literal["device", "any"] = ...,
     plan: Plan | None = ...,
     progress: Progress | None = ...,
-    static_argnums: int | Sequence[int] | None = ...,
-    static_argnames: str | Iterable[str] | None = ...,
-    donate_argnums: int | Sequence[int] | None = ...,
-    donate_argnames: str | Iterable[str] | None = ...,
-    keep_unused: bool = ...,
+    **jit_options: Unpack[JitOptions],
 ) -> PlannedFunction: ...
 @overload
 def jit(
@@ -375,14 +459,11 @@ def jit(
     state_memory: Literal["device", "any"] = ...,
     plan: Plan | None = ...,
     progress: Progress | None = ...,
-    static_argnums: int | Sequence[int] | None = ...,
-    static_argnames: str | Iterable[str] | None = ...,
-    donate_argnums: int | Sequence[int] | None = ...,
-    donate_argnames: str | Iterable[str] | None = ...,
-    keep_unused: bool = ...,
+    **jit_options: Unpack[JitOptions],
 ) -> Callable[[Callable[..., Any]], PlannedFunction]: ...
 def jit(
-    function: Callable[..., Any] | None = None,
+    function: Callable[..., Any] | type[_NotGiven] = _NotGiven,
+    /,
     *,
     budget: int | float | str | None = None,
     max_slowdown: float | None = None,
@@ -391,11 +472,7 @@ def jit(
     state_memory: Literal["device", "any"] = "device",
     plan: Plan | None = None,
     progress: Progress | None = None,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
-    donate_argnums: int | Sequence[int] | None = None,
-    donate_argnames: str | Iterable[str] | None = None,
-    keep_unused: bool = False,
+    **jit_options: Unpack[JitOptions],
 ) -> PlannedFunction | Callable[[Callable[..., Any]], PlannedFunction]:
     """`jax.jit` under a budget of device memory. Use it as a decorator, with or without arguments, or call it.
 
@@ -411,7 +488,8 @@ def jit(
             memory, which lets it stay out between its uses; `tensile_jax.to_device` brings it in.
         plan: a saved plan to run, instead of making one.
         progress: called as `progress(what, done, of)` while compiling.
-        static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused: as in `jax.jit`.
+        **jit_options: as in `jax.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`, `keep_unused`,
+            `inline`, `compiler_options`, and on one device `in_shardings`, `out_shardings`, `device` and `backend`.
 
     Returns:
         A `PlannedFunction`: the same results as `jax.jit`, to rounding where the step was cut or recomputed.
@@ -425,14 +503,6 @@ def jit(
     >>> step(jnp.ones(3), jnp.eye(3)).tolist()
     [0.8999999761581421, 0.8999999761581421, 0.8999999761581421]
     """
-    options = {
-        "static_argnums": static_argnums,
-        "static_argnames": static_argnames,
-        "donate_argnums": donate_argnums,
-        "donate_argnames": donate_argnames,
-        "keep_unused": keep_unused,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
 
     def wrap(step: Callable[..., Any]) -> PlannedFunction:
         return PlannedFunction(
@@ -444,7 +514,7 @@ def jit(
             state_memory=state_memory,
             plan=plan,
             progress=progress,
-            jit_options=given,
+            jit_options=dict(jit_options),
         )
 
-    return wrap if function is None else wrap(function)
+    return wrap if function is _NotGiven else wrap(function)

@@ -10,9 +10,9 @@ so that (bytes resident by the plan) + workspace is the footprint of the running
 
 import os
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +38,19 @@ class Executable:
 
 
 class Compiler:
-    """Compiles segments for one device and remembers them by content."""
+    """Compiles segments for one device and remembers them by content.
 
-    def __init__(self, device: Device) -> None:
+    Args:
+        device: where the segments run.
+        committed: whether what they give is committed to the device, as `jax.jit` says it of its results.
+        compiler_options: options of XLA, as in `jax.jit`.
+    """
+
+    def __init__(self, device: Device, *, committed: bool = True, compiler_options: Mapping[str, Any] | None = None) -> None:
         self.device = device
+        self.committed = committed
         self.compile_s = 0.0
+        self._compiler_options = None if compiler_options is None else dict(compiler_options)
         self._done: dict[Hashable, Executable] = {}
 
     def __len__(self) -> int:
@@ -75,11 +83,19 @@ class Compiler:
         with _short_compilations_cached():
             return traced.lower().compile()
 
+    def identity(self, values: Sequence[jax.Array]) -> Callable[..., Sequence[jax.Array]]:
+        """An executable that gives back what it is given, in the same memory, as arrays of this compiler's commitment."""
+        avals = tuple(jax.ShapeDtypeStruct(v.shape, v.dtype, weak_type=v.aval.weak_type) for v in values)
+        content = ("identity", tuple((a.shape, a.dtype, a.weak_type) for a in avals))
+        code = SegmentCode(lambda *xs: xs, avals, tuple(range(len(avals))), content)
+        return self.compile([code])[0].call
+
     def _lower(self, code: SegmentCode) -> Any:
-        sharding = SingleDeviceSharding(self.device)
+        sharding = SingleDeviceSharding(self.device) if self.committed else None
         avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding, weak_type=a.weak_type) for a in code.avals]
-        jitted = jax.jit(code.function, donate_argnums=code.donated, keep_unused=True)
-        return jitted.lower(*avals)
+        jitted = jax.jit(code.function, donate_argnums=code.donated, keep_unused=True, compiler_options=self._compiler_options)
+        with nullcontext() if self.committed else jax.default_device(self.device):
+            return jitted.lower(*avals)
 
 
 def _compile(lowered: Any) -> Executable:

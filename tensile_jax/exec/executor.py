@@ -5,20 +5,14 @@ The loop does nothing but obey. What it guarantees:
     - a tensor that is not on the device when its segment comes is fetched on the spot (passive swap-in), counted, never an error
     - if the device is out of memory, everything the segment does not read goes to the host and the segment is launched
       again; the iteration goes on from where it is, and `needs_lower_budget` is set
-    - the first Ctrl-C lets the iteration end, so that no donated state is lost, and is delivered right after; a second one
-      does not wait
 
 On a device whose allocations follow the order of launches (a GPU) launches run ahead. On a CPU a buffer is taken when a
 segment is launched, not when it runs, so each launch waits for the one before it.
 """
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import jax
@@ -56,7 +50,7 @@ class Executor:
         run_ahead: bool,
     ) -> None:
         self._program = instructions
-        self._constants = [transfer.into(c) for c in constants]
+        self._constants = [transfer.copy_into(c) for c in constants]  # the user may donate or delete what the step captured
         self._workspaces = workspaces
         self._transfer = transfer
         self._run_ahead = run_ahead
@@ -68,10 +62,9 @@ class Executor:
         """The results of one iteration on `arguments`, both flat. Donated arguments are gone afterwards, as with jit."""
         iteration = self.begin(arguments, watch)
         perform, waits = iteration.perform, Op.AWAIT
-        with _interrupt_after():
-            for instruction in self._program.code:
-                if instruction[0] is not waits:  # here a launch may be issued before its inputs have come
-                    perform(instruction)
+        for instruction in self._program.code:
+            if instruction[0] is not waits:  # here a launch may be issued before its inputs have come
+                perform(instruction)
         results = self.end(iteration)
         if watch is not None:
             jax.block_until_ready(results)
@@ -246,28 +239,3 @@ class Iteration:
         live = sum(v.nbytes for v in held) + sum(v.nbytes for v in made)
         watch.live_bytes = live + self._executor._workspaces[index]
         watch.peak_bytes = max(watch.peak_bytes, watch.live_bytes)
-
-
-@contextmanager
-def _interrupt_after() -> Iterator[None]:
-    """Hold the first Ctrl-C back until the iteration is over, and deliver it a moment after its results are returned."""
-    own = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if own is not signal.default_int_handler:
-        yield
-        return
-    pending: list[int] = []
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        if pending:
-            signal.default_int_handler(number, frame)
-        pending.append(number)
-
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, own)
-        if pending:
-            timer = threading.Timer(0.02, signal.raise_signal, (signal.SIGINT,))
-            timer.daemon = True
-            timer.start()

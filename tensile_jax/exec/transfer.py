@@ -31,6 +31,10 @@ class Transfer:
         """Copies in device memory, in flight, of an array or of a list of them."""
         return jax.device_put(arrays, self._to_device)
 
+    def copy_into(self, array: Any) -> Any:
+        """A copy in device memory that shares no memory with `array`."""
+        return jax.device_put(array, self._to_device, may_alias=False)
+
 
 def on_host(array: Any) -> bool:
     """Whether the array is a `jax.Array` in host memory that belongs to a device."""

@@ -12,7 +12,7 @@ Variables are integers in the order in which they are made. The walk is that of 
 variables to ours, read for inputs, written for outputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NewType
 
@@ -48,13 +48,14 @@ class Equation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A flat step. `avals[v]` is the abstract value of variable `v`."""
+    """A flat step. `avals[v]` is the abstract value of variable `v`; `taken[i]` says whether input i is donated and usable so."""
 
     equations: tuple[Equation, ...]
     avals: tuple[Any, ...]
     inputs: tuple[int, ...]
     constants: Mapping[int, Any]
     outputs: tuple[Atom, ...]
+    taken: tuple[bool, ...] = ()
 
 
 _INNER_JAXPR = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -136,11 +137,16 @@ class _Closed:
     consts: tuple[()] = ()
 
 
-def flatten(closed_jaxpr: Any) -> Program:
+def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_unused: bool = False) -> Program:
     """The flat program of a closed jaxpr, without dead or repeated equations.
 
-    Every output of the program is the output of an equation of its own, or an input of the step: an output that is a
-    constant, or that is returned twice, gets a copy, because each array that a step returns may be donated by itself.
+    Every output of the program is the output of an equation of its own, or a donated input that is taken: an output that is a
+    constant, any other input, or that is returned twice, gets a copy, because each array that a step returns may be donated
+    or deleted by itself.
+
+    Args:
+        donated: for each input, whether the caller gives it away; none if None.
+        keep_unused: whether inputs that nothing uses count as used, as in `jax.jit`.
     """
     builder = _Builder()
     jaxpr = closed_jaxpr.jaxpr
@@ -148,8 +154,10 @@ def flatten(closed_jaxpr: Any) -> Program:
     outputs = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
     outputs = _merge_repeated(builder, outputs)
     _share_masks(builder)
-    outputs = _separate_outputs(builder, outputs)
     _remove_dead(builder, outputs)
+    taken = _taken(builder, inputs, outputs, donated or [False] * len(inputs), keep_unused=keep_unused)
+    kept = {v for v, is_taken in zip(inputs, taken, strict=True) if not is_taken}
+    outputs = _separate_outputs(builder, outputs, kept)
     used = {v for e in builder.equations for v in e.inputs if isinstance(v, int)}
     return Program(
         equations=tuple(builder.equations),
@@ -157,6 +165,7 @@ def flatten(closed_jaxpr: Any) -> Program:
         inputs=tuple(inputs),
         constants={v: c for v, c in builder.constants.items() if v in used},
         outputs=tuple(outputs),
+        taken=tuple(taken),
     )
 
 
@@ -205,12 +214,35 @@ def _is_zero(atom: Atom) -> bool:
     return atom.aval.shape == () and not np.asarray(atom.value).any()
 
 
-def _separate_outputs(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
-    """Copy what is returned twice, is a constant, or is written into the program."""
+def _taken(
+    builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], donated: Sequence[bool], *, keep_unused: bool
+) -> list[bool]:
+    """Which donated inputs `jax.jit` takes.
+
+    The rule is that of jax's lowering (`_set_up_aliases`): each output in turn takes over the first donated and used input of its
+    shape and type that is left. `jax.jit` leaves all other inputs to the caller, with a warning if they are used.
+    """
+    used = {atom for e in builder.equations for atom in e.inputs if isinstance(atom, int)}
+    used.update(atom for atom in outputs if isinstance(atom, int))
+    waiting: dict[tuple[Any, Any], list[int]] = {}
+    for place, (v, is_donated) in enumerate(zip(inputs, donated, strict=True)):
+        if is_donated and (keep_unused or v in used):
+            waiting.setdefault((builder.avals[v].shape, builder.avals[v].dtype), []).append(place)
+    taken = [False] * len(inputs)
+    for atom in outputs:
+        aval = builder.avals[atom] if isinstance(atom, int) else atom.aval
+        fitting = waiting.get((aval.shape, aval.dtype))
+        if fitting:
+            taken[fitting.pop(0)] = True
+    return taken
+
+
+def _separate_outputs(builder: _Builder, outputs: Sequence[Atom], kept: Collection[int]) -> list[Atom]:
+    """Copy what is returned twice, is a constant or an input that the caller keeps, or is written into the program."""
     taken: set[int] = set()
     separate: list[Atom] = []
     for atom in outputs:
-        if not isinstance(atom, int) or atom in builder.constants or atom in taken:
+        if not isinstance(atom, int) or atom in builder.constants or atom in taken or atom in kept:
             aval = atom.aval if isinstance(atom, Immediate) else builder.avals[atom]
             copy = jax.make_jaxpr(jax.numpy.copy)(aval).jaxpr.eqns[-1]
             result = builder.variable(aval)

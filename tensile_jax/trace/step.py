@@ -22,12 +22,17 @@ from tensile_jax.trace.flatten import Program, flatten
 from tensile_jax.trace.graph import build_graph
 
 
+_NAME_A_DEVICE = {"sharding_constraint", "reshard", "shard_map"}
+"""Primitives with a sharding, and so a device, among their parameters; `device_put` has one only if it was given one."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedStep:
     """A step for one set of shapes.
 
     `traced` is jax's own trace (its `lower()` gives the plain program); `in_tree` and `out_tree` are the structures of
-    `(args, kwargs)` without static arguments, and of the result.
+    `(args, kwargs)` without static arguments, and of the result. `commits` says whether something in the step names a device, so that
+    `jax.jit` commits its results to it whatever the arguments are.
     """
 
     traced: Any
@@ -36,6 +41,7 @@ class TracedStep:
     in_tree: Any
     out_tree: Any
     out_avals: tuple[Any, ...]
+    commits: bool
 
 
 def trace_step(
@@ -45,11 +51,13 @@ def trace_step(
     kwargs: dict[str, Any],
     *,
     static: Collection[int] = (),
+    keep_unused: bool = False,
 ) -> TracedStep:
     """Trace `jitted`, which is `jax.jit(function, ...)`, on arguments or their `ShapeDtypeStruct`s.
 
     Args:
         static: positions of the static arguments, which have no place among the traced ones.
+        keep_unused: as given to `jax.jit`.
 
     Raises:
         TraceError: the step has effects.
@@ -65,9 +73,11 @@ def trace_step(
             "repeated when the step is cut into pieces. Take them out of the step (return what you want to see), or run "
             "this step with jax.jit."
         )
-    program = flatten(closed)
-    named = _parameter_names(function, static)
     arguments, in_tree = tree_flatten_with_path(traced.args_info)
+    donated = [bool(info.donated) for _, info in arguments]
+    program = flatten(closed, donated=donated, keep_unused=keep_unused)
+    _warn_of_unusable(traced, program, donated, keep_unused=keep_unused)
+    named = _parameter_names(function, static)
     results, out_tree = tree_flatten_with_path(traced.out_info)
     graph = build_graph(
         program,
@@ -75,10 +85,24 @@ def trace_step(
         input_names=[_argument_name(named, path) for path, _ in arguments],
         output_names=["result" + keystr(path) for path, _ in results],
         carried=_carried(traced.args_info, traced.out_info),
-        donated=[bool(info.donated) for _, info in arguments],
+        donated=program.taken,
     )
     out_avals = tuple(traced.jaxpr.out_avals)
-    return TracedStep(traced, program, graph, in_tree, out_tree, out_avals)
+    return TracedStep(traced, program, graph, in_tree, out_tree, out_avals, _commits(program))
+
+
+def _commits(program: Program) -> bool:
+    return any(e.primitive.name in _NAME_A_DEVICE or any(e.params.get("devices") or ()) for e in program.equations)
+
+
+def _warn_of_unusable(traced: Any, program: Program, donated: Sequence[bool], *, keep_unused: bool) -> None:
+    """Have jax warn, in its own words, of donated arguments that are used and whose memory no result can take over."""
+    used = {atom for e in program.equations for atom in e.inputs} | set(program.outputs)
+    if any(
+        is_donated and not is_taken and (keep_unused or v in used)
+        for v, is_donated, is_taken in zip(program.inputs, donated, program.taken, strict=True)
+    ):
+        traced.lower()
 
 
 def _effect_name(effect: Any) -> str:
