@@ -87,6 +87,9 @@ class PlannedFunction:
             raise ValueError(f'state_memory must be "device" or "any", got {state_memory!r}.')
         if policy not in get_args(PolicyName):
             raise ValueError(f"policy={policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
+        jitted = jax.jit(function, **jit_options)  # refuses in jit's own words what cannot be jitted
+        functools.update_wrapper(self, function)  # first, for a wrapped function may have attributes of these names
+        self._jitted = jitted
         self._options = {
             "budget": budget,
             "max_slowdown": max_slowdown,
@@ -97,8 +100,6 @@ class PlannedFunction:
             "progress": progress,
             **jit_options,
         }
-        self._jitted = jax.jit(function, **jit_options)
-        functools.update_wrapper(self, self._jitted)
         self._function = function
         self._budget = None if budget is None else parse_budget(budget)
         _refuse_slowdown(max_slowdown, budget)
@@ -178,7 +179,10 @@ class PlannedFunction:
         return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
-        return f"<PlannedFunction of {self._function!r}>"
+        try:
+            return f"<PlannedFunction of {self._function!r}>"
+        except Exception:  # as jit does it, for an object whose own repr fails
+            return "<PlannedFunction>"
 
     def __reduce__(self) -> Any:
         return functools.partial(jit, **self._options), (self._function,)

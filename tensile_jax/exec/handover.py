@@ -3,7 +3,8 @@
 Three kinds of results need it:
 
     - a donated argument that is returned as it is: the caller's array must be gone, and the result a new array in its memory
-    - a result that a transfer brought back: transfers commit arrays to a device, and `jax.jit` does not where no argument is committed
+    - a result that a transfer brought back: transfers commit arrays to a device, and `jax.jit` does not where no argument is
+      committed
     - a result whose sharding `jax.jit` states in another form (a mesh of one device)
 
 The first two go through an executable that returns its donated arguments: XLA lets outputs take over the memory.
@@ -42,7 +43,9 @@ class Handover:
         wrong = [
             i
             for i, value in enumerate(results)
-            if (i in self._passed_on or (not self._compiler.committed and value.committed)) and not on_host(value)
+            if isinstance(value, jax.Array)
+            and not on_host(value)
+            and (i in self._passed_on or (not self._compiler.committed and value.committed))
         ]
         if not wrong:
             return results

@@ -1,9 +1,9 @@
 """Ctrl-C and training loops: no interrupt between the donation of a state and the return of the new one.
 
-While an iteration runs, the old state has been given away and the new one is not there yet. A `KeyboardInterrupt` that was raised
-in between would lose both. So `InterruptsHeld` takes note of SIGINT instead of handling it, and has it handled as soon as the results are
-the caller's: 10 ms after the call has returned, or at the beginning of the next call if that comes first. At both times every
-array that the caller holds is alive.
+While an iteration runs, the old state has been given away and the new one is not there yet. A `KeyboardInterrupt` that was
+raised in between would lose both. So `InterruptsHeld` takes note of SIGINT instead of handling it, and has it handled as soon
+as the results are the caller's: 10 ms after the call has returned, or at the beginning of the next call if that comes first.
+At both times every array that the caller holds is alive.
 
 If the iteration does not end (a hanging device), the third Ctrl-C is handled at once.
 

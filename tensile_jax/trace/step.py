@@ -21,7 +21,6 @@ from tensile_jax.ir import Graph
 from tensile_jax.trace.flatten import Program, flatten
 from tensile_jax.trace.graph import build_graph
 
-
 _NAME_A_DEVICE = {"sharding_constraint", "reshard", "shard_map"}
 """Primitives with a sharding, and so a device, among their parameters; `device_put` has one only if it was given one."""
 
@@ -31,8 +30,8 @@ class TracedStep:
     """A step for one set of shapes.
 
     `traced` is jax's own trace (its `lower()` gives the plain program); `in_tree` and `out_tree` are the structures of
-    `(args, kwargs)` without static arguments, and of the result. `commits` says whether something in the step names a device, so that
-    `jax.jit` commits its results to it whatever the arguments are.
+    `(args, kwargs)` without static arguments, and of the result. `commits` says whether something in the step names a device,
+    so that `jax.jit` commits its results to it whatever the arguments are.
     """
 
     traced: Any

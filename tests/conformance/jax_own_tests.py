@@ -6,7 +6,7 @@ The file is JAX's and is never part of this repository: take it from JAX's repos
 (`git show jax-v0.10.2:tests/api_test.py`). Every `jit` and `jax.jit` in that file becomes `tensile_jax.jit(policy="none")`, so
 that the segments run, and not plain `jax.jit`. The classes `JitTest` and `BufferDonationTest` are run unless `-k` says otherwise.
 
-The tests of `EXCEPTIONS` are expected to fail, each for the reason that stands beside it; docs/jit.md explains the reasons to users.
+The tests of `EXCEPTIONS` are expected to fail, each for the reason that stands beside it; docs/jit.md tells users of them.
 One of them that passes is reported, as a sign that the list is out of date.
 """
 

@@ -1,6 +1,5 @@
 """The executor when all goes well and when it does not: interrupts, failures, and a device that is out of memory."""
 
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -80,84 +79,6 @@ def test_after_an_exception_in_the_middle_donated_state_is_gone_and_says_so(fast
     with pytest.raises(RuntimeError, match="Array has been deleted"):
         function(state, x)
     expect(function(fresh(weights()), x), sgd_step, weights(), x)
-
-
-# -- interrupts -------------------------------------------------------------------------------------------------------------
-
-
-def interrupt_at(at: int) -> Wrap:
-    left = [None]
-
-    def wrap(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        def launch(*values: Any) -> Any:
-            if index == at and left:
-                left.pop()
-                signal.raise_signal(signal.SIGINT)
-            return call(*values)
-
-        return launch
-
-    return wrap
-
-
-def wait_for_the_interrupt() -> None:
-    for _ in range(100):
-        signal.sigtimedwait([], 0.05)  # sleeps, in pieces; the interrupt ends it
-
-
-@pytest.fixture
-def own_handler() -> Any:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_an_interrupt_lets_the_iteration_end_and_is_delivered_after(own_handler: None, fast_link: str) -> None:
-    function = swapping(fast_link, donate_argnums=0)
-    wrap_launches(function, interrupt_at(1))
-    state, results = fresh(weights()), None
-    with pytest.raises(KeyboardInterrupt):
-        results = function(state, batch())
-        wait_for_the_interrupt()
-    assert results is not None, "the state was lost: it was donated, and the new one never returned"
-    expect(results, sgd_step, weights(), batch())
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    state, _ = function(results[0], batch())
-    assert not any(w.is_deleted() for w in state)
-
-
-def test_a_second_interrupt_does_not_wait(own_handler: None, fast_link: str) -> None:
-    function = swapping(fast_link)
-    reached: list[int] = []
-
-    def wrap(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        def launch(*values: Any) -> Any:
-            reached.append(index)
-            signal.raise_signal(signal.SIGINT)
-            return call(*values)
-
-        return launch
-
-    wrap_launches(function, wrap)
-    with pytest.raises(KeyboardInterrupt):
-        try:
-            function(weights(), batch())
-        finally:
-            assert reached == [0, 1]
-            with pytest.raises(KeyboardInterrupt):  # the first, which had been held back
-                wait_for_the_interrupt()
-
-
-def test_a_handler_of_the_users_own_is_left_alone(fast_link: str) -> None:
-    heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
-    try:
-        function = swapping(fast_link)
-        wrap_launches(function, interrupt_at(1))
-        expect(function(weights(), batch()), sgd_step, weights(), batch())
-        assert heard == [signal.SIGINT]
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 # -- out of memory ----------------------------------------------------------------------------------------------------------
