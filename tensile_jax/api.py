@@ -315,7 +315,6 @@ class PlannedFunction:
     def _prepare(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Step":
         with self._preparing:
             if call.signature not in self._steps:
-                placement = placement_of(call.leaves, self._jit_options)
                 began = time.perf_counter()
                 shapes, named_shapes = self._signatures.map_dynamic(_shape_of, args, kwargs)
                 step = trace_step(
@@ -327,12 +326,13 @@ class PlannedFunction:
                     keep_unused=bool(self._jit_options.get("keep_unused")),
                 )
                 trace_s = time.perf_counter() - began
+                placement = placement_of(call.leaves, self._jit_options, step.shardings)
                 device = placement.device
                 profile = load_profile(self._profile or ("cpu" if device.platform == "cpu" else "h200"))
                 options = Options(self._policy, profile, self._state_memory, self._progress, self._max_slowdown)
                 compiler = Compiler(
                     device,
-                    committed=placement.committed or step.commits,
+                    committed=placement.committed,
                     compiler_options=self._jit_options.get("compiler_options"),
                 )
                 prepared = PreparedStep(step, self._budget, options, compiler)

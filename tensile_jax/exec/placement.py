@@ -32,8 +32,11 @@ class Placement:
     plain: bool
 
 
-def placement_of(leaves: Sequence[Any], options: Mapping[str, Any]) -> Placement:
+def placement_of(leaves: Sequence[Any], options: Mapping[str, Any], named: Sequence[Any]) -> Placement:
     """The placement of a call with these arguments (flat, without static ones) and these options of `jax.jit`.
+
+    Args:
+        named: shardings and memory spaces that the step itself names.
 
     Raises:
         TraceError: several devices are involved.
@@ -57,6 +60,10 @@ def placement_of(leaves: Sequence[Any], options: Mapping[str, Any]) -> Placement
             committed, plain = True, False
             if isinstance(sharding, Sharding):
                 found.update((device, name) for device in sharding.device_set if device not in found)
+    for sharding in named:
+        committed, plain = True, plain and _is_plain(sharding)
+        if isinstance(sharding, Sharding):
+            found.update((device, "the step itself") for device in _devices_of(sharding) if device not in found)
     mesh = jax.sharding.get_mesh()
     if not mesh.empty and isinstance(mesh, Mesh):
         committed, plain = True, False
@@ -71,8 +78,16 @@ def placement_of(leaves: Sequence[Any], options: Mapping[str, Any]) -> Placement
     return Placement(device, committed, plain)
 
 
-def _is_plain(sharding: Sharding) -> bool:
+def _is_plain(sharding: Any) -> bool:
     return isinstance(sharding, SingleDeviceSharding) and sharding.memory_kind in (DEVICE, HOST, None)
+
+
+def _devices_of(sharding: Sharding) -> set[Device]:
+    """The devices of a sharding; none if it is on an abstract mesh."""
+    try:
+        return sharding.device_set
+    except ValueError:
+        return set()
 
 
 def _default_device() -> Device:

@@ -20,9 +20,7 @@ from tensile_jax.errors import TraceError
 from tensile_jax.ir import Graph
 from tensile_jax.trace.flatten import Program, flatten
 from tensile_jax.trace.graph import build_graph
-
-_NAME_A_DEVICE = {"sharding_constraint", "reshard", "shard_map"}
-"""Primitives with a sharding, and so a device, among their parameters; `device_put` has one only if it was given one."""
+from tensile_jax.trace.shardings import shardings_in
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,8 +28,8 @@ class TracedStep:
     """A step for one set of shapes.
 
     `traced` is jax's own trace (its `lower()` gives the plain program); `in_tree` and `out_tree` are the structures of
-    `(args, kwargs)` without static arguments, and of the result. `commits` says whether something in the step names a device,
-    so that `jax.jit` commits its results to it whatever the arguments are.
+    `(args, kwargs)` without static arguments, and of the result. `shardings` are the places that the step
+    itself names (see `tensile_jax/trace/shardings.py`).
     """
 
     traced: Any
@@ -40,7 +38,7 @@ class TracedStep:
     in_tree: Any
     out_tree: Any
     out_avals: tuple[Any, ...]
-    commits: bool
+    shardings: tuple[Any, ...]
 
 
 def trace_step(
@@ -87,11 +85,7 @@ def trace_step(
         donated=program.taken,
     )
     out_avals = tuple(traced.jaxpr.out_avals)
-    return TracedStep(traced, program, graph, in_tree, out_tree, out_avals, _commits(program))
-
-
-def _commits(program: Program) -> bool:
-    return any(e.primitive.name in _NAME_A_DEVICE or any(e.params.get("devices") or ()) for e in program.equations)
+    return TracedStep(traced, program, graph, in_tree, out_tree, out_avals, shardings_in(closed.jaxpr))
 
 
 def _warn_of_unusable(traced: Any, program: Program, donated: Sequence[bool], *, keep_unused: bool) -> None:
