@@ -14,15 +14,16 @@ from jax.tree_util import tree_unflatten
 
 from tensile_jax.errors import TraceError
 from tensile_jax.exec.budget import parse_budget
-from tensile_jax.exec.call_signature import Call, Signature, SignatureReader
+from tensile_jax.exec.call_signature import Call, Signature, SignatureReader, debugs_numbers
 from tensile_jax.exec.compare import compare
 from tensile_jax.exec.compile import Compiler
+from tensile_jax.exec.donation import refuse_unusable
 from tensile_jax.exec.executor import Executor, Observation
 from tensile_jax.exec.handover import Handover
 from tensile_jax.exec.interrupt import InterruptsHeld
 from tensile_jax.exec.placement import Placement, placement_of
 from tensile_jax.exec.prepare import Options, PreparedStep, Progress, RunningPlan
-from tensile_jax.exec.transfer import DEVICE, HOST, on_host, to_device
+from tensile_jax.exec.transfer import DEVICE, HOST, to_device
 from tensile_jax.plan.comparison import Comparison
 from tensile_jax.profiles import load_profile
 from tensile_jax.schedule import Plan, PolicyName
@@ -135,11 +136,11 @@ class PlannedFunction:
         self._latest = signature
         step = self._steps[signature]
         if running.executor is not None:
-            _refuse_unusable(step.prepared, call.leaves)
+            refuse_unusable(call, step.prepared.graph)
         with InterruptsHeld():  # from here on, donated arguments may be gone
             step.iterations += 1
             if running.executor is None:
-                return self._call_whole(running, step.iterations, call.leaves, args, kwargs)
+                return self._call_whole(running, step.iterations, call.any_on_host, args, kwargs)
             return self._call_segments(signature, step, running, running.executor, call.leaves)
 
     def _call_segments(
@@ -161,10 +162,10 @@ class PlannedFunction:
         return tree_unflatten(step.prepared.step.out_tree, results)
 
     def _call_whole(
-        self, running: RunningPlan, count: int, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, running: RunningPlan, count: int, any_on_host: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         began = time.perf_counter()
-        if any(map(on_host, leaves)):
+        if any_on_host:
             args, kwargs = self._signatures.map_dynamic(to_device, args, kwargs)
         result = self._jitted(*args, **kwargs)
         if count <= _WATCHED_FIRST:
@@ -334,6 +335,7 @@ class PlannedFunction:
                     device,
                     committed=placement.committed,
                     compiler_options=self._jit_options.get("compiler_options"),
+                    debugs_numbers=debugs_numbers(),
                 )
                 prepared = PreparedStep(step, self._budget, options, compiler)
                 self._steps[call.signature] = _Step(prepared, placement, trace_s)
@@ -378,39 +380,6 @@ def _shape_of(leaf: Any) -> Any:
         sharding = sharding.with_memory_kind(DEVICE)
     weak_type = bool(getattr(getattr(leaf, "aval", leaf), "weak_type", False))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak_type)
-
-
-def _refuse_unusable(prepared: PreparedStep, leaves: Sequence[Any]) -> None:
-    """Refuse what XLA would refuse of the whole step, before anything has happened.
-
-    Raises:
-        RuntimeError: an array is deleted.
-        JaxRuntimeError: the memory of a donated array is also that of another argument.
-    """
-    donated = prepared.graph.donated
-    given: set[int] = set()
-    others: set[int] = set()
-    for place, (leaf, tensor) in enumerate(zip(leaves, prepared.graph.inputs, strict=True)):
-        if not isinstance(leaf, jax.Array):
-            continue
-        if leaf.is_deleted():
-            raise RuntimeError(f"Array has been deleted with shape={leaf.aval.str_short()}.")
-        if not donated:
-            continue
-        where = leaf.unsafe_buffer_pointer() if leaf.size else id(leaf)
-        if tensor in donated and where in given:
-            raise jax.errors.JaxRuntimeError(
-                "INVALID_ARGUMENT: Attempt to donate the same buffer twice in Execute() "
-                f"(flattened argument {place}, {prepared.graph.tensors[tensor].name}): it is the memory of another donated "
-                "argument as well. Copy one of the two first (jax.numpy.copy)."
-            )
-        if where in given or (tensor in donated and where in others):
-            raise jax.errors.JaxRuntimeError(
-                "INVALID_ARGUMENT: Attempt to use a buffer that was previously donated in the same call to Execute() "
-                f"(flattened argument {place}, {prepared.graph.tensors[tensor].name}): f(donate(a), a). Copy one of the two "
-                "first (jax.numpy.copy)."
-            )
-        (given if tensor in donated else others).add(where)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -50,10 +50,19 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """A call that can run under a plan: its signature, and its traced arguments as a flat list."""
+    """A call that can run under a plan.
+
+    Attributes:
+        signature: equal for calls that share a plan.
+        leaves: the traced arguments, flat.
+        all_arrays: whether every one of them is a `jax.Array`.
+        any_on_host: whether one of them lies in host memory.
+    """
 
     signature: Signature
     leaves: list[Any]
+    all_arrays: bool
+    any_on_host: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +74,7 @@ class _Latest:
     names: Hashable
     probe: Any
     signature: Signature
+    any_on_host: bool
 
 
 class SignatureReader:
@@ -95,7 +105,11 @@ class SignatureReader:
         """
         if not _at_top_level() or jax.config.jax_disable_jit:
             return None
-        names, static, dynamic_args, dynamic_kwargs = self._split(args, kwargs)
+        places, static, dynamic_args, dynamic_kwargs = self._split(args, kwargs)
+        names = (
+            places,
+            debugs_numbers(),
+        )  # jit uses a trace again where only that is another, but segments are compiled otherwise
         probe = self._probe(static)
         leaves, tree = tree_flatten((dynamic_args, dynamic_kwargs))
         kinds = {_KINDS.get(t) or _kind_of(t) for t in set(map(type, leaves))}
@@ -105,8 +119,9 @@ class SignatureReader:
         latest = self._latest
         if latest is None or latest.probe is not probe or latest.names != names or latest.facts != facts or latest.tree != tree:
             signature = Signature(tree, [_normal(*fact) for fact in facts], names, probe)
-            self._latest = latest = _Latest(tree, facts, names, probe, signature)
-        return Call(latest.signature, leaves)
+            any_on_host = any(sharding is not None and sharding.memory_kind == HOST for _, sharding, _ in facts)
+            self._latest = latest = _Latest(tree, facts, names, probe, signature, any_on_host)
+        return Call(latest.signature, leaves, kinds <= {"array"}, latest.any_on_host)
 
     def forget(self) -> None:
         """Forget the latest call."""
@@ -205,6 +220,11 @@ def _complete(
 
 with jax.core.ensure_compile_time_eval():
     _TOP_LEVEL = get_opaque_trace_state()
+
+
+def debugs_numbers() -> bool:
+    """Whether `jax_debug_nans` or `jax_debug_infs` is set."""
+    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
 
 
 def _at_top_level() -> bool:

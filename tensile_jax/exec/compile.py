@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -44,13 +44,23 @@ class Compiler:
         device: where the segments run.
         committed: whether what they give is committed to the device, as `jax.jit` says it of its results.
         compiler_options: options of XLA, as in `jax.jit`.
+        debugs_numbers: whether not-a-numbers (or infinities) are looked for. Then segments keep their inputs, so that a segment
+            which makes one can be run again operator by operator, and the operator be named.
     """
 
-    def __init__(self, device: Device, *, committed: bool = True, compiler_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        committed: bool = True,
+        compiler_options: Mapping[str, Any] | None = None,
+        debugs_numbers: bool = False,
+    ) -> None:
         self.device = device
         self.committed = committed
         self.compile_s = 0.0
         self._compiler_options = None if compiler_options is None else dict(compiler_options)
+        self._debugs_numbers = debugs_numbers
         self._done: dict[Hashable, Executable] = {}
 
     def __len__(self) -> int:
@@ -70,7 +80,7 @@ class Compiler:
                 for content, code in missing.items():
                     running[content] = pool.submit(_compile, self._lower(code))
                 for done, (content, future) in enumerate(running.items(), start=1):
-                    self._done[content] = future.result()
+                    self._done[content] = self._finished(missing[content], future.result())
                     if progress is not None:
                         progress(done, len(running))
         finally:  # on Ctrl-C, only what XLA has begun is waited for
@@ -93,9 +103,40 @@ class Compiler:
     def _lower(self, code: SegmentCode) -> Any:
         sharding = SingleDeviceSharding(self.device) if self.committed else None
         avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding, weak_type=a.weak_type) for a in code.avals]
-        jitted = jax.jit(code.function, donate_argnums=code.donated, keep_unused=True, compiler_options=self._compiler_options)
+        jitted = jax.jit(
+            code.function,
+            donate_argnums=() if self._debugs_numbers else code.donated,
+            keep_unused=True,
+            compiler_options=self._compiler_options,
+        )
         with nullcontext() if self.committed else jax.default_device(self.device):
             return jitted.lower(*avals)
+
+    def _finished(self, code: SegmentCode, executable: Executable) -> Executable:
+        if not self._debugs_numbers:
+            return executable
+        return replace(executable, call=_naming_the_operator(code.function, executable.call))
+
+
+def _naming_the_operator(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which runs `function` operator by operator where it has made a number that is looked for.
+
+    JAX then raises `FloatingPointError` in the operator that makes it. What a compiled function raises has no public name.
+    """
+
+    def checked(*values: Any) -> Any:
+        try:
+            return call(*values)
+        except Exception as error:
+            if type(error).__name__ != "InternalFloatingPointError":
+                raise
+            function(*values)
+            what = error.args[1] if len(error.args) > 1 else "nan"
+            raise FloatingPointError(
+                f"invalid value ({what}) encountered in a compiled segment; its operators one by one do not make it"
+            ) from error
+
+    return checked
 
 
 def _compile(lowered: Any) -> Executable:

@@ -53,6 +53,7 @@ class Executor:
         self._constants = [transfer.copy_into(c) for c in constants]  # the user may donate or delete what the step captured
         self._workspaces = workspaces
         self._transfer = transfer
+        self._used = _slots_used(instructions)
         self._run_ahead = run_ahead
         self.passive_swap_ins = 0
         self.out_of_memory = 0
@@ -114,8 +115,18 @@ class Executor:
         elif on_host(value):
             self.passive_swap_ins += 1
             env[slot] = self._transfer.into(value)
-        else:
-            env[slot] = value if isinstance(value, jax.Array) else self._transfer.into(value)
+        elif isinstance(value, jax.Array):
+            env[slot] = value
+        elif slot in self._used:  # as jit, which does not transfer what nothing reads
+            env[slot] = self._transfer.into(value)
+
+
+def _slots_used(program: Instructions) -> frozenset[int]:
+    """The slots that an instruction reads or moves, or that hold a result."""
+    used = set(program.outputs)
+    for op, *operands in program.code:
+        used.update(operands[2] if op is Op.LAUNCH else operands[0])
+    return frozenset(used)
 
 
 class Iteration:

@@ -38,7 +38,8 @@ class Transfer:
 
 def on_host(array: Any) -> bool:
     """Whether the array is a `jax.Array` in host memory that belongs to a device."""
-    return isinstance(array, jax.Array) and array.sharding.memory_kind == HOST
+    sharding = getattr(array, "sharding", None)  # first what is quick and nearly always enough: this is asked of every argument
+    return sharding is not None and sharding.memory_kind == HOST and isinstance(array, jax.Array)
 
 
 def to_device(tree: Any) -> Any:

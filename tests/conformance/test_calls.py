@@ -328,6 +328,18 @@ def errors_of_the_function_itself(jit: Jit) -> list[Seen]:
     return [see(jit(f), square()) for f in functions]
 
 
+def under_debug_nans_and_infs(jit: Jit) -> list[Seen]:
+    def f(a: Any, b: Any) -> Any:
+        return jnp.log(jnp.tanh(a @ b) - b.sum()) @ b, a + 1
+
+    with jax.debug_nans(True):  # jit settles at the first call whether it donates under debug_nans: it does not
+        f_debugged = jit(f, donate_argnums=0)
+        seen = [see(f_debugged, square(), square()), see(f_debugged, square(), square(start=-9.0))]
+    with jax.debug_infs(True):
+        seen += [see(jit(lambda a: a @ a / 0.0), square()), see(jit(lambda a: a @ a), square())]
+    return [*seen, see(jit(lambda a: f(a, a)), square())]
+
+
 def attributes_for_methods(jit: Jit) -> list[Seen]:
     class Layer:
         scale = 2.0
@@ -369,7 +381,7 @@ SCENARIOS: list[Scenario] = [
     weak_types_and_order_of_keywords, donation_takes_what_is_used_and_fits, donation_by_name, one_buffer_donated_twice,
     a_captured_array_is_donated, a_deleted_argument, committed_and_not, options_that_name_a_device, a_mesh_of_one_device,
     options_of_the_compiler, inside_other_transformations, a_closed_over_tracer, jitted_within_jitted, under_disable_jit,
-    errors_of_the_function_itself, attributes_for_methods,
+    errors_of_the_function_itself, under_debug_nans_and_infs, attributes_for_methods,
 ]  # fmt: skip
 
 
