@@ -23,7 +23,7 @@ from tensile_jax.exec.handover import Handover
 from tensile_jax.exec.interrupt import InterruptsHeld
 from tensile_jax.exec.placement import Placement, placement_of
 from tensile_jax.exec.prepare import Options, PreparedStep, Progress, RunningPlan
-from tensile_jax.exec.transfer import DEVICE, HOST, to_device
+from tensile_jax.exec.transfer import DEVICE, HOST, Device, Transfer, to_device
 from tensile_jax.plan.comparison import Comparison
 from tensile_jax.profiles import load_profile
 from tensile_jax.schedule import Plan, PolicyName
@@ -141,7 +141,8 @@ class PlannedFunction:
             step.iterations += 1
             if running.executor is None:
                 return self._call_whole(running, step.iterations, call.any_on_host, args, kwargs)
-            return self._call_segments(signature, step, running, running.executor, call.leaves)
+            leaves = call.leaves if call.devices <= {step.placement.device} else _brought(call.leaves, step.placement.device)
+            return self._call_segments(signature, step, running, running.executor, leaves)
 
     def _call_segments(
         self, signature: Signature, step: "_Step", running: RunningPlan, executor: Executor, leaves: list[Any]
@@ -366,6 +367,12 @@ def _refuse_slowdown(max_slowdown: Any, budget: Any) -> None:
             f"budget={budget!r} and max_slowdown={max_slowdown!r} ask for two things: the fastest step in so much memory, and "
             "the least memory for a step so fast. Pass one of them."
         )
+
+
+def _brought(leaves: Sequence[Any], device: Device) -> list[Any]:
+    """The arguments with copies of those that lie on another device, to which they are not committed; these stay the caller's."""
+    into = Transfer(device).into
+    return [into(leaf) if isinstance(leaf, jax.Array) and leaf.sharding.device_set != {device} else leaf for leaf in leaves]
 
 
 def _shape_of(leaf: Any) -> Any:

@@ -23,7 +23,7 @@ import jax
 from jax.extend.core import get_opaque_trace_state
 from jax.tree_util import tree_flatten
 
-from tensile_jax.exec.transfer import DEVICE, HOST
+from tensile_jax.exec.transfer import DEVICE, HOST, Device
 
 _FACTS = attrgetter("aval", "sharding", "committed")
 
@@ -57,12 +57,14 @@ class Call:
         leaves: the traced arguments, flat.
         all_arrays: whether every one of them is a `jax.Array`.
         any_on_host: whether one of them lies in host memory.
+        devices: where they lie, also those that are not committed.
     """
 
     signature: Signature
     leaves: list[Any]
     all_arrays: bool
     any_on_host: bool
+    devices: frozenset[Device]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +77,7 @@ class _Latest:
     probe: Any
     signature: Signature
     any_on_host: bool
+    devices: frozenset[Device]
 
 
 class SignatureReader:
@@ -120,8 +123,9 @@ class SignatureReader:
         if latest is None or latest.probe is not probe or latest.names != names or latest.facts != facts or latest.tree != tree:
             signature = Signature(tree, [_normal(*fact) for fact in facts], names, probe)
             any_on_host = any(sharding is not None and sharding.memory_kind == HOST for _, sharding, _ in facts)
-            self._latest = latest = _Latest(tree, facts, names, probe, signature, any_on_host)
-        return Call(latest.signature, leaves, kinds <= {"array"}, latest.any_on_host)
+            devices = frozenset(device for _, sharding, _ in facts if sharding is not None for device in sharding.device_set)
+            self._latest = latest = _Latest(tree, facts, names, probe, signature, any_on_host, devices)
+        return Call(latest.signature, leaves, kinds <= {"array"}, latest.any_on_host, latest.devices)
 
     def forget(self) -> None:
         """Forget the latest call."""
