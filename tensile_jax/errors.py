@@ -15,6 +15,8 @@ A caller's mistake is also a `ValueError`, as it would be from `jax.jit`, so tha
 Wrong types of arguments are plain `TypeError`s. Nothing else is raised on purpose.
 """
 
+from typing import Any
+
 
 class TensileError(Exception):
     """The root of all errors of this package."""
@@ -73,10 +75,10 @@ class CheckpointError(TensileError):
 
     Attributes:
         folder: where it is, or was to be.
-        step: how many steps the state had seen.
+        step: how many steps the state had seen; None where it is about the folder.
     """
 
-    def __init__(self, message: str, *, folder: str, step: int) -> None:
+    def __init__(self, message: str, *, folder: str, step: int | None) -> None:
         super().__init__(message)
         self.folder = folder
         self.step = step
@@ -102,9 +104,11 @@ class JobFailed(TensileError, RuntimeError):
     Attributes:
         job: its name.
         step: how many iterations it had done.
+        state: its state after these, in host memory; None where that was lost.
     """
 
-    def __init__(self, message: str, *, job: str, step: int) -> None:
+    def __init__(self, message: str, *, job: str, step: int, state: Any = None) -> None:
         super().__init__(message)
         self.job = job
         self.step = step
+        self.state = state

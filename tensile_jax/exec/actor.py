@@ -10,16 +10,14 @@ back a function that waits, for another thread to call, or None where there is n
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from tensile_jax.exec.checkpoint import Checkpoints
 from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.prepare import Options
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.demand import Demand
 from tensile_jax.schedule import Plan
-
-if TYPE_CHECKING:  # it imports orbax, which takes a second
-    from tensile_jax.exec.checkpoint import Checkpoints
 
 Wait = Callable[[], Any]
 """Returns when what was issued is over; raises what went wrong with it. For a copy: the lane and the bytes that it took."""
@@ -28,8 +26,8 @@ Wait = Callable[[], Any]
 class Kept(Protocol):
     """A job's state as it was at one rest. Both calls may take a while, and may raise."""
 
-    def save(self, checkpoints: "Checkpoints", step: int) -> None:
-        """Make a checkpoint of it, as that after `step`."""
+    def save(self, checkpoints: Checkpoints, step: int) -> str:
+        """Make a checkpoint of it, as that after `step`; gives back what `Checkpoints.save` does."""
         ...
 
     def fetch(self) -> Any:

@@ -1,45 +1,65 @@
-"""Checkpoints of one job's state, with orbax: complete or not there, and bit for bit.
+"""Checkpoints of one job's state: complete or not there, and bit for bit.
 
     folder/
-      120/                  the state after step 120
-        checkpoint.json     Description: step, versions, the leaves, size and checksum of every file of `state`
-        state/              orbax's: the bytes of the leaves, by position
-      120-1/                the same step, saved once more; the higher number counts
-      .writing-2-PID/       being written by that process; if that has died it is removed when the folder is next opened
-      .removing-1-PID/      being removed, likewise
+      tensile.json                      marks the folder as one of a job's checkpoints
+      tensile.lock                      whose run the folder is now (`exec/folder_lock.py`)
+      120/                              the state after step 120 (its files: `exec/seal.py`)
+      120-1/                            the same step, saved once more; the higher number counts
+      .tensile-writing-120-PID/         is being written by that process
+      .tensile-removing-60-PID/         is being removed
 
 A checkpoint is written under another name and renamed once all of it is on the disk, so that no crash and no full disk damages
-those which are there. Whatever is read is first compared with its checksums. One process at a time may write into a folder.
-Everything happens in the calling thread's time, which need not be the main one: no thread is left behind.
+those which are there. Whatever is read is first compared with its checksums.
+
+The folder is the user's. Nothing but the files of checkpoints is ever removed, and of checkpoints only those that can be read:
+what is damaged, or written by a later version, stays where it is until the user removes it. A file or folder of the user's stays
+even where its name is a number, and also inside a checkpoint, which then stays as well.
 """
 
-import logging
 import operator
 import os
 import re
-import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-import orbax.checkpoint as ocp
 
 from tensile_jax.errors import CheckpointError
-from tensile_jax.exec.leaves import Leaf, describe, find_difference, from_bytes, to_bytes
-from tensile_jax.exec.seal import STATE, read_sealed, seal, sync
+from tensile_jax.exec.leaves import describe, find_difference
+from tensile_jax.exec.seal import (
+    Unreadable,
+    erase,
+    has_others,
+    is_checkpoint,
+    load_leaves,
+    mark_folder,
+    read_checkpoint,
+    sync,
+    write_checkpoint,
+)
 
-_NAME = re.compile(r"(\d+)(?:-(\d+))?\Z")
-_WRITING, _REMOVING = ".writing-", ".removing-"
+_NAME = re.compile(r"(0|[1-9][0-9]{0,17})(?:-([1-9][0-9]{0,8}))?\Z")
+_WRITING, _REMOVING = ".tensile-writing-", ".tensile-removing-"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A checkpoint, whole or not; `number` counts how often its step was saved before."""
+
+    step: int
+    number: int
+    path: Path
 
 
 class Checkpoints:
     """The checkpoints in one folder, of which the newest `keep` stay. It is made when the first is saved.
 
-    To save a step declares that whatever was saved after it belongs to a past that was given up: later ones go as well.
+    To save a step declares that whatever was saved after it belongs to a past that was given up: later ones go as well. Whoever
+    saves must hold the folder's lock.
     """
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
@@ -49,41 +69,80 @@ class Checkpoints:
         self._keep = keep
         self._one_at_a_time = threading.Lock()
         self._closed = False
-        self._remove_leftovers()
+        self._whole: set[Path] = set()  # those that this object has written, or found to be whole
 
-    def save(self, step: int, state: Any) -> None:
+    def save(self, step: int, state: Any) -> str:
         """Write `state` as that after `step` steps; its arrays are only read, and must stay as they are until this returns.
 
-        Needs host memory of the size of what lies on a device, and no device memory.
+        Needs host memory of the size of the largest leaf that lies on a device, and no device memory.
+
+        Returns:
+            Why an older checkpoint could not be removed; empty where nothing went wrong.
 
         Raises:
-            CheckpointError: it could not be written, or an older one not be removed; the older ones are as they were.
+            CheckpointError: it could not be written; the older ones are as they were.
             TypeError: a leaf is neither array nor number.
             ValueError: `step` is below zero.
         """
         if (step := operator.index(step)) < 0:
             raise ValueError(f"step must not be below zero, got {step}. It is the number of steps that the state has seen.")
         leaves = describe(state)
-        with self._one_at_a_time, self._told_as(step, "saved"):
-            if self._closed:
-                raise ValueError("it was closed")
-            final = self._next_name(step)
-            writing = self.folder / f"{_WRITING}{final.name}-{os.getpid()}"
+        with self._one_at_a_time:
+            if not self._closed:
+                mark_folder(self.folder)
+            with self._told_as(step, "saved"):
+                if self._closed:
+                    raise ValueError("it was closed")
+                final = self._free_path(step)
+                writing = self._hidden(_WRITING, final)
+                try:
+                    write_checkpoint(writing, name=self.folder.name, step=step, leaves=leaves, state=state)
+                    writing.rename(final)
+                    sync(self.folder)
+                except BaseException:
+                    with suppress(OSError):  # what stays is removed when the folder is next used
+                        erase(writing)
+                    raise
+                self._whole.add(final)
             try:
-                writing.mkdir(parents=True)
-                _write(writing / STATE, leaves, state)
-                seal(writing, name=self.folder.name, step=step, leaves=leaves)
-                writing.rename(final)
-                sync(self.folder)
-            except BaseException:
-                shutil.rmtree(writing, ignore_errors=True)  # what stays is removed when the folder is next opened
-                raise
-            self._remove_past(step, final)
+                self._remove_past(step, final)
+            except OSError as error:
+                return f"an older checkpoint could not be removed: {error}"
+            return ""
 
     def latest(self) -> int | None:
-        """The newest step whose checkpoint is complete and as it was written; None where there is none."""
+        """The newest step whose checkpoint is whole; None where there is none."""
         with self._one_at_a_time:
-            return next((step for step, _, path in self._found() if not isinstance(read_sealed(path), str)), None)
+            return next((one.step for one in self._found() if not isinstance(self._read(one), Unreadable)), None)
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps of all checkpoints, whole or not, the newest first."""
+        return tuple(one.step for one in self._found())
+
+    def find_last(self) -> tuple[int | None, str]:
+        """The step from which a run goes on; and what is wrong with newer ones, if that is only that they are damaged.
+
+        Raises:
+            CheckpointError: no checkpoint can be read, or the newest are of a later version: whoever began at step 0, or at an
+                older step, would lose what they hold.
+        """
+        bad: list[str] = []
+        with self._one_at_a_time:
+            for one in self._found():
+                found = self._read(one)
+                if not isinstance(found, Unreadable):
+                    return one.step, "; ".join(bad)
+                bad.append(f"the checkpoint {one.path.name} cannot be read: {found.reason}")
+                if found.later:
+                    remedy = "Resume with that version of tensile_jax, or begin anew in another folder"
+                    raise self._refusal("; ".join(bad), remedy, one.step)
+            if bad:
+                remedy = (
+                    "Nothing was changed. Bring them back from a copy; or, to begin anew, move them away, give the job another "
+                    "name, or the runtime another folder"
+                )
+                raise self._refusal("; ".join(bad), remedy, None)
+        return None, ""
 
     def restore(self, step: int, like: Any) -> Any:
         """The state after `step`, in the structure of `like`, whose leaves are arrays, `ShapeDtypeStruct`s or Python scalars.
@@ -96,16 +155,24 @@ class Checkpoints:
         """
         wanted, structure = describe(like), jax.tree.structure(like)
         with self._one_at_a_time, self._told_as(step, "restored"):
-            paths = [path for found, _, path in self._found() if found == step]
-            if not paths:
-                raise ValueError(f"there is none; there are those of steps {sorted({found for found, *_ in self._found()})}")
-            readings = [(path, read_sealed(path)) for path in paths]
-            path, description = next(((p, r) for p, r in readings if not isinstance(r, str)), readings[0])
-            if isinstance(description, str):
-                raise ValueError(f"{description}. Restore an older one: latest() names the newest that is whole")
+            ones = [one for one in self._found() if one.step == step]
+            if not ones:
+                raise ValueError(f"there is none; there are those of steps {sorted(set(self.steps()))}")
+            readings = [(one, self._read(one)) for one in ones]
+            one, description = next(((o, r) for o, r in readings if not isinstance(r, Unreadable)), readings[0])
+            if isinstance(description, Unreadable):
+                raise ValueError(f"{description.reason}. Restore an older one: latest() names the newest that is whole")
             if difference := find_difference(description.leaves, wanted):
                 raise ValueError(f"{difference}. Pass a state of the step that was saved")
-            return jax.tree.unflatten(structure, _load(path / STATE, description.leaves))
+            return jax.tree.unflatten(structure, load_leaves(one.path, description))
+
+    def remove_leftovers(self) -> None:
+        """Remove what processes that have died were writing or removing. Whoever calls holds the folder's lock."""
+        with suppress(OSError):  # a folder that cannot be read says so when it is used
+            for path in self.folder.iterdir():
+                if path.name.startswith((_WRITING, _REMOVING)):
+                    with suppress(OSError):
+                        erase(path) if path.is_dir() else path.unlink()
 
     def close(self) -> None:
         """Waits for what another thread does here; nothing is saved afterwards."""
@@ -114,89 +181,58 @@ class Checkpoints:
 
     @contextmanager
     def _told_as(self, step: int, what: str) -> Iterator[None]:
-        """Turn what goes wrong inside, be it orbax's, the disk's or the device's, into an error that says which checkpoint."""
+        """Turn what goes wrong inside, be it the disk's or the device's, into an error that says which checkpoint."""
         try:
-            with _quiet():
-                yield
+            yield
         except Exception as error:
             raise CheckpointError(
                 f"The checkpoint of step {step} in {self.folder} could not be {what}: {error}", folder=str(self.folder), step=step
             ) from error
 
-    def _found(self) -> list[tuple[int, int, Path]]:
-        """Step, number and path of what bears the name of a checkpoint, the newest first."""
-        paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
-        matches = [(match, path) for path in paths if (match := _NAME.match(path.name))]
-        return sorted(((int(match[1]), int(match[2] or 0), path) for match, path in matches), reverse=True)
+    def _refusal(self, what: str, remedy: str, step: int | None) -> CheckpointError:
+        return CheckpointError(
+            f"The job in {self.folder} cannot be resumed: {what}. {remedy}.", folder=str(self.folder), step=step
+        )
 
-    def _next_name(self, step: int) -> Path:
-        numbers = [number for found, number, _ in self._found() if found == step]
-        return self.folder / (f"{step}-{max(numbers) + 1}" if numbers else f"{step}")
+    def _found(self) -> list[_Found]:
+        """All checkpoints, the newest first."""
+        paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
+        matches = [(match, path) for path in paths if (match := _NAME.match(path.name)) and is_checkpoint(path)]
+        found = [_Found(int(match[1]), int(match[2] or 0), path) for match, path in matches]
+        return sorted(found, key=lambda one: (one.step, one.number), reverse=True)
+
+    def _read(self, one: _Found) -> Any:
+        """Its description, or an `Unreadable`."""
+        found = read_checkpoint(one.path, one.step)
+        if not isinstance(found, Unreadable):
+            self._whole.add(one.path)
+        return found
+
+    def _free_path(self, step: int) -> Path:
+        """A name for that step which nothing has, not even something of the user's, and that is newer than all of the step."""
+        number = max((one.number + 1 for one in self._found() if one.step == step), default=0)
+        while os.path.lexists(path := self.folder / (f"{step}-{number}" if number else f"{step}")):
+            number += 1
+        return path
+
+    def _hidden(self, prefix: str, path: Path) -> Path:
+        """What it is called while it is written or removed; what was left under that name is removed."""
+        hidden = path.with_name(f"{prefix}{path.name}-{os.getpid()}")
+        erase(hidden)
+        return hidden
 
     def _remove_past(self, step: int, final: Path) -> None:
         kept = 1
-        for found, _, path in self._found():
-            if path == final or (found < step and kept < self._keep):
-                kept += path != final
-            else:
-                self._remove(path)
+        for one in self._found():
+            if one.path == final or (one.path not in self._whole and isinstance(self._read(one), Unreadable)):
+                continue
+            if one.step < step and kept < self._keep:
+                kept += 1
+            elif not has_others(one.path):
+                self._remove(one.path)
 
     def _remove(self, path: Path) -> None:
-        doomed = path.with_name(f"{_REMOVING}{path.name}-{os.getpid()}")
+        doomed = self._hidden(_REMOVING, path)
         path.rename(doomed)  # or half of it might be taken for a checkpoint
-        shutil.rmtree(doomed)
-
-    def _remove_leftovers(self) -> None:
-        with suppress(OSError):  # a folder that cannot be read says so when it is used
-            for path in self.folder.iterdir():
-                if path.name.startswith((_WRITING, _REMOVING)) and not _is_alive(path.name.rpartition("-")[2]):
-                    shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_alive(pid: str) -> bool:
-    """Whether there is a process of that number; this one is."""
-    try:
-        os.kill(int(pid), 0)
-    except PermissionError:
-        return True  # somebody else's
-    except (ValueError, OSError, OverflowError):
-        return False
-    return True
-
-
-def _write(folder: Path, leaves: tuple[Leaf, ...], state: Any) -> None:
-    values = jax.tree.leaves(state)
-    stored = {str(i): to_bytes(value) for i, (leaf, value) in enumerate(zip(leaves, values, strict=True)) if leaf.stored}
-    if not stored:
-        folder.mkdir()  # orbax refuses to write nothing
-        return
-    with _orbax() as checkpointer:
-        checkpointer.save(folder, args=ocp.args.PyTreeSave(stored))
-
-
-def _load(folder: Path, leaves: tuple[Leaf, ...]) -> list[Any]:
-    as_numpy = {str(i): ocp.RestoreArgs(restore_type=np.ndarray) for i, leaf in enumerate(leaves) if leaf.stored}
-    stored: Mapping[str, np.ndarray] = {}
-    if as_numpy:
-        with _orbax() as checkpointer:
-            stored = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
-    return [from_bytes(leaf, stored.get(str(i))) for i, leaf in enumerate(leaves)]
-
-
-def _orbax() -> ocp.Checkpointer:
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))  # weights hardly shrink
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without orbax's log, which says in several tracebacks what the exception says as well."""
-    logger = logging.getLogger("absl")
-
-    def from_elsewhere(record: logging.LogRecord) -> bool:
-        return "orbax" not in Path(record.pathname).parts
-
-    logger.addFilter(from_elsewhere)
-    try:
-        yield
-    finally:
-        logger.removeFilter(from_elsewhere)
+        erase(doomed)
+        self._whole.discard(path)

@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tensile_jax.exec.checkpoint import Checkpoints
 from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.feed import Feed, FeedNews, FeedStopped, UserCodeFailed
 from tensile_jax.exec.instructions import Op
 from tensile_jax.exec.isolated import Made, Summary
+from tensile_jax.exec.job import NO_BATCH
 from tensile_jax.exec.local import LocalActor, LocalProgram, code_of
 from tensile_jax.exec.parcel import Packed, Parcel, Setting, pack_structure, pack_tree
 from tensile_jax.exec.prepare import Options
@@ -30,9 +32,6 @@ from tensile_jax.exec.process import importing_main
 from tensile_jax.exec.thrown import throw
 from tensile_jax.exec.transfer import Device, Transfer
 from tensile_jax.exec.wire import Alive, Answer, Ask, Channel, News, Refused
-
-if TYPE_CHECKING:  # it imports orbax, which takes a second
-    from tensile_jax.exec.checkpoint import Checkpoints
 
 _SIGN_OF_LIFE_S = 2.0
 _WAITING_THREADS = 16
@@ -100,7 +99,7 @@ class _Work:
         self._compiler = Compiler(device)
         self._feed = Feed(batches, skip=parcel.first, on_step=None, tell=self._heard, name=parcel.name)
         self._feed_stopped = threading.Event()
-        self._first_batch: Any = None
+        self._first_batch: Any = NO_BATCH
         self._kept: dict[int, Any] = {}
         self._planner = ThreadPoolExecutor(1, "tensile-planner")
         self._saver = ThreadPoolExecutor(1, "tensile-saver")
@@ -152,10 +151,8 @@ class _Work:
         else:
             self._channel.send(News(throw(news.error) if isinstance(news, UserCodeFailed) else news))
 
-    def _checkpoints_in(self, folder: Path) -> "Checkpoints":
+    def _checkpoints_in(self, folder: Path) -> Checkpoints:
         if self._checkpoints is None:
-            from tensile_jax.exec.checkpoint import Checkpoints
-
             self._checkpoints = Checkpoints(folder)
         return self._checkpoints
 
@@ -188,8 +185,8 @@ class _Work:
         self._actor.use(self._kept[key])
 
     def on_begin(self, watch: bool) -> None:
-        first, self._first_batch = self._first_batch, None
-        self._actor.begin(self._feed.take() if first is None else first, watch=watch)
+        first, self._first_batch = self._first_batch, NO_BATCH
+        self._actor.begin(self._feed.take() if first is NO_BATCH else first, watch=watch)
 
     def on_take_metrics(self) -> Callable[[], tuple[Any, tuple[int, int]]]:
         counts, wait = self._actor.counts(), self._actor.take_metrics()
@@ -198,8 +195,8 @@ class _Work:
     def on_keep(self, key: int) -> None:
         self._kept[key] = self._actor.state().fetch()
 
-    def on_save(self, key: int, folder: Path, step: int) -> None:
-        self._checkpoints_in(folder).save(step, self._kept[key])
+    def on_save(self, key: int, folder: Path, step: int) -> str:
+        return self._checkpoints_in(folder).save(step, self._kept[key])
 
     def on_fetch(self, key: int) -> Packed:
         return pack_tree(self._kept[key])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tensile_jax.exec.events import BatchReady as BatchLoaded
 from tensile_jax.exec.events import Wished
 from tensile_jax.exec.feed import BatchesEnded, BatchReady, CallbacksMade, FeedNews, UserCodeFailed
-from tensile_jax.exec.job import Job, is_leaving
+from tensile_jax.exec.job import NO_BATCH, NO_STATE, Job, is_leaving
 from tensile_jax.exec.seats import Wish
 from tensile_jax.jobs import FINAL
 
@@ -47,7 +47,7 @@ class Course:
             elif isinstance(news, BatchesEnded):
                 if not job._loaded:
                     error = ValueError(f"batches of {job.name!r} gave nothing. Give at least one batch.")
-                    self.end(job, "failed", error=error)
+                    self._runtime._keeping.leave(job, "failed", job._actor.state(), error=error)
                     return
                 if job._asked.first + job._loaded < job._asked.steps:
                     job._limit = job._asked.first + job._loaded
@@ -60,7 +60,7 @@ class Course:
                 if job._joined:
                     self._runtime._dispatcher.tell(Wished(job._number, "stop"))
                 else:
-                    self.end(job, "failed", error=news.error)
+                    self._runtime._keeping.leave(job, "failed", job._actor.state(), error=news.error)
 
     def died(self, job: Job, error: BaseException) -> None:
         """The job's own process is gone. In a thread of its actor's."""
@@ -72,8 +72,8 @@ class Course:
 
     def take_batch(self, job: Job) -> Any:
         """The next batch, of which the controller knows that it is loaded."""
-        first, job._first_batch = job._first_batch, None
-        return job._feed.take() if first is None else first
+        first, job._first_batch = job._first_batch, NO_BATCH
+        return job._feed.take() if first is NO_BATCH else first
 
     def wish(self, job: Job, wish: Wish) -> None:
         """The user wishes it. Raises: ValueError: the job has ended."""
@@ -115,7 +115,7 @@ class Course:
         job: Job,
         state_name: Literal["finished", "failed", "cancelled"],
         *,
-        state: Any = None,
+        state: Any = NO_STATE,
         error: BaseException | None = None,
         note: str | None = None,
     ) -> None:
@@ -125,12 +125,13 @@ class Course:
         job._feed.stop()
         job._actor.close()
         job._state, job._error, job._result = state_name, error, state
-        job._first_batch = job._last_words = None
+        job._first_batch, job._last_words = NO_BATCH, None
         if note is not None:
             job._note = note
         elif error is not None and not job._note:
             job._note = f"{type(error).__name__}: {error}"
         elif state_name == "finished" and job._limit is None:
             job._note = ""
+        self._runtime._keeping.let_go(job)
         self._runtime._tell(job, state_name, job._note)
         self._runtime._planning.share_again()

@@ -6,7 +6,7 @@
     end        the state for the next iteration and the metrics, which are read, are left
 
 Moves are the instructions of `Instructions`, in their order, with *begin* before and *end* after them. For a step that runs whole
-there is one launch between the two, with plain jit's peak.
+there is one launch between the two, with plain jit's peak and the arguments that plain jit leaves out.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,8 @@ def demand_of(plan: Plan, graph: Graph, instructions: Instructions | None, profi
         idle = state + metrics
         begun = max(arguments + metrics, idle)
         kinds = (INSTANT, LAUNCH, INSTANT)
-        needs = (begun, plan.peak_bytes + metrics, begun)
+        launch = max(plan.peak_bytes + metrics + unused_bytes(graph), begun)
+        needs = (begun, launch, begun)
         return _demand(plan, kinds, needs, (idle, begun, begun, idle), metrics, state, state, profile, len(carried))
     size = instructions.nbytes
 
@@ -79,6 +80,12 @@ def metrics_bytes(graph: Graph) -> int:
     """What the step returns beside its state."""
     carried = {pair.output for pair in graph.carried}
     return sum(graph.tensors[t].nbytes for t in set(graph.outputs) - carried)
+
+
+def unused_bytes(graph: Graph) -> int:
+    """Arguments that nothing in the step reads. Plain jit's peak leaves them out; here they lie on the device all the same."""
+    used = {t for operator in graph.operators for t in operator.inputs} | set(graph.outputs)
+    return sum(graph.tensors[t].nbytes for t in set(graph.inputs) - used)
 
 
 def _demand(

@@ -13,12 +13,13 @@ import queue
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from tensile_jax.exec.actor import Kept, Wait
+from tensile_jax.exec.checkpoint import Checkpoints
 from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.entrypoint import Entrypoint
 from tensile_jax.exec.feed import BatchReady
@@ -30,9 +31,6 @@ from tensile_jax.exec.transfer import Device, on_host
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.demand import INSTANT, Demand
 from tensile_jax.schedule import Plan
-
-if TYPE_CHECKING:  # it imports orbax, which takes a second
-    from tensile_jax.exec.checkpoint import Checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +108,9 @@ class RemoteProgram(_Remote):
 class RemoteState(_Remote):
     """A state at rest."""
 
-    def save(self, checkpoints: "Checkpoints", step: int) -> None:
+    def save(self, checkpoints: Checkpoints, step: int) -> str:
         """The process writes the checkpoint; the state does not come here for that."""
-        self.actor.process.ask("save", self.key, checkpoints.folder, step)()
+        return self.actor.process.ask("save", self.key, checkpoints.folder, step)()
 
     def fetch(self) -> Any:
         """The state, as NumPy arrays; what those cannot be, weakly typed arrays and keys, as `jax.Array`s on the host."""
@@ -125,6 +123,7 @@ class IsolatedActor:
     Args:
         step: a function, or an `Entrypoint` which makes the job there.
         first: so many steps are done already; then the state of an entrypoint is that in the folder `checkpoints`.
+        lock: a file that the process keeps open, so that the lock on it holds until the process has ended.
         died: told once, in another thread, if the process ends on its own.
 
     Raises:
@@ -141,12 +140,13 @@ class IsolatedActor:
         device: Device,
         first: int,
         checkpoints: Path | None,
+        lock: int | None,
         died: Callable[[BaseException], None],
     ) -> None:
         parcel = pack_job(step, state, batches, name=name, first=first, checkpoints=checkpoints if first else None)
         self.structure = jax.tree.structure(state)
         self.state_bytes = 0 if parcel.state is None else parcel.state.nbytes
-        self.process = JobProcess(setting_for(parcel, device), parcel, hear=self._heard, died=died)
+        self.process = JobProcess(setting_for(parcel, device), parcel, lock=lock, hear=self._heard, died=died)
         self._given = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array) and not on_host(leaf)]
         self._keys = itertools.count()
         self._drawn: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -2,11 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from tensile_jax.errors import JobFailed
 from tensile_jax.exec.actor import JobActor, Program
+from tensile_jax.exec.checkpoint import Checkpoints
 from tensile_jax.exec.feed import Feed
+from tensile_jax.exec.folder_lock import FolderLock
 from tensile_jax.exec.seats import JobId, Wish
 from tensile_jax.exec.snapshot import job_report, job_status
 from tensile_jax.exec.submission import Submission
@@ -20,11 +23,28 @@ _RECENT_STEPS = 16  # over which the speed is taken
 _TIMED_STEPS = 200  # whose times are kept
 
 
+class Missing(Enum):
+    """What is not there, where None would be a value that a user may give."""
+
+    STATE = "no state"
+    BATCH = "no batch"
+
+
+NO_STATE, NO_BATCH = Missing.STATE, Missing.BATCH
+
+
 class Job:
     """A job of a runtime; made by `Runtime.submit`."""
 
     def __init__(
-        self, runtime: "Runtime", number: JobId, asked: Submission, actor: JobActor, feed: Feed, checkpoints: Any
+        self,
+        runtime: "Runtime",
+        number: JobId,
+        asked: Submission,
+        actor: JobActor,
+        feed: Feed,
+        checkpoints: Checkpoints | None,
+        lock: FolderLock | None,
     ) -> None:
         self.name = asked.name
         self._runtime = runtime
@@ -33,12 +53,13 @@ class Job:
         self._actor = actor
         self._feed = feed
         self._checkpoints = checkpoints
+        self._lock = lock  # of the folder of its checkpoints, until nothing more is written there
         # under the runtime's lock:
         self._state: JobState = "preparing"
         self._note = ""
         self._wish: Wish = "run"
         self._loaded = 0
-        self._first_batch: Any = None
+        self._first_batch: Any = NO_BATCH
         self._joined = False
         self._program: Program | None = None  # in use
         self._renewed: Program | None = None  # about to be
@@ -50,7 +71,7 @@ class Job:
         self._step_ends: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._step_us: deque[float] = deque(maxlen=_TIMED_STEPS)
         self._error: BaseException | None = None
-        self._result: Any = None
+        self._result: Any = NO_STATE
         self._called_back = False  # its last callback has been made
         self._last_words: Callable[[], None] | None = None  # what ends it then: all its steps are done, and its state is kept
         self._saving = 0  # how many checkpoints are being made, its end included, or wait for that
@@ -93,18 +114,19 @@ class Job:
         """Its last state, in host memory (`tensile_jax.to_device` brings it in), once it has ended.
 
         Raises:
-            JobFailed: it failed, or was cancelled before its first step; the reason is its `__cause__`.
+            JobFailed: it failed; the reason is its `__cause__`, and `state` is what it had reached. Or it was cancelled before
+                its own process had made a state.
             TimeoutError: it has not ended in time.
         """
         if not self.wait(timeout_s):
             raise TimeoutError(f"{self.name} has not ended within {timeout_s} s; it is {self._state}, at step {self._step}.")
-        if self._state == "failed":
-            raise JobFailed(f"{self.name} failed after {self._step} steps: {self._note}", job=self.name, step=self._step) from (
-                self._error
-            )
-        if self._result is None:
-            raise JobFailed(f"{self.name} was cancelled and has no state.", job=self.name, step=self._step)
-        return self._result
+        state = None if self._result is NO_STATE else self._result
+        story = f"{self.name} failed after {self._step} steps: {self._note}"
+        if self._state != "failed":
+            if self._result is not NO_STATE:
+                return state
+            story = f"{self.name} is {self._state}, and its state is lost{f': {self._note}' if self._note else '.'}"
+        raise JobFailed(story, job=self.name, step=self._step, state=state) from self._error
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
         """What made it fail, once it has ended; None if it did not."""

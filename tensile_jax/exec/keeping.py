@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tensile_jax.exec.actor import Kept
-from tensile_jax.exec.job import Job
-from tensile_jax.jobs import EventName
+from tensile_jax.exec.job import NO_STATE, Job
+from tensile_jax.jobs import FINAL, EventName
 
 if TYPE_CHECKING:  # they name each other
     from tensile_jax.exec.runtime import Runtime
@@ -52,33 +52,45 @@ class Keeping:
         """The job's end, in another thread: with `step` its last checkpoint, if it makes any; then its state is fetched."""
 
         def leave() -> None:
-            state, failed = None, error
-            if step is not None and job._checkpoints is not None:
-                self._checkpoint(job, step, kept)
-            if failed is None:
-                try:
-                    state = kept.fetch()
-                except Exception as lost:
-                    failed = lost
+            state: Any = NO_STATE
+            failed, said = error, note
+            if step is not None and job._checkpoints is not None and (unkept := self._checkpoint(job, step, kept)) is not None:
+                failed = failed or unkept
+            try:
+                state = kept.fetch()
+            except Exception as lost:
+                if state_name == "cancelled" and not job._joined:
+                    said = f"cancelled before its first step; {lost}"
+                else:
+                    failed = failed or lost
             course = self._runtime._course
             with self._runtime._changed:
                 if failed is not None:
-                    course.end(job, "failed", state=state, error=failed, note=note)
+                    course.end(job, "failed", state=state, error=failed, note=said)
                 elif state_name == "finished":
-                    course.finish(job, state=state, note=note)
+                    course.finish(job, state=state, note=said)
                 else:
-                    course.end(job, state_name, state=state, note=note)
+                    course.end(job, state_name, state=state, note=said)
 
         self._do_in_turn(job, leave)
 
-    def _checkpoint(self, job: Job, step: int, kept: Kept) -> None:
+    def _checkpoint(self, job: Job, step: int, kept: Kept) -> Exception | None:
+        """Save it, and tell what came of that; why it could not be saved."""
+        assert job._checkpoints is not None  # it was looked at
         kind: EventName = "checkpointed"
-        note = f"step {step}"
+        note, failed = f"step {step}", None
         try:
-            kept.save(job._checkpoints, step)
+            if trouble := kept.save(job._checkpoints, step):
+                note += f"; {trouble}"
         except Exception as error:
-            kind, note = "checkpoint_failed", str(error)
+            kind, note, failed = "checkpoint_failed", str(error), error
         self._runtime._tell(job, kind, note, step=step)
+        return failed
+
+    def let_go(self, job: Job) -> None:
+        """Let others have the job's folder, if the job has ended and nothing is being saved. The lock is held."""
+        if job._lock is not None and job._state in FINAL and not job._saving:
+            job._lock.release()
 
     def _do_in_turn(self, job: Job, what: Callable[[], None]) -> None:
         """`what`, in another thread, after all else that was asked for the job."""
@@ -94,6 +106,7 @@ class Keeping:
             del what  # and its state, before the next one comes
             with self._runtime._changed:
                 job._saving -= 1
+                self.let_go(job)
                 self._runtime._changed.notify_all()
                 if not job._saving:
                     return

@@ -50,7 +50,7 @@ class Planning:
         except BaseException as error:
             with self._runtime._changed:
                 if not is_leaving(job):
-                    self._runtime._course.end(job, "failed", error=error)
+                    self._runtime._keeping.leave(job, "failed", job._actor.state(), error=error)
             return
         with self._runtime._changed:
             if job._state in FINAL or is_leaving(job):

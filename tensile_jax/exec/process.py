@@ -45,12 +45,22 @@ importing_main = threading.Event()
 
 
 class JobProcess:
-    """One process. `hear` is called with its news, `died` once if it ends on its own; both in a thread of this object's."""
+    """One process, which keeps the file `lock` open as well.
+
+    `hear` is called with its news, `died` once if it ends on its own; both in a thread of this object's.
+    """
 
     def __init__(
-        self, setting: Setting, parcel: Parcel, *, hear: Callable[[Any], None], died: Callable[[BaseException], None]
+        self,
+        setting: Setting,
+        parcel: Parcel,
+        *,
+        lock: int | None,
+        hear: Callable[[Any], None],
+        died: Callable[[BaseException], None],
     ) -> None:
         self._name = parcel.name
+        self._inherited = [] if lock is None else [lock]
         self._unsent: tuple[Any, ...] = (setting, parcel)
         self._hear = hear
         self._died = died
@@ -126,7 +136,7 @@ class JobProcess:
         environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # the device is shared
         with theirs:
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment, process_group=0
+                command, pass_fds=[theirs.fileno(), *self._inherited], stdin=subprocess.DEVNULL, env=environment, process_group=0
             )
         self._channel = Channel(ours, patience_s=_START_S)
         for work in (self._write, self._read, self._bury):

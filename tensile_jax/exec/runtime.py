@@ -20,16 +20,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import jax
 
 from tensile_jax.exec.actor import JobActor
+from tensile_jax.exec.checkpoint import Checkpoints
 from tensile_jax.exec.course import Course
 from tensile_jax.exec.dispatcher import Dispatcher
 from tensile_jax.exec.entrypoint import Entrypoint
 from tensile_jax.exec.events import Budgeted
 from tensile_jax.exec.feed import Feed
+from tensile_jax.exec.folder_lock import FolderLock
 from tensile_jax.exec.isolated import IsolatedActor
 from tensile_jax.exec.job import Job
 from tensile_jax.exec.keeping import Keeping
@@ -39,14 +41,19 @@ from tensile_jax.exec.planning import Planning
 from tensile_jax.exec.scheduler import Scheduler
 from tensile_jax.exec.seats import JobId, State
 from tensile_jax.exec.snapshot import status
-from tensile_jax.exec.submission import Isolation, Submission, bytes_of, refuse_half_a_job, refuse_shared_state
+from tensile_jax.exec.submission import (
+    Isolation,
+    Submission,
+    bytes_of,
+    name_of,
+    refuse_half_a_job,
+    refuse_unfit_name,
+    refuse_unfit_state,
+)
 from tensile_jax.exec.transfer import Transfer
 from tensile_jax.jobs import FINAL, EventName, JobEvent, Record, Status
 from tensile_jax.profiles import load_profile
 from tensile_jax.schedule import PolicyName
-
-if TYPE_CHECKING:
-    from tensile_jax.exec.checkpoint import Checkpoints
 
 _RUN_AHEAD = 3  # launches in flight, on a device whose memory follows the order of launches
 _KEPT_EVENTS = 100_000
@@ -86,6 +93,7 @@ class Runtime:
         host_bytes = float("inf") if host_budget is None else bytes_of("host_budget", host_budget)
         self._changed = threading.Condition(threading.RLock())
         self._jobs: dict[JobId, Job] = {}
+        self._reserved: set[str] = set()  # names of jobs that are being submitted
         self._numbers = itertools.count()
         self._events: deque[JobEvent] = deque(maxlen=_KEPT_EVENTS)
         self._told = 0
@@ -147,37 +155,61 @@ class Runtime:
                 called here, and the last state comes back as NumPy arrays.
 
         Raises:
-            ValueError: an argument cannot be; a name is taken; the state is another job's; an entrypoint cannot be made; it has
-                checkpoints already, and `resume` is not asked for.
+            ValueError: an argument cannot be; a name is taken; the state is another job's, or not on the runtime's device; an
+                entrypoint cannot be made; it has checkpoints already, and `resume` is not asked for.
             TypeError: an argument is of the wrong type, or cannot be sent to another process.
+            CheckpointError: its folder is in use by another run, or cannot be made; or it is to be resumed and has no checkpoint
+                that can be read, but some that cannot.
         """
         refuse_half_a_job(step, state, batches)
         cap = None if budget is None else bytes_of("budget", budget)
         if (checkpoint_every is not None or resume) and self._folder is None:
             raise ValueError("checkpoint_every and resume need a folder: make the runtime with Runtime(..., checkpoints=FOLDER).")
-        asked = Submission(
-            step,
-            steps,
-            self._free_name(name, step),
-            priority,
-            cap,
-            max_swap_rate,
-            max_slowdown,
-            policy,
-            checkpoint_every,
-            isolation,
-        )
-        self._refuse_if_closed()
-        checkpoints = None if self._folder is None else self._open_checkpoints(self._folder / asked.name, resume=resume)
-        if isinstance(step, Entrypoint) and isolation == "thread":
-            step, state, batches = step.make()
-        if checkpoints is not None and resume and (first := checkpoints.latest()):
-            asked = replace(asked, first=first)
-            if not isinstance(step, Entrypoint):  # which makes the state elsewhere
-                state = checkpoints.restore(first, state)
-        refuse_shared_state(asked.name, state)
+        free = self._reserve(name, step)
+        lock: FolderLock | None = None
+        try:
+            asked = Submission(
+                step, steps, free, priority, cap, max_swap_rate, max_slowdown, policy, checkpoint_every, isolation
+            )  # fmt: skip
+            checkpoints, resumed = None, ""
+            if self._folder is not None:
+                lock = FolderLock(self._folder / asked.name)
+                checkpoints, first, resumed = _open_checkpoints(lock, resume=resume)
+                asked = replace(asked, first=first)
+            if isinstance(step, Entrypoint) and isolation == "thread":
+                step, state, batches = step.make()
+            if checkpoints is not None and asked.first and not isinstance(step, Entrypoint):  # which makes the state elsewhere
+                state = checkpoints.restore(asked.first, state)
+            job = self._make_job(asked, step, state, batches, on_step, checkpoints, lock)
+            lock = None  # it is the job's now
+        finally:
+            if lock is not None:
+                lock.release()
+            with self._changed:
+                self._reserved.discard(free)
+                self._changed.notify_all()
+        with self._changed:
+            self._tell(job, "submitted", resumed)
+        job._feed.start()
+        if asked.first >= steps:
+            with self._changed:
+                self._keeping.leave(job, "finished", job._actor.state(), note=f"its checkpoint has all {steps} steps already")
+        return job
+
+    def _make_job(
+        self,
+        asked: Submission,
+        step: Callable[..., Any] | Entrypoint,
+        state: Any,
+        batches: Any,
+        on_step: Callable[[int, Any], None] | None,
+        checkpoints: Checkpoints | None,
+        lock: FolderLock | None,
+    ) -> Job:
+        """The job of a submission, with its state given away; it is one of the runtime's jobs, and has not begun."""
+        refuse_unfit_state(asked.name, state, self._device)
         actor: JobActor
-        if isolation == "process":
+        if asked.isolation == "process":
             actor = isolated = IsolatedActor(
                 step,
                 state,
@@ -186,6 +218,7 @@ class Runtime:
                 device=self._device,
                 first=asked.first,
                 checkpoints=checkpoints.folder if checkpoints is not None else None,
+                lock=None if lock is None else lock.descriptor,
                 died=lambda error: self._course.died(job, error),
             )
             given, skip = isolated.batches(), 0
@@ -194,19 +227,14 @@ class Runtime:
             actor = LocalActor(step, state, self._transfer)
             given, skip = batches, asked.first
         number = JobId(next(self._numbers))
-        most = skip + max(0, steps - asked.first)
+        most = skip + max(0, asked.steps - asked.first)
         feed = Feed(
             given, skip=skip, most=most, on_step=on_step, tell=lambda news: self._course.heard(job, news), name=asked.name
         )
-        job = Job(self, number, asked, actor, feed, checkpoints)
+        job = Job(self, number, asked, actor, feed, checkpoints, lock)
         actor.own()
         with self._changed:
             self._jobs[number] = job
-            self._tell(job, "submitted", f"resumed at step {asked.first}" if asked.first else "")
-        feed.start()
-        if asked.first >= steps:
-            with self._changed:
-                self._keeping.leave(job, "finished", actor.state(), note=f"its checkpoint has all {steps} steps already")
         return job
 
     @property
@@ -305,21 +333,6 @@ class Runtime:
         for job in self.jobs:
             job._actor.join()
 
-    def _open_checkpoints(self, folder: Path, *, resume: bool) -> "Checkpoints":
-        from tensile_jax.exec.checkpoint import Checkpoints  # imports orbax, which takes a second
-
-        checkpoints = Checkpoints(folder)
-        if not resume and (step := checkpoints.latest()) is not None:
-            raise ValueError(
-                f"{folder} has a checkpoint after {step} steps, of which an earlier run may be glad: pass resume=True to go on "
-                "from it, another name, or another folder to Runtime(..., checkpoints=FOLDER)."
-            )
-        return checkpoints
-
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise RuntimeError("The runtime is closed. Submit jobs inside its with block.")
-
     def _drain(self) -> None:
         with self._changed:
             self._closed = True
@@ -339,17 +352,28 @@ class Runtime:
             self._changed.notify_all()
 
     def _all_ended(self) -> bool:
-        return all(job._state in FINAL and not job._saving for job in self._jobs.values())
+        return not self._reserved and all(job._state in FINAL and not job._saving for job in self._jobs.values())
 
-    def _free_name(self, name: str | None, step: Any) -> str:
-        """The name of a new job: as given, or after its step."""
+    def _reserve(self, name: str | None, step: Any) -> str:
+        """The name of a new job, as given or after its step; no other has it from now on.
+
+        Raises:
+            ValueError: it is taken, or cannot be a name.
+            TypeError: it is no text.
+            RuntimeError: the runtime is closed.
+        """
+        if name is not None:
+            refuse_unfit_name(name)
         with self._changed:
-            taken = {job.name for job in self._jobs.values()}
-        if name is None:
-            stem = step.name if isinstance(step, Entrypoint) else getattr(step, "__name__", "job")
-            return next(n for n in itertools.chain([stem], (f"{stem}-{k}" for k in itertools.count(2))) if n not in taken)
-        if name in taken:
-            raise ValueError(f"name={name!r} is taken by another job of this runtime. Give each job a name of its own.")
+            if self._closed:
+                raise RuntimeError("The runtime is closed. Submit jobs inside its with block.")
+            taken = {job.name for job in self._jobs.values()} | self._reserved
+            if name is None:
+                stem = name_of(step)
+                name = next(n for n in itertools.chain([stem], (f"{stem}-{k}" for k in itertools.count(2))) if n not in taken)
+            elif name in taken:
+                raise ValueError(f"name={name!r} is taken by another job of this runtime. Give each job a name of its own.")
+            self._reserved.add(name)
         return name
 
     def _named(self, name: str) -> Job:
@@ -359,3 +383,26 @@ class Runtime:
                     return job
             known = ", ".join(job.name for job in self._jobs.values()) or "none"
         raise ValueError(f"job {name!r} is not known. There are: {known}.")
+
+
+def _open_checkpoints(lock: FolderLock, *, resume: bool) -> tuple[Checkpoints, int, str]:
+    """The checkpoints in a locked folder, the step from which the job goes on, and what is to be said of that.
+
+    Raises:
+        ValueError: there are checkpoints, and they are not to be resumed from.
+        CheckpointError: there are checkpoints from which the job cannot be resumed.
+    """
+    checkpoints = Checkpoints(lock.folder)
+    checkpoints.remove_leftovers()
+    if not resume:
+        if steps := checkpoints.steps():
+            raise ValueError(
+                f"{lock.folder} has a checkpoint after {steps[0]} steps, of which an earlier run may be glad: pass resume=True "
+                "to go on from it, another name, or another folder to Runtime(..., checkpoints=FOLDER)."
+            )
+        return checkpoints, 0, ""
+    step, damaged = checkpoints.find_last()
+    if not step:
+        return checkpoints, 0, ""
+    note = f"resumed at step {step}"
+    return checkpoints, step, f"{note}, since {damaged}; it was left where it is" if damaged else note

@@ -8,9 +8,12 @@ import jax
 
 from tensile_jax.exec.budget import parse_budget
 from tensile_jax.exec.entrypoint import Entrypoint
+from tensile_jax.exec.transfer import Device
 from tensile_jax.schedule import PolicyName
 
 Isolation = Literal["thread", "process"]
+
+_MOST_NAME_BYTES = 200  # a file system takes 255, and `tensile run` adds something to it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +50,7 @@ class Submission:
             raise ValueError(f"policy={self.policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
         if self.isolation not in get_args(Isolation):
             raise ValueError(f'isolation must be "thread" or "process", got {self.isolation!r}.')
-        if not isinstance(self.name, str) or not self.name or "/" in self.name or self.name.startswith("."):
-            raise ValueError(f"name must be a text without '/' that does not begin with '.': got {self.name!r}.")
+        refuse_unfit_name(self.name)
 
 
 def _is_number(value: Any) -> bool:
@@ -80,11 +82,56 @@ def refuse_half_a_job(step: Any, state: Any, batches: Any) -> None:
         raise TypeError("batches must be an iterable or a function that gives one, got None. Only an Entrypoint makes its own.")
 
 
-def refuse_shared_state(name: str, state: Any) -> None:
-    """Raises ValueError: some of the state is gone."""
+def name_of(step: Any) -> str:
+    """What a job is called that was given no name: as its step, as far as that can be the name of a folder."""
+    name = step.name if isinstance(step, Entrypoint) else getattr(step, "__name__", "")
+    try:
+        refuse_unfit_name(name)
+    except (TypeError, ValueError):
+        return "job"
+    return name
+
+
+def refuse_unfit_name(name: Any) -> None:
+    """Raises TypeError or ValueError: it cannot be the name of a folder and of files, or be shown on one line."""
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a text, got {name!r}.")
+    if not name.isprintable() or not name.strip() or name != name.strip():
+        raise ValueError(f"name must be a text without control characters, and without spaces at its ends: got {_short(name)}.")
+    if "/" in name or "\\" in name or name.startswith("."):
+        raise ValueError(f"name must be a text without '/' and '\\' that does not begin with '.': got {_short(name)}.")
+    if (size := len(name.encode())) > _MOST_NAME_BYTES:
+        raise ValueError(
+            f"name must be a text of at most {_MOST_NAME_BYTES} bytes, since folders and files are called after it: got {size} "
+            f"bytes, {_short(name)}."
+        )
+
+
+def _short(name: str) -> str:
+    return repr(name) if len(name) <= 60 else f"{name[:60]!r}..."
+
+
+def refuse_unfit_state(name: str, state: Any, device: Device) -> None:
+    """Raises ValueError: some of the state is gone, or not on the device; TypeError: it is no value."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        if not isinstance(leaf, jax.Array):
+            continue
+        where = f"state{jax.tree_util.keystr(path)} of {name!r}"
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError(f"{where} is a tracer. Submit jobs outside of functions that JAX transforms, such as jax.jit.")
+        if leaf.is_deleted():
             raise ValueError(
-                f"state{jax.tree_util.keystr(path)} of {name!r} has been given away, to another job or to a step that it was "
+                f"{where} has been given away, to another job or to a step that it was "
                 "donated to. Give each job a state of its own, such as jax.tree.map(jnp.copy, state), made before."
+            )
+        devices = leaf.devices()
+        if len(devices) != 1:
+            raise ValueError(
+                f"{where} is spread over {len(devices)} devices, and a runtime has one, {device}. Bring it there: "
+                f"jax.device_put(state, device)."
+            )
+        if leaf.committed and devices != {device}:
+            raise ValueError(
+                f"{where} is on {next(iter(devices))}, and the runtime on {device}. Bring it there, with jax.device_put(state, "
+                "device), or make the runtime on the other one: Runtime(..., device=device)."
             )
