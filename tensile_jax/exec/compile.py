@@ -9,6 +9,7 @@ so that (bytes resident by the plan) + workspace is the footprint of the running
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -158,18 +159,36 @@ def peak_of(compiled: Any) -> int:
     )
 
 
+_CACHED_FROM = ("jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")
+_lowered = threading.Lock()
+_lowering = 0  # how many are inside `_short_compilations_cached` now
+_before: dict[str, Any] = {}  # the user's own values, while somebody is
+
+
 @contextmanager
 def _short_compilations_cached() -> Iterator[None]:
-    """Where the user has a persistent cache, let it keep what compiles in less than its usual second."""
+    """Where the user has a persistent cache, let it keep what compiles in less than its usual second.
+
+    These settings have no value of a thread's own, and several threads compile at once: the first one in sets them, the last one
+    out puts the user's values back, unless the user has set others meanwhile.
+    """
+    global _lowering
     if not getattr(jax.config, "jax_compilation_cache_dir", None):
         yield
         return
-    names = ("jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")
-    before = {name: getattr(jax.config, name) for name in names}
+    with _lowered:
+        _lowering += 1
+        if _lowering == 1:
+            for name in _CACHED_FROM:
+                _before[name] = getattr(jax.config, name)
+                jax.config.update(name, 0)
     try:
-        for name in names:
-            jax.config.update(name, 0)
         yield
     finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
+        with _lowered:
+            _lowering -= 1
+            if not _lowering:
+                for name, value in _before.items():
+                    if getattr(jax.config, name) == 0:
+                        jax.config.update(name, value)
+                _before.clear()
