@@ -40,7 +40,7 @@ class Course:
             elif isinstance(news, BatchReady):
                 if job._loaded == 0:
                     job._first_batch = job._feed.take()
-                    self._runtime._scheduler.call(lambda: self._runtime._planning.prepare(job))
+                    self._runtime._planning.begin(job)
                 job._loaded += 1
                 if job._joined:
                     self._runtime._dispatcher.tell(BatchLoaded(job._number))

@@ -104,14 +104,18 @@ class Dispatcher:
 
     def stop(self) -> None:
         """End once everything in the inbox is done. All jobs must have ended."""
-        self._inbox.put(None)
+        self.end()
         self._thread.join()
         for pool in (self._lane, self._copies, self._metrics):
             pool.shutdown()
 
+    def end(self) -> None:
+        """Let the thread end once everything in the inbox is done. May be called in the middle of anything."""
+        self._inbox.put(None)
+
     def abandon(self) -> None:
         """End without waiting for anything."""
-        self._inbox.put(None)
+        self.end()
         for pool in (self._lane, self._copies, self._metrics):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -175,6 +179,7 @@ class Dispatcher:
                 self.state = State(state.budget_bytes, state.host_budget_bytes, state.depth)
                 for job in tuple(self._hands):
                     self._lose(job, error)
+            del event  # and what it names, before the next one comes
 
     def _is_too_soon(self, event: Event) -> bool:
         """Whether it is the wish to run of a job that must rest first; that wish is looked up when it rests."""

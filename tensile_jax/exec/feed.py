@@ -109,6 +109,11 @@ class Feed:
         """Begin to draw."""
         self._thread.start()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether it is called by the user's code that runs here."""
+        return threading.current_thread() is self._thread
+
     def take(self) -> Any:
         """The next batch, which must have been announced; never waits."""
         with self._changed:

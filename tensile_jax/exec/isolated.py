@@ -23,7 +23,7 @@ from tensile_jax.exec.checkpoint import Checkpoints
 from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.entrypoint import Entrypoint
 from tensile_jax.exec.feed import BatchReady
-from tensile_jax.exec.parcel import pack_job, setting_for
+from tensile_jax.exec.parcel import Packed, pack_job, setting_for
 from tensile_jax.exec.prepare import Options
 from tensile_jax.exec.process import JobProcess
 from tensile_jax.exec.thrown import Thrown
@@ -113,7 +113,13 @@ class RemoteState(_Remote):
         return self.actor.process.ask("save", self.key, checkpoints.folder, step)()
 
     def fetch(self) -> Any:
-        """The state, as NumPy arrays; what those cannot be, weakly typed arrays and keys, as `jax.Array`s on the host."""
+        """The state, as NumPy arrays; what those cannot be, weakly typed arrays and keys, as `jax.Array`s on the host.
+
+        Raises:
+            RuntimeError: the process has not made the job yet, and is ended, since its user's code may hang there.
+        """
+        if (found := self.actor.end_unmade()) is not None:
+            return found.unpack(self.actor.structure)
         return self.actor.process.ask("fetch", self.key)().unpack(self.actor.structure)
 
 
@@ -147,6 +153,8 @@ class IsolatedActor:
         self.structure = jax.tree.structure(state)
         self.state_bytes = 0 if parcel.state is None else parcel.state.nbytes
         self.process = JobProcess(setting_for(parcel, device), parcel, lock=lock, hear=self._heard, died=died)
+        self._unmade: Packed | None = parcel.state  # until the process has it
+        self._is_made = False
         self._given = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array) and not on_host(leaf)]
         self._keys = itertools.count()
         self._drawn: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -180,11 +188,27 @@ class IsolatedActor:
     def _heard(self, news: Any) -> None:
         """In the process's reader."""
         if isinstance(news, Made):
+            self._is_made, self._unmade = True, None
             self.state_bytes = news.state_bytes
             if news.structure is not None:
                 self.structure = jax.tree.structure(pickle.loads(news.structure))
         else:
             self._drawn.put(news)
+
+    def end_unmade(self) -> Packed | None:
+        """If the process has not made the job yet: end it; the state as it was given. None if it has made the job.
+
+        Raises:
+            RuntimeError: it has not, and the state was to be made there.
+        """
+        unmade = self._unmade
+        if self._is_made:
+            return None
+        self.process.close()
+        self.process.kill()
+        if unmade is None:
+            raise RuntimeError("its own process had not made it yet, and was ended")
+        return unmade
 
     # -- before it is admitted --------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """`Job`: what a user holds of a job in a runtime. Its fields belong to the runtime, and change under the runtime's lock."""
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -61,6 +62,8 @@ class Job:
         self._loaded = 0
         self._first_batch: Any = NO_BATCH
         self._joined = False
+        self._tracing: threading.Thread | None = None  # the thread in which its step is traced
+        self._awaited: Job | None = None  # for whose end its user code waits
         self._program: Program | None = None  # in use
         self._renewed: Program | None = None  # about to be
         self._own_program: Program | None = None  # the same without what is kept out for others' sake
@@ -106,9 +109,23 @@ class Job:
             return job_report(self, self._runtime._dispatcher)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until it has ended; whether it has."""
+        """Until it has ended; whether it has.
+
+        Raises:
+            RuntimeError: its own `on_step`, `batches` or step calls this, without a timeout, and would wait for itself; so do
+                `result` and `exception`.
+        """
         with self._runtime._changed:
-            return self._runtime._changed.wait_for(lambda: self._state in FINAL, timeout_s)
+            if self._state in FINAL:
+                return True
+            waiter = self._runtime._job_of_this_thread() if timeout_s is None else None
+            if waiter is not None:
+                waiter._await(self)
+            try:
+                return self._runtime._changed.wait_for(lambda: self._state in FINAL, timeout_s)
+            finally:
+                if waiter is not None:
+                    waiter._awaited = None
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Its last state, in host memory (`tensile_jax.to_device` brings it in), once it has ended.
@@ -125,7 +142,7 @@ class Job:
         if self._state != "failed":
             if self._result is not NO_STATE:
                 return state
-            story = f"{self.name} is {self._state}, and its state is lost{f': {self._note}' if self._note else '.'}"
+            story = f"{self.name} is {self._state} and has no state{f': {self._note}' if self._note else '.'}"
         raise JobFailed(story, job=self.name, step=self._step, state=state) from self._error
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
@@ -133,6 +150,25 @@ class Job:
         if not self.wait(timeout_s):
             raise TimeoutError(f"{self.name} has not ended within {timeout_s} s; it is {self._state}, at step {self._step}.")
         return self._error
+
+    def _await(self, other: "Job") -> None:
+        """This job's user code waits for the other. Raises RuntimeError where that one waits for this one. The lock is held."""
+        circle, job = [self.name], other
+        while job is not self:
+            if job._awaited is None:
+                self._awaited = other
+                return
+            circle.append(job.name)
+            job = job._awaited
+        story = "itself" if other is self else " -> ".join((*circle, self.name))
+        raise RuntimeError(
+            f"The code of {self.name!r} (its on_step, its batches or its step) waits for the end of {story}, and that job ends "
+            "only when this code has returned: it would never return. Wait outside of the callback, or with timeout_s; on_step "
+            "is given the metrics, and cancel() ends a job after its iteration."
+        )
+
+    def _runs_in_this_thread(self) -> bool:
+        return self._feed.is_current or self._tracing is threading.current_thread()
 
     def pause(self) -> None:
         """Let it rest after the iteration under way, its state in host memory."""

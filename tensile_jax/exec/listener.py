@@ -1,6 +1,7 @@
 """What becomes of jobs, as the dispatcher tells it: their states, their metrics, their checkpoints, their ends."""
 
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -20,10 +21,19 @@ if TYPE_CHECKING:  # they name each other
 
 
 class JobListener:
-    """Hears the dispatcher, and keeps the runtime's jobs up to date."""
+    """Hears the dispatcher, and keeps the runtime's jobs up to date.
+
+    The dispatcher's thread must not keep a runtime that nobody else holds. As long as one of its jobs goes on, that job does.
+    """
 
     def __init__(self, runtime: "Runtime") -> None:
-        self._runtime = runtime
+        self._weak = weakref.ref(runtime)
+
+    @property
+    def _runtime(self) -> "Runtime":
+        runtime = self._weak()
+        assert runtime is not None  # a job goes on
+        return runtime
 
     def admitted(self, job: JobId) -> None:
         runtime, one = self._runtime, self._runtime._jobs[job]
@@ -109,7 +119,9 @@ class JobListener:
             runtime._course.end(one, "failed", error=error)
 
     def applied(self, nbytes: int) -> None:
-        runtime = self._runtime
+        runtime = self._weak()
+        if runtime is None:  # dropped right after its budget was set
+            return
         with runtime._changed:
             runtime._budget_bytes = nbytes
             runtime._tell(None, "budget", format_bytes(nbytes), {"budget_bytes": nbytes})

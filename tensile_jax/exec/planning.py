@@ -4,11 +4,12 @@ A new job is planned under what is left beside the others at rest; if that is to
 in time slices. Methods that take time run in the scheduler's thread, as they say.
 """
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.exec.actor import Program
+from tensile_jax.exec.actor import Program, Traced
 from tensile_jax.exec.beside import most_swapped, prepare_beside, share_state
 from tensile_jax.exec.controller import smallest_need
 from tensile_jax.exec.events import Prepared
@@ -29,14 +30,39 @@ class Planning:
     def __init__(self, runtime: "Runtime") -> None:
         self._runtime = runtime
 
-    def prepare(self, job: Job) -> None:
-        """Trace, plan and compile a new job, and let the controller know of it; in the scheduler's thread."""
+    def begin(self, job: Job) -> None:
+        """Have a new job traced, planned and compiled, now that it has its first batch. The lock is held.
+
+        Its step is traced in a thread of its own, since it is the user's and may hang: then it costs its own job only.
+        """
+        job._tracing = threading.Thread(target=self._trace, args=(job,), name=f"tensile-{job.name}-trace", daemon=True)
+        try:
+            job._tracing.start()
+        except RuntimeError as error:  # there can be no more threads
+            self._fail(job, error)
+
+    def _trace(self, job: Job) -> None:
+        if job._state in FINAL or is_leaving(job):
+            return
+        try:
+            options = Options(job._asked.policy, self._runtime._profile, "any", max_slowdown=job._asked.max_slowdown)
+            traced = job._actor.trace(job._first_batch, options, self._runtime._scheduler.compiler)
+        except BaseException as error:
+            self._fail(job, error)
+        else:
+            self._runtime._scheduler.call(lambda: self._prepare(job, traced))
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        with self._runtime._changed:
+            if not is_leaving(job):
+                self._runtime._keeping.leave(job, "failed", job._actor.state(), error=error)
+
+    def _prepare(self, job: Job, prepared: Traced) -> None:
+        """Plan and compile a job that was traced, and let the controller know of it; in the scheduler's thread."""
         if job._state in FINAL or is_leaving(job):
             return
         try:
             limit = self._limit_for(job)
-            options = Options(job._asked.policy, self._runtime._profile, "any", max_slowdown=job._asked.max_slowdown)
-            prepared = job._actor.trace(job._first_batch, options, self._runtime._scheduler.compiler)
             program = prepare_beside(
                 job._actor.prepare,
                 prepared,
@@ -48,9 +74,7 @@ class Planning:
             demand = self._with_snapshot(job, program)
             self._refuse_more_than_host(job, demand)
         except BaseException as error:
-            with self._runtime._changed:
-                if not is_leaving(job):
-                    self._runtime._keeping.leave(job, "failed", job._actor.state(), error=error)
+            self._fail(job, error)
             return
         with self._runtime._changed:
             if job._state in FINAL or is_leaving(job):

@@ -15,6 +15,7 @@ result. Only where the budget is lowered below what a job needs are its segments
 
 import itertools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -107,6 +108,9 @@ class Runtime:
         self._planning = Planning(self)
         self._keeping = Keeping(self)
         self._dispatcher.start()
+        # the threads of a runtime that nobody holds any more, and of which no job goes on
+        self._ending = weakref.finalize(self, _end_threads, self._dispatcher, self._scheduler)
+        self._ending.atexit = False
 
     def __enter__(self) -> Self:
         return self
@@ -244,7 +248,15 @@ class Runtime:
             return tuple(self._jobs.values())
 
     def events(self, *, until_closed: bool = False) -> Iterator[JobEvent]:
-        """Every event from the first on, as it happens, until all jobs have ended; or until it is closed: more jobs may come."""
+        """Every event from the first on, as it happens, until all jobs have ended; or until it is closed: more jobs may come.
+
+        Raises:
+            RuntimeError: it is called in a job's own `on_step`, `batches` or step, which the job would wait for.
+        """
+        self._refuse_to_wait("events()", "Follow the events in another thread, or outside of the callback")
+        return self._follow(until_closed)
+
+    def _follow(self, until_closed: bool) -> Iterator[JobEvent]:
         seen = 0
 
         def over() -> bool:
@@ -252,6 +264,8 @@ class Runtime:
 
         while True:
             with self._changed:
+                if self._told <= seen and not over():
+                    self._refuse_to_wait("events()", "Follow the events in another thread, or outside of the callback")
                 self._changed.wait_for(lambda seen=seen: self._told > seen or over())
                 fresh = self._told - seen
                 if not fresh:
@@ -315,7 +329,14 @@ class Runtime:
                     self._course.wish(job, "stop")
 
     def close(self) -> None:
-        """Wait until every job has ended, and end. Paused jobs are cancelled. Interrupted, it stops all; twice, it aborts."""
+        """Wait until every job has ended, and end. Paused jobs are cancelled. Interrupted, it stops all; twice, it aborts.
+
+        A runtime that was never closed ends when nobody holds it any more and its jobs have ended.
+
+        Raises:
+            RuntimeError: it is called in a job's own `on_step`, `batches` or step, which the job would wait for.
+        """
+        self._refuse_to_wait("close()", "Call stop() there, which lets every job end after its iteration, and close() outside")
         try:
             self._drain()
         except KeyboardInterrupt:
@@ -327,11 +348,26 @@ class Runtime:
                 for job in self.jobs:
                     job._actor.close()
                 raise
+        self._ending.detach()  # what is asked of the threads from now on must not keep the runtime
         self._dispatcher.stop()
         self._scheduler.close()
         self._keeping.close()
         for job in self.jobs:
             job._actor.join()
+
+    def _refuse_to_wait(self, call: str, remedy: str) -> None:
+        """Raises RuntimeError in a thread that runs a job's user code: the job does not end before that code does."""
+        job = self._job_of_this_thread()
+        if job is not None:
+            raise RuntimeError(
+                f"{call} waits until every job has ended, and was called by the code of {job.name!r} (its on_step, its batches "
+                f"or its step), for which that job waits: it would never return. {remedy}."
+            )
+
+    def _job_of_this_thread(self) -> Job | None:
+        """The job whose user code this thread runs."""
+        with self._changed:
+            return next((job for job in self._jobs.values() if job._runs_in_this_thread()), None)
 
     def _drain(self) -> None:
         with self._changed:
@@ -383,6 +419,11 @@ class Runtime:
                     return job
             known = ", ".join(job.name for job in self._jobs.values()) or "none"
         raise ValueError(f"job {name!r} is not known. There are: {known}.")
+
+
+def _end_threads(dispatcher: Dispatcher, scheduler: Scheduler) -> None:
+    dispatcher.end()
+    scheduler.end()
 
 
 def _open_checkpoints(lock: FolderLock, *, resume: bool) -> tuple[Checkpoints, int, str]:

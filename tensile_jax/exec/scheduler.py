@@ -1,18 +1,21 @@
 """The Memory Scheduler (TENSILE section III-D): plans and compiles for all jobs, one at a time, in a thread of its own.
 
-What concerns jobs that run already goes before the preparation of new ones, which takes long.
+What concerns jobs that run already goes before the preparation of new ones, which takes long. No user's code runs here: a step
+is traced in a thread of its job's own, since it may hang.
 
 Jobs share what is compiled: two with the same step compile it once. What is decided is in `beside.py`.
 """
 
-import itertools
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.transfer import Device
+
+Task = Callable[[], None]
 
 
 class Scheduler:
@@ -20,22 +23,29 @@ class Scheduler:
 
     def __init__(self, device: Device) -> None:
         self.compiler = Compiler(device)
-        self._asked: queue.PriorityQueue[tuple[int, int, Callable[[], None] | None]] = queue.PriorityQueue()
-        self._numbers = itertools.count()
+        self._soon: deque[Task] = deque()
+        self._later: deque[Task] = deque()
+        self._ready: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for each task; False: end. Has no lock to wait for
         self._thread = threading.Thread(target=self._run, name="tensile-scheduler", daemon=True)
         self._thread.start()
 
-    def call(self, what: Callable[[], None], *, soon: bool = False) -> None:
+    def call(self, what: Task, *, soon: bool = False) -> None:
         """Run `what` in the scheduler's thread, after all that was asked for before; `soon`, before all that is not."""
-        self._asked.put((0 if soon else 1, next(self._numbers), what))
+        (self._soon if soon else self._later).append(what)
+        self._ready.put(True)
+
+    def end(self) -> None:
+        """Let the thread end once everything asked for is done. May be called in the middle of anything."""
+        self._ready.put(False)
 
     def close(self) -> None:
         """End, once everything asked for is done."""
-        self._asked.put((2, next(self._numbers), None))
+        self.end()
         self._thread.join()
 
     def _run(self) -> None:
-        while (what := self._asked.get()[2]) is not None:
+        while self._ready.get():
+            what = (self._soon or self._later).popleft()
             try:
                 what()
             except Exception:  # a mistake of ours: it is said as Python says it, and all jobs go on as they are

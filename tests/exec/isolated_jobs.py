@@ -127,3 +127,15 @@ def does_nothing(state: Any, batch: Any) -> tuple[Any, Any]:
 
 
 ODD_STEPS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {"no batch": draws_nothing, "nothing": does_nothing}
+
+
+def step_that_hangs(state: Any, batch: Any) -> tuple[Any, Any]:
+    """Never ends while it is traced."""
+    time.sleep(3600)
+    return step(state, batch)
+
+
+def make_that_hangs() -> Job:
+    """Never ends while the job is made."""
+    time.sleep(3600)
+    return make_job()
