@@ -89,7 +89,7 @@ class Course:
                 return
             if job._joined:
                 self._runtime._dispatcher.tell(Wished(job._number, wish))
-            elif wish == "stop":
+            elif wish == "stop" and not job._left:
                 self._runtime._keeping.leave(job, "cancelled", job._actor.state())
             if wish == "run" and before == "pause":
                 queued = any(seat.job == job._number for seat in self._runtime._dispatcher.state.queue)

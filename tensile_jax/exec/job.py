@@ -77,6 +77,7 @@ class Job:
         self._result: Any = NO_STATE
         self._called_back = False  # its last callback has been made
         self._last_words: Callable[[], None] | None = None  # what ends it then: all its steps are done, and its state is kept
+        self._left = False  # its end is under way: its state is being kept
         self._saving = 0  # how many checkpoints are being made, its end included, or wait for that
         self._to_save: deque[Callable[[], None]] = deque()
 
@@ -184,5 +185,5 @@ class Job:
 
 
 def is_leaving(job: Job) -> bool:
-    """Whether it was cancelled before it had a seat."""
-    return job._wish == "stop" and not job._joined
+    """Whether it was cancelled, or has failed, before it had a seat."""
+    return (job._wish == "stop" or job._left) and not job._joined

@@ -51,6 +51,8 @@ class Keeping:
     ) -> None:
         """The job's end, in another thread: with `step` its last checkpoint, if it makes any; then its state is fetched."""
 
+        job._left = True
+
         def leave() -> None:
             state: Any = NO_STATE
             failed, said = error, note

@@ -148,7 +148,8 @@ class LocalActor:
         jitted = jax.jit(self._function, donate_argnums=0)
         state = tree_unflatten(self._tree, self._shapes)
         shapes = (state, jax.tree.map(_shape_of, batch))
-        step = trace_step(jitted, self._function, shapes, {})
+        with jax.default_device(self._transfer.device):
+            step = trace_step(jitted, self._function, shapes, {})
         self._refuse_other_state(step.out_tree, step.out_avals)
         return PreparedStep(step, None, options, compiler)
 
@@ -158,7 +159,8 @@ class LocalActor:
         Raises:
             BudgetTooSmall: there is none.
         """
-        return program_under(prepared, budget_bytes, prepared.choose_and_compile)
+        with jax.default_device(self._transfer.device):  # for which a step that runs whole is compiled
+            return program_under(prepared, budget_bytes, prepared.choose_and_compile)
 
     def use(self, program: LocalProgram) -> None:
         """`program` is what will be run: from `admit` on, or, if there is one already, from `adopt` on."""
@@ -211,8 +213,20 @@ class LocalActor:
     def begin(self, batch: Any, *, watch: bool) -> None:
         assert self._executor is not None
         self._watch = Observation(timed=False) if watch else None
+        given = self._brought_here(tree_leaves(batch))
         leaves, self._leaves = self._leaves, []
-        self._iteration = self._executor.begin([*leaves, *tree_leaves(batch)], self._watch)
+        self._iteration = self._executor.begin([*leaves, *given], self._watch)
+
+    def _brought_here(self, batch: list[Any]) -> list[Any]:
+        """The leaves of a batch; what JAX has put on its default device is brought to the job's, as `jax.jit` does."""
+        here = {self._transfer.device}
+        for leaf in batch:
+            if isinstance(leaf, jax.Array) and leaf.committed and leaf.devices() != here:
+                raise ValueError(
+                    f"the batch has an array on {', '.join(map(str, sorted(leaf.devices(), key=str)))}, and the job runs on "
+                    f"{self._transfer.device}. Give NumPy arrays, or bring it there with jax.device_put(batch, device)."
+                )
+        return [self._transfer.into(v) if isinstance(v, jax.Array) and v.devices() != here else v for v in batch]
 
     def issue(self, move: int) -> Wait | None:
         executor, iteration = self._executor, self._iteration
@@ -244,7 +258,10 @@ class LocalActor:
 
     def park(self) -> Wait:
         leaves = self._leaves
-        here = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and not on_host(leaf)]
+        there = {self._transfer.device}
+        here = [
+            i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and not (on_host(leaf) and leaf.devices() == there)
+        ]
         copies = self._transfer.out([leaves[i] for i in here])
         self._leaves = list(leaves)
         for i, copy in zip(here, copies, strict=True):
@@ -252,9 +269,10 @@ class LocalActor:
         self._going = [leaves[i] for i in here]
 
         def wait() -> None:
-            for i, copy in zip(here, copies, strict=True):
-                copy.block_until_ready()
-                leaves[i].delete()
+            _wait_for_all(copies)  # before any of what they are copies of is given back
+            for i in here:
+                if not leaves[i].is_deleted():  # the same array may stand at several places
+                    leaves[i].delete()
             self._going = []
 
         return wait

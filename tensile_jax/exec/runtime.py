@@ -83,6 +83,8 @@ class Runtime:
         checkpoints: str | Path | None = None,
         look: Literal["sampled", "always"] = "sampled",
     ) -> None:
+        if device is not None and not isinstance(device, jax.Device):
+            raise TypeError(f"device must be one of jax.devices(), such as jax.devices()[0]: got {device!r}.")
         self._device = jax.devices()[0] if device is None else device
         self._on_cpu = self._device.platform == "cpu"
         self._profile = load_profile(device_profile or ("cpu" if self._on_cpu else "h200"))
@@ -182,6 +184,7 @@ class Runtime:
                 asked = replace(asked, first=first)
             if isinstance(step, Entrypoint) and isolation == "thread":
                 step, state, batches = step.make()
+            refuse_unfit_state(asked.name, state, self._device)
             if checkpoints is not None and asked.first and not isinstance(step, Entrypoint):  # which makes the state elsewhere
                 state = checkpoints.restore(asked.first, state)
             job = self._make_job(asked, step, state, batches, on_step, checkpoints, lock)
@@ -211,7 +214,6 @@ class Runtime:
         lock: FolderLock | None,
     ) -> Job:
         """The job of a submission, with its state given away; it is one of the runtime's jobs, and has not begun."""
-        refuse_unfit_state(asked.name, state, self._device)
         actor: JobActor
         if asked.isolation == "process":
             actor = isolated = IsolatedActor(

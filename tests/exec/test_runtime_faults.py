@@ -306,7 +306,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_slowdown": 0.5}, "max_slowdown must be at least 1"),
     ({"policy": "best"}, "policy='best' is not known"),
     ({"isolation": "container"}, 'isolation must be "thread" or "process"'),
-    ({"name": "a/b"}, "name must be a text"),
+    ({"name": "a/b"}, "name must be a text without '/'"),
+    ({"name": "a\\b"}, "name must be a text without '/'"),
+    ({"name": "."}, "name must be a text"),
+    ({"name": ".hidden"}, "name must be a text"),
+    ({"name": "two\nlines"}, "name must be a text without control characters"),
+    ({"name": "nul\0"}, "name must be a text without control characters"),
+    ({"name": "escape\x1b[31m"}, "name must be a text without control characters"),
+    ({"name": "half a letter \ud800"}, "name must be a text without control characters"),
+    ({"name": "backwards \u202e"}, "name must be a text without control characters"),
+    ({"name": " a"}, "spaces at its ends"),
+    ({"name": "a" * 1000}, "at most 200 bytes, since folders and files are called after it: got 1000 bytes, 'aaaa"),
+    ({"name": "\u00e4" * 101}, "got 202 bytes"),
     ({"name": ".."}, "name must be a text"),
     ({"name": ""}, "name must be a text"),
     ({"budget": "50%"}, "budget='50%' is a share"),
@@ -324,6 +335,89 @@ def test_bad_arguments_are_refused_and_the_state_is_left(runtime: MakeRuntime, o
             run.submit(COUNT.step, state, COUNT.batches, **{"steps": 5, **options})
         assert run.jobs == ()
     assert not state["total"].is_deleted()
+
+
+@pytest.mark.parametrize("name", [5, b"job", ["job"], Path("job")])
+def test_a_name_that_is_no_text_is_refused(runtime: MakeRuntime, name: Any) -> None:
+    state = COUNT.state()
+    with runtime() as run:
+        with pytest.raises(TypeError, match="name must be a text, got "):
+            run.submit(COUNT.step, state, COUNT.batches, steps=5, name=name)
+    assert not state["total"].is_deleted()
+
+
+def test_a_step_whose_name_is_no_folders_makes_a_job(runtime: MakeRuntime, tmp_path: Path) -> None:
+    def step(state: Any, batch: Any) -> Any:
+        return COUNT.step(state, batch)
+
+    step.__name__ = "../outside"
+    with runtime(checkpoints=tmp_path / "folder") as run:
+        job = run.submit(step, COUNT.state(), COUNT.batches, steps=1)
+    assert (job.name, total(job)) == ("job", 1)
+    assert [path.name for path in tmp_path.rglob("*") if path.name == "outside"] == []
+
+
+def test_of_five_jobs_of_one_name_one_is_taken(runtime: MakeRuntime, tmp_path: Path) -> None:
+    together, said, won = threading.Barrier(5), list[str](), list[Any]()
+    states = [COUNT.state() for _ in range(5)]
+    gate = Gate(COUNT)
+
+    def submit(k: int) -> None:
+        together.wait(PATIENCE_S)
+        try:
+            won.append((k, run.submit(COUNT.step, states[k], gate, steps=5, name="well")))
+        except ValueError as error:
+            said.append(str(error))
+
+    with runtime(checkpoints=tmp_path) as run:
+        users = [threading.Thread(target=submit, args=(k,)) for k in range(5)]
+        for user in users:
+            user.start()
+        for user in users:
+            user.join(PATIENCE_S)
+        gate.open()
+    (winner, job), *more = won
+    assert more == []
+    assert total(job) == 15
+    assert len(said) == 4
+    assert all("name='well' is taken" in one for one in said)
+    assert [k for k in range(5) if states[k]["total"].is_deleted()] == [winner]
+
+
+def test_a_name_is_free_again_when_its_submission_was_refused(runtime: MakeRuntime, tmp_path: Path) -> None:
+    with runtime(checkpoints=tmp_path) as run:
+        with pytest.raises(ValueError, match="steps"):
+            submit_count(run, steps=0)
+        with pytest.raises(TypeError, match="batches"):
+            submit_count(run, batches=5)
+        job = submit_count(run)
+    assert total(job) == 15
+
+
+def test_a_tracer_is_no_state(runtime: MakeRuntime) -> None:
+    with runtime() as run:
+        with pytest.raises(TypeError, match=r"state\['total'\] of 'count' is a tracer. Submit jobs outside of functions"):
+            jax.eval_shape(lambda state: run.submit(COUNT.step, state, COUNT.batches, steps=1), COUNT.state())
+
+
+def test_the_state_of_a_job_that_fails_is_not_lost(runtime: MakeRuntime) -> None:
+    """Whatever the reason, and without any checkpoint: what was given away comes back."""
+
+    def batches() -> Iterator[Any]:
+        yield from itertools.islice(COUNT.batches(), 3)
+        raise OSError("the disk is gone")
+
+    with runtime("64KiB") as run:
+        jobs = {
+            "batches": (3, submit_count(run, name="batches", batches=batches)),
+            "no batch": (0, submit_count(run, name="no batch", batches=[])),
+            "step": (0, run.submit(_raises, COUNT.state(), COUNT.batches, steps=3, name="step")),
+            "too large": (0, submit_count(run, name="too large", budget=1)),
+        }
+    for name, (steps, job) in jobs.items():
+        with pytest.raises(tensile.JobFailed, match=f"^{name} failed after {steps} steps") as caught:
+            job.result()
+        assert float(caught.value.state["total"][0]) == steps * (steps + 1) / 2
 
 
 def test_a_step_that_is_no_function_and_batches_that_are_none_are_refused(runtime: MakeRuntime) -> None:
@@ -348,6 +442,13 @@ def test_a_step_that_is_no_function_and_batches_that_are_none_are_refused(runtim
 def test_bad_arguments_of_a_runtime_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         tensile.Runtime(**{"budget": "1GiB", **options})
+    assert not any(t.name.startswith("tensile-") for t in threading.enumerate())
+
+
+@pytest.mark.parametrize("device", ["cpu", 3, jax.devices])
+def test_a_device_that_is_none_is_refused(device: Any) -> None:
+    with pytest.raises(TypeError, match=r"device must be one of jax.devices\(\), such as jax.devices\(\)\[0\]: got "):
+        tensile.Runtime("1GiB", device=device)
     assert not any(t.name.startswith("tensile-") for t in threading.enumerate())
 
 
