@@ -115,6 +115,10 @@ class Actor(Protocol):
         """The last iteration is over: give back what is left on the device. A state that was asked for stays."""
         ...
 
+    def rescue(self) -> tuple[Kept, Wait] | None:
+        """The job is about to be dropped: its state between iterations, on its way to the host; None where it is not whole."""
+        ...
+
     def drop(self) -> None:
         """Give back everything that is on the device, whatever is under way."""
         ...

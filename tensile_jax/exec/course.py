@@ -47,6 +47,11 @@ class Course:
             elif isinstance(news, BatchesEnded):
                 if not job._loaded:
                     error = ValueError(f"batches of {job.name!r} gave nothing. Give at least one batch.")
+                    if job._asked.first:
+                        error = ValueError(
+                            f"batches of {job.name!r} gave no more than those of the {job._asked.first} steps that are done, "
+                            "which are skipped. Give them from the first one on, and more of them."
+                        )
                     self._runtime._keeping.leave(job, "failed", job._actor.state(), error=error)
                     return
                 if job._asked.first + job._loaded < job._asked.steps:
@@ -82,6 +87,8 @@ class Course:
                 raise ValueError(f"{job.name} is {job._state}; it cannot be {_DEEDS[wish]}.")
             if job._wish == "stop":
                 return
+            if wish == "pause" and self._runtime._closed:
+                raise ValueError(f"{job.name} cannot be paused: its runtime is closing, which waits for its end. Cancel it.")
             before, job._wish = job._wish, wish
             if job._last_words is not None:
                 if wish == "stop":

@@ -46,7 +46,7 @@ class Listener(Protocol):
     def renewed(self, job: JobId, *, steps: int) -> None: ...
     def declined(self, job: JobId, demand: Demand) -> None: ...
     def dismissed(self, job: JobId, state: Kept, *, steps: int) -> None: ...  # in the metrics thread, after the last metrics
-    def died(self, job: JobId, error: BaseException) -> None: ...
+    def died(self, job: JobId, error: BaseException, state: Kept | None, *, steps: int) -> None: ...
     def applied(self, nbytes: int) -> None: ...
 
 
@@ -205,19 +205,33 @@ class Dispatcher:
             self._record_level()
 
     def _lose(self, job: JobId, error: BaseException) -> None:
-        """The job is gone, and what it held is given back: once its launches in flight have ended, the others may have that."""
+        """The job is gone, and what it held is given back: once its launches in flight have ended, the others may have that.
+
+        Where it has failed between two iterations its state is still whole, and goes to the host first.
+        """
         hand = self._hands.pop(job, None)
         if hand is None:
             return
         self._renewals.pop(job, None)
+        rescued = None
+        with suppress(Exception):  # a device that is broken gives nothing back
+            rescued = hand.actor.rescue()
         hand.actor.drop()
         _forget_frames(error)
 
-        def bury() -> None:
-            self.handle(Died(job))
-            self._listener.died(job, error)
+        def give_back() -> None:
+            kept = None
+            if rescued is not None:
+                with suppress(Exception):
+                    rescued[1]()
+                    kept = rescued[0]
+            self.call(lambda: bury(kept))
 
-        self._lane.submit(self.call, bury)
+        def bury(kept: Kept | None) -> None:
+            self.handle(Died(job))
+            self._listener.died(job, error, kept, steps=hand.steps)
+
+        self._lane.submit(give_back)
 
     def _obey(self, order: Order, hand: _Hand | None) -> None:
         if isinstance(order, Apply):
@@ -337,7 +351,7 @@ class Dispatcher:
             call(job, state, steps=steps)
         except Exception as error:
             self.fail(job, error)
-            self._listener.died(job, error)
+            self._listener.died(job, error, None, steps=steps)
 
     # -- what is recorded -------------------------------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ class Feed:
         self._changed = threading.Condition()
         self._ready: deque[Any] = deque()
         self._calls: deque[tuple[int, Any]] = deque()
-        self._stopping = False
+        self._stopping = self._held = False
         # The thread's own.
         self._iterator: Iterator[Any] | None = None
         self._most = float("inf") if most is None else most
@@ -105,9 +105,16 @@ class Feed:
         self._drawn = 0
         self._look: Look | None = None
 
-    def start(self) -> None:
-        """Begin to draw."""
+    def start(self, *, held: bool = False) -> None:
+        """Begin to draw; or, `held`, once `release` is called."""
+        self._held = held
         self._thread.start()
+
+    def release(self) -> None:
+        """Begin to draw, after a held start."""
+        with self._changed:
+            self._held = False
+            self._changed.notify()
 
     @property
     def is_current(self) -> bool:
@@ -152,7 +159,9 @@ class Feed:
     def _serve_once(self) -> bool:
         """Run user code for one callback or one batch, whichever is next; False when all is done."""
         with self._changed:
-            self._changed.wait_for(lambda: self._calls or self._stopping or (self._drawing and len(self._ready) < self._ahead))
+            self._changed.wait_for(
+                lambda: not self._held and (self._calls or self._stopping or (self._drawing and len(self._ready) < self._ahead))
+            )
             call = self._calls.popleft() if self._calls else None
             if call is None and self._stopping:
                 return False

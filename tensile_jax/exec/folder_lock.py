@@ -28,6 +28,19 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
+        self.descriptor: int | None = None
+        self.renew()
+        _held.add(self)
+
+    def renew(self) -> None:
+        """Take the lock again if somebody has removed its file, or the folder: others could take a new one of that name.
+
+        Raises:
+            CheckpointError: somebody has.
+        """
+        folder = self.folder
+        if self.descriptor is not None and _is_there(self.descriptor, folder / _LOCK):
+            return
         mark_folder(folder)
         path = folder / _LOCK
         try:
@@ -40,8 +53,8 @@ class FolderLock:
         except BaseException:
             os.close(descriptor)
             raise
-        self.descriptor: int | None = descriptor
-        _held.add(self)
+        self.release()
+        self.descriptor = descriptor
 
     def release(self) -> None:
         """Let others have the folder, although the job's own process may still have the file open for a moment."""
@@ -56,6 +69,13 @@ class FolderLock:
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _is_there(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _take(descriptor: int, folder: Path) -> None:

@@ -287,6 +287,9 @@ class IsolatedActor:
     def retire(self) -> None:
         self.process.tell("retire")
 
+    def rescue(self) -> tuple[Kept, Wait] | None:
+        return None  # a process in which a move has failed ends
+
     def drop(self) -> None:
         self.process.kill()
 

@@ -82,6 +82,8 @@ class Keeping:
         kind: EventName = "checkpointed"
         note, failed = f"step {step}", None
         try:
+            assert job._lock is not None  # with checkpoints there is one
+            job._lock.renew()
             if trouble := kept.save(job._checkpoints, step):
                 note += f"; {trouble}"
         except Exception as error:

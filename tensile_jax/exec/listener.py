@@ -113,10 +113,13 @@ class JobListener:
                 kind = "failed"
             runtime._keeping.leave(one, kind, state, step=steps, error=one._error)
 
-    def died(self, job: JobId, error: BaseException) -> None:
+    def died(self, job: JobId, error: BaseException, state: Kept | None, *, steps: int) -> None:
         runtime, one = self._runtime, self._runtime._jobs[job]
         with runtime._changed:
-            runtime._course.end(one, "failed", error=error)
+            if state is None:
+                runtime._course.end(one, "failed", error=error)
+            else:
+                runtime._keeping.leave(one, "failed", state, step=steps, error=error)
 
     def applied(self, nbytes: int) -> None:
         runtime = self._weak()

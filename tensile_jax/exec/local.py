@@ -136,7 +136,11 @@ class LocalActor:
         return self._program
 
     def own(self) -> None:
-        """Bring the state to the host; what of it lay on the device is given back, as a donated argument is."""
+        """Bring the state to the host; what of it lay on the device is given back, as a donated argument is.
+
+        Arrays of NumPy are copied: the user may write into them again.
+        """
+        self._leaves = [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in self._leaves]
         self.park()()
 
     def trace(self, batch: Any, options: Options, compiler: Compiler) -> PreparedStep:
@@ -213,7 +217,7 @@ class LocalActor:
     def begin(self, batch: Any, *, watch: bool) -> None:
         assert self._executor is not None
         self._watch = Observation(timed=False) if watch else None
-        given = self._brought_here(tree_leaves(batch))
+        given = self._brought_here(tree_leaves(batch))  # if that fails, the state is still there
         leaves, self._leaves = self._leaves, []
         self._iteration = self._executor.begin([*leaves, *given], self._watch)
 
@@ -221,6 +225,8 @@ class LocalActor:
         """The leaves of a batch; what JAX has put on its default device is brought to the job's, as `jax.jit` does."""
         here = {self._transfer.device}
         for leaf in batch:
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                raise ValueError("the batch has an array that was deleted, or donated to a step, after it was given.")
             if isinstance(leaf, jax.Array) and leaf.committed and leaf.devices() != here:
                 raise ValueError(
                     f"the batch has an array on {', '.join(map(str, sorted(leaf.devices(), key=str)))}, and the job runs on "
@@ -317,6 +323,16 @@ class LocalActor:
                     leaf.delete()
         self._iteration = self._executor = self._metrics = None
         self._leaves, self._watch, self._renewed = [], None, None
+
+    def rescue(self) -> tuple[Kept, Wait] | None:
+        if self._iteration is not None or not self._is_whole():
+            return None
+        wait = self.park()
+        return self.state(), wait
+
+    def _is_whole(self) -> bool:
+        leaves = self._leaves
+        return len(leaves) == len(self._shapes) and not any(isinstance(v, jax.Array) and v.is_deleted() for v in leaves)
 
     def close(self) -> None:
         pass  # what it holds goes when the job goes

@@ -89,7 +89,7 @@ class Runtime:
         self._on_cpu = self._device.platform == "cpu"
         self._profile = load_profile(device_profile or ("cpu" if self._on_cpu else "h200"))
         self._transfer = Transfer(self._device)
-        self._folder = None if checkpoints is None else Path(checkpoints)
+        self._folder = None if checkpoints is None else Path(checkpoints).absolute()
         if look not in ("sampled", "always"):
             raise ValueError(f'look must be "sampled" or "always", got {look!r}.')
         budget_bytes = bytes_of("budget", budget)
@@ -197,7 +197,7 @@ class Runtime:
                 self._changed.notify_all()
         with self._changed:
             self._tell(job, "submitted", resumed)
-        job._feed.start()
+        job._feed.release()
         if asked.first >= steps:
             with self._changed:
                 self._keeping.leave(job, "finished", job._actor.state(), note=f"its checkpoint has all {steps} steps already")
@@ -238,7 +238,13 @@ class Runtime:
             given, skip=skip, most=most, on_step=on_step, tell=lambda news: self._course.heard(job, news), name=asked.name
         )
         job = Job(self, number, asked, actor, feed, checkpoints, lock)
-        actor.own()
+        feed.start(held=True)  # whatever can fail comes before the state is given away
+        try:
+            actor.own()
+        except BaseException:
+            feed.stop()
+            feed.release()
+            raise
         with self._changed:
             self._jobs[number] = job
         return job

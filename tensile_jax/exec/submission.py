@@ -114,9 +114,15 @@ def _short(name: str) -> str:
 def refuse_unfit_state(name: str, state: Any, device: Device) -> None:
     """Raises ValueError: some of the state is gone, or not on the device; TypeError: it is no value."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        where = f"state{jax.tree_util.keystr(path)} of {name!r}"
+        try:
+            jax.typeof(leaf)
+        except TypeError as error:
+            raise TypeError(
+                f"{where} is a {type(leaf).__name__}, with which JAX does not compute: {error}. Keep it out of the state."
+            ) from error
         if not isinstance(leaf, jax.Array):
             continue
-        where = f"state{jax.tree_util.keystr(path)} of {name!r}"
         if isinstance(leaf, jax.core.Tracer):
             raise TypeError(f"{where} is a tracer. Submit jobs outside of functions that JAX transforms, such as jax.jit.")
         if leaf.is_deleted():

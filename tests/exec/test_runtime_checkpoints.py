@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+import tensile_jax as tensile
 from tensile_jax.errors import CheckpointError
 from tensile_jax.exec.checkpoint import Checkpoints
+from tensile_jax.exec.folder_lock import FolderLock
 from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, Gate, assert_lonely, counting, equal, heavy, total, until, wide
+from tests.exec.test_checkpoint import contents, flip
 
 
 def saved(run: Any) -> list[tuple[str, int]]:
@@ -154,6 +157,95 @@ def test_ctrl_c_while_the_block_waits_for_its_end_stops_all_jobs(runtime: MakeRu
     assert job.status.state == "cancelled"
     assert Checkpoints(tmp_path / "a").latest() == job.status.step >= 5
     assert total(job) == job.status.step * (job.status.step + 1) / 2
+
+
+# -- folders that are not as they were left -----------------------------------------------------------------------------------
+
+
+def run_saved(runtime: MakeRuntime, folder: Path, steps: int, **options: Any) -> Any:
+    work = counting()
+    with runtime(checkpoints=folder) as run:
+        job = run.submit(work.step, work.state(), work.batches, steps=steps, name="saved", checkpoint_every=2, **options)
+    return job
+
+
+def test_a_job_without_readable_checkpoints_does_not_begin_again(runtime: MakeRuntime, tmp_path: Path) -> None:
+    run_saved(runtime, tmp_path, 4)
+    for step in ("2", "4"):
+        flip(tmp_path / "saved" / step / "state")
+    before, work = contents(tmp_path), counting()
+    state = work.state()
+    with runtime(checkpoints=tmp_path) as run:
+        with pytest.raises(CheckpointError, match="checkpoint 4 cannot be read: .*checkpoint 2 cannot be read: .*move them"):
+            run.submit(work.step, state, work.batches, steps=6, name="saved", resume=True)
+        with pytest.raises(ValueError, match="saved has a checkpoint after 4 steps"):
+            run.submit(work.step, state, work.batches, steps=6, name="saved")
+        assert run.jobs == ()
+    assert not state["total"].is_deleted()
+    assert contents(tmp_path) == before
+
+
+def test_a_job_goes_on_from_an_older_checkpoint_and_says_so(runtime: MakeRuntime, tmp_path: Path) -> None:
+    run_saved(runtime, tmp_path, 4)
+    flip(tmp_path / "saved" / "4" / "state")
+    damaged = contents(tmp_path / "saved" / "4")
+    job = run_saved(runtime, tmp_path, 8, resume=True)
+    note = next(event.note for event in job._runtime.events() if event.kind == "submitted")
+    assert note.startswith("resumed at step 2, since the checkpoint 4 cannot be read: ")
+    assert note.endswith("; it was left where it is")
+    assert total(job) == 36
+    assert contents(tmp_path / "saved" / "4") == damaged
+    assert Checkpoints(tmp_path / "saved").steps() == (8, 6, 4)
+
+
+def test_two_runtimes_do_not_share_a_jobs_folder(runtime: MakeRuntime, tmp_path: Path) -> None:
+    work = counting()
+    gate = Gate(work)
+    with runtime(checkpoints=tmp_path) as first, runtime(checkpoints=tmp_path) as second:
+        job = first.submit(work.step, work.state(), gate, steps=2, name="saved")
+        for resume in (False, True):
+            state = work.state()
+            with pytest.raises(CheckpointError, match="saved is in use by another job of this process"):
+                second.submit(work.step, state, work.batches, steps=2, name="saved", resume=resume)
+            assert not state["total"].is_deleted()
+        other = second.submit(work.step, work.state(), work.batches, steps=2, name="other")
+        assert total(other) == 3
+        gate.open()
+        assert total(job) == 3
+        until(lambda: job._lock is not None and job._lock.descriptor is None)
+        again = second.submit(work.step, work.state(), work.batches, steps=4, name="saved", resume=True)
+        assert total(again) == 10
+
+
+def test_a_job_that_ends_in_any_way_lets_its_folder_go(runtime: MakeRuntime, tmp_path: Path) -> None:
+    work = counting()
+
+    def fails(step: int, metrics: Any) -> None:
+        raise ZeroDivisionError
+
+    gate = Gate(work)
+    with runtime(checkpoints=tmp_path) as run:
+        for name, batches, options in (
+            ("finished", work.batches, {}), ("failed", work.batches, {"on_step": fails}), ("empty", [], {}),
+            ("cancelled", gate, {}), ("unfit", work.batches, {"budget": 1}),
+        ):  # fmt: skip
+            run.submit(work.step, work.state(), batches, steps=3, name=name, **options)
+        run.cancel("cancelled")
+        gate.open()
+        with pytest.raises(TypeError):
+            run.submit(work.step, work.state(), 5, steps=3, name="refused")  # pyright: ignore[reportArgumentType]
+    for name in ("finished", "failed", "empty", "cancelled", "unfit", "refused"):
+        FolderLock(tmp_path / name).release()
+
+
+@pytest.mark.slow
+def test_the_folder_of_an_isolated_job_is_let_go_at_once(runtime: MakeRuntime, tmp_path: Path) -> None:
+    here = tensile.Entrypoint("tests.exec.isolated_jobs:make_job")
+    for steps in (2, 4):
+        with runtime("1MiB", checkpoints=tmp_path) as run:
+            job = run.submit(here, steps=steps, name="job", isolation="process", resume=True)
+            assert int(job.result(PATIENCE_S)["count"]) == steps
+        FolderLock(tmp_path / "job").release()
 
 
 RUN = """

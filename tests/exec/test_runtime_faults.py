@@ -1,6 +1,7 @@
 """What goes wrong in one job costs that job only; what cannot be is said before anything is done."""
 
 import itertools
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 
 import tensile_jax as tensile
+from tensile_jax.exec.checkpoint import Checkpoints
 from tensile_jax.exec.executor import Iteration
+from tensile_jax.exec.folder_lock import FolderLock
 from tensile_jax.exec.local import LocalActor
+from tensile_jax.exec.submission import refuse_unfit_name
 from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, Gate, assert_lonely, counting, heavy, total, until, wide
 
@@ -22,7 +26,8 @@ COUNT = counting()
 
 def submit_count(run: Any, **options: Any) -> Any:
     """A `counting` job of 5 steps that is well."""
-    return run.submit(COUNT.step, COUNT.state(), options.pop("batches", COUNT.batches), **{"steps": 5, "name": "well", **options})
+    state, batches = options.pop("state", None) or COUNT.state(), options.pop("batches", COUNT.batches)
+    return run.submit(COUNT.step, state, batches, **{"steps": 5, "name": "well", **options})
 
 
 # -- batches and callbacks --------------------------------------------------------------------------------------------------
@@ -273,6 +278,149 @@ def test_a_step_that_cannot_be_planned_fails_its_job_only(runtime: MakeRuntime, 
         ill.result()
 
 
+# -- what goes wrong between two steps ---------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_was_deleted_costs_no_state(runtime: MakeRuntime, tmp_path: Path) -> None:
+    """It was given, and donated to something else before its turn came: the state of the steps before is kept."""
+    given = [jnp.full(8, k, jnp.float32) for k in range(1, 6)]
+
+    def batches() -> Iterator[Any]:
+        for k, batch in enumerate(given):
+            if k == 3:
+                batch.delete()
+            yield batch
+
+    with runtime(checkpoints=tmp_path) as run:
+        ill = submit_count(run, name="ill", batches=batches)
+    with pytest.raises(tensile.JobFailed, match="the batch has an array that was deleted") as caught:
+        ill.result()
+    done = ill.status.step
+    assert done <= 3
+    assert float(caught.value.state["total"][0]) == done * (done + 1) / 2
+    with runtime(checkpoints=tmp_path) as run:
+        again = submit_count(run, name="ill", resume=True)
+    assert total(again) == 15
+
+
+def test_a_state_of_numpy_is_not_the_users_any_more(runtime: MakeRuntime) -> None:
+    state, gate = {"total": np.zeros(4096, np.float32)}, Gate(counting(4096))
+    with runtime() as run:
+        job = submit_count(run, state=state, batches=gate)
+        state["total"][:] = 100
+        gate.open()
+    assert total(job) == 15
+    assert state["total"][0] == 100
+
+
+def test_a_pause_while_the_runtime_closes_is_refused_since_nobody_could_resume(runtime: MakeRuntime) -> None:
+    closing = threading.Event()
+
+    def on_step(step: int, metrics: Any) -> None:
+        if step == 2:
+            assert closing.wait(PATIENCE_S)
+            until(lambda: run._closed)
+            run.pause("ill")
+
+    with runtime() as run:
+        ill = submit_count(run, name="ill", on_step=on_step)
+        well = submit_count(run)
+        closing.set()
+    assert total(well) == 15
+    assert "ill cannot be paused: its runtime is closing" in str(ill.exception())
+
+
+def test_a_thread_that_cannot_be_started_costs_no_state(runtime: MakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, state = threading.Thread.start, COUNT.state()
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "tensile-ill":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    with runtime() as run:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            run.submit(COUNT.step, state, COUNT.batches, steps=5, name="ill")
+        monkeypatch.undo()
+        assert not state["total"].is_deleted()
+        assert run.jobs == ()
+        again = run.submit(COUNT.step, state, COUNT.batches, steps=5, name="ill")
+    assert total(again) == 15
+
+
+def test_a_step_that_cannot_have_its_thread_fails_its_job(runtime: MakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "tensile-ill-trace":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    with runtime() as run:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        ill = submit_count(run, name="ill")
+        assert "can't start new thread" in str(ill.exception(PATIENCE_S))
+        monkeypatch.undo()
+
+
+def test_the_working_folder_may_change_while_jobs_run(
+    runtime: MakeRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with runtime(checkpoints="kept") as run:
+        monkeypatch.chdir(tmp_path / "there")
+        submit_count(run)
+    assert Checkpoints(tmp_path / "here" / "kept" / "well").latest() == 5
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_folder_that_is_removed_under_a_run_is_made_and_locked_again(runtime: MakeRuntime, tmp_path: Path) -> None:
+    gate = Gate(COUNT)
+    with runtime(checkpoints=tmp_path) as run:
+        job = submit_count(run, batches=gate, checkpoint_every=2)
+        gate.allow(2)
+        next(event for event in run.events() if event.kind == "checkpointed")
+        shutil.rmtree(tmp_path / "well")
+        gate.allow(2)
+        next(event for event in run.events() if event.kind == "checkpointed" and event.step == 4)
+        with pytest.raises(tensile.CheckpointError, match="in use"):
+            FolderLock(tmp_path / "well")
+        gate.open()
+    assert total(job) == 15
+    assert Checkpoints(tmp_path / "well").steps() == (5, 4)
+
+
+def test_a_folder_that_another_run_has_taken_after_it_was_removed_is_left_to_it(runtime: MakeRuntime, tmp_path: Path) -> None:
+    gate = Gate(COUNT)
+    with runtime(checkpoints=tmp_path) as run:
+        job = submit_count(run, batches=gate)
+        shutil.rmtree(tmp_path / "well")
+        other = FolderLock(tmp_path / "well")
+        gate.open()
+    with pytest.raises(tensile.JobFailed, match="is in use by") as caught:
+        job.result()
+    assert float(caught.value.state["total"][0]) == 15
+    assert Checkpoints(tmp_path / "well").steps() == ()
+    other.release()
+
+
+def test_a_resumed_job_whose_batches_are_too_few_is_told_why(runtime: MakeRuntime, tmp_path: Path) -> None:
+    for steps in (3, 5):
+        with runtime(checkpoints=tmp_path) as run:
+            job = submit_count(run, steps=steps, batches=list(itertools.islice(COUNT.batches(), 3)), resume=True)
+    assert "gave no more than those of the 3 steps that are done, which are skipped" in str(job.exception())
+
+
+@pytest.mark.parametrize("leaf", ["text", object(), np.array(["a"], object)])
+def test_a_leaf_of_the_state_that_is_no_value_is_refused_by_its_path(runtime: MakeRuntime, leaf: Any) -> None:
+    with runtime() as run:
+        with pytest.raises(TypeError, match=r"state\['a'\]\[1\] of 'count' is a .*, with which JAX does not compute"):
+            run.submit(COUNT.step, {"a": [1, leaf]}, COUNT.batches, steps=1)
+
+
 # -- what cannot be -----------------------------------------------------------------------------------------------------------
 
 
@@ -307,18 +455,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "best"}, "policy='best' is not known"),
     ({"isolation": "container"}, 'isolation must be "thread" or "process"'),
     ({"name": "a/b"}, "name must be a text without '/'"),
-    ({"name": "a\\b"}, "name must be a text without '/'"),
-    ({"name": "."}, "name must be a text"),
-    ({"name": ".hidden"}, "name must be a text"),
-    ({"name": "two\nlines"}, "name must be a text without control characters"),
-    ({"name": "nul\0"}, "name must be a text without control characters"),
-    ({"name": "escape\x1b[31m"}, "name must be a text without control characters"),
-    ({"name": "half a letter \ud800"}, "name must be a text without control characters"),
-    ({"name": "backwards \u202e"}, "name must be a text without control characters"),
-    ({"name": " a"}, "spaces at its ends"),
-    ({"name": "a" * 1000}, "at most 200 bytes, since folders and files are called after it: got 1000 bytes, 'aaaa"),
-    ({"name": "\u00e4" * 101}, "got 202 bytes"),
-    ({"name": ".."}, "name must be a text"),
     ({"name": ""}, "name must be a text"),
     ({"budget": "50%"}, "budget='50%' is a share"),
     ({"budget": "much"}, "budget"),
@@ -337,13 +473,30 @@ def test_bad_arguments_are_refused_and_the_state_is_left(runtime: MakeRuntime, o
     assert not state["total"].is_deleted()
 
 
-@pytest.mark.parametrize("name", [5, b"job", ["job"], Path("job")])
-def test_a_name_that_is_no_text_is_refused(runtime: MakeRuntime, name: Any) -> None:
-    state = COUNT.state()
-    with runtime() as run:
-        with pytest.raises(TypeError, match="name must be a text, got "):
-            run.submit(COUNT.step, state, COUNT.batches, steps=5, name=name)
-    assert not state["total"].is_deleted()
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a\\b", "name must be a text without '/'"),
+        (".", "name must be a text"),
+        (".hidden", "name must be a text"),
+        ("two\nlines", "name must be a text without control characters"),
+        ("nul\0", "name must be a text without control characters"),
+        ("escape\x1b[31m", "name must be a text without control characters"),
+        ("half a letter \ud800", "name must be a text without control characters"),
+        ("backwards \u202e", "name must be a text without control characters"),
+        (" a", "spaces at its ends"),
+        ("a" * 1000, "at most 200 bytes, since folders and files are called after it: got 1000 bytes, 'aaaa"),
+        ("\u00e4" * 101, "got 202 bytes"),
+        (5, "name must be a text, got 5"),
+        (b"job", "name must be a text, got b'job'"),
+        (["job"], "name must be a text, got "),
+        (Path("job"), "name must be a text, got "),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_what_cannot_be_a_folders_name_is_no_jobs_name(name: Any, says: str) -> None:
+    with pytest.raises(ValueError if isinstance(name, str) else TypeError, match=says):
+        refuse_unfit_name(name)
 
 
 def test_a_step_whose_name_is_no_folders_makes_a_job(runtime: MakeRuntime, tmp_path: Path) -> None:
