@@ -154,7 +154,7 @@ def write_checkpoint(folder: Path, *, name: str, step: int, leaves: tuple[Leaf, 
         for leaf, value in zip(leaves, jax.tree.leaves(state), strict=True):
             raw = to_bytes(value) if leaf.stored else np.empty(0, np.uint8)
             sizes.append(raw.nbytes)
-            yield memoryview(raw)
+            yield raw.data
 
     crc = write_file(folder / _STATE, parts())
     packages = {package: metadata.version(package) for package in ("jax", "jaxlib", "numpy")}
@@ -216,7 +216,7 @@ def load_leaves(folder: Path, description: Description) -> list[Any]:
     with (folder / _STATE).open("rb") as file:
         for leaf, size in zip(description.leaves, description.sizes, strict=True):
             raw = np.empty(size, np.uint8)
-            if file.readinto(memoryview(raw)) != size:
+            if file.readinto(raw.data) != size:
                 raise ValueError(f"{folder / _STATE} ends too early")
             found.append(from_bytes(leaf, raw if leaf.stored else None))
     return found

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import jax
+from jax.core import Tracer
 
 from tensile_jax.exec.budget import parse_budget
 from tensile_jax.exec.entrypoint import Entrypoint
@@ -123,7 +124,7 @@ def refuse_unfit_state(name: str, state: Any, device: Device) -> None:
             ) from error
         if not isinstance(leaf, jax.Array):
             continue
-        if isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, Tracer):
             raise TypeError(f"{where} is a tracer. Submit jobs outside of functions that JAX transforms, such as jax.jit.")
         if leaf.is_deleted():
             raise ValueError(

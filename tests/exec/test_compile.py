@@ -16,7 +16,7 @@ LIMIT_S = 10.0
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[None]:
     """The user has a cache, which keeps what takes two seconds to compile."""
-    before = jax.config.jax_compilation_cache_dir, getattr(jax.config, NAME)
+    before = jax.config.values["jax_compilation_cache_dir"], getattr(jax.config, NAME)
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     jax.config.update(NAME, 2.0)
     yield

@@ -225,10 +225,11 @@ def test_a_job_that_ends_in_any_way_lets_its_folder_go(runtime: MakeRuntime, tmp
 
     gate = Gate(work)
     with runtime(checkpoints=tmp_path) as run:
-        for name, batches, options in (
+        ends: tuple[tuple[str, Any, dict[str, Any]], ...] = (
             ("finished", work.batches, {}), ("failed", work.batches, {"on_step": fails}), ("empty", [], {}),
             ("cancelled", gate, {}), ("unfit", work.batches, {"budget": 1}),
-        ):  # fmt: skip
+        )  # fmt: skip
+        for name, batches, options in ends:
             run.submit(work.step, work.state(), batches, steps=3, name=name, **options)
         run.cancel("cancelled")
         gate.open()

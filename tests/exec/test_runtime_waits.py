@@ -81,7 +81,11 @@ def test_an_error_of_that_kind_fails_the_job_if_it_is_not_caught(runtime: MakeRu
 def test_events_begun_elsewhere_are_not_waited_for_either(runtime: MakeRuntime) -> None:
     with runtime() as run:
         events = run.events()
-        job = run.submit(COUNT.step, COUNT.state(), COUNT.batches, steps=3, on_step=lambda step, metrics: list(events))
+
+        def on_step(step: int, metrics: Any) -> None:
+            list(events)
+
+        job = run.submit(COUNT.step, COUNT.state(), COUNT.batches, steps=3, on_step=on_step)
     assert "its callback raised RuntimeError: events() waits" in job.status.note
 
 
