@@ -52,7 +52,7 @@ class Course:
                             f"batches of {job.name!r} gave no more than those of the {job._asked.first} steps that are done, "
                             "which are skipped. Give them from the first one on, and more of them."
                         )
-                    self._runtime._keeping.leave(job, "failed", job._actor.state(), error=error)
+                    self._runtime._keeping.leave_early(job, error)
                     return
                 if job._asked.first + job._loaded < job._asked.steps:
                     job._limit = job._asked.first + job._loaded
@@ -65,7 +65,7 @@ class Course:
                 if job._joined:
                     self._runtime._dispatcher.tell(Wished(job._number, "stop"))
                 else:
-                    self._runtime._keeping.leave(job, "failed", job._actor.state(), error=news.error)
+                    self._runtime._keeping.leave_early(job, news.error)
 
     def died(self, job: Job, error: BaseException) -> None:
         """The job's own process is gone. In a thread of its actor's."""

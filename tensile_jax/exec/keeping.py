@@ -76,6 +76,15 @@ class Keeping:
 
         self._do_in_turn(job, leave)
 
+    def leave_early(self, job: Job, error: BaseException) -> None:
+        """The job has failed before it had a seat; it has the state that it was given. The lock is held."""
+        try:
+            kept = job._actor.state()
+        except Exception:  # its own process cannot even be started
+            self._runtime._course.end(job, "failed", error=error)
+        else:
+            self.leave(job, "failed", kept, error=error)
+
     def _checkpoint(self, job: Job, step: int, kept: Kept) -> Exception | None:
         """Save it, and tell what came of that; why it could not be saved."""
         assert job._checkpoints is not None  # it was looked at

@@ -55,7 +55,7 @@ class Planning:
     def _fail(self, job: Job, error: BaseException) -> None:
         with self._runtime._changed:
             if not is_leaving(job):
-                self._runtime._keeping.leave(job, "failed", job._actor.state(), error=error)
+                self._runtime._keeping.leave_early(job, error)
 
     def _prepare(self, job: Job, prepared: Traced) -> None:
         """Plan and compile a job that was traced, and let the controller know of it; in the scheduler's thread."""
