@@ -100,6 +100,7 @@ def mark_folder(folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             sync(folder.parent)
             writing = folder / f".tensile-writing-mark-{os.getpid()}"
+            writing.unlink(missing_ok=True)  # of an earlier attempt, which could not remove it
             try:
                 write_file(writing, [_mark(folder.name)])
                 writing.rename(folder / MARK)
