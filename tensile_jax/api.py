@@ -328,7 +328,8 @@ class PlannedFunction:
                     keep_unused=bool(self._jit_options.get("keep_unused")),
                 )
                 trace_s = time.perf_counter() - began
-                placement = placement_of(call.leaves, self._jit_options, step.shardings)
+                used = [leaf for leaf, is_used in zip(call.leaves, step.program.used, strict=True) if is_used]
+                placement = placement_of(used, self._jit_options, step.shardings)
                 device = placement.device
                 profile = load_profile(self._profile or ("cpu" if device.platform == "cpu" else "h200"))
                 options = Options(self._policy, profile, self._state_memory, self._progress, self._max_slowdown)

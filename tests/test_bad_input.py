@@ -231,12 +231,9 @@ def test_a_pure_callback_has_no_effect_and_runs() -> None:
 
 @pytest.mark.parametrize("thing", [3, None, "step", [sgd_step]])
 def test_what_is_not_a_function_is_refused(thing: Any) -> None:
-    if thing is None:  # tensile.jit() is the decorator
-        with pytest.raises(TypeError, match="needs a function, got None"):
-            tensile.jit()(None)  # pyright: ignore[reportArgumentType]  (the mistake under test)
-        return
-    with pytest.raises(TypeError, match=re.escape(f"needs a function, got {thing!r}")):
-        tensile.jit(thing)
+    for wrap in (tensile.jit, tensile.jit(budget="1MiB")):
+        with pytest.raises(TypeError, match=re.escape(f"Expected a callable value, got {thing}")):
+            wrap(thing)  # pyright: ignore[reportArgumentType]  (the mistake under test)
 
 
 def test_a_step_that_cannot_be_traced_fails_as_it_does_in_jit() -> None:
@@ -260,9 +257,9 @@ def test_an_exception_in_the_users_step_reaches_the_user() -> None:
 
 @pytest.mark.parametrize("argument", ["a string", object(), {1, 2}, np.array(["a"])])
 def test_an_argument_that_is_not_an_array_is_a_type_error_as_in_jit(argument: Any) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="Error interpreting argument"):
         jax.jit(lambda x: x)(argument)
-    with pytest.raises(TypeError, match="not a valid JAX"):
+    with pytest.raises(TypeError, match="Error interpreting argument"):
         tensile.jit(lambda x: x, budget="1MiB")(argument)
 
 
@@ -338,7 +335,7 @@ def test_donated_arrays_used_again_in_a_step_that_runs_whole_give_the_error_of_j
 def test_an_array_donated_twice_is_refused_by_name_and_kept() -> None:
     function = planned(sgd_step, (weights(), batch()), donate_argnums=0)
     w = weights()[0]
-    with pytest.raises(ValueError, match=r"donate the same buffer twice: state\[1\] is the same array.*Copy one"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"donate the same buffer twice.*state\[1\]\).*Copy one"):
         function([w] * 5, batch())
     assert not w.is_deleted()
 
@@ -350,7 +347,7 @@ def test_an_array_that_is_donated_and_passed_is_refused_by_name_and_kept() -> No
 
     function = planned(step, (weights(), batch(), weights()[0]), donate_argnums=0)
     params = fresh(weights())
-    with pytest.raises(ValueError, match=r"donate the same buffer twice: first is the same array"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"previously donated in the same call.*first\).*Copy one"):
         function(params, batch(), params[0])
     assert not any(w.is_deleted() for w in params)
 

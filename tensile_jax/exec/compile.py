@@ -108,6 +108,7 @@ class Compiler:
             donate_argnums=() if self._debugs_numbers else code.donated,
             keep_unused=True,
             compiler_options=self._compiler_options,
+            **({"out_shardings": sharding} if self.committed and not avals else {}),  # otherwise nothing names the device
         )
         with nullcontext() if self.committed else jax.default_device(self.device):
             return jitted.lower(*avals)

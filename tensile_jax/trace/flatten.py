@@ -48,13 +48,18 @@ class Equation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A flat step. `avals[v]` is the abstract value of variable `v`; `taken[i]` says whether input i is donated and usable so."""
+    """A flat step.
+
+    `avals[v]` is the abstract value of variable `v`. `used[i]` says whether input i counts as used, `taken[i]` whether it is
+    donated and an output takes over its memory.
+    """
 
     equations: tuple[Equation, ...]
     avals: tuple[Any, ...]
     inputs: tuple[int, ...]
     constants: Mapping[int, Any]
     outputs: tuple[Atom, ...]
+    used: tuple[bool, ...] = ()
     taken: tuple[bool, ...] = ()
 
 
@@ -155,16 +160,20 @@ def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_un
     outputs = _merge_repeated(builder, outputs)
     _share_masks(builder)
     _remove_dead(builder, outputs)
-    taken = _taken(builder, inputs, outputs, donated or [False] * len(inputs), keep_unused=keep_unused)
+    read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)} | {v for v in outputs if isinstance(v, int)}
+    used = [keep_unused or v in read for v in inputs]
+    usable = [u and d for u, d in zip(used, donated or [False] * len(inputs), strict=True)]
+    taken = _taken(builder, inputs, outputs, usable)
     kept = {v for v, is_taken in zip(inputs, taken, strict=True) if not is_taken}
     outputs = _separate_outputs(builder, outputs, kept)
-    used = {v for e in builder.equations for v in e.inputs if isinstance(v, int)}
+    read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)}
     return Program(
         equations=tuple(builder.equations),
         avals=tuple(builder.avals),
         inputs=tuple(inputs),
-        constants={v: c for v, c in builder.constants.items() if v in used},
+        constants={v: c for v, c in builder.constants.items() if v in read},
         outputs=tuple(outputs),
+        used=tuple(used),
         taken=tuple(taken),
     )
 
@@ -214,19 +223,15 @@ def _is_zero(atom: Atom) -> bool:
     return atom.aval.shape == () and not np.asarray(atom.value).any()
 
 
-def _taken(
-    builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], donated: Sequence[bool], *, keep_unused: bool
-) -> list[bool]:
-    """Which donated inputs `jax.jit` takes.
+def _taken(builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], usable: Sequence[bool]) -> list[bool]:
+    """Which inputs, of those that are donated and used, `jax.jit` takes.
 
-    The rule is that of jax's lowering (`_set_up_aliases`): each output in turn takes over the first donated and used input of its
-    shape and type that is left. `jax.jit` leaves all other inputs to the caller, with a warning if they are used.
+    The rule is that of jax's lowering (`_set_up_aliases`): each output in turn takes over the first usable input of its shape and
+    type that is left. `jax.jit` leaves all other inputs to the caller, with a warning.
     """
-    used = {atom for e in builder.equations for atom in e.inputs if isinstance(atom, int)}
-    used.update(atom for atom in outputs if isinstance(atom, int))
     waiting: dict[tuple[Any, Any], list[int]] = {}
-    for place, (v, is_donated) in enumerate(zip(inputs, donated, strict=True)):
-        if is_donated and (keep_unused or v in used):
+    for place, (v, is_usable) in enumerate(zip(inputs, usable, strict=True)):
+        if is_usable:
             waiting.setdefault((builder.avals[v].shape, builder.avals[v].dtype), []).append(place)
     taken = [False] * len(inputs)
     for atom in outputs:

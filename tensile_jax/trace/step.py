@@ -73,7 +73,7 @@ def trace_step(
     arguments, in_tree = tree_flatten_with_path(traced.args_info)
     donated = [bool(info.donated) for _, info in arguments]
     program = flatten(closed, donated=donated, keep_unused=keep_unused)
-    _warn_of_unusable(traced, program, donated, keep_unused=keep_unused)
+    _warn_of_unusable(traced, program, donated)
     named = _parameter_names(function, static)
     results, out_tree = tree_flatten_with_path(traced.out_info)
     graph = build_graph(
@@ -88,13 +88,9 @@ def trace_step(
     return TracedStep(traced, program, graph, in_tree, out_tree, out_avals, shardings_in(closed.jaxpr))
 
 
-def _warn_of_unusable(traced: Any, program: Program, donated: Sequence[bool], *, keep_unused: bool) -> None:
+def _warn_of_unusable(traced: Any, program: Program, donated: Sequence[bool]) -> None:
     """Have jax warn, in its own words, of donated arguments that are used and whose memory no result can take over."""
-    used = {atom for e in program.equations for atom in e.inputs} | set(program.outputs)
-    if any(
-        is_donated and not is_taken and (keep_unused or v in used)
-        for v, is_donated, is_taken in zip(program.inputs, donated, program.taken, strict=True)
-    ):
+    if any(d and u and not t for d, u, t in zip(donated, program.used, program.taken, strict=True)):
         traced.lower()
 
 
