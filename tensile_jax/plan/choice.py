@@ -135,9 +135,8 @@ def layout(ladder: Ladder, choice: Choice, measured: Measured) -> Layout:
     pairs = list(pairwise(choice.boundaries))
     of_segments = tuple(int(work[index[a], index[b]]) for a, b in pairs)
     peaks = segment_peaks(ladder, choice, measured).astype(int).tolist()
-    known = [(choice.rung, a, b) in measured.workspaces for a, b in pairs]
-    at_least = tuple(0 if sure else peak for sure, peak in zip(known, peaks, strict=True))
-    return Layout(rung.retention, choice.absences, choice.boundaries, of_segments, at_least)
+    known = tuple((choice.rung, a, b) in measured.workspaces for a, b in pairs)
+    return Layout(rung.retention, choice.absences, choice.boundaries, of_segments, tuple(peaks), known)
 
 
 def step_us(ladder: Ladder, choice: Choice, measured: Measured) -> float:
