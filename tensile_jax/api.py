@@ -21,6 +21,7 @@ from tensile_jax.exec.donation import refuse_unusable
 from tensile_jax.exec.executor import Executor, Observation
 from tensile_jax.exec.handover import Handover
 from tensile_jax.exec.interrupt import InterruptsHeld
+from tensile_jax.exec.number import MOST, read_number, shown
 from tensile_jax.exec.placement import Placement, placement_of
 from tensile_jax.exec.prepare import Options, PreparedStep, Progress, RunningPlan
 from tensile_jax.exec.transfer import DEVICE, HOST, Device, Transfer, to_device
@@ -103,8 +104,7 @@ class PlannedFunction:
         }
         self._function = function
         self._budget = None if budget is None else parse_budget(budget)
-        _refuse_slowdown(max_slowdown, budget)
-        self._max_slowdown = max_slowdown
+        self._max_slowdown = _read_slowdown(max_slowdown, budget)
         self._policy: PolicyName = policy
         self._profile = device_profile
         self._state_memory: Literal["device", "any"] = state_memory
@@ -355,12 +355,13 @@ class _Step:
     iterations: int = 0
 
 
-def _refuse_slowdown(max_slowdown: Any, budget: Any) -> None:
+def _read_slowdown(max_slowdown: Any, budget: Any) -> float | None:
     if max_slowdown is None:
-        return
-    if isinstance(max_slowdown, bool) or not isinstance(max_slowdown, int | float) or not 1 <= max_slowdown < float("inf"):
+        return None
+    number = read_number(max_slowdown)
+    if number is None or not 1 <= number < float("inf"):
         raise ValueError(
-            f"max_slowdown must be a number of at least 1, times plain jit's step: got {max_slowdown!r}. "
+            f"max_slowdown must be a number of at least 1, times plain jit's step: got {shown(max_slowdown)}. "
             "Pass 1.1 for steps that may take ten per cent longer."
         )
     if budget is not None:
@@ -368,6 +369,7 @@ def _refuse_slowdown(max_slowdown: Any, budget: Any) -> None:
             f"budget={budget!r} and max_slowdown={max_slowdown!r} ask for two things: the fastest step in so much memory, and "
             "the least memory for a step so fast. Pass one of them."
         )
+    return float(min(number, MOST))
 
 
 def _brought(leaves: Sequence[Any], device: Device) -> list[Any]:
