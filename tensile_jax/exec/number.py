@@ -25,7 +25,7 @@ def read_number(value: Any) -> int | float | None:
     try:
         return float(value)
     except OverflowError:  # a fraction may be beyond the largest float
-        return math.inf if isinstance(value, Rational) and value.numerator > 0 else -math.inf
+        return math.inf if isinstance(value, Rational) and int(value.numerator) > 0 else -math.inf
 
 
 def read_count(value: Any) -> int | None:
