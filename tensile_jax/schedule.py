@@ -13,6 +13,7 @@ Sizes in bytes, times in microseconds since the iteration began.
 """
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -25,6 +26,7 @@ from tensile_jax.errors import PlanFileError
 from tensile_jax.ir import OperatorId, Role, TensorId
 
 SCHEMA_VERSION = 1
+_WIDTH = 110  # characters of a line for a person
 _MOST = 2**62  # bytes, microseconds, operators: nothing that this package writes comes near it
 
 EventKind = Literal["swap_out", "swap_in", "recompute", "release"]
@@ -284,10 +286,10 @@ def describe(plan: Plan) -> str:
     if plan.workspaces == "predicted":
         workspace = max(s.workspace_bytes for s in plan.segments)
         lines.append(
-            f"  estimates  workspaces (the largest {format_bytes(workspace)}) and so the peak: nothing was compiled. Running the "
-            "plan corrects them, and plans again if they break the budget"
+            f"  estimates  workspaces (the largest {format_bytes(workspace)}), and so the peak; running the plan corrects them"
         )
-    lines += [f"  note       {note}" for note in plan.notes]
+    for note in plan.notes:
+        lines += textwrap.wrap(note, _WIDTH, initial_indent="  note       ", subsequent_indent=" " * 13)
     return "\n".join(lines)
 
 

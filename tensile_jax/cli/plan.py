@@ -24,7 +24,8 @@ _READABLE_WIDTH = 120
 def plan(source: ModelChoice | Path, limits: Limits, output: Path | None) -> None:
     """Plan MODEL (cnn, gpt, mlp, resnet50, vgg16) without running it, or all jobs of the file JOBS.toml under their budget.
 
-    Workspaces are estimates, since nothing is compiled; only a budget in per cent compiles plain jit, on this machine.
+    Workspaces are estimates, and with them the peak, since nothing is compiled; only a budget in per cent compiles plain jit, on
+    this machine. tensile run --plan starts from what is written here, corrects the estimates and keeps the budget.
     Exit code 3: no plan keeps the budget.
     """
     if isinstance(source, Path):
@@ -50,7 +51,9 @@ def _plan_model(model: ModelChoice, limits: Limits, output: Path | None) -> None
         )
     if output is not None:
         made.save(output)
-        click.echo(f"Written to {output}; see it with: tensile show {output}")
+        click.echo(
+            f"Written to {output}; see it with: tensile show {output}; start from it with: tensile run ... --plan {output}"
+        )
 
 
 def _plan_jobs(file: Path, output: Path | None) -> None:

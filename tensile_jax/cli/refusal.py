@@ -39,7 +39,7 @@ def in_options(message: str) -> str:
     message = _OPTION.sub(lambda found: "--" + found[1].replace("_", "-"), message)
     message = _IN_QUOTES.sub(r"\1\2", message)
     message = re.sub(r"\Abudget\b", "--budget", message)
-    message = re.sub(r"\Aplan= was", "--plan was", message)
+    message = re.sub(r"\Aplan= ", "--plan ", message)
     message = message.replace("Make a new one with step.plan(...)", "Make a new one with tensile plan")
     return message.replace("Save the plan again with plan.save(path)", "Make it again with tensile plan")
 

@@ -27,7 +27,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells count
     "plan_file",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Run this saved plan instead of making one.",
+    help="Start from this saved plan: it is compiled, and planned again if it breaks its budget.",
 )
 @click.option(
     "--output",
@@ -93,7 +93,7 @@ def _run_model(
 ) -> None:
     saved = None
     if plan_file is not None:
-        _refuse_with_plan("budget", "policy", "state_memory")
+        _refuse_with_plan("budget", "max_slowdown", "policy", "state_memory")
         saved = Plan.load(plan_file)
     from tensile_jax.cli.session import run_session  # imports JAX
 
@@ -105,6 +105,8 @@ def _run_model(
         click.echo(msgspec.json.encode(outcome))
     else:
         Console().print(outcome_table(outcome))
+    for note in plan.notes:
+        click.echo(f"Note: {note}", err=True)
     if save_plan is not None:
         click.echo(f"The plan is in {save_plan}; see it with: tensile show {save_plan}", err=as_json)
     if outcome.interrupted:

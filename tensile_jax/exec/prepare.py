@@ -179,32 +179,33 @@ class PreparedStep:
         return found
 
     def _next(self, limit: float, measured: Measured) -> Compiled | None:
-        """The policy's choice under the limit, with its plan; if the replay refuses that, the next that survives; or None."""
-        lower, refused = limit, False
-        for _ in range(_MOST_REFUSED):
-            choice = self.policy(self.ladder, lower, measured)
-            if choice is None:
-                break
+        """The first choice under the limit whose plan survives its replay, with that plan; None if there is none."""
+        for choice in self._choices(limit, measured):
             plan = self._plan(choice, limit)
             if plan is not None:
                 return Compiled(plan, None, choice)
-            refused = True
-            if lower == LEAST:
-                break
-            lower = min(lower, _BELOW_REFUSED * peak_of_choice(self.ladder, choice, measured))
-        for choice in self._others(limit, measured) if refused else ():
-            plan = self._plan(choice, limit)
-            if plan is not None and plan.peak_bytes <= limit:
-                return Compiled(plan, None, choice)
         return None
 
-    def _others(self, limit: float, measured: Measured) -> Iterator[Choice]:
-        """What the other policies choose, the default first, and last the step as one executable."""
-        for policy in POLICIES.values():
-            choice = policy(self.ladder, limit, measured) if policy is not self.policy else None
-            if choice is not None:
+    def _choices(self, limit: float, measured: Measured) -> Iterator[Choice]:
+        """What the policy chooses, then what is left if that is refused: for less, by the other policies, and last whole.
+
+        There are none where the policy has no choice under the limit: then the budget is too small for it.
+        """
+        first = self.policy(self.ladder, limit, measured)
+        if first is None:
+            return
+        for policy in (self.policy, *(p for p in POLICIES.values() if p is not self.policy)):
+            lower, choice = limit, first if policy is self.policy else policy(self.ladder, limit, measured)
+            for _ in range(_MOST_REFUSED):
+                if choice is None:
+                    break
                 yield choice
-        yield whole(self.ladder)
+                if lower == LEAST:
+                    break
+                lower = min(lower, _BELOW_REFUSED * peak_of_choice(self.ladder, choice, measured))
+                choice = policy(self.ladder, lower, measured)
+        if whole_peak(self.ladder, measured) <= limit:
+            yield whole(self.ladder)
 
     def bound_us(self) -> float:
         """Microseconds that no plan under the budget is faster than; those of the step as one executable, if it fits."""
