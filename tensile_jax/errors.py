@@ -4,7 +4,7 @@
     ├── BudgetError (also ValueError)   the budget cannot be read, or no plan keeps it
     │   └── BudgetTooSmall              no plan fits: names the smallest budget that does, and what holds it
     ├── TraceError (also ValueError)    the step cannot be planned: effects, several devices, not a function
-    ├── PlanFileError (also ValueError) a saved plan that is no plan, of another version, for another program, or above the budget
+    ├── PlanFileError (also ValueError) a saved plan that is none, of another version, for another program, or above the budget
     ├── JobsFileError (also ValueError) a jobs.toml that cannot be read: names the line and the key
     ├── InvalidPlan                     a plan that its replay refuses; users see the next plan, with a note, in its place
     ├── OutOfMemory (also RuntimeError) the device refused an allocation and nothing more could leave it
@@ -53,8 +53,8 @@ class JobsFileError(TensileError, ValueError):
 class InvalidPlan(TensileError):
     """A plan that does not survive its own replay, which is our own mistake.
 
-    The planner takes its next plan then and leaves a note in it. Where no plan survives, a `TensileError` says what to do; a saved
-    plan that does not is a `PlanFileError`.
+    The planner takes its next plan then and leaves a note in it. Where no plan survives, a `TensileError` says what to do. A
+    saved plan that does not survive is a `PlanFileError`.
 
     Attributes:
         segment: index of the segment at which the replay stopped.
