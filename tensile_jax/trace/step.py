@@ -6,12 +6,16 @@ refused, state is recognised, and everything gets the name of its place in the c
 State is what comes back in the shape in which it went in: an argument, or one of its children, whose tree, shapes and types
 are those of a result or of a result's child. `(state, batch) -> (state, metrics)` gives the state;
 `(params, opt_state, batch) -> (params, opt_state, loss)` gives both. Donation plays no part in this.
+
+A step that lifts another one, such as that of `tensile_jax/nnx`, takes and returns pytrees that its user has never seen. Such a
+step has a method `boundary(args_info, out_info, static)`, which says how its arrays are called in the objects that the user
+knows, and which of them come back.
 """
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure
@@ -39,6 +43,18 @@ class TracedStep:
     out_tree: Any
     out_avals: tuple[Any, ...]
     shardings: tuple[Any, ...]
+
+
+KeyPath = tuple[Any, ...]
+"""A path of `jax.tree_util`: the keys from a pytree's root to a leaf."""
+
+
+class Boundary(NamedTuple):
+    """The names of a step's flat arguments and of its flat results, and pairs of their positions where they are state."""
+
+    arguments: Sequence[str]
+    results: Sequence[str]
+    carried: Sequence[tuple[int, int]]
 
 
 def trace_step(
@@ -70,22 +86,42 @@ def trace_step(
             "repeated when the step is cut into pieces. Take them out of the step (return what you want to see), or run "
             "this step with jax.jit."
         )
-    arguments, in_tree = tree_flatten_with_path(traced.args_info)
-    donated = [bool(info.donated) for _, info in arguments]
+    donated = [bool(info.donated) for info in tree_leaves(traced.args_info)]
     program = flatten(closed, donated=donated, keep_unused=keep_unused)
     _warn_of_unusable(traced, program, donated)
-    named = _parameter_names(function, static)
-    results, out_tree = tree_flatten_with_path(traced.out_info)
+    find_boundary: Callable[..., Boundary] | None = getattr(function, "boundary", None)
+    if find_boundary is not None:
+        boundary = find_boundary(traced.args_info, traced.out_info, static)
+    else:
+        boundary = _boundary(parameter_names(function, static), traced.args_info, traced.out_info)
     graph = build_graph(
         program,
         name=name,
-        input_names=[_argument_name(named, path) for path, _ in arguments],
-        output_names=["result" + keystr(path) for path, _ in results],
-        carried=_carried(traced.args_info, traced.out_info),
+        input_names=boundary.arguments,
+        output_names=boundary.results,
+        carried=boundary.carried,
         donated=program.taken,
     )
-    out_avals = tuple(traced.jaxpr.out_avals)
-    return TracedStep(traced, program, graph, in_tree, out_tree, out_avals, shardings_in(closed.jaxpr))
+    return TracedStep(
+        traced,
+        program,
+        graph,
+        tree_structure(traced.args_info),
+        tree_structure(traced.out_info),
+        tuple(traced.jaxpr.out_avals),
+        shardings_in(closed.jaxpr),
+    )
+
+
+def _boundary(named: Sequence[str], args_info: Any, out_info: Any) -> Boundary:
+    """The boundary of a step whose arguments and results are the pytrees of its user."""
+    arguments, _ = tree_flatten_with_path(args_info)
+    results, _ = tree_flatten_with_path(out_info)
+    return Boundary(
+        [name_of(named, path) for path, _ in arguments],
+        ["result" + keystr(path) for path, _ in results],
+        _carried(args_info, out_info),
+    )
 
 
 def _warn_of_unusable(traced: Any, program: Program, donated: Sequence[bool]) -> None:
@@ -100,7 +136,7 @@ def _effect_name(effect: Any) -> str:
     return type(effect).__name__ if " at 0x" in text else text.partition("<")[0]
 
 
-def _parameter_names(function: Callable[..., Any], static: Collection[int]) -> list[str]:
+def parameter_names(function: Callable[..., Any], static: Collection[int]) -> list[str]:
     """The names of the parameters that take the traced positional arguments, in order."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -110,7 +146,7 @@ def _parameter_names(function: Callable[..., Any], static: Collection[int]) -> l
     return [name for place, name in enumerate(positional) if place not in static]
 
 
-def _argument_name(named: Sequence[str], path: tuple[Any, ...]) -> str:
+def name_of(named: Sequence[str], path: KeyPath) -> str:
     """`state.params['Dense_0']['kernel']` for a leaf of `(args, kwargs)`."""
     where = getattr(path[0], "idx", 0)
     if where == 1:
