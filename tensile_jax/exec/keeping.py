@@ -55,11 +55,10 @@ class Keeping:
             state, failed = None, error
             if step is not None and job._checkpoints is not None:
                 self._checkpoint(job, step, kept)
-            if failed is None:
-                try:
-                    state = kept.fetch()
-                except Exception as lost:
-                    failed = lost
+            try:
+                state = kept.fetch()
+            except Exception as lost:
+                failed = failed or lost
             course = self._runtime._course
             with self._runtime._changed:
                 if failed is not None:

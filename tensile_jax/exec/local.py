@@ -16,6 +16,7 @@ from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.demands import demand_of, metrics_bytes
 from tensile_jax.exec.executor import Executor, Iteration, Observation
 from tensile_jax.exec.instructions import Instructions, Op, instructions_of
+from tensile_jax.exec.lifted import PutBack
 from tensile_jax.exec.prepare import Compiled, Options, PreparedStep
 from tensile_jax.exec.transfer import Transfer, on_host
 from tensile_jax.exec.whole import WholeIteration, WholeStep
@@ -54,17 +55,18 @@ class LocalProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalState:
-    """A state that is kept in this process."""
+    """A state that is kept in this process; with `put_back` it is that of objects of the user's."""
 
     tree: Any
+    put_back: PutBack | None = None
 
     def save(self, checkpoints: "Checkpoints", step: int) -> None:
         """A checkpoint of it."""
         checkpoints.save(step, self.tree)
 
     def fetch(self) -> Any:
-        """Itself."""
-        return self.tree
+        """Itself; or the objects, which hold it then."""
+        return self.tree if self.put_back is None else self.put_back(self.tree)
 
 
 def program_of(prepared: PreparedStep, compiled: Compiled, *, kept_out: frozenset[TensorId] = frozenset()) -> LocalProgram:
@@ -106,8 +108,9 @@ def _nothing(*arguments: Any) -> tuple[()]:
 class LocalActor:
     """A job in this process."""
 
-    def __init__(self, function: Callable[..., Any], state: Any, transfer: Transfer) -> None:
+    def __init__(self, function: Callable[..., Any], state: Any, transfer: Transfer, *, put_back: PutBack | None = None) -> None:
         self._function = getattr(function, "__wrapped__", function)
+        self._put_back = put_back
         self._transfer = transfer
         self._leaves, self._tree = tree_flatten(state)
         self._shapes = [_shape_of(leaf) for leaf in self._leaves]
@@ -136,6 +139,8 @@ class LocalActor:
     def own(self) -> None:
         """Bring the state to the host; what of it lay on the device is given back, as a donated argument is."""
         self.park()()
+        if self._put_back is not None:  # its objects hold no arrays that are gone
+            self._put_back(tree_unflatten(self._tree, self._leaves))
 
     def trace(self, batch: Any, options: Options, compiler: Compiler) -> PreparedStep:
         """The job's step, traced on its state and on shapes like those of `batch`.
@@ -277,7 +282,7 @@ class LocalActor:
         return lambda: nbytes
 
     def state(self) -> Kept:
-        return LocalState(tree_unflatten(self._tree, self._leaves))
+        return LocalState(tree_unflatten(self._tree, self._leaves), self._put_back)
 
     def counts(self) -> tuple[int, int]:
         now = self._executor

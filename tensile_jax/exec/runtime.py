@@ -33,6 +33,7 @@ from tensile_jax.exec.feed import Feed
 from tensile_jax.exec.isolated import IsolatedActor
 from tensile_jax.exec.job import Job
 from tensile_jax.exec.keeping import Keeping
+from tensile_jax.exec.lifted import lifted_job
 from tensile_jax.exec.listener import JobListener
 from tensile_jax.exec.local import LocalActor
 from tensile_jax.exec.planning import Planning
@@ -133,7 +134,10 @@ class Runtime:
         The state is given away, as a donated argument is. User code (`batches`, `on_step`) runs in a thread of the job's own.
 
         Args:
-            step: the function; or an `Entrypoint`, which makes step, state and batches, so that these are not given.
+            step: the function; or an `Entrypoint`, which makes step, state and batches, so that these are not given. It may also
+                be a step that `tensile_jax.nnx.jit` has made: `state` is then the tuple of the NNX objects that it changes, and
+                a batch comes after them. When the job has ended, however that is, they hold the state after its last finished
+                iteration, in the CPU's memory, and `Job.result` returns them.
             batches: an iterable, or a function that gives one.
             priority: its share of the device's time, against the other jobs'.
             budget: a limit for this job alone, below the runtime's.
@@ -171,6 +175,12 @@ class Runtime:
         checkpoints = None if self._folder is None else self._open_checkpoints(self._folder / asked.name, resume=resume)
         if isinstance(step, Entrypoint) and isolation == "thread":
             step, state, batches = step.make()
+        step, state, put_back = lifted_job(step, state)
+        if put_back is not None and isolation == "process":
+            raise ValueError(
+                f'isolation="process" cannot be had for {asked.name!r}, whose step changes objects of this process. Pass '
+                'isolation="thread", or an Entrypoint, which makes the objects in the job\'s own process.'
+            )
         if checkpoints is not None and resume and (first := checkpoints.latest()):
             asked = replace(asked, first=first)
             if not isinstance(step, Entrypoint):  # which makes the state elsewhere
@@ -191,7 +201,7 @@ class Runtime:
             given, skip = isolated.batches(), 0
         else:
             assert not isinstance(step, Entrypoint) and batches is not None  # it was made, and they were looked at
-            actor = LocalActor(step, state, self._transfer)
+            actor = LocalActor(step, state, self._transfer, put_back=put_back)
             given, skip = batches, asked.first
         number = JobId(next(self._numbers))
         most = skip + max(0, steps - asked.first)
