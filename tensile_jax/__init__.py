@@ -30,6 +30,7 @@ from tensile_jax.errors import (
 from tensile_jax.schedule import Plan
 
 if TYPE_CHECKING:
+    from tensile_jax import nnx
     from tensile_jax.api import PlannedFunction, Report, jit
     from tensile_jax.exec.entrypoint import Entrypoint
     from tensile_jax.exec.job import Job
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BudgetError", "BudgetTooSmall", "CheckpointError", "Entrypoint", "InvalidPlan", "Job", "JobFailed", "JobsFileError",
     "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied", "Report", "Runtime", "TensileError", "TraceError",
-    "jit", "to_device",
+    "jit", "nnx", "to_device",
 ]  # fmt: skip
 
 _NEED_JAX = {
@@ -54,6 +55,8 @@ _NEED_JAX = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nnx":  # a package, which needs Flax as well
+        return import_module("tensile_jax.nnx")
     if name not in _NEED_JAX:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_NEED_JAX[name]), name)
@@ -61,4 +64,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NEED_JAX})
+    return sorted({*globals(), *_NEED_JAX, "nnx"})
