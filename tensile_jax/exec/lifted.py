@@ -14,12 +14,12 @@ PutBack = Callable[[Any], Any]
 class LiftedJob(NamedTuple):
     """A pure step, its first state, and what writes a state into the user's objects; None where there are no objects."""
 
-    step: Callable[..., Any]
+    step: Any
     state: Any
     put_back: PutBack | None
 
 
-def lifted_job(step: Callable[..., Any], state: Any) -> LiftedJob:
-    """The job of `step`: as its method `as_job` says, or, if it has none, as it is."""
+def lifted_job(step: Any, state: Any) -> LiftedJob:
+    """The job of `step`, which may be an `Entrypoint` too: as its method `as_job` says, or, if it has none, as it is."""
     as_job: Callable[[Any], LiftedJob] | None = getattr(step, "as_job", None)
     return LiftedJob(step, state, None) if as_job is None else as_job(state)

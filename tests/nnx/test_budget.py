@@ -42,7 +42,7 @@ def step(model: Stack, optimizer: nnx.Optimizer, x: jax.Array, *, scale: float =
 def objects() -> tuple[Stack, nnx.Optimizer]:
     """Those of `step`."""
     model = Stack(nnx.Rngs(0))
-    return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    return model, nnx.Optimizer(model, optax.sgd(1e-2, momentum=0.9), wrt=nnx.Param)
 
 
 X = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
@@ -139,7 +139,7 @@ def test_tensors_have_the_names_of_the_objects_and_variables_are_state(mode: dic
     assert role_of["model.count"] == "state"
     assert "optimizer.step" in role_of
     assert (role_of["batch['x']"], role_of["scale"]) == ("batch", "batch")
-    moments = "mu['layers'][1]['kernel']" if mode == {"graph": False} else "mu.layers[1].kernel"
+    moments = "trace['layers'][1]['kernel']" if mode == {"graph": False} else "trace.layers[1].kernel"
     assert role_of[f"optimizer.opt_state[0].{moments}"] == "optimizer_state"
     carried = {graph.tensors[c.input].name for c in graph.carried}
     assert carried == {name for name, role in role_of.items() if role != "batch"}
