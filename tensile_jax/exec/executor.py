@@ -6,6 +6,10 @@ The loop does nothing but obey. What it guarantees:
     - if the device is out of memory, everything the segment does not read goes to the host and the segment is launched
       again; the iteration goes on from where it is, and `needs_lower_budget` is set
 
+Effects (callbacks, debug prints) happen where their segment runs, once. Segments run one after another, in the order of their
+launches: on a GPU because they share a stream; on a CPU because each launch waits, and an iteration of a step with effects also
+ends before the next one begins. A segment that the device had no memory for has not begun, so it has had no effect.
+
 On a device whose allocations follow the order of launches (a GPU) launches run ahead. On a CPU a buffer is taken when a
 segment is launched, not when it runs, so each launch waits for the one before it.
 """
@@ -84,6 +88,9 @@ class Executor:
     def end(self, iteration: "Iteration") -> list[Any]:
         """The results, flat, once every instruction has been performed."""
         program, env, host = self._program, iteration.env, iteration.host
+        latest = iteration.latest
+        if program.effectful and not self._run_ahead and latest is not None and not latest.is_deleted():
+            latest.block_until_ready()
         results = [env[slot] if env[slot] is not None else host[slot] for slot in program.outputs]
         if self.needs_lower_budget:  # what recovery sent to the host comes back; what the plan left there stays
             results = [
@@ -164,9 +171,9 @@ class Iteration:
                 self._careful = True
             if watch is not None:
                 self._observe(watch, index, made, began)
-            env[outputs] = made
             if made:
                 self.latest = made[-1]
+            env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects gives a witness more
             for slot in drops:
                 env[slot] = None
         elif op is Op.COPY_OUT:
@@ -215,9 +222,11 @@ class Iteration:
 
     def _launch_again(self, call: Callable[..., Any], inputs: Sequence[int], error: Exception) -> Any:
         """Out of memory: everything that the segment does not read goes to the host; then the segment once more."""
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise error
         executor, env = self._executor, self.env
+        story = str(error)
+        # With effects, only an error that is XLA's own: one that a callback raised may quote it, and has run already.
+        if "RESOURCE_EXHAUSTED" not in story or (executor._program.effectful and not story.startswith("RESOURCE_EXHAUSTED")):
+            raise error
         executor.out_of_memory += 1
         executor.needs_lower_budget = True
         program = executor._program

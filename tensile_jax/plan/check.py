@@ -5,6 +5,7 @@ device and what is on the host, and holds the plan to this:
 
     - a segment's inputs are on the device, and its operators can be run from them, in the order given
     - every operator of the step runs; what runs twice is listed as recomputed; what belongs to the caller is never freed
+    - operators with effects run once, in the order in which the step has them
     - a tensor that has been swapped out once is on the host until it is released for good
     - a copy starts from where the tensor is and not before it is triggered, no two copies of one direction overlap, and none
       ends after it is needed
@@ -43,6 +44,7 @@ def check(plan: Plan, graph: Graph) -> None:
     leaving: dict[TensorId, Event] = {}
     ran: set[OperatorId] = set()
     given: set[TensorId] = set()
+    latest_effect: OperatorId | None = None
     returns: dict[TensorId, list[int]] = {}  # before which segments the tensor is swapped in
     for event in plan.events:
         if event.kind == "swap_in":
@@ -64,6 +66,16 @@ def check(plan: Plan, graph: Graph) -> None:
             if o in ran:
                 raise InvalidPlan(f"runs {operator_of[o].name} a second time", segment=index)
             ran.add(o)
+            if operator_of[o].effectful:
+                if latest_effect is not None and o < latest_effect:
+                    raise InvalidPlan(
+                        f"runs {operator_of[o].name} after {operator_of[latest_effect].name}, whose effect comes later in the step",
+                        segment=index,
+                    )
+                latest_effect = o
+        for o in again:
+            if operator_of[o].effectful:
+                raise InvalidPlan(f"recomputes {operator_of[o].name}, which has an effect", segment=index)
         if not again <= ran:
             raise InvalidPlan("recomputes an operator that has not run yet", segment=index)
         footprint = sum(graph.tensors[t].nbytes for t in device | set(segment.outputs))

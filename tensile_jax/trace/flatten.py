@@ -4,6 +4,10 @@ A jaxpr nests (`jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call`, `chec
 equations. Opening a call changes no result. Opening `jax.checkpoint` drops the user's own choice of what to recompute: the
 repeated equations are merged with their originals, and the planner decides afresh. `scan`, `while` and `cond` stay whole.
 
+An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never removed,
+and the equations with effects keep their order. One that `jax.checkpoint` repeats is repeated here as well, since plain jit
+runs it twice. Mutable references that the step makes itself become the values that they hold (`references.py`).
+
     Program  ::= Equation*  inputs=(Variable*)  constants={Variable: array}  outputs=(Atom*)
     Equation ::= primitive params inputs=(Atom*) outputs=(Variable*) scope
     Atom     ::= Variable | Immediate(value)
@@ -19,6 +23,9 @@ from typing import Any, NewType
 import jax
 import numpy as np
 from jax.extend.core import Literal
+
+from tensile_jax.errors import TraceError
+from tensile_jax.trace.references import Discharged, Reference, is_reference, touches_all, writes
 
 Variable = NewType("Variable", int)
 
@@ -36,7 +43,11 @@ Atom = int | Immediate
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Equation:
-    """`outputs = primitive(*inputs, **params)`, in the name scope and the JAX context in which the user wrote it."""
+    """`outputs = primitive(*inputs, **params)`, in the name scope and the JAX context in which the user wrote it.
+
+    JAX keeps one object for each context, so two contexts are the same where the objects are. An equation is `effectful` if it
+    does more than give its outputs: it must run exactly once an iteration, and in its place among the others that are.
+    """
 
     primitive: Any
     params: dict[str, Any]
@@ -44,6 +55,13 @@ class Equation:
     outputs: tuple[int, ...]
     scope: str
     context: Any
+    effectful: bool = False
+
+    def run(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The results for these operands, which may be tracers, in the equation's own context."""
+        with self.context.manager:
+            results = self.primitive.bind(*values, **self.primitive.get_bind_params(self.params))
+        return results if self.primitive.multiple_results else [results]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +88,12 @@ _OPENED = {
 }  # fmt: skip
 """Primitives that only wrap a jaxpr, whose inputs are those of the jaxpr one to one."""
 
+_INNER_EFFECTS = frozenset({"ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect", "NamedAxisEffect"})
+"""Effects that nobody outside of a step can see: what happens to a reference made in it, and the use of an axis's name.
+
+JAX has no public names for the classes of effects. What is not in this list counts as seen from outside.
+"""
+
 
 class _Builder:
     """The program under construction."""
@@ -94,10 +118,13 @@ class _Builder:
             self._constant_ids[id(value)] = variable
         return self._constant_ids[id(value)]
 
-    def walk(self, jaxpr: Any, constants: Sequence[Atom], inputs: Sequence[Atom], scope: str) -> list[Atom]:
-        environment: dict[Any, Atom] = {}
+    def walk(
+        self, jaxpr: Any, constants: Sequence[Atom | Reference], inputs: Sequence[Atom | Reference], scope: str
+    ) -> list[Atom | Reference]:
+        """Add the equations of `jaxpr` for these inputs; what its outputs are."""
+        environment: dict[Any, Atom | Reference] = {}
 
-        def read(atom: Any) -> Atom:
+        def read(atom: Any) -> Atom | Reference:
             if isinstance(atom, Literal):
                 if np.ndim(atom.val) == 0:
                     return Immediate(atom.val, atom.aval)
@@ -113,14 +140,60 @@ class _Builder:
             inner = _inner_jaxpr(equation)
             if inner is not None and len(inner.jaxpr.invars) == len(values):
                 results = self.walk(inner.jaxpr, [self.constant(c) for c in inner.consts], values, full_scope)
-                environment.update(zip(equation.outvars, results, strict=True))
-                continue
-            outputs = tuple(self.variable(v.aval) for v in equation.outvars)
-            self.equations.append(
-                Equation(equation.primitive, dict(equation.params), tuple(values), outputs, full_scope, equation.ctx.manager)
-            )
-            environment.update(zip(equation.outvars, outputs, strict=True))
+            elif any(is_reference(v.aval) for v in equation.outvars):
+                results = [self._new_reference(equation, values, full_scope)]
+            elif any(isinstance(value, Reference) for value in values):
+                results = self._on_references(equation, values, full_scope)
+            else:
+                outputs = tuple(self.variable(v.aval) for v in equation.outvars)
+                self._add(equation, equation.primitive, values, outputs, full_scope)
+                results = outputs
+            environment.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
+
+    def _add(self, equation: Any, primitive: Any, inputs: Sequence[Any], outputs: Sequence[int], scope: str) -> None:
+        """The equation as one of ours; `primitive` may stand for its own."""
+        acts = any(type(effect).__name__ not in _INNER_EFFECTS for effect in equation.effects)
+        self.equations.append(
+            Equation(primitive, dict(equation.params), tuple(inputs), tuple(outputs), scope, equation.ctx, effectful=acts)
+        )
+
+    def _new_reference(self, equation: Any, values: Sequence[Any], scope: str) -> Reference:
+        """The reference that the equation makes."""
+        aval, name = equation.outvars[0].aval.inner_aval, equation.primitive.name
+        if len(equation.outvars) != 1 or equation.params.get("memory_space") is not None or name not in ("new_ref", "empty_ref"):
+            raise TraceError(
+                f"The step makes a mutable reference by {name!r} with {equation.params!r}, which cannot be planned. Make it with "
+                "jax.new_ref(value) in the default memory space, or run this step with jax.jit."
+            )
+        if name == "new_ref":
+            return Reference(aval, values[0])
+        made = jax.make_jaxpr(lambda: jax.numpy.zeros(aval.shape, aval.dtype))()  # what it holds is undefined
+        return Reference(aval, self.walk(made.jaxpr, [self.constant(c) for c in made.consts], (), scope)[0])
+
+    def _on_references(self, equation: Any, values: Sequence[Any], scope: str) -> list[Atom]:
+        """What the equation gives, and what it writes to references."""
+        operands = [value.holds if isinstance(value, Reference) else value for value in values]
+        first = values[0]
+        if isinstance(first, Reference) and (touches_all(equation) or equation.primitive.name == "freeze"):
+            if equation.primitive.name == "swap":
+                first.holds = operands[1]
+            return [operands[0]]
+        cells: dict[int, Reference] = {id(value): value for value in values if isinstance(value, Reference)}
+        if equation.primitive.name == "free_ref":
+            return []
+        number = {cell: place for place, cell in enumerate(cells)}
+        discharged = Discharged(
+            equation.primitive,
+            tuple(number[id(value)] if isinstance(value, Reference) else -1 for value in values),
+            writes(equation.effects),
+        )
+        outputs = [self.variable(v.aval) for v in equation.outvars]
+        held = [self.variable(cell.aval) for cell in cells.values()] if discharged.writes else []
+        self._add(equation, discharged, operands, (*outputs, *held), scope)
+        for cell, variable in zip(cells.values(), held, strict=False):
+            cell.holds = variable
+        return list(outputs)
 
 
 def _inner_jaxpr(equation: Any) -> Any | None:
@@ -156,7 +229,7 @@ def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_un
     builder = _Builder()
     jaxpr = closed_jaxpr.jaxpr
     inputs = [builder.variable(v.aval) for v in jaxpr.invars]
-    outputs = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
+    outputs: list[Any] = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
     outputs = _merge_repeated(builder, outputs)
     _share_masks(builder)
     _remove_dead(builder, outputs)
@@ -189,12 +262,13 @@ def _merge_repeated(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
     kept: list[Equation] = []
     for equation in builder.equations:
         inputs = tuple(now(atom) for atom in equation.inputs)
-        key = (equation.primitive, params_key(equation.params), tuple(atom_key(a) for a in inputs))
-        earlier = seen.get(key)
-        if earlier is not None:
-            replaced.update(zip(equation.outputs, earlier, strict=True))
-            continue
-        seen[key] = equation.outputs
+        if not equation.effectful:
+            key = (equation.primitive, params_key(equation.params), tuple(atom_key(a) for a in inputs), equation.context)
+            earlier = seen.get(key)
+            if earlier is not None:
+                replaced.update(zip(equation.outputs, earlier, strict=True))
+                continue
+            seen[key] = equation.outputs
         kept.append(replace(equation, inputs=inputs))
     builder.equations = kept
     return [now(atom) for atom in outputs]
@@ -251,7 +325,7 @@ def _separate_outputs(builder: _Builder, outputs: Sequence[Atom], kept: Collecti
             aval = atom.aval if isinstance(atom, Immediate) else builder.avals[atom]
             copy = jax.make_jaxpr(jax.numpy.copy)(aval).jaxpr.eqns[-1]
             result = builder.variable(aval)
-            builder.equations.append(Equation(copy.primitive, dict(copy.params), (atom,), (result,), "output", copy.ctx.manager))
+            builder.equations.append(Equation(copy.primitive, dict(copy.params), (atom,), (result,), "output", copy.ctx))
             atom = result
         taken.add(atom)
         separate.append(atom)
@@ -262,7 +336,7 @@ def _remove_dead(builder: _Builder, outputs: Sequence[Atom]) -> None:
     live = {atom for atom in outputs if isinstance(atom, int)}
     kept: list[Equation] = []
     for equation in reversed(builder.equations):
-        if live.isdisjoint(equation.outputs):
+        if live.isdisjoint(equation.outputs) and not equation.effectful:
             continue
         live.update(atom for atom in equation.inputs if isinstance(atom, int))
         kept.append(equation)

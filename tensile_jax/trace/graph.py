@@ -69,6 +69,7 @@ def build_graph(
             flops=flops_of(program, e),
             nbytes=bytes_touched(program, e),
             relayout=relayout_bytes(program, e),
+            effectful=e.effectful,
         )
         for o, e in enumerate(program.equations)
     )
@@ -109,7 +110,8 @@ def _reach_heavy(program: Program) -> set[int]:
     """The variables from which a heavy equation can be reached."""
     heavy: set[int] = set()
     for equation in reversed(program.equations):
-        if kind_of(equation) == "heavy" or not heavy.isdisjoint(equation.outputs):
+        heavy_itself = kind_of(equation) == "heavy" and bool(equation.outputs)  # a print makes nothing of what it reads
+        if heavy_itself or not heavy.isdisjoint(equation.outputs):
             heavy.update(v for v in equation.inputs if isinstance(v, int))
     return heavy
 

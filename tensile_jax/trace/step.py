@@ -1,7 +1,7 @@
 """Trace a user's step: function and arguments in, flat program and graph out. The step is never run.
 
-`jax.jit` itself does the tracing, so that static and donated arguments mean what they mean there. What is added: effects are
-refused, state is recognised, and everything gets the name of its place in the caller's pytrees.
+`jax.jit` itself does the tracing, so that static and donated arguments mean what they mean there. What is added: mutable
+references from outside are refused, state is recognised, and everything gets the name of its place in the caller's pytrees.
 
 State is what comes back in the shape in which it went in: an argument, or one of its children, whose tree, shapes and types
 are those of a result or of a result's child. `(state, batch) -> (state, metrics)` gives the state;
@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure
 
-from tensile_jax.errors import TraceError
 from tensile_jax.ir import Graph
 from tensile_jax.trace.flatten import Program, flatten
 from tensile_jax.trace.graph import build_graph
+from tensile_jax.trace.references import refuse_outer_references
 from tensile_jax.trace.shardings import shardings_in
 
 
@@ -73,27 +73,22 @@ def trace_step(
         keep_unused: as given to `jax.jit`.
 
     Raises:
-        TraceError: the step has effects.
+        TraceError: the step is given a mutable reference, or captures one.
         TypeError: an argument is not an array (raised by jax, which names it).
     """
     traced = jitted.trace(*args, **kwargs)
     name = getattr(function, "__name__", type(function).__name__)
     closed = traced.jaxpr
-    if closed.effects:
-        effects = ", ".join(sorted({_effect_name(e) for e in closed.effects}))
-        raise TraceError(
-            f"The step {name!r} has effects ({effects}): callbacks, debug prints and mutable references would be lost or "
-            "repeated when the step is cut into pieces. Take them out of the step (return what you want to see), or run "
-            "this step with jax.jit."
-        )
-    donated = [bool(info.donated) for info in tree_leaves(traced.args_info)]
-    program = flatten(closed, donated=donated, keep_unused=keep_unused)
-    _warn_of_unusable(traced, program, donated)
     find_boundary: Callable[..., Boundary] | None = getattr(function, "boundary", None)
     if find_boundary is not None:
         boundary = find_boundary(traced.args_info, traced.out_info, static)
     else:
         boundary = _boundary(parameter_names(function, static), traced.args_info, traced.out_info)
+    refuse_outer_references(closed.in_avals, [f"The argument {name}" for name in boundary.arguments], name)
+    refuse_outer_references([jax.typeof(c) for c in closed.consts], ["A captured value"] * len(closed.consts), name)
+    donated = [bool(info.donated) for info in tree_leaves(traced.args_info)]
+    program = flatten(closed, donated=donated, keep_unused=keep_unused)
+    _warn_of_unusable(traced, program, donated)
     graph = build_graph(
         program,
         name=name,
@@ -128,12 +123,6 @@ def _warn_of_unusable(traced: Any, program: Program, donated: Sequence[bool]) ->
     """Have jax warn, in its own words, of donated arguments that are used and whose memory no result can take over."""
     if any(d and u and not t for d, u, t in zip(donated, program.used, program.taken, strict=True)):
         traced.lower()
-
-
-def _effect_name(effect: Any) -> str:
-    """`Debug`, `IO`, `Read`, `Write`, without what names an address in this process."""
-    text = str(effect)
-    return type(effect).__name__ if " at 0x" in text else text.partition("<")[0]
 
 
 def parameter_names(function: Callable[..., Any], static: Collection[int]) -> list[str]:
