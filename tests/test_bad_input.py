@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.experimental import io_callback
 
 import tensile_jax as tensile
 import tensile_jax.profiles as profiles
@@ -174,46 +173,6 @@ def test_a_device_profile_of_ones_own_must_be_complete_and_sensible(tmp_path: Pa
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------------
-
-
-def prints(x: Any) -> Any:
-    jax.debug.print("x = {}", x)
-    return 2 * x
-
-
-def calls_back(x: Any) -> Any:
-    return io_callback(lambda v: v, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-
-def prints_in_a_loop(x: Any) -> Any:
-    return jax.lax.fori_loop(0, 3, lambda i, c: prints(c), x)
-
-
-def has_a_reference(x: Any) -> Any:
-    reference = jax.new_ref(x)
-    reference[...] += 1
-    return reference[...] * x
-
-
-def makes_checks(x: Any) -> Any:
-    jax.debug.callback(lambda v: None, x)
-    return x
-
-
-@pytest.mark.parametrize("step", [prints, calls_back, prints_in_a_loop, has_a_reference, makes_checks])
-def test_a_step_with_effects_is_refused(step: Any) -> None:
-    with pytest.raises(tensile.TraceError, match=rf"{step.__name__!r} has effects \(\w+.*jax.jit") as caught:
-        tensile.jit(step, budget="1GiB")(jnp.ones(4))
-    assert "0x" not in str(caught.value)
-
-
-def test_a_reference_among_the_arguments_is_refused() -> None:
-    def step(reference: Any, x: Any) -> Any:
-        reference[...] += x
-        return 2 * x
-
-    with pytest.raises(tensile.TraceError, match=r"has effects \(Read, Write\)"):
-        tensile.jit(step)(jax.new_ref(jnp.ones(4)), jnp.ones(4))
 
 
 def test_a_pure_callback_has_no_effect_and_runs() -> None:
