@@ -24,11 +24,11 @@ from tensile_jax.trace import Program, atom_key, params_key, variable_ids
 class SegmentCode:
     """What to compile: `function(*inputs) -> outputs`; `donated` are positions of inputs, `content` identifies it.
 
-    A function with effects gives its witness after its outputs.
+    `avals` are `jax.ShapeDtypeStruct`s, and tokens where tokens go in. A function with effects gives its witness after its outputs.
     """
 
     function: Callable[..., tuple[Any, ...]]
-    avals: tuple[jax.ShapeDtypeStruct, ...]
+    avals: tuple[Any, ...]
     donated: tuple[int, ...]
     content: Hashable
 
@@ -72,10 +72,13 @@ class Codebook:
                 number[v] = len(number)
             body.append((e.primitive, self._params[o], arguments, len(e.outputs), e.context))
         avals = tuple(_struct(program.avals[v]) for v in reads)
-        shapes = tuple((a.shape, a.dtype, a.weak_type) for a in avals)
+        shapes = tuple((a.shape, a.dtype, a.weak_type) if isinstance(a, jax.ShapeDtypeStruct) else type(a) for a in avals)
         content = (shapes, tuple(body), tuple(number[v] for v in writes), positions)
         return SegmentCode(segment, avals, positions, content)
 
 
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+def _struct(aval: Any) -> Any:
+    """What to lower for in the place of a value: for a token, which has no shape, another token."""
+    if not hasattr(aval, "shape"):
+        return jax.jit(jax.lax.create_token)()
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

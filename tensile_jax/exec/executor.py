@@ -23,7 +23,8 @@ import jax
 
 from tensile_jax.errors import OutOfMemory
 from tensile_jax.exec.instructions import Instructions, Op
-from tensile_jax.exec.transfer import Transfer, on_host
+from tensile_jax.exec.transfer import Transfer, may_move, on_host
+from tensile_jax.trace import nbytes_of
 
 
 @dataclass(slots=True)
@@ -124,6 +125,8 @@ class Executor:
             env[slot] = self._transfer.into(value)
         elif isinstance(value, jax.Array):
             env[slot] = value
+        elif not may_move(value):
+            env[slot] = value
         elif slot in self._used:  # as jit, which does not transfer what nothing reads
             env[slot] = self._transfer.into(value)
 
@@ -171,8 +174,7 @@ class Iteration:
                 self._careful = True
             if watch is not None:
                 self._observe(watch, index, made, began)
-            if made:
-                self.latest = made[-1]
+            self.latest = next((value for value in reversed(made) if isinstance(value, jax.Array)), self.latest)
             env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects gives a witness more
             for slot in drops:
                 env[slot] = None
@@ -202,7 +204,8 @@ class Iteration:
                 env[slot].block_until_ready()
         else:  # FREE: a donated argument, which the caller still names
             for slot in instruction[1]:
-                env[slot].delete()
+                if isinstance(env[slot], jax.Array):
+                    env[slot].delete()
                 env[slot] = None
 
     def owned(self) -> list[Any]:
@@ -232,8 +235,8 @@ class Iteration:
         program = executor._program
         stays = set(inputs) | program.keep | {slot for slot, _ in program.constants}
         for slot, value in enumerate(env):
-            if value is None or slot in stays or slot in self.host or value.is_deleted():  # deleted: donated to a segment
-                continue
+            if not isinstance(value, jax.Array) or slot in stays or slot in self.host or value.is_deleted():
+                continue  # nothing, a token, or donated to a segment
             if not on_host(value):
                 copy = self._transfer.out(value)
                 copy.block_until_ready()
@@ -255,7 +258,7 @@ class Iteration:
         if watch.timed:
             jax.block_until_ready(made)
             watch.segment_us.append((time.perf_counter() - began) * 1e6)
-        held = [v for v in self.env if v is not None and not on_host(v) and not v.is_deleted()]
-        live = sum(v.nbytes for v in held) + sum(v.nbytes for v in made)
+        held = [v for v in self.env if isinstance(v, jax.Array) and not on_host(v) and not v.is_deleted()]
+        live = sum(nbytes_of(v.aval) for v in (*held, *made) if isinstance(v, jax.Array))
         watch.live_bytes = live + self._executor._workspaces[index]
         watch.peak_bytes = max(watch.peak_bytes, watch.live_bytes)

@@ -96,8 +96,10 @@ def whole(ladder: Ladder) -> Choice:
 
 def whole_peak(ladder: Ladder, measured: Measured) -> int:
     """Peak of the step as one executable: measured, or the more of what it stores and what it is estimated to need."""
-    if measured.whole is not None or not ladder.graph.operators:
-        return measured.whole or sum(t.nbytes for t in ladder.graph.tensors)
+    if measured.whole is not None:
+        return measured.whole
+    if not ladder.graph.operators:
+        return sum(t.nbytes for t in ladder.graph.tensors)
     board = ladder.rung(0).board
     return max(ladder.unplanned_bytes, int(board.held[0, -1] + board.workspace[0, -1]))
 

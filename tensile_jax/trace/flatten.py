@@ -349,7 +349,7 @@ def atom_key(atom: Atom) -> Any:
         return atom
     value = np.asarray(atom.value) if not hasattr(atom.value, "dtype") else atom.value
     if jax.numpy.issubdtype(atom.aval.dtype, jax.dtypes.extended):
-        return ("extended", id(atom.value))
+        return ("extended", _Same(atom.value))
     return ("immediate", str(atom.aval), np.asarray(value).tobytes())
 
 
@@ -357,7 +357,7 @@ def params_key(value: Any) -> Any:
     """A hashable stand-in for the parameters of an equation: equal keys mean the same computation.
 
     What cannot be compared by value (functions, captured arrays) is compared by identity, which can only make equal things
-    look different, never the other way round, as long as the things are alive; a `Program` keeps them so.
+    look different, never the other way round: a key keeps alive what it names.
     """
     if isinstance(value, dict):
         return tuple((k, params_key(v)) for k, v in sorted(value.items(), key=lambda item: str(item[0])))
@@ -370,8 +370,23 @@ def params_key(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        return ("identity", id(value))
+        return ("identity", _Same(value))
     return (type(value).__name__, value)
+
+
+class _Same:
+    """Equal to another if both hold one object; the object lives as long as a key names it, so no other takes its address."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.held is self.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
 
 
 def _jaxpr_key(value: Any) -> Any:
@@ -386,8 +401,8 @@ def _jaxpr_key(value: Any) -> Any:
     variables = [*jaxpr.constvars, *jaxpr.invars]
     header = tuple((key(v), str(v.aval)) for v in variables)
     body = tuple(
-        (e.primitive, params_key(e.params), tuple(map(key, e.invars)), tuple((key(v), str(v.aval)) for v in e.outvars))
+        (e.primitive, params_key(e.params), tuple(map(key, e.invars)), tuple((key(v), str(v.aval)) for v in e.outvars), e.ctx)
         for e in jaxpr.eqns
     )
-    constants = tuple(("identity", id(c)) for c in getattr(value, "consts", ()))
+    constants = tuple(("identity", _Same(c)) for c in getattr(value, "consts", ()))
     return ("jaxpr", constants, header, body, tuple(map(key, jaxpr.outvars)))

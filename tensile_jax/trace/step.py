@@ -189,4 +189,4 @@ def _same(argument: Any, result: Any) -> bool:
     if tree_structure(argument) != tree_structure(result):
         return False
     pairs = zip(tree_leaves(argument), tree_leaves(result), strict=True)
-    return all(a.shape == r.shape and a.dtype == r.dtype for a, r in pairs)
+    return all(hasattr(a, "shape") and hasattr(r, "shape") and a.shape == r.shape and a.dtype == r.dtype for a, r in pairs)
