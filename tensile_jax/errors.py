@@ -3,7 +3,7 @@
     TensileError
     ├── BudgetError (also ValueError)   the budget cannot be read, or no plan keeps it
     │   └── BudgetTooSmall              no plan fits: names the smallest budget that does, and what holds it
-    ├── TraceError (also ValueError)    the step cannot be planned: effects, several devices, not a function
+    ├── TraceError (also ValueError)    the step cannot be planned: references from outside, several devices
     ├── PlanFileError (also ValueError) a saved plan that is none, of another version, for another program, or above the budget
     ├── JobsFileError (also ValueError) a jobs.toml that cannot be read: names the line and the key
     ├── InvalidPlan                     a plan that its replay refuses; users see the next plan, with a note, in its place

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.ref as jax_ref
 import numpy as np
 import optax
 import pytest
@@ -20,10 +21,11 @@ from jax.experimental import checkify, io_callback
 
 import tensile_jax as tensile
 from tensile_jax.plan import POLICIES
-from tests.builders import batch, fresh, low_budget, numbers, optimizer_state, running, something_happened, weights, wrap_launches
+from tests.builders import batch, fresh, low_budget, numbers, optimizer_state, something_happened, weights, wrap_launches
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 65536 bytes."
 STEPS = 3
+WAYS: tuple[dict[str, Any], ...] = ({"policy": "none"}, {"budget": "1GiB"})
 
 
 class Log:
@@ -111,8 +113,10 @@ def test_a_step_that_prints_and_calls_back_trains_at_half_the_memory_as_under_ji
 def test_under_every_policy_effects_happen_once_and_in_order(policy: Any, donate: int | None, capsys: Any) -> None:
     said, printed, expected = plainly(capsys)
     log = Log()
-    budget = None if policy == "none" else low_budget(talking_step(Log()), STATE, batch(), policy=policy, donate_argnums=donate, part=0.3)
-    function = tensile.jit(talking_step(log), policy=policy, budget=budget, donate_argnums=donate)
+    low = None
+    if policy != "none":
+        low = low_budget(talking_step(Log()), STATE, batch(), policy=policy, donate_argnums=donate, part=0.3)
+    function = tensile.jit(talking_step(log), policy=policy, budget=low, donate_argnums=donate)
     try:
         state = train(function, STATE)
     except tensile.BudgetTooSmall as error:
@@ -336,15 +340,15 @@ def test_a_segment_that_is_launched_again_and_a_plan_that_is_renewed_repeat_no_e
 def _whole(x: Any) -> Any:
     reference = jax.new_ref(x)
     reference[...] = reference[...] * 2 + 1
-    old = jax.ref.swap(reference, ..., jnp.sin(reference[...]))
-    return jax.ref.freeze(reference), old
+    old = jax_ref.swap(reference, ..., jnp.sin(reference[...]))
+    return jax_ref.freeze(reference), old
 
 
 def _parts(x: Any) -> Any:
     reference = jax.new_ref(x)
     reference[0] = x[1]
     reference[1, 2] += 3.0
-    jax.ref.addupdate(reference, (jnp.array([2, 3]),), jnp.ones((2, 4)))
+    jax_ref.addupdate(reference, (jnp.array([2, 3]),), jnp.ones((2, 4)))
     view = reference.at[3][:2]
     return reference[...], view, reference[jnp.argmax(x[0])]
 
@@ -398,7 +402,7 @@ def _of_keys_and_small_numbers(x: Any) -> Any:
 
 
 def _empty(x: Any) -> Any:
-    reference = jax.ref.empty_ref(jax.typeof(x))
+    reference = jax_ref.empty_ref(jax.typeof(x))
     reference[...] = x + 1
     jax.debug.callback(lambda v: None, reference[0, 0])
     return reference[...]
@@ -411,7 +415,7 @@ REFERENCES = (_whole, _parts, _in_loops, _in_calls, _under_a_gradient, _of_keys_
 def test_references_that_a_step_makes_itself_work_as_under_jit(step: Callable[..., Any]) -> None:
     x = jnp.linspace(-1.0, 1.0, 16).reshape(4, 4)
     expected = jax.jit(step)(x)
-    for options in ({"policy": "none"}, {"budget": "1GiB"}):
+    for options in WAYS:
         got = tensile.jit(step, **options)(x)
         assert_close(got, expected)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
@@ -420,7 +424,7 @@ def test_references_that_a_step_makes_itself_work_as_under_jit(step: Callable[..
 
 def test_references_in_a_training_step_train_at_half_the_memory() -> None:
     def step(params: Any, x: jax.Array) -> Any:
-        def loss_of(params: Any) -> jax.Array:
+        def loss_of(params: Any) -> Any:
             seen, y = jax.new_ref(jnp.zeros(())), x
             for w in params:
                 y = jnp.tanh(y @ w)
@@ -447,7 +451,7 @@ def test_references_from_outside_are_refused_by_name_before_anything_has_happene
         counter[...] += 1
         return 2 * x
 
-    for options in ({"policy": "none"}, {"budget": "1GiB"}, {}):
+    for options in WAYS:
         with pytest.raises(tensile.TraceError, match="argument reference of the step 'given' is a mutable reference.*jax.jit"):
             tensile.jit(given, **options)(counter, jnp.ones(3))
         with pytest.raises(tensile.TraceError, match="step 'captured' is a mutable reference.*jax.jit"):

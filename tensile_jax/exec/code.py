@@ -24,7 +24,8 @@ from tensile_jax.trace import Program, atom_key, params_key, variable_ids
 class SegmentCode:
     """What to compile: `function(*inputs) -> outputs`; `donated` are positions of inputs, `content` identifies it.
 
-    `avals` are `jax.ShapeDtypeStruct`s, and tokens where tokens go in. A function with effects gives its witness after its outputs.
+    `avals` are `jax.ShapeDtypeStruct`s, and tokens where tokens go in. A function with effects gives its witness after its
+    outputs.
     """
 
     function: Callable[..., tuple[Any, ...]]

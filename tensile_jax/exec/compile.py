@@ -81,7 +81,7 @@ class Compiler:
                 running: dict[Hashable, Future[Executable]] = {}
                 for content, code in missing.items():
                     jitted, lowered = self._lower(code)
-                    running[content] = pool.submit(_compile, lowered, self._call_of(jitted) if _is_packed(code) else None)
+                    running[content] = pool.submit(_compile, lowered, self._call_of(jitted) if _is_refused(code) else None)
                 for done, (content, future) in enumerate(running.items(), start=1):
                     self._done[content] = self._finished(missing[content], future.result())
                     if progress is not None:
@@ -162,18 +162,18 @@ def _on(device: Device, jitted: Any, *values: Any) -> Any:
         return jitted(*values)
 
 
-def _is_packed(code: SegmentCode) -> bool:
-    """Whether an input has several numbers in a byte.
+def _is_refused(code: SegmentCode) -> bool:
+    """Whether there is an input that a compiled function refuses, or fails on, and a jitted one takes.
 
-    jax 0.10.2 does not know the layout of such arrays, and a compiled function refuses them: "Computation was compiled for input
-    layouts that disagree with the layouts of arguments passed to it". A jitted one takes them.
+    Such are tokens, which have no shape, and in jax 0.10.2 arrays with several numbers in a byte: "Computation was compiled for
+    input layouts that disagree with the layouts of arguments passed to it".
     """
-    return any(is_packed(a) for a in code.avals)
+    return any(not isinstance(a, jax.ShapeDtypeStruct) or is_packed(a) for a in code.avals)
 
 
 def _is_free(value: Any) -> bool:
-    """Whether the value is not bound to a device yet."""
-    return not isinstance(value, jax.Array) or not value.committed
+    """Whether the value is an array that is not bound to a device yet."""
+    return isinstance(value, jax.Array) and not value.committed
 
 
 def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:

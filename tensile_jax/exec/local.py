@@ -146,7 +146,7 @@ class LocalActor:
         """The job's step, traced on its state and on shapes like those of `batch`.
 
         Raises:
-            TraceError: it has effects, or does not return (state, metrics) with the state as it was given.
+            TraceError: it is given mutable references, or does not return (state, metrics) with the state as it was given.
         """
         jitted = jax.jit(self._function, donate_argnums=0)
         state = tree_unflatten(self._tree, self._shapes)

@@ -44,7 +44,8 @@ def on_host(array: Any) -> bool:
 
 def may_move(value: Any) -> bool:
     """Whether the value can be copied to a device: not a token, and not `float0`, of which no device has a buffer."""
-    return jax.dtypes.float0 != getattr(value, "dtype", jax.dtypes.float0 if hasattr(value, "block_until_ready") else None)
+    dtype = getattr(value, "dtype", None)
+    return not hasattr(value, "block_until_ready") if dtype is None else dtype != jax.dtypes.float0
 
 
 def to_device(tree: Any) -> Any:

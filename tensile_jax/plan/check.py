@@ -68,10 +68,8 @@ def check(plan: Plan, graph: Graph) -> None:
             ran.add(o)
             if operator_of[o].effectful:
                 if latest_effect is not None and o < latest_effect:
-                    raise InvalidPlan(
-                        f"runs {operator_of[o].name} after {operator_of[latest_effect].name}, whose effect comes later in the step",
-                        segment=index,
-                    )
+                    before = operator_of[latest_effect].name
+                    raise InvalidPlan(f"runs {operator_of[o].name} after {before}, whose effect comes later", segment=index)
                 latest_effect = o
         for o in again:
             if operator_of[o].effectful:

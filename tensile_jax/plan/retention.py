@@ -69,7 +69,8 @@ class Retention:
 def retain(activity: Activity, dropped: Mapping[TensorId, int]) -> Retention:
     """The retention that follows when `dropped` tensors are stored up to the given places only.
 
-    What an effectful operator makes is kept all the same. Only what is dropped, and what its operators read, is looked at: the rest is as in `activity`.
+    What an effectful operator makes is kept all the same. Only what is dropped, and what its operators read, is looked at: the
+    rest is as in `activity`.
     """
     graph = activity.graph
     if activity.made_once:

@@ -5,4 +5,7 @@ from tensile_jax.trace.flatten import Equation, Immediate, Program, atom_key, pa
 from tensile_jax.trace.graph import variable_ids
 from tensile_jax.trace.step import TracedStep, trace_step
 
-__all__ = ["Equation", "Immediate", "Program", "TracedStep", "atom_key", "is_packed", "nbytes_of", "params_key", "trace_step", "variable_ids"]
+__all__ = [
+    "Equation", "Immediate", "Program", "TracedStep", "atom_key", "is_packed", "nbytes_of", "params_key", "trace_step",
+    "variable_ids",
+]  # fmt: skip

@@ -10,7 +10,7 @@ replaces it:
     anything else       (results, what the references hold afterwards) = Discharged(primitive)(what they hold, other operands)
 
 `Discharged` makes references inside one equation, runs the primitive on them and reads them out. So an indexed access, or a loop
-that accumulates into a reference, is one ordinary operator without effects: it can be recomputed and swapped around like any other.
+that accumulates into a reference, is one ordinary operator without effects, which may be recomputed.
 
 A reference that comes from outside (an argument, or one that the function captures) is refused: it would have to be written when
 the step ends, and a step that is cut into pieces has no place where that happens all at once.
@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.ref import AbstractRef
 
 from tensile_jax.errors import TraceError
 
 
 def is_reference(aval: Any) -> bool:
     """Whether an abstract value is that of a mutable reference."""
-    return isinstance(aval, jax.ref.AbstractRef)
+    return isinstance(aval, AbstractRef)
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure
+from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure, treedef_is_leaf
 
 from tensile_jax.ir import Graph
 from tensile_jax.trace.flatten import Program, flatten
@@ -180,13 +180,21 @@ def _subtrees(tree: Any, start: int, *, depth: int) -> Iterator[tuple[int, Any]]
 
 
 def _children(node: Any) -> list[Any]:
-    if not hasattr(node, "shape"):
-        return jax.tree_util.tree_flatten(node, is_leaf=lambda x: x is not node)[0]
-    return []
+    if treedef_is_leaf(tree_structure(node)):
+        return []
+    return jax.tree_util.tree_flatten(node, is_leaf=lambda x: x is not node)[0]
 
 
 def _same(argument: Any, result: Any) -> bool:
     if tree_structure(argument) != tree_structure(result):
         return False
     pairs = zip(tree_leaves(argument), tree_leaves(result), strict=True)
-    return all(hasattr(a, "shape") and hasattr(r, "shape") and a.shape == r.shape and a.dtype == r.dtype for a, r in pairs)
+    return all((form := _form(a)) is not None and form == _form(r) for a, r in pairs)
+
+
+def _form(leaf: Any) -> tuple[Any, Any] | None:
+    """Shape and type of the numbers of a leaf; None for a token, for which jax raises a TypeError."""
+    try:
+        return leaf.shape, leaf.dtype
+    except (AttributeError, TypeError):
+        return None

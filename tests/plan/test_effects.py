@@ -128,7 +128,7 @@ def test_a_plan_that_changes_the_order_of_effects_is_refused() -> None:
     assert [unranged(s.operators) for s in plan.segments] == [[1], [0], [2], [3]]
     check(plan, graph)
     check(plan, with_effects(graph, {0, 2}))
-    with pytest.raises(InvalidPlan, match="Segment 1: runs heavy_0 after heavy_1, whose effect comes later in the step"):
+    with pytest.raises(InvalidPlan, match="Segment 1: runs heavy_0 after heavy_1, whose effect comes later"):
         check(plan, with_effects(graph, {0, 1}))
 
 
