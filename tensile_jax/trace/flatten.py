@@ -303,17 +303,22 @@ def _taken(builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], us
     The rule is that of jax's lowering (`_set_up_aliases`): each output in turn takes over the first usable input of its shape and
     type that is left. `jax.jit` leaves all other inputs to the caller, with a warning.
     """
-    waiting: dict[tuple[Any, Any], list[int]] = {}
+    waiting: dict[Any, list[int]] = {}
     for place, (v, is_usable) in enumerate(zip(inputs, usable, strict=True)):
         if is_usable:
-            waiting.setdefault((builder.avals[v].shape, builder.avals[v].dtype), []).append(place)
+            waiting.setdefault(_form(builder.avals[v]), []).append(place)
     taken = [False] * len(inputs)
     for atom in outputs:
         aval = builder.avals[atom] if isinstance(atom, int) else atom.aval
-        fitting = waiting.get((aval.shape, aval.dtype))
+        fitting = waiting.get(_form(aval))
         if fitting:
             taken[fitting.pop(0)] = True
     return taken
+
+
+def _form(aval: Any) -> Any:
+    """The shape and the type of the numbers; a token has neither, and is its own form."""
+    return (aval.shape, aval.dtype) if hasattr(aval, "shape") else aval
 
 
 def _separate_outputs(builder: _Builder, outputs: Sequence[Atom], kept: Collection[int]) -> list[Atom]:
@@ -323,13 +328,20 @@ def _separate_outputs(builder: _Builder, outputs: Sequence[Atom], kept: Collecti
     for atom in outputs:
         if not isinstance(atom, int) or atom in builder.constants or atom in taken or atom in kept:
             aval = atom.aval if isinstance(atom, Immediate) else builder.avals[atom]
-            copy = jax.make_jaxpr(jax.numpy.copy)(aval).jaxpr.eqns[-1]
+            copy = _copy_of(aval)
             result = builder.variable(aval)
             builder.equations.append(Equation(copy.primitive, dict(copy.params), (atom,), (result,), "output", copy.ctx))
             atom = result
         taken.add(atom)
         separate.append(atom)
     return separate
+
+
+def _copy_of(aval: Any) -> Any:
+    """An equation of jax's that copies a value. Of a token, it makes another that waits for it."""
+    if not hasattr(aval, "shape"):
+        return jax.make_jaxpr(jax.lax.after_all)(jax.jit(jax.lax.create_token)()).jaxpr.eqns[-1]
+    return jax.make_jaxpr(jax.numpy.copy)(aval).jaxpr.eqns[-1]
 
 
 def _remove_dead(builder: _Builder, outputs: Sequence[Atom]) -> None:

@@ -309,6 +309,12 @@ def test_gradients_of_whole_numbers() -> None:
     assert_as_jit(lambda x, n: jax.vjp(lambda a, b: (a * b) @ a, x, n)[1](x)[1], X, I)
 
 
+def test_float0_goes_in_and_comes_out() -> None:
+    nothing = np.zeros((2, 3), jax.dtypes.float0)
+    assert_as_jit(lambda z, x: (z, x @ x), nothing, X)
+    assert_as_jit(lambda z, x: (z, z, x @ x), nothing, X)
+
+
 def test_python_numbers_stay_weak() -> None:
     assert_as_jit(lambda s: (s * 2, s + X, jnp.asarray(s)), 2.0)
 
@@ -325,6 +331,7 @@ def test_keys_are_carried_used_and_returned(key: Any) -> None:
 def test_tokens_go_in_and_come_out() -> None:
     token = jax.jit(lax.create_token)()
     assert_as_jit(lambda t, x: (lax.after_all(t, lax.create_token()), x @ x), token, X)
+    assert_as_jit(lambda t, x: (t, x @ x), token, X)
 
 
 def test_a_step_without_results_has_room_in_any_share_of_its_peak() -> None:
