@@ -24,6 +24,7 @@ import msgspec
 
 from tensile_jax.errors import PlanFileError
 from tensile_jax.ir import OperatorId, Role, TensorId
+from tensile_jax.whole_file import write_whole
 
 SCHEMA_VERSION = 1
 _WIDTH = 110  # characters of a line for a person
@@ -242,8 +243,8 @@ def _contradictory_segments(plan: Plan) -> Iterator[str]:
 
 
 def save_json(value: Any, path: str | PathLike[str]) -> None:
-    """Write frozen data as JSON, indented, with a newline at its end."""
-    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+    """Write frozen data as JSON, indented, with a newline at its end; a file that is there is replaced when all is written."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
 def plan_schema() -> dict[str, Any]:

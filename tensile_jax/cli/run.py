@@ -9,12 +9,11 @@ from rich.console import Console
 
 from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
 from tensile_jax.cli.outcome import outcome_table
-from tensile_jax.cli.progress import Live
+from tensile_jax.cli.progress import Live, stderr_console
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.cli.run_jobs import resume_run, run_jobs
+from tensile_jax.cli.stop_signals import exit_code
 from tensile_jax.schedule import Plan
-
-_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 @click.command(short_help="Train a model, or several jobs, under a budget.")
@@ -97,7 +96,7 @@ def _run_model(
         saved = Plan.load(plan_file)
     from tensile_jax.cli.session import run_session  # imports JAX
 
-    with Live(Console(stderr=True)) as live:
+    with Live(stderr_console()) as live:
         outcome, plan = run_session(model, limits, steps=steps, saved=saved, compile_cache=compile_cache, live=live)
     if save_plan is not None:
         plan.save(save_plan)
@@ -110,7 +109,7 @@ def _run_model(
     if save_plan is not None:
         click.echo(f"The plan is in {save_plan}; see it with: tensile show {save_plan}", err=as_json)
     if outcome.interrupted:
-        click.get_current_context().exit(_INTERRUPTED)
+        click.get_current_context().exit(exit_code())
 
 
 def _refuse_with_plan(*names: str) -> None:

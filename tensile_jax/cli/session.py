@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 
 from tensile_jax.api import PlannedFunction, jit
-from tensile_jax.cli.interrupt import interrupt_between_steps
 from tensile_jax.cli.options import Limits, ModelChoice
 from tensile_jax.cli.outcome import Outcome
 from tensile_jax.cli.progress import Live
@@ -51,14 +50,13 @@ def run_session(
     batches = refused_early(model)
     state = model.init()
     live.wait_for("tracing, planning, compiling")
-    with interrupt_between_steps() as interrupt:
-        training = train(step, state, batches, steps=steps, watch=show_steps(step, model, steps, live), interrupt=interrupt)
+    training = train(step, state, batches, steps=steps, watch=show_steps(step, model, steps, live), interruptible=True)
     plan = step.plan(model.state_shape, model.batch_shape)
     accuracy = None
     if model.evaluate is not None:
         live.wait_for("measuring test accuracy")
         accuracy = model.evaluate(to_device(training.state))
-    return _outcome(choice, model, step, plan, training, steps=steps, accuracy=accuracy, stopped=interrupt.requested), plan
+    return _outcome(choice, model, step, plan, training, steps=steps, accuracy=accuracy), plan
 
 
 def refused_early(model: Model) -> Iterator[Batch]:
@@ -91,7 +89,6 @@ def _outcome(
     *,
     steps: int,
     accuracy: float | None,
-    stopped: bool,
 ) -> Outcome:
     report = step.report()
     return Outcome(
@@ -105,7 +102,7 @@ def _outcome(
         state_memory=plan.state_memory,
         steps_asked=steps,
         steps_done=len(training.losses),
-        interrupted=stopped,
+        interrupted=training.interrupted,
         budget_bytes=plan.budget_bytes,
         peak_bytes=report.peak_bytes,
         predicted_peak_bytes=plan.peak_bytes,
