@@ -13,7 +13,6 @@ command line can take the signals before it imports anything large.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from tensile_jax.errors import (
     BudgetError,
@@ -29,6 +28,7 @@ from tensile_jax.errors import (
     TraceError,
 )
 
+TYPE_CHECKING = False  # type checkers know the name; the module `typing` takes a while to be imported
 if TYPE_CHECKING:
     from tensile_jax import nnx
     from tensile_jax.api import PlannedFunction, Report, jit
@@ -56,7 +56,7 @@ _ELSEWHERE = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "nnx":  # a package, which needs Flax as well
         return import_module("tensile_jax.nnx")
     if name not in _ELSEWHERE:

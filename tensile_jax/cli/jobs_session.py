@@ -71,9 +71,7 @@ def resume_jobs(config: RunConfig, path: Path, console: Console) -> JobsDone:
         return _run(config, RunFolder.reopen(path), tallies, console, stopping)
 
 
-def _run(
-    config: RunConfig, folder: RunFolder, tallies: Mapping[str, Tally], console: Console, stopping: Stopping
-) -> JobsDone:
+def _run(config: RunConfig, folder: RunFolder, tallies: Mapping[str, Tally], console: Console, stopping: Stopping) -> JobsDone:
     device = config.jobs_file.device
     jobs = config.jobs_file.jobs
     runtime = Runtime(

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from select import select
 from types import FrameType
-from typing import Any
 
 from tensile_jax.whole_file import remove_unfinished
 
@@ -33,6 +32,9 @@ INTERRUPTED = 128 + signal.SIGINT
 
 _SAID = {signal.SIGINT: "Interrupted.", signal.SIGTERM: "Ended by SIGTERM.", signal.SIGHUP: "Ended by SIGHUP."}
 _SHOW_CURSOR = "\x1b[?25h"  # a live view hides it
+
+
+Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class Stopping:
@@ -126,7 +128,7 @@ class Listening:
 
     def __init__(self, signals: StopSignals = _SIGNALS) -> None:
         self._signals = signals
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Handler] = {}
         self._read, self._write = -1, -1
         self._wakeup_before = -1
 
