@@ -18,7 +18,13 @@ from tensile_jax.schedule import save_json
 @device_profile_option
 @state_memory_option
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
-@click.option("--picture", metavar="NAME", type=click.Path(path_type=Path), help="Draw the curve: NAME.png and NAME.svg.")
+@click.option(
+    "--picture",
+    metavar="NAME",
+    type=click.Path(path_type=Path),
+    callback=writable_file,
+    help="Draw the curve: NAME.png and NAME.svg.",
+)
 def compare(
     model: ModelChoice,
     device_profile: str | None,

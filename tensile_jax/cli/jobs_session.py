@@ -54,7 +54,11 @@ def begin_jobs(jobs: JobsFile, path: Path, console: Console, *, jit_peaks: Mappi
     config = RunConfig(jobs, budget_bytes, peaks)
     with stopping_on_signals() as stopping:  # from before there is a folder, which is therefore always left in good order
         folder = RunFolder.create(path)
-        folder.write_config(config)
+        try:
+            folder.write_config(config)
+        except OSError:
+            folder.discard()
+            raise
         return _run(config, folder, {}, console, stopping)
 
 
@@ -82,11 +86,11 @@ def _run(config: RunConfig, folder: RunFolder, tallies: Mapping[str, Tally], con
     )
     run = JobsRun(runtime, folder, jobs, tallies)
     stopping.call(run.stop)
-    with serving(folder.path, run.control):
+    with runtime, serving(folder.path, run.control):
         date = datetime.now().astimezone().isoformat(timespec="seconds")
         folder.write_versions(device_kind=jax.devices()[0].device_kind, date=date)
         console.print(f"Run folder: {folder.path}; from another terminal: tensile status {folder.path}", markup=False)
-        with Watch(console, run.control.status) as watch, runtime:
+        with Watch(console, run.control.status) as watch:
             run.run(watch.tell)
         record = runtime.record()
         folder.write_record(record)

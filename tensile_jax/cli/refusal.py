@@ -17,6 +17,7 @@ from tensile_jax.errors import BudgetTooSmall, JobsFileError, TensileError
 _ARGUMENTS = ("batch_size", "image_size", "sequence_length", "device_profile", "state_memory", "max_slowdown", "policy", "seed")
 _OPTION = re.compile(rf"\b({'|'.join(_ARGUMENTS)})\b")
 _IN_QUOTES = re.compile(r'(--[a-z-]+=)"([^"]*)"')
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _HELP_WAS_ASKED_FOR: type[Exception] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
 
 
@@ -32,6 +33,13 @@ class Refusal(_OneLine):
     """What was typed, or a file that was named, cannot be. Exit code 2."""
 
     exit_code = 2
+
+    @staticmethod
+    def of_path(error: OSError, what: str, remedy: str) -> "Refusal | Failure":
+        """The system refuses a path that was typed; where the disk is full, the path is not to blame."""
+        if error.errno in _FULL:
+            return Failure(f"{what}: {error.strerror}.")
+        return Refusal(f"{what}: {error.strerror}. {remedy}")
 
 
 class DoesNotFit(Refusal):

@@ -7,7 +7,7 @@ import msgspec
 from click.core import ParameterSource
 from rich.console import Console
 
-from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
+from tensile_jax.cli.options import POSITIVE_COUNT, Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
 from tensile_jax.cli.outcome import outcome_table
 from tensile_jax.cli.progress import Live, stderr_console
 from tensile_jax.cli.refusal import Refusal
@@ -19,7 +19,7 @@ from tensile_jax.schedule import Plan
 @click.command(short_help="Train a model, or several jobs, under a budget.")
 @takes_model_or_jobs(for_jobs=("output", "resume"), for_both=("source", "compile_cache", "as_json"), required=False)
 @takes_limits
-@click.option("--steps", metavar="N", type=click.IntRange(min=1), default=10, show_default=True, help="Steps to train.")
+@click.option("--steps", metavar="N", type=POSITIVE_COUNT, default=10, show_default=True, help="Steps to train.")
 @click.option("--save-plan", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Keep the plan.")
 @click.option(
     "--plan",

@@ -20,6 +20,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
@@ -34,6 +35,7 @@ from tensile_jax.jobs import JobEvent, Record
 from tensile_jax.schedule import Plan
 from tensile_jax.whole_file import write_whole
 
+_PARTS = ("plans", "jobs")
 _PACKAGES = ("tensile_jax", "jax", "jaxlib", "numpy", "flax", "optax")
 
 
@@ -67,11 +69,18 @@ class RunFolder:
         folder = Path(path)
         cls.refuse_used(folder)
         try:
-            for part in ("plans", "jobs"):
+            for part in _PARTS:
                 (folder / part).mkdir(parents=True)
         except OSError as error:
-            raise Refusal(f"The run folder {folder} cannot be made: {error.strerror}. Name another folder.") from error
+            cls(folder).discard()
+            raise Refusal.of_path(error, f"The run folder {folder} cannot be made", "Name another folder.") from error
         return cls(folder)
+
+    def discard(self) -> None:
+        """Remove what `create` has made; what else is in the folder stays."""
+        for part in (*(self.path / part for part in _PARTS), self.path):
+            with suppress(OSError):
+                part.rmdir()
 
     @classmethod
     def reopen(cls, path: str | Path) -> Self:

@@ -9,12 +9,13 @@ from tensile_jax.api import PlannedFunction, jit
 from tensile_jax.cli.options import Limits, ModelChoice
 from tensile_jax.cli.outcome import Outcome
 from tensile_jax.cli.progress import Live
-from tensile_jax.cli.refusal import refusing_options
+from tensile_jax.cli.refusal import Refusal, refusing_options
 from tensile_jax.cli.train import Training, Watch, train
 from tensile_jax.cli.units import format_us
 from tensile_jax.exec.transfer import to_device
 from tensile_jax.models.model import Batch, Model
 from tensile_jax.schedule import Plan, format_bytes
+from tensile_jax.whole_file import try_to_write
 
 
 def planned_step(model: Model, limits: Limits, *, live: Live, saved: Plan | None = None) -> PlannedFunction:
@@ -34,7 +35,16 @@ def planned_step(model: Model, limits: Limits, *, live: Live, saved: Plan | None
 
 
 def keep_compiled(folder: Path) -> None:
-    """From here on, what XLA compiles is kept in the folder for the next run."""
+    """From here on, what XLA compiles is kept in the folder for the next run.
+
+    Raises:
+        Refusal: it cannot be made or written, of which JAX would only warn, in many lines, at every compilation.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try_to_write(folder / "compiled")
+    except OSError as error:
+        raise Refusal.of_path(error, f"--compile-cache={folder} cannot be written", "Name another folder.") from error
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # whoever names a folder wants it used
 

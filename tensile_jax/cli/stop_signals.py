@@ -136,6 +136,7 @@ class Listening:
         """Listen from here on."""
         if threading.current_thread() is not threading.main_thread():
             return
+        _open_what_is_closed()
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -195,6 +196,18 @@ def listen_to_the_end() -> None:
     ears = Listening()
     ears.begin()
     atexit.register(ears.ignore)
+
+
+def _open_what_is_closed() -> None:
+    """Where stdin, stdout or stderr was closed (`2>&-`), open its number on nothing.
+
+    Otherwise the next file to be opened would have that number, and whatever XLA prints would go into that file.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
 def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
