@@ -144,7 +144,7 @@ class Listening:
             before = signal.getsignal(number)
             if number == signal.SIGINT or before is not signal.SIG_IGN:
                 self._before[number] = before
-                signal.signal(number, _leave_it_to_the_thread)
+                signal.signal(number, _LeaveItToTheThread())
         threading.Thread(target=self._listen, args=(self._read,), name="tensile-signals", daemon=True).start()
         os.register_at_fork(after_in_child=self._forget)
 
@@ -210,8 +210,17 @@ def _open_what_is_closed() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
-def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
-    """The handler of every signal: with one, Python writes the number into the pipe and does nothing else."""
+class _LeaveItToTheThread:
+    """The handler of every signal: where there is one, Python writes the number into the pipe. It does nothing else.
+
+    Attributes:
+        raises_nothing: so that a planned step does not hold the signal back (`exec/interrupt.py`) and send it once more.
+    """
+
+    raises_nothing = True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Nothing."""
 
 
 def _say(line: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tensile_jax.cli.stop_signals import Listening, Stopping, StopSignals
+from tensile_jax.exec.interrupt import InterruptsHeld
 
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -92,6 +93,15 @@ def test_a_signal_is_heard_while_the_main_thread_does_not_return_to_python() -> 
         assert process.stdout.readline() == b"locked\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
+
+
+def test_a_signal_during_an_iteration_of_a_planned_step_is_heard_once(heard: Heard) -> None:
+    with InterruptsHeld():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert heard.next_end() == 130
+    with InterruptsHeld():  # what is held back would be sent once more here
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert heard.next_end() == 143
 
 
 def test_a_signal_that_was_ignored_stays_ignored_but_not_an_interrupt() -> None:
