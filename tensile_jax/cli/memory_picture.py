@@ -90,6 +90,7 @@ def draw_memory(
     figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9, frameon=False)
     drawn = BytesIO()
     figure.savefig(drawn, dpi=150, format="png")
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, drawn.getvalue())
     return file
 

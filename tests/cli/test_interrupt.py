@@ -111,7 +111,7 @@ def check_jobs(here: Path, after_s: float, number: signal.Signals) -> None:
     assert {"config.json", "versions.json", "events.jsonl", "record.json", "trace.json"} <= names, story
     assert not [name for name in names if name.endswith((".partial", ".sock"))], story
     for job in outcome["jobs"]:
-        saved = [int(path.name) for path in (run / "checkpoints" / job["name"]).glob("[0-9]*")]
+        saved = [int(path.name.split("-")[0]) for path in (run / "checkpoints" / job["name"]).glob("[0-9]*")]
         assert job["state"] == "cancelled" and max(saved, default=0) == job["steps_done"], (story, job)
 
 

