@@ -92,7 +92,7 @@ class PlannedFunction:
             raise ValueError(f"policy={policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
         jitted = jax.jit(function, **jit_options)  # refuses in jit's own words what cannot be jitted
         functools.update_wrapper(self, function)  # first, for a wrapped function may have attributes of these names
-        self._jitted = jitted
+        self._jitted: Any = jitted
         self._options = {
             "budget": budget,
             "max_slowdown": max_slowdown,

@@ -112,12 +112,14 @@ class Compiler:
             else a
             for a in code.avals
         ]
+        # a segment without inputs has nothing else that names the device
+        placed: dict[str, Any] = {"out_shardings": sharding} if self.committed and not avals else {}
         jitted = jax.jit(
             code.function,
             donate_argnums=() if self._debugs_numbers else code.donated,
             keep_unused=True,
             compiler_options=self._compiler_options,
-            **({"out_shardings": sharding} if self.committed and not avals else {}),  # otherwise nothing names the device
+            **placed,
         )
         with nullcontext() if self.committed else jax.default_device(self.device):
             return jitted, jitted.lower(*avals)
