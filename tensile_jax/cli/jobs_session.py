@@ -19,7 +19,7 @@ from tensile_jax.cli.progress import Live
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.cli.run_config import RunConfig
 from tensile_jax.cli.run_folder import RunFolder
-from tensile_jax.cli.stop_signals import stopping_on_signals
+from tensile_jax.cli.stop_signals import Stopping, stopping_on_signals
 from tensile_jax.cli.tally import Tally
 from tensile_jax.cli.watch import Watch
 from tensile_jax.exec.runtime import Runtime
@@ -43,6 +43,7 @@ def begin_jobs(jobs: JobsFile, path: Path, console: Console, *, jit_peaks: Mappi
 
     Raises:
         Refusal: a job's model or `args` cannot be, or the folder cannot be made.
+        OSError: the folder does not take its config, without which the run could not be resumed.
     """
     find_modules_here()
     for job in jobs.jobs:
@@ -51,9 +52,14 @@ def begin_jobs(jobs: JobsFile, path: Path, console: Console, *, jit_peaks: Mappi
     with Live(console) as live:
         budget_bytes, peaks = resolve_budget(jobs, live, jit_peaks)
     config = RunConfig(jobs, budget_bytes, peaks)
-    folder = RunFolder.create(path)
-    folder.write_config(config)
-    return _run(config, folder, {}, console)
+    with stopping_on_signals() as stopping:  # from before there is a folder, which is therefore always left in good order
+        folder = RunFolder.create(path)
+        try:
+            folder.write_config(config)
+        except OSError:
+            folder.discard()
+            raise
+        return _run(config, folder, {}, console, stopping)
 
 
 def resume_jobs(config: RunConfig, path: Path, console: Console) -> JobsDone:
@@ -65,10 +71,11 @@ def resume_jobs(config: RunConfig, path: Path, console: Console) -> JobsDone:
             tallies.setdefault(event.job, Tally()).hear(event)
     if all(job.name in tallies and tallies[job.name].state == "finished" for job in config.jobs_file.jobs):
         raise Refusal(f"--resume={path}: all jobs of this run have finished. Begin another one with the jobs file.")
-    return _run(config, RunFolder.reopen(path), tallies, console)
+    with stopping_on_signals() as stopping:
+        return _run(config, RunFolder.reopen(path), tallies, console, stopping)
 
 
-def _run(config: RunConfig, folder: RunFolder, tallies: Mapping[str, Tally], console: Console) -> JobsDone:
+def _run(config: RunConfig, folder: RunFolder, tallies: Mapping[str, Tally], console: Console, stopping: Stopping) -> JobsDone:
     device = config.jobs_file.device
     jobs = config.jobs_file.jobs
     runtime = Runtime(
@@ -78,11 +85,12 @@ def _run(config: RunConfig, folder: RunFolder, tallies: Mapping[str, Tally], con
         checkpoints=folder.path / CHECKPOINTS,
     )
     run = JobsRun(runtime, folder, jobs, tallies)
-    with serving(folder.path, run.control), stopping_on_signals(run.stop):
+    stopping.call(run.stop)
+    with runtime, serving(folder.path, run.control):
         date = datetime.now().astimezone().isoformat(timespec="seconds")
         folder.write_versions(device_kind=jax.devices()[0].device_kind, date=date)
         console.print(f"Run folder: {folder.path}; from another terminal: tensile status {folder.path}", markup=False)
-        with Watch(console, run.control.status) as watch, runtime:
+        with Watch(console, run.control.status) as watch:
             run.run(watch.tell)
         record = runtime.record()
         folder.write_record(record)

@@ -1,5 +1,7 @@
 """The group of commands, and how errors leave it: one line on stderr and an exit code, never a traceback."""
 
+import os
+import sys
 from typing import Any
 
 import click
@@ -7,29 +9,55 @@ import click
 from tensile_jax.cli.compare import compare
 from tensile_jax.cli.demo import demo
 from tensile_jax.cli.plan import plan
-from tensile_jax.cli.refusal import DoesNotFit, Refusal, in_options
+from tensile_jax.cli.refusal import Failure, in_one_line
 from tensile_jax.cli.run import run
 from tensile_jax.cli.run_picture import picture
 from tensile_jax.cli.schema import schema
 from tensile_jax.cli.show import show
 from tensile_jax.cli.status import status
 from tensile_jax.cli.steer import budget, cancel, pause, resume
-from tensile_jax.errors import BudgetTooSmall, JobsFileError, TensileError
+from tensile_jax.cli.stop_signals import INTERRUPTED, flush_output, listen_to_the_end
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
+_TRACEBACK = "TENSILE_TRACEBACK"
 
 
 class _Commands(click.Group):
+    """The commands. Called without arguments, as the installed script calls it, it is the whole process: it takes the signals."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return self.main(*args, **kwargs)
+        listen_to_the_end()
+        sys.exit(self._exit_code())
+
+    def _exit_code(self) -> int:
+        """What comes of the command line; also of what nobody has foreseen, which only here is kept from being a traceback."""
+        try:
+            try:
+                self.main()
+            except SystemExit as end:
+                flush_output()
+                return end.code if isinstance(end.code, int) else 0
+            finally:
+                flush_output()
+            return 0
+        except BrokenPipeError:
+            return 1  # whoever read the output has gone, and wants no more of it
+        except Exception as error:
+            if os.environ.get(_TRACEBACK):
+                raise
+            Failure.unforeseen(error, remedy=f"Set {_TRACEBACK}=1 to see where.").show()
+            return Failure.exit_code
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with in_one_line():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
-        except BudgetTooSmall as error:
-            raise DoesNotFit(in_options(str(error))) from error
-        except JobsFileError as error:
-            raise Refusal(str(error)) from error  # it names keys of the file, not options
-        except (TensileError, ModuleNotFoundError) as error:
-            raise Refusal(in_options(str(error))) from error
-        except KeyboardInterrupt:
+            with in_one_line():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:  # where somebody else's process calls the commands, and hears the signals
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)
 

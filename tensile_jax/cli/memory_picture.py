@@ -12,6 +12,7 @@ Ito, which colour-blind people tell apart; from the eighth job on they run out, 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from matplotlib.figure import Figure
 from tensile_jax.cli.thinning import thin
 from tensile_jax.jobs import Level, Record, Span
 from tensile_jax.schedule import format_bytes
+from tensile_jax.whole_file import write_whole
 
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 _OTHERS = "#999999"
@@ -86,8 +88,10 @@ def draw_memory(
         textcoords="offset points",
     )
     figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9, frameon=False)
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=150, format="png")
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150, format="png")
+    write_whole(file, drawn.getvalue())
     return file
 
 

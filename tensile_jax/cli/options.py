@@ -1,5 +1,6 @@
 """What `run` and `plan` both ask for: a model, its sizes, a budget and how to keep it."""
 
+import difflib
 import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -14,10 +15,15 @@ from tensile_jax.errors import BudgetError
 from tensile_jax.exec.budget import parse_budget
 from tensile_jax.models import MODELS, load
 from tensile_jax.schedule import PolicyName
+from tensile_jax.whole_file import try_to_write
 
 if TYPE_CHECKING:  # at run time this would import JAX
     from tensile_jax.models.model import Model
 
+_LARGEST = 2**63 - 1  # what JAX, and whatever reads JSON, takes for an integer
+_SEED = click.IntRange(0, _LARGEST)
+POSITIVE_COUNT = click.IntRange(1, _LARGEST)
+_SIZE = click.IntRange(max=2**31 - 1)  # of a dimension of an array; the least is the model's to say
 _READS_TEXT = "gpt"
 _JOBS_SUFFIX = ".toml"
 
@@ -68,16 +74,23 @@ def takes_model(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         return command(model=ModelChoice(model, batch_size, image_size, sequence_length, seed), **others)
 
-    for decorate in (*_SIZES, click.argument("model", metavar="MODEL", type=click.Choice(sorted(MODELS)))):
+    for decorate in (*_SIZES, click.argument("model", metavar="MODEL", callback=_known_model)):
         with_choice = decorate(with_choice)
     return with_choice
 
 
 _SIZES = (
-    click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Of the first state and the input."),
-    click.option("--sequence-length", metavar="N", type=int, help="Tokens in a row, for gpt."),
-    click.option("--image-size", metavar="N", type=int, help="Pixels along each side of an image."),
-    click.option("--batch-size", metavar="N", type=int, default=32, show_default=True, help="Images or texts in a step."),
+    click.option(
+        "--seed",
+        metavar="N",
+        type=_SEED,
+        default=0,
+        show_default=True,
+        help="Of the first state and the input.",
+    ),
+    click.option("--sequence-length", metavar="N", type=_SIZE, help="Tokens in a row, for gpt."),
+    click.option("--image-size", metavar="N", type=_SIZE, help="Pixels along each side of an image."),
+    click.option("--batch-size", metavar="N", type=_SIZE, default=32, show_default=True, help="Images or texts in a step."),
 )
 
 
@@ -123,7 +136,21 @@ def takes_model_or_jobs(
 def _known_source(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     del ctx, parameter
     if value is not None and not value.endswith(_JOBS_SUFFIX) and value not in MODELS:
-        raise Refusal(f"{value!r} is neither a model ({', '.join(sorted(MODELS))}) nor a file of jobs, which ends in .toml.")
+        known = f"neither a model ({', '.join(sorted(MODELS))}) nor a file of jobs, which ends in .toml"
+        raise Refusal(f"{value!r} is {known}.{_guess(value)}")
+    return value
+
+
+def _guess(name: str) -> str:
+    """A question with the known model that is spelled most like `name`; empty if none is."""
+    close = difflib.get_close_matches(name.lower(), MODELS, n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def _known_model(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    del ctx, parameter
+    if value not in MODELS:
+        raise Refusal(f"{value!r} is not a model. Known: {', '.join(sorted(MODELS))}.{_guess(value)}")
     return value
 
 
@@ -204,8 +231,14 @@ def writable_file(ctx: click.Context, parameter: click.Parameter, value: Path | 
     """A callback: refuses a file that could not be written, before an hour of training rather than after it."""
     del ctx
     name = max(parameter.opts, key=len)
-    if value is not None and value.is_dir():
-        raise Refusal(f"{name}={value} is a folder. Name a file in it.")
-    if value is not None and not value.parent.is_dir():
-        raise Refusal(f"{name}={value}: there is no folder {value.parent}. Make it first.")
+    if value is None:
+        return value
+    try:
+        if value.is_dir():
+            raise Refusal(f"{name}={value} is a folder. Name a file in it.")
+        if not value.parent.is_dir():
+            raise Refusal(f"{name}={value}: there is no folder {value.parent}. Make it first.")
+        try_to_write(value)
+    except OSError as error:
+        raise Refusal.of_path(error, f"{name}={value} cannot be written", "Name another file.") from error
     return value

@@ -2,12 +2,14 @@
 # pyright: reportUnknownMemberType=false
 """The trade between memory and time as a picture: `auto` as a curve, every other policy as a point."""
 
+from io import BytesIO
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from tensile_jax.plan.comparison import Comparison
+from tensile_jax.whole_file import write_whole
 
 _MARKERS = "osD^vP"
 
@@ -35,6 +37,8 @@ def draw(made: Comparison, name: Path, *, title: str) -> tuple[Path, Path]:
     axes.legend()
     files = Path(f"{name}.png"), Path(f"{name}.svg")
     for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+        drawn = BytesIO()
+        metadata = {"Date": None} if file.suffix == ".svg" else None
+        figure.savefig(drawn, format=file.suffix.removeprefix("."), dpi=150, metadata=metadata)
+        write_whole(file, drawn.getvalue())
     return files

@@ -4,12 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from tensile_jax.cli.jobs_file import read_jobs_file
 from tensile_jax.cli.jobs_plan import joint_lines, plan_table
 from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
-from tensile_jax.cli.progress import Live
+from tensile_jax.cli.progress import Live, stderr_console
 from tensile_jax.cli.tables import readable_console
 from tensile_jax.exec.budget import parse_budget
 from tensile_jax.schedule import save_json
@@ -24,7 +23,8 @@ _READABLE_WIDTH = 120
 def plan(source: ModelChoice | Path, limits: Limits, output: Path | None) -> None:
     """Plan MODEL (cnn, gpt, mlp, resnet50, vgg16) without running it, or all jobs of the file JOBS.toml under their budget.
 
-    Workspaces are estimates, since nothing is compiled; only a budget in per cent compiles plain jit, on this machine.
+    Workspaces are estimates, and with them the peak, since nothing is compiled; only a budget in per cent compiles plain jit, on
+    this machine. tensile run --plan starts from what is written here, corrects the estimates and keeps the budget.
     Exit code 3: no plan keeps the budget.
     """
     if isinstance(source, Path):
@@ -36,34 +36,38 @@ def plan(source: ModelChoice | Path, limits: Limits, output: Path | None) -> Non
 def _plan_model(model: ModelChoice, limits: Limits, output: Path | None) -> None:
     from tensile_jax.cli.session import planned_step  # imports JAX
 
-    with Live(Console(stderr=True)) as live:
+    with Live(stderr_console()) as live:
         live.wait_for("tracing and planning")
         built = model.build()
         step = planned_step(built, limits, live=live)
         made = step.plan(built.state_shape, built.batch_shape)
         live.wait_for("bounding what any plan can do")
         made = replace(made, bound_us=step.bound_us(built.state_shape, built.batch_shape))
+    if output is not None:
+        made.save(output)
     click.echo(str(made))
     if limits.budget is not None and parse_budget(limits.budget).share is not None and limits.device_profile is not None:
         click.echo(
             f"--budget={limits.budget} is of plain jit's peak as compiled for this machine, not for the profile.", err=True
         )
     if output is not None:
-        made.save(output)
-        click.echo(f"Written to {output}; see it with: tensile show {output}")
+        click.echo(
+            f"Written to {output}; see it with: tensile show {output}; start from it with: tensile run ... --plan {output}"
+        )
 
 
 def _plan_jobs(file: Path, output: Path | None) -> None:
     jobs = read_jobs_file(file)
     from tensile_jax.cli.joint_plan import plan_jobs  # imports JAX
 
-    with Live(Console(stderr=True)) as live:
+    with Live(stderr_console()) as live:
         joint = plan_jobs(jobs, live)
+    if output is not None:
+        save_json(joint, output)
     readable_console(_READABLE_WIDTH).print(plan_table(joint))
     for line in joint_lines(joint):
         click.echo(line)
     if jobs.device.budget.share is not None and jobs.device.device_profile is not None:
         click.echo("The budget is a share of plain jit's peaks as compiled for this machine, not for the profile.", err=True)
     if output is not None:
-        save_json(joint, output)
         click.echo(f"Written to {output}")

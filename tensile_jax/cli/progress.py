@@ -1,10 +1,47 @@
 """What is under way, on stderr: a line a phase, with a bar where it is a terminal."""
 
+import sys
+from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import IO, Any, Self, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+
+class _WhileRead:
+    """Stderr for as long as somebody reads it. A closed pipe or terminal, or a full disk, is no reason to end a training."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @property
+    def encoding(self) -> str:
+        """That of stderr."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return self._stream is not None and self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        """Write the text, or drop it."""
+        with suppress(OSError, AttributeError):  # AttributeError: stderr is None where it was closed before Python began
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is held back, or drop it."""
+        with suppress(OSError, AttributeError):
+            self._stream.flush()
+
+
+def stderr_console() -> Console:
+    """Stderr, on which nothing that goes wrong is ever raised."""
+    return Console(file=cast(IO[str], _WhileRead()))
 
 
 class Live:

@@ -7,27 +7,26 @@ import msgspec
 from click.core import ParameterSource
 from rich.console import Console
 
-from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
+from tensile_jax.cli.options import POSITIVE_COUNT, Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
 from tensile_jax.cli.outcome import outcome_table
-from tensile_jax.cli.progress import Live
+from tensile_jax.cli.progress import Live, stderr_console
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.cli.run_jobs import resume_run, run_jobs
+from tensile_jax.cli.stop_signals import exit_code
 from tensile_jax.schedule import Plan
-
-_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 @click.command(short_help="Train a model, or several jobs, under a budget.")
 @takes_model_or_jobs(for_jobs=("output", "resume"), for_both=("source", "compile_cache", "as_json"), required=False)
 @takes_limits
-@click.option("--steps", metavar="N", type=click.IntRange(min=1), default=10, show_default=True, help="Steps to train.")
+@click.option("--steps", metavar="N", type=POSITIVE_COUNT, default=10, show_default=True, help="Steps to train.")
 @click.option("--save-plan", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Keep the plan.")
 @click.option(
     "--plan",
     "plan_file",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Run this saved plan instead of making one.",
+    help="Start from this saved plan: it is compiled, and planned again if it breaks its budget.",
 )
 @click.option(
     "--output",
@@ -93,11 +92,11 @@ def _run_model(
 ) -> None:
     saved = None
     if plan_file is not None:
-        _refuse_with_plan("budget", "policy", "state_memory")
+        _refuse_with_plan("budget", "max_slowdown", "policy", "state_memory")
         saved = Plan.load(plan_file)
     from tensile_jax.cli.session import run_session  # imports JAX
 
-    with Live(Console(stderr=True)) as live:
+    with Live(stderr_console()) as live:
         outcome, plan = run_session(model, limits, steps=steps, saved=saved, compile_cache=compile_cache, live=live)
     if save_plan is not None:
         plan.save(save_plan)
@@ -105,10 +104,12 @@ def _run_model(
         click.echo(msgspec.json.encode(outcome))
     else:
         Console().print(outcome_table(outcome))
+    for note in plan.notes:
+        click.echo(f"Note: {note}", err=True)
     if save_plan is not None:
         click.echo(f"The plan is in {save_plan}; see it with: tensile show {save_plan}", err=as_json)
     if outcome.interrupted:
-        click.get_current_context().exit(_INTERRUPTED)
+        click.get_current_context().exit(exit_code())
 
 
 def _refuse_with_plan(*names: str) -> None:

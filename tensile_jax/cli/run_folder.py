@@ -12,13 +12,15 @@
     trace.json              the same for Perfetto and chrome://tracing
 
 Every line is written at once and to its end, so that after a kill -9 at most the last one is torn. What cannot be written (a
-full disk, a folder that is gone) is counted in `troubles` and never raised: it must not end a training. A value that is no
+full disk, a folder that is gone) is counted in `troubles` and not raised: it must not end a training. A value that is no
 finite number is null. `past_run.py` reads it all again.
 """
 
+import os
 import platform
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
@@ -31,7 +33,9 @@ from tensile_jax.cli.perfetto import trace_events
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.jobs import JobEvent, Record
 from tensile_jax.schedule import Plan
+from tensile_jax.whole_file import write_whole
 
+_PARTS = ("plans", "jobs")
 _PACKAGES = ("tensile_jax", "jax", "jaxlib", "numpy", "flax", "optax")
 
 
@@ -65,11 +69,18 @@ class RunFolder:
         folder = Path(path)
         cls.refuse_used(folder)
         try:
-            for part in ("plans", "jobs"):
+            for part in _PARTS:
                 (folder / part).mkdir(parents=True)
         except OSError as error:
-            raise Refusal(f"The run folder {folder} cannot be made: {error.strerror}. Name another folder.") from error
+            cls(folder).discard()
+            raise Refusal.of_path(error, f"The run folder {folder} cannot be made", "Name another folder.") from error
         return cls(folder)
+
+    def discard(self) -> None:
+        """Remove what `create` has made; what else is in the folder stays."""
+        for part in (*(self.path / part for part in _PARTS), self.path):
+            with suppress(OSError):
+                part.rmdir()
 
     @classmethod
     def reopen(cls, path: str | Path) -> Self:
@@ -98,8 +109,12 @@ class RunFolder:
             return tuple(f"{text} ({count} times)" if count > 1 else text for text, count in self._troubles.items())
 
     def write_config(self, config: Any) -> None:
-        """`config` is anything that msgspec can encode."""
-        self._write_whole("config.json", lambda: _indented(config))
+        """`config` is anything that msgspec can encode.
+
+        Raises:
+            OSError: it cannot be written. It comes first, when there is nothing yet that an error would end.
+        """
+        write_whole(self.path / "config.json", _indented(config))
 
     def write_versions(self, *, device_kind: str, date: str, packages: Mapping[str, str | None] | None = None) -> None:
         """`packages` are looked up where they are not given; null for one that is not installed."""
@@ -147,23 +162,22 @@ class RunFolder:
                 text = (b"\n" if path in self._torn else b"") + line() + b"\n"
                 if not path.parent.exists() and self.path.exists():
                     path.parent.mkdir(parents=True)
-                with path.open("ab", buffering=0) as file:
-                    written = file.write(text)
-                    self._torn.discard(path)
-                    if written < len(text):
-                        self._torn.add(path)
-                        self._count(name, "the disk took only a part of a line")
+                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                try:
+                    written = os.write(descriptor, text)
+                finally:
+                    os.close(descriptor)
+                self._torn.discard(path)
+                if written < len(text):
+                    self._torn.add(path)
+                    self._count(name, "the disk took only a part of a line")
             except (OSError, TypeError, ValueError) as error:
                 self._count(name, _why(error))
 
     def _write_whole(self, name: str, content: Callable[[], bytes]) -> None:
-        """Under another name first: a file that is there is whole."""
-        path = self.path / name
-        partial = path.with_name(path.name + ".partial")
         with self._lock:
             try:
-                partial.write_bytes(content())
-                partial.replace(path)
+                write_whole(self.path / name, content())
             except (OSError, TypeError, ValueError) as error:
                 self._count(name, _why(error))
 

@@ -1,21 +1,21 @@
 """`tensile run JOBS.toml` and `tensile run --resume RUN`: several jobs under one budget.
 
-Exit codes: 0 no job failed, 1 one did, 130 interrupted.
+Exit codes: 0 no job failed, 1 one did or the run folder could not take all of it, 130 interrupted (143 by SIGTERM).
 """
 
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich.console import Console
 
 from tensile_jax.cli.jobs_file import read_jobs_file
 from tensile_jax.cli.jobs_outcome import JobsOutcome, end_lines, jobs_table
+from tensile_jax.cli.progress import stderr_console
+from tensile_jax.cli.refusal import Failure
 from tensile_jax.cli.run_config import read_config
-from tensile_jax.cli.stop_signals import INTERRUPTED
+from tensile_jax.cli.stop_signals import exit_code
 from tensile_jax.cli.tables import readable_console
 
 if TYPE_CHECKING:  # at run time this would import JAX
@@ -32,7 +32,7 @@ def run_jobs(file: Path, output: Path | None, *, compile_cache: Path | None, as_
 
     _keep_compiled(compile_cache)
     folder = output or _RUNS / f"{file.stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    _end(begin_jobs(jobs, folder, Console(stderr=True)), as_json=as_json)
+    _end(begin_jobs(jobs, folder, stderr_console()), as_json=as_json)
 
 
 def resume_run(folder: Path, *, compile_cache: Path | None, as_json: bool) -> None:
@@ -41,17 +41,28 @@ def resume_run(folder: Path, *, compile_cache: Path | None, as_json: bool) -> No
     from tensile_jax.cli.jobs_session import resume_jobs  # imports JAX
 
     _keep_compiled(compile_cache)
-    _end(resume_jobs(config, folder, Console(stderr=True)), as_json=as_json)
+    _end(resume_jobs(config, folder, stderr_console()), as_json=as_json)
 
 
 def _end(done: "JobsDone", *, as_json: bool) -> None:
     outcome = done.outcome
-    with suppress(OSError):  # the terminal may be gone; the run folder has it all
+    try:
         report(outcome, as_json=as_json)
+    except OSError:
+        if not outcome.interrupted:  # else the terminal may be gone; the run folder has it all
+            raise
     if outcome.interrupted:
-        click.get_current_context().exit(INTERRUPTED)
+        click.get_current_context().exit(exit_code())
+    refuse_troubles(outcome)
     if outcome.failed:
         click.get_current_context().exit(1)
+
+
+def refuse_troubles(outcome: JobsOutcome) -> None:
+    """Raises: Failure: the run folder could not take all of it. The outcome, as far as it could be written, names all files."""
+    if outcome.troubles:
+        more = len(outcome.troubles) - 1
+        raise Failure(outcome.troubles[0] + (f"; nor could {more} other files." if more else "."))
 
 
 def report(outcome: JobsOutcome, *, as_json: bool) -> None:

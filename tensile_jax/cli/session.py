@@ -6,16 +6,16 @@ from pathlib import Path
 import jax
 
 from tensile_jax.api import PlannedFunction, jit
-from tensile_jax.cli.interrupt import interrupt_between_steps
 from tensile_jax.cli.options import Limits, ModelChoice
 from tensile_jax.cli.outcome import Outcome
 from tensile_jax.cli.progress import Live
-from tensile_jax.cli.refusal import refusing_options
+from tensile_jax.cli.refusal import Refusal, refusing_options
 from tensile_jax.cli.train import Training, Watch, train
 from tensile_jax.cli.units import format_us
 from tensile_jax.exec.transfer import to_device
 from tensile_jax.models.model import Batch, Model
 from tensile_jax.schedule import Plan, format_bytes
+from tensile_jax.whole_file import try_to_write
 
 
 def planned_step(model: Model, limits: Limits, *, live: Live, saved: Plan | None = None) -> PlannedFunction:
@@ -35,7 +35,16 @@ def planned_step(model: Model, limits: Limits, *, live: Live, saved: Plan | None
 
 
 def keep_compiled(folder: Path) -> None:
-    """From here on, what XLA compiles is kept in the folder for the next run."""
+    """From here on, what XLA compiles is kept in the folder for the next run.
+
+    Raises:
+        Refusal: it cannot be made or written, of which JAX would only warn, in many lines, at every compilation.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try_to_write(folder / "compiled")
+    except OSError as error:
+        raise Refusal.of_path(error, f"--compile-cache={folder} cannot be written", "Name another folder.") from error
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # whoever names a folder wants it used
 
@@ -51,14 +60,13 @@ def run_session(
     batches = refused_early(model)
     state = model.init()
     live.wait_for("tracing, planning, compiling")
-    with interrupt_between_steps() as interrupt:
-        training = train(step, state, batches, steps=steps, watch=show_steps(step, model, steps, live), interrupt=interrupt)
+    training = train(step, state, batches, steps=steps, watch=show_steps(step, model, steps, live), interruptible=True)
     plan = step.plan(model.state_shape, model.batch_shape)
     accuracy = None
     if model.evaluate is not None:
         live.wait_for("measuring test accuracy")
         accuracy = model.evaluate(to_device(training.state))
-    return _outcome(choice, model, step, plan, training, steps=steps, accuracy=accuracy, stopped=interrupt.requested), plan
+    return _outcome(choice, model, step, plan, training, steps=steps, accuracy=accuracy), plan
 
 
 def refused_early(model: Model) -> Iterator[Batch]:
@@ -91,7 +99,6 @@ def _outcome(
     *,
     steps: int,
     accuracy: float | None,
-    stopped: bool,
 ) -> Outcome:
     report = step.report()
     return Outcome(
@@ -105,7 +112,7 @@ def _outcome(
         state_memory=plan.state_memory,
         steps_asked=steps,
         steps_done=len(training.losses),
-        interrupted=stopped,
+        interrupted=training.interrupted,
         budget_bytes=plan.budget_bytes,
         peak_bytes=report.peak_bytes,
         predicted_peak_bytes=plan.peak_bytes,

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from tensile_jax.cli.curve import memory_curve
 from tensile_jax.cli.life import life_lines, matching, segment_lines, segment_tables
+from tensile_jax.cli.options import POSITIVE_COUNT
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.cli.tables import (
     events_of,
@@ -26,7 +27,7 @@ _READABLE_WIDTH = 110  # for a pipe or a file, of which rich knows nothing and s
 @click.argument("plan_file", metavar="PLAN.JSON", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--segment", metavar="N", type=int, help="Only segment N, in detail.")
 @click.option("--tensor", metavar="TEXT", help="Only the life of tensors whose name contains TEXT.")
-@click.option("--top", metavar="N", type=click.IntRange(min=1), default=12, show_default=True, help="Rows in a table.")
+@click.option("--top", metavar="N", type=POSITIVE_COUNT, default=12, show_default=True, help="Rows in a table.")
 def show(plan_file: Path, segment: int | None, tensor: str | None, top: int) -> None:
     """Show what the saved plan PLAN.JSON does, when and why, and its memory curve."""
     if segment is not None and tensor is not None:

@@ -145,7 +145,7 @@ class JobActor(Actor, Protocol):
         """The job's step, traced on its state and on shapes like those of `batch`.
 
         Raises:
-            TraceError: it has effects, or does not return (state, metrics) with the state as it was given.
+            TraceError: it is given mutable references, or does not return (state, metrics) with the state as it was given.
         """
         ...
 

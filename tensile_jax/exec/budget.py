@@ -2,8 +2,10 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from tensile_jax.errors import BudgetError
+from tensile_jax.exec.number import MOST, read_number, shown
 
 _UNITS = {
     "": 1, "b": 1,
@@ -22,30 +24,47 @@ class Budget:
     share: float | None
 
     def resolve(self, jit_peak_bytes: int) -> int:
-        """The budget in bytes."""
-        return self.nbytes if self.nbytes is not None else int((self.share or 0.0) * jit_peak_bytes)
+        """The budget in bytes. A share of next to nothing, such as the peak of a step without arguments, is one byte."""
+        return self.nbytes if self.nbytes is not None else max(int((self.share or 0.0) * jit_peak_bytes), 1)
 
 
-def parse_budget(value: int | float | str) -> Budget:
-    """The budget that `value` says.
+_MOST_SHARE = 1e6  # of plain jit's peak: far above any use, and far below what overflows
+
+
+def parse_budget(value: Any) -> Budget:
+    """The budget that `value` says: a number of any kind, or a text.
 
     Raises:
-        BudgetError: it is not above zero, or not readable.
+        BudgetError: it is not above zero, too large for any device, or not readable.
         TypeError: it is neither a number nor a string.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise TypeError(f"budget must be a number of bytes or a string, got {value!r}. {_REMEDY}")
-    if isinstance(value, int | float):
-        if not 0 < value < float("inf"):
-            raise BudgetError(f"budget must be above zero, got {value!r}. {_REMEDY}")
-        if value < 1:
-            raise BudgetError(f"budget must be at least one byte, got {value!r}. {_REMEDY}")
-        return Budget(int(value), None)
+    if isinstance(value, str):
+        return _parse_text(value)
+    number = read_number(value)
+    if number is None:
+        raise TypeError(f"budget must be a number of bytes or a string, got {shown(value)}. {_REMEDY}")
+    if not 0 < number < float("inf"):
+        raise BudgetError(f"budget must be above zero, got {shown(value)}. {_REMEDY}")
+    if number < 1:
+        raise BudgetError(f"budget must be at least one byte, got {shown(value)}. {_REMEDY}")
+    return Budget(int(_refuse_huge(number, MOST, value)), None)
+
+
+def _parse_text(value: str) -> Budget:
     match = _TEXT.match(value)
     if match is None or (match[2] != "%" and match[2].lower() not in _UNITS):
-        raise BudgetError(f"budget {value!r} cannot be read. {_REMEDY}")
-    number = float(match[1])
-    budget = Budget(None, number / 100) if match[2] == "%" else Budget(int(number * _UNITS[match[2].lower()]), None)
+        raise BudgetError(f"budget {shown(value)} cannot be read. {_REMEDY}")
+    number = float(match[1])  # infinite where there are too many digits
+    if match[2] == "%":
+        budget = Budget(None, _refuse_huge(number / 100, _MOST_SHARE, value))
+    else:
+        budget = Budget(int(_refuse_huge(number * _UNITS[match[2].lower()], MOST, value)), None)
     if number <= 0 or budget.nbytes == 0:
-        raise BudgetError(f"budget must be above zero, got {value!r}. {_REMEDY}")
+        raise BudgetError(f"budget must be above zero, got {shown(value)}. {_REMEDY}")
     return budget
+
+
+def _refuse_huge(number: float, most: float, value: Any) -> float:
+    if number > most:
+        raise BudgetError(f"budget {shown(value)} is more than any device has. Leave the budget out if there is no limit.")
+    return number

@@ -20,10 +20,13 @@ from operator import attrgetter
 from typing import Any
 
 import jax
+import jax.core
 from jax.extend.core import get_opaque_trace_state
 from jax.tree_util import tree_flatten
 
 from tensile_jax.exec.transfer import DEVICE, HOST, Device
+
+_CONFIG: Any = jax.config  # its settings are attributes that a type checker does not know
 
 _FACTS = attrgetter("aval", "sharding", "committed")
 
@@ -106,7 +109,7 @@ class SignatureReader:
             TypeError: an argument is not a JAX type.
             ValueError: a static argument cannot be hashed.
         """
-        if not _at_top_level() or jax.config.jax_disable_jit:
+        if not _at_top_level() or _CONFIG.jax_disable_jit:
             return None
         places, static, dynamic_args, dynamic_kwargs = self._split(args, kwargs)
         names = (
@@ -228,7 +231,7 @@ with jax.core.ensure_compile_time_eval():
 
 def debugs_numbers() -> bool:
     """Whether `jax_debug_nans` or `jax_debug_infs` is set."""
-    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
+    return _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs
 
 
 def _at_top_level() -> bool:

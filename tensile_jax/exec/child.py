@@ -25,6 +25,7 @@ from tensile_jax.exec.feed import Feed, FeedNews, FeedStopped, UserCodeFailed
 from tensile_jax.exec.instructions import Op
 from tensile_jax.exec.isolated import Made, Summary
 from tensile_jax.exec.job import NO_BATCH
+from tensile_jax.exec.lifted import lifted_job
 from tensile_jax.exec.local import LocalActor, LocalProgram, code_of
 from tensile_jax.exec.parcel import Packed, Parcel, Setting, pack_structure, pack_tree
 from tensile_jax.exec.prepare import Options
@@ -90,6 +91,7 @@ class _Work:
     def __init__(self, channel: Channel, parcel: Parcel, device: Device) -> None:
         self._channel = channel
         step, state, batches = parcel.open()
+        step, state, _ = lifted_job(step, state)  # the objects are here, where nobody looks at them
         structure = None if parcel.state is not None else pack_structure(state)
         self._checkpoints: Checkpoints | None = None
         if parcel.checkpoints is not None:

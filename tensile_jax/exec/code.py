@@ -3,6 +3,10 @@
 A segment is a list of equations, its inputs and its outputs. Two segments with the same *content* (the same equations over
 the same shapes, wired alike, donating alike) share one executable, whatever their place in the step: the repeated blocks of a
 network compile once. The content is a value that compares equal exactly then.
+
+A segment with effects gives one number more than its outputs, its *witness*, which is there when the segment is over. Without
+outputs there would be nothing else to wait for. With a single output, XLA:CPU fails to compile some programs in which a callback
+reads what is returned (jax 0.10.2 and 0.12: "instruction->IsDead() ... is live and cannot be removed").
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -10,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.trace import Program, atom_key, params_key, variable_ids
@@ -17,10 +22,14 @@ from tensile_jax.trace import Program, atom_key, params_key, variable_ids
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentCode:
-    """What to compile: `function(*inputs) -> outputs`; `donated` are positions of inputs, `content` identifies it."""
+    """What to compile: `function(*inputs) -> outputs`; `donated` are positions of inputs, `content` identifies it.
+
+    `avals` are `jax.ShapeDtypeStruct`s, and tokens where tokens go in. A function with effects gives its witness after its
+    outputs.
+    """
 
     function: Callable[..., tuple[Any, ...]]
-    avals: tuple[jax.ShapeDtypeStruct, ...]
+    avals: tuple[Any, ...]
     donated: tuple[int, ...]
     content: Hashable
 
@@ -45,17 +54,16 @@ class Codebook:
         reads = tuple(self._variables[t] for t in inputs)
         writes = tuple(self._variables[t] for t in outputs)
         equations = tuple(program.equations[o] for o in operators)
+        effectful = any(e.effectful for e in equations)
         positions = tuple(i for i, t in enumerate(inputs) if t in set(donated))
 
         def segment(*values: Any) -> tuple[Any, ...]:
             environment: dict[int, Any] = dict(zip(reads, values, strict=True))
             for e in equations:
                 arguments = [environment[a] if isinstance(a, int) else a.value for a in e.inputs]
-                with e.context:
-                    results = e.primitive.bind(*arguments, **e.params)
-                results = results if e.primitive.multiple_results else [results]
-                environment.update(zip(e.outputs, results, strict=True))
-            return tuple(environment[v] for v in writes)
+                environment.update(zip(e.outputs, e.run(arguments), strict=True))
+            witness = (jnp.zeros((), bool),) if effectful else ()
+            return (*(environment[v] for v in writes), *witness)
 
         number: dict[int, int] = {v: i for i, v in enumerate(reads)}
         body: list[Hashable] = []
@@ -63,12 +71,15 @@ class Codebook:
             arguments = tuple(number[a] if isinstance(a, int) else atom_key(a) for a in e.inputs)
             for v in e.outputs:
                 number[v] = len(number)
-            body.append((e.primitive, self._params[o], arguments, len(e.outputs)))
+            body.append((e.primitive, self._params[o], arguments, len(e.outputs), e.context))
         avals = tuple(_struct(program.avals[v]) for v in reads)
-        shapes = tuple((a.shape, a.dtype, a.weak_type) for a in avals)
+        shapes = tuple((a.shape, a.dtype, a.weak_type) if isinstance(a, jax.ShapeDtypeStruct) else type(a) for a in avals)
         content = (shapes, tuple(body), tuple(number[v] for v in writes), positions)
         return SegmentCode(segment, avals, positions, content)
 
 
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+def _struct(aval: Any) -> Any:
+    """What to lower for in the place of a value: for a token, which has no shape, another token."""
+    if not hasattr(aval, "shape"):
+        return jax.jit(jax.lax.create_token)()
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

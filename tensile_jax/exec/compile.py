@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from jax.sharding import SingleDeviceSharding
 
 from tensile_jax.exec.code import SegmentCode
 from tensile_jax.exec.transfer import Device
+from tensile_jax.trace import is_packed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +81,8 @@ class Compiler:
             with _short_compilations_cached():
                 running: dict[Hashable, Future[Executable]] = {}
                 for content, code in missing.items():
-                    running[content] = pool.submit(_compile, self._lower(code))
+                    jitted, lowered = self._lower(code)
+                    running[content] = pool.submit(_compile, lowered, self._call_of(jitted) if _is_refused(code) else None)
                 for done, (content, future) in enumerate(running.items(), start=1):
                     self._done[content] = self._finished(missing[content], future.result())
                     if progress is not None:
@@ -101,17 +104,33 @@ class Compiler:
         code = SegmentCode(lambda *xs: xs, avals, tuple(range(len(avals))), content)
         return self.compile([code])[0].call
 
-    def _lower(self, code: SegmentCode) -> Any:
+    def _lower(self, code: SegmentCode) -> tuple[Any, Any]:
+        """The segment's code as a jitted function, and what it is lowered to."""
         sharding = SingleDeviceSharding(self.device) if self.committed else None
-        avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding, weak_type=a.weak_type) for a in code.avals]
+        avals = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding, weak_type=a.weak_type)
+            if isinstance(a, jax.ShapeDtypeStruct)
+            else a
+            for a in code.avals
+        ]
+        # a segment without inputs has nothing else that names the device
+        placed: dict[str, Any] = {"out_shardings": sharding} if self.committed and not avals else {}
         jitted = jax.jit(
             code.function,
             donate_argnums=() if self._debugs_numbers else code.donated,
             keep_unused=True,
             compiler_options=self._compiler_options,
+            **placed,
         )
         with nullcontext() if self.committed else jax.default_device(self.device):
-            return jitted.lower(*avals)
+            return jitted, jitted.lower(*avals)
+
+    def _call_of(self, jitted: Any) -> Callable[..., Any]:
+        """`jitted` on this device; with arguments that are as committed as here, JAX finds what has been lowered and compiled."""
+        if not self.committed:
+            return partial(_on, self.device, jitted)
+        sharding = SingleDeviceSharding(self.device)
+        return lambda *values: jitted(*[jax.device_put(v, sharding) if _is_free(v) else v for v in values])
 
     def _finished(self, code: SegmentCode, executable: Executable) -> Executable:
         if not self._debugs_numbers:
@@ -140,11 +159,32 @@ def _naming_the_operator(function: Callable[..., Any], call: Callable[..., Any])
     return checked
 
 
-def _compile(lowered: Any) -> Executable:
+def _on(device: Device, jitted: Any, *values: Any) -> Any:
+    """The results of `jitted` on this device, where no argument is committed to one."""
+    with jax.default_device(device):
+        return jitted(*values)
+
+
+def _is_refused(code: SegmentCode) -> bool:
+    """Whether there is an input that a compiled function refuses, or fails on, and a jitted one takes.
+
+    Such are tokens, which have no shape, and in jax 0.10.2 arrays with several numbers in a byte: "Computation was compiled for
+    input layouts that disagree with the layouts of arguments passed to it".
+    """
+    return any(not isinstance(a, jax.ShapeDtypeStruct) or is_packed(a) for a in code.avals)
+
+
+def _is_free(value: Any) -> bool:
+    """Whether the value is an array that is not bound to a device yet."""
+    return isinstance(value, jax.Array) and not value.committed
+
+
+def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:
+    """The executable; it is called by `call`, if there is one."""
     compiled = lowered.compile()
     memory = compiled.memory_analysis()
     return Executable(
-        compiled,
+        call or compiled,
         int(memory.temp_size_in_bytes),
         int(memory.output_size_in_bytes),
         int(memory.alias_size_in_bytes),

@@ -6,6 +6,10 @@ The loop does nothing but obey. What it guarantees:
     - if the device is out of memory, everything the segment does not read goes to the host and the segment is launched
       again; the iteration goes on from where it is, and `needs_lower_budget` is set
 
+Effects (callbacks, debug prints) happen where their segment runs, once. Segments run one after another, in the order of their
+launches: on a GPU because they share a stream; on a CPU because each launch waits, and an iteration of a step with effects also
+ends before the next one begins. A segment that the device had no memory for has not begun, so it has had no effect.
+
 On a device whose allocations follow the order of launches (a GPU) launches run ahead. On a CPU a buffer is taken when a
 segment is launched, not when it runs, so each launch waits for the one before it.
 """
@@ -19,7 +23,8 @@ import jax
 
 from tensile_jax.errors import OutOfMemory
 from tensile_jax.exec.instructions import Instructions, Op
-from tensile_jax.exec.transfer import Transfer, on_host
+from tensile_jax.exec.transfer import Transfer, may_move, on_host
+from tensile_jax.trace import nbytes_of
 
 
 @dataclass(slots=True)
@@ -84,6 +89,9 @@ class Executor:
     def end(self, iteration: "Iteration") -> list[Any]:
         """The results, flat, once every instruction has been performed."""
         program, env, host = self._program, iteration.env, iteration.host
+        latest = iteration.latest
+        if program.effectful and not self._run_ahead and latest is not None and not latest.is_deleted():
+            latest.block_until_ready()
         results = [env[slot] if env[slot] is not None else host[slot] for slot in program.outputs]
         if self.needs_lower_budget:  # what recovery sent to the host comes back; what the plan left there stays
             results = [
@@ -116,6 +124,8 @@ class Executor:
             self.passive_swap_ins += 1
             env[slot] = self._transfer.into(value)
         elif isinstance(value, jax.Array):
+            env[slot] = value
+        elif not may_move(value):
             env[slot] = value
         elif slot in self._used:  # as jit, which does not transfer what nothing reads
             env[slot] = self._transfer.into(value)
@@ -164,9 +174,8 @@ class Iteration:
                 self._careful = True
             if watch is not None:
                 self._observe(watch, index, made, began)
-            env[outputs] = made
-            if made:
-                self.latest = made[-1]
+            self.latest = next((value for value in reversed(made) if isinstance(value, jax.Array)), self.latest)
+            env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects gives a witness more
             for slot in drops:
                 env[slot] = None
         elif op is Op.COPY_OUT:
@@ -195,7 +204,8 @@ class Iteration:
                 env[slot].block_until_ready()
         else:  # FREE: a donated argument, which the caller still names
             for slot in instruction[1]:
-                env[slot].delete()
+                if isinstance(env[slot], jax.Array):
+                    env[slot].delete()
                 env[slot] = None
 
     def owned(self) -> list[Any]:
@@ -215,16 +225,18 @@ class Iteration:
 
     def _launch_again(self, call: Callable[..., Any], inputs: Sequence[int], error: Exception) -> Any:
         """Out of memory: everything that the segment does not read goes to the host; then the segment once more."""
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise error
         executor, env = self._executor, self.env
+        story = str(error)
+        # With effects, only an error that is XLA's own: one that a callback raised may quote it, and has run already.
+        if "RESOURCE_EXHAUSTED" not in story or (executor._program.effectful and not story.startswith("RESOURCE_EXHAUSTED")):
+            raise error
         executor.out_of_memory += 1
         executor.needs_lower_budget = True
         program = executor._program
         stays = set(inputs) | program.keep | {slot for slot, _ in program.constants}
         for slot, value in enumerate(env):
-            if value is None or slot in stays or slot in self.host or value.is_deleted():  # deleted: donated to a segment
-                continue
+            if not isinstance(value, jax.Array) or slot in stays or slot in self.host or value.is_deleted():
+                continue  # nothing, a token, or donated to a segment
             if not on_host(value):
                 copy = self._transfer.out(value)
                 copy.block_until_ready()
@@ -246,7 +258,7 @@ class Iteration:
         if watch.timed:
             jax.block_until_ready(made)
             watch.segment_us.append((time.perf_counter() - began) * 1e6)
-        held = [v for v in self.env if v is not None and not on_host(v) and not v.is_deleted()]
-        live = sum(v.nbytes for v in held) + sum(v.nbytes for v in made)
+        held = [v for v in self.env if isinstance(v, jax.Array) and not on_host(v) and not v.is_deleted()]
+        live = sum(nbytes_of(v.aval) for v in (*held, *made) if isinstance(v, jax.Array))
         watch.live_bytes = live + self._executor._workspaces[index]
         watch.peak_bytes = max(watch.peak_bytes, watch.live_bytes)

@@ -38,6 +38,7 @@ class Instructions:
 
     `constants` are (slot, tensor), `nbytes` the size of what each slot holds. `arrive_on_host` are the slots of state that an
     iteration expects on the host, `left_on_host` those that it leaves there; `keep` are arguments that are not ours to give back.
+    Of an `effectful` step, an iteration must be over before the next one begins.
     """
 
     code: tuple[tuple[Any, ...], ...]
@@ -48,6 +49,7 @@ class Instructions:
     arrive_on_host: frozenset[int]
     left_on_host: frozenset[int]
     keep: frozenset[int]
+    effectful: bool
 
     @property
     def slots(self) -> int:
@@ -110,7 +112,8 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
     left = frozenset(of(t) for t in graph.outputs if latest.get(t) == "swap_out")
     keep = frozenset(of(t.id) for t in graph.tensors if t.producer is None and t.id not in owned)
     sizes = tuple(graph.tensors[t].nbytes for t in slot)
-    return Instructions(tuple(code), sizes, inputs, outputs, constants, arrive, left, keep)
+    effectful = any(op.effectful for op in graph.operators)
+    return Instructions(tuple(code), sizes, inputs, outputs, constants, arrive, left, keep, effectful)
 
 
 def _getter(slots: tuple[int, ...]) -> Callable[[Sequence[Any]], Sequence[Any]]:

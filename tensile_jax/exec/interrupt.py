@@ -7,7 +7,8 @@ comes first. At both times every array that the caller holds is alive.
 
 If the iteration does not end (a hanging device), the third Ctrl-C is handled at once.
 
-Only the main thread handles signals; in another thread, and where no handler was installed from Python, nothing is held.
+Only the main thread handles signals; in another thread, and where no handler was installed from Python, nothing is held. Nor is
+it where the handler has the attribute `raises_nothing`, as that of the command line, which leaves signals to a thread of its own.
 """
 
 import signal
@@ -42,7 +43,7 @@ class InterruptsHeld:
             return
         _DELIVERY.now()
         own = signal.getsignal(signal.SIGINT)
-        if callable(own):
+        if callable(own) and not getattr(own, "raises_nothing", False):
             self._own = own
             _DELIVERY.held = True
             signal.signal(signal.SIGINT, self._hold)

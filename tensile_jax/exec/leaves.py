@@ -127,7 +127,7 @@ def from_bytes(leaf: Leaf, stored: np.ndarray | None) -> Any:
     if leaf.kind == "key":
         return _keys(leaf, raw)
     host = raw.view(np.dtype(leaf.dtype)).reshape(leaf.shape)
-    return _weaken(host) if leaf.kind == "weak" else host
+    return jax.device_put(weaken(host), _pinned()) if leaf.kind == "weak" else host
 
 
 def _keys(leaf: Leaf, raw: np.ndarray) -> jax.Array:
@@ -136,16 +136,17 @@ def _keys(leaf: Leaf, raw: np.ndarray) -> jax.Array:
     return jax.random.wrap_key_data(jax.device_put(data, _pinned()), impl=leaf.text)
 
 
-def _weaken(host: np.ndarray) -> Any:
-    with _on_cpu():
+def weaken(host: np.ndarray) -> Any:
+    """A weakly typed array of these numbers, on the CPU and not committed to it; `host` itself where JAX has no such dtype."""
+    with on_cpu():
         blank = jnp.full(host.shape, host.dtype.type(0).item())  # what a Python scalar fills is weakly typed
         if blank.dtype != host.dtype:  # 64 bits, read where JAX has only 32
             return host
-        weak = blank.at[...].set(host)
-    return jax.device_put(weak, _pinned())
+        return blank.at[...].set(host)
 
 
-def _on_cpu() -> Any:
+def on_cpu() -> Any:
+    """A `with` block in which JAX makes arrays on the CPU, if it has that backend."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # a JAX that was told to have no other backend

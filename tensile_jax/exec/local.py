@@ -17,6 +17,7 @@ from tensile_jax.exec.compile import Compiler
 from tensile_jax.exec.demands import demand_of, metrics_bytes, unused_bytes
 from tensile_jax.exec.executor import Executor, Iteration, Observation
 from tensile_jax.exec.instructions import Instructions, Op, instructions_of
+from tensile_jax.exec.lifted import PutBack
 from tensile_jax.exec.prepare import Compiled, Options, PreparedStep
 from tensile_jax.exec.transfer import Transfer, on_host
 from tensile_jax.exec.whole import WholeIteration, WholeStep
@@ -52,17 +53,18 @@ class LocalProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalState:
-    """A state that is kept in this process."""
+    """A state that is kept in this process; with `put_back` it is that of objects of the user's."""
 
     tree: Any
+    put_back: PutBack | None = None
 
     def save(self, checkpoints: Checkpoints, step: int) -> str:
         """A checkpoint of it."""
         return checkpoints.save(step, self.tree)
 
     def fetch(self) -> Any:
-        """Itself."""
-        return self.tree
+        """Itself; or the objects, which hold it then."""
+        return self.tree if self.put_back is None else self.put_back(self.tree)
 
 
 def program_of(prepared: PreparedStep, compiled: Compiled, *, kept_out: frozenset[TensorId] = frozenset()) -> LocalProgram:
@@ -108,8 +110,9 @@ def _nothing(*arguments: Any) -> tuple[()]:
 class LocalActor:
     """A job in this process."""
 
-    def __init__(self, function: Callable[..., Any], state: Any, transfer: Transfer) -> None:
+    def __init__(self, function: Callable[..., Any], state: Any, transfer: Transfer, *, put_back: PutBack | None = None) -> None:
         self._function = getattr(function, "__wrapped__", function)
+        self._put_back = put_back
         self._transfer = transfer
         self._leaves, self._tree = tree_flatten(state)
         self._shapes = [_shape_of(leaf) for leaf in self._leaves]
@@ -142,19 +145,22 @@ class LocalActor:
         """
         self._leaves = [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in self._leaves]
         self.park()()
+        if self._put_back is not None:  # its objects hold no arrays that are gone
+            self._put_back(tree_unflatten(self._tree, self._leaves))
 
     def trace(self, batch: Any, options: Options, compiler: Compiler) -> PreparedStep:
         """The job's step, traced on its state and on shapes like those of `batch`.
 
         Raises:
-            TraceError: it has effects, or does not return (state, metrics) with the state as it was given.
+            TraceError: it is given mutable references, or does not return (state, metrics) with the state as it was given.
         """
         jitted = jax.jit(self._function, donate_argnums=0)
         state = tree_unflatten(self._tree, self._shapes)
         shapes = (state, jax.tree.map(_shape_of, batch))
         with jax.default_device(self._transfer.device):
+            seen = jitted.trace(*shapes).out_info  # before it is lowered, when JAX warns of donated arguments that do not fit
+            self._refuse_other_state(jax.tree.structure(seen), jax.tree.leaves(seen))
             step = trace_step(jitted, self._function, shapes, {})
-        self._refuse_other_state(step.out_tree, step.out_avals)
         return PreparedStep(step, None, options, compiler)
 
     def prepare(self, prepared: PreparedStep, budget_bytes: int) -> LocalProgram:
@@ -303,7 +309,7 @@ class LocalActor:
         return lambda: nbytes
 
     def state(self) -> Kept:
-        return LocalState(tree_unflatten(self._tree, self._leaves))
+        return LocalState(tree_unflatten(self._tree, self._leaves), self._put_back)
 
     def counts(self) -> tuple[int, int]:
         now = self._executor

@@ -1,21 +1,24 @@
 """One step at one set of shapes, from trace to a running plan.
 
-    trace -> order -> ladder -> choice -> segments -> compile -> the segments' own sizes -> the same again, if these break
-    the budget -> check -> executor
+    trace -> order -> ladder -> choice -> segments -> check -> compile -> the segments' own sizes -> check -> the same again, if
+    these break the budget -> executor
 
 Workspaces are estimates until XLA has compiled a segment. What it says replaces the estimate; if the footprint then exceeds the
 budget, the planner chooses again knowing more, until a plan's *compiled* peak is under the budget. If no choice is left, the
 plan with the least peak is compiled, so that the error can name a budget that is known to work.
+
+A plan that its replay refuses (`plan/check.py`) is our mistake, and the user's step need not stand still for it: the policy is
+asked again for less, then the others. The fault becomes a note of the plan that is taken instead.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Any, Literal
 
-from tensile_jax.errors import BudgetTooSmall, PlanFileError
+from tensile_jax.errors import BudgetTooSmall, InvalidPlan, TensileError
 from tensile_jax.exec.budget import Budget
 from tensile_jax.exec.code import Codebook
 from tensile_jax.exec.compile import Compiler, Executable, peak_of
@@ -44,6 +47,8 @@ from tensile_jax.plan import (
     planned_whole,
     whole_peak,
 )
+from tensile_jax.plan.choice import peak_of as peak_of_choice
+from tensile_jax.plan.choice import whole
 from tensile_jax.plan.swap import Link, keep_state_out, state_that_may_stay_out
 from tensile_jax.schedule import Plan, PolicyName, format_bytes, unranged
 from tensile_jax.trace import TracedStep
@@ -51,6 +56,8 @@ from tensile_jax.trace import TracedStep
 _MOST_ATTEMPTS = 8
 _MOST_SLOWDOWN_ATTEMPTS = 4
 _CAUTION = 0.01  # of the budget, more with each attempt
+_MOST_REFUSED = 12  # plans of one policy that their replays refuse, one after another
+_BELOW_REFUSED = 0.97  # of the peak of a plan that was refused: the limit for the next
 _LOWER = 0.9  # the next budget, after the device ran out of memory under this one
 
 Progress = Callable[[str, int, int], None]
@@ -102,6 +109,7 @@ class PreparedStep:
         self.jit_compile_s = 0.0
         self.out_of_memory = 0  # under earlier plans
         self._whole: Any = None
+        self._faults: dict[Hashable, str] = {}  # by choice, what its replay said
         self._without_swaps: PreparedStep | None = None
 
     def without_swaps(self) -> "PreparedStep":
@@ -140,8 +148,8 @@ class PreparedStep:
         """The limit that `max_slowdown` comes to, as far as is known: with what compiling has shown it is another."""
 
         def plan_under(limit: float) -> Plan | None:
-            choice = self.policy(self.ladder, limit, self.measured)
-            return None if choice is None else self._plan(choice, limit)
+            found = self._next(limit, self.measured)
+            return None if found is None else found.plan
 
         return least_limit(
             plan_under,
@@ -162,12 +170,42 @@ class PreparedStep:
         """The same, with the choice that it came from."""
         began = time.perf_counter()
         limit = self.limit()
-        choice = self.policy(self.ladder, limit, self.measured)
-        if choice is None:
+        found = self._next(limit, self.measured)
+        if found is None and self.policy(self.ladder, limit, self.measured) is not None:
+            raise self._nothing_survives()
+        if found is None:
             raise self._too_small(limit, floor(self.ladder, self.measured, self.policy)[0], "about ")
-        plan = self._plan(choice, limit)
         self.plan_s = time.perf_counter() - began
-        return Compiled(plan, None, choice)
+        return found
+
+    def _next(self, limit: float, measured: Measured) -> Compiled | None:
+        """The first choice under the limit whose plan survives its replay, with that plan; None if there is none."""
+        for choice in self._choices(limit, measured):
+            plan = self._plan(choice, limit)
+            if plan is not None:
+                return Compiled(plan, None, choice)
+        return None
+
+    def _choices(self, limit: float, measured: Measured) -> Iterator[Choice]:
+        """What the policy chooses, then what is left if that is refused: for less, by the other policies, and last whole.
+
+        There are none where the policy has no choice under the limit: then the budget is too small for it.
+        """
+        first = self.policy(self.ladder, limit, measured)
+        if first is None:
+            return
+        for policy in (self.policy, *(p for p in POLICIES.values() if p is not self.policy)):
+            lower, choice = limit, first if policy is self.policy else policy(self.ladder, limit, measured)
+            for _ in range(_MOST_REFUSED):
+                if choice is None:
+                    break
+                yield choice
+                if lower == LEAST:
+                    break
+                lower = min(lower, _BELOW_REFUSED * peak_of_choice(self.ladder, choice, measured))
+                choice = policy(self.ladder, lower, measured)
+        if whole_peak(self.ladder, measured) <= limit:
+            yield whole(self.ladder)
 
     def bound_us(self) -> float:
         """Microseconds that no plan under the budget is faster than; those of the step as one executable, if it fits."""
@@ -176,7 +214,8 @@ class PreparedStep:
             return ladder.whole_us
         return least_step_us(ladder.activity, ladder.traffic, ladder.latencies, self.options.profile, self.limit())
 
-    def _plan(self, choice: Choice, limit: float) -> Plan:
+    def _plan(self, choice: Choice, limit: float) -> Plan | None:
+        """The plan of a choice; None if its replay refuses it."""
         header = self._header(limit)
         if choice.rung == WHOLE:
             plan = planned_whole(
@@ -190,8 +229,19 @@ class PreparedStep:
         chosen = layout(self.ladder, choice, self.measured)
         plan = assemble(chosen, self.ladder.traffic, self.options.profile, self.ladder.latencies, header)
         plan = replace(plan, floor_bytes=min(plan.floor_bytes, plan.peak_bytes))
-        check(plan, self.graph)
+        try:
+            check(plan, self.graph)
+        except InvalidPlan as fault:
+            self._faults.setdefault((choice.rung, choice.boundaries, tuple(choice.absences.values())), str(fault))
+            return None
         return plan
+
+    def _nothing_survives(self) -> TensileError:
+        return TensileError(
+            f"No plan for {self.graph.name!r} could be verified, so none was run; this is a mistake of tensile_jax, and nothing "
+            'has happened to the arguments. Try policy="none" or another budget, or run the step with jax.jit; and please report '
+            f"it with this: {'; '.join(dict.fromkeys(self._faults.values()))}"
+        )
 
     def _header(self, limit: float) -> Plan:
         floor_bytes, _ = floor(self.ladder, self.measured, self.policy)
@@ -209,6 +259,10 @@ class PreparedStep:
             unplanned_peak_bytes=self.ladder.unplanned_bytes,
             floor_bytes=floor_bytes,
             floor_tensors=tuple(t.name for t in held[:5]),
+            notes=tuple(
+                f"Another plan was refused when it was verified ({fault}), and this one was taken. Please report that."
+                for fault in dict.fromkeys(self._faults.values())
+            ),
         )
 
     def _too_small(self, limit: float, floor_bytes: int, about: str) -> BudgetTooSmall:
@@ -263,20 +317,20 @@ class PreparedStep:
         options = self.options
         kind = (self.graph.fingerprint, options.policy, options.profile, options.state_memory, options.may_swap)
         confirmed = confirmed_for((*kind, self.compiler.device.device_kind))
-        choice = confirmed.above(limit)
-        found = None if choice is None else self._realised(choice, limit)
+        above = confirmed.above(limit)
+        found = None if above is None else self._realised(above, limit)
         if found is None or found.plan.peak_bytes > limit:  # XLA may tune a kernel to more scratch than before
             try:
                 found = self._search(limit)
             except BudgetTooSmall:
                 lower = confirmed.below(limit, 0)
-                if lower is None:
+                found = None if lower is None else self._realised(lower, limit)
+                if found is None:
                     raise
-                found = self._realised(lower, limit)
             else:
                 lower = confirmed.below(limit, found.plan.peak_bytes)
                 if lower is not None:
-                    found = self._realised(lower, limit)
+                    found = self._realised(lower, limit) or found
         confirmed.add(limit, found.plan.peak_bytes, found.choice)
         return found
 
@@ -287,24 +341,24 @@ class PreparedStep:
             limit = self.limit()
             if best is not None and best.plan.peak_bytes <= limit:
                 break
-            choice = self.policy(self.ladder, limit, self.measured)
-            assert choice is not None  # the limit was found by asking the policy
-            found = self._realised(choice, limit)
-            if best is None or found.plan.peak_bytes < best.plan.peak_bytes:
+            chosen = self._next(limit, self.measured)
+            found = None if chosen is None else self._realised(chosen.choice, limit)
+            if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
                 best = found
-        assert best is not None
+        if best is None:
+            raise self._nothing_survives()
         return best
 
     def _search(self, limit: float) -> Compiled:
         caution = 0
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             began = time.perf_counter()
-            choice = self.policy(self.ladder, limit, replace(self.measured, caution=caution))
+            chosen = self._next(limit, replace(self.measured, caution=caution))
             self.plan_s += time.perf_counter() - began
-            if choice is None:
+            if chosen is None:
                 break
-            found = self._realised(choice, limit)
-            if found.plan.peak_bytes <= limit:
+            found = self._realised(chosen.choice, limit)
+            if found is not None and found.plan.peak_bytes <= limit:
                 return found
             caution = int(limit * _CAUTION * attempt)
         return self._at_the_floor(limit)
@@ -328,36 +382,42 @@ class PreparedStep:
                 break
             seen.add((choice.rung, choice.boundaries))
             found = self._realised(choice, limit)
-            if found.plan.peak_bytes < least:
+            if found is not None and found.plan.peak_bytes < least:
                 best = found
-        assert best is not None
+        if best is None:
+            raise self._nothing_survives()
         if best.plan.peak_bytes <= limit:
             return best
         raise self._too_small(limit, best.plan.peak_bytes, "")
 
-    def _realised(self, choice: Choice, limit: float) -> Compiled:
-        """The plan of `choice` and its executables, whole or in segments."""
-        if choice.rung == WHOLE:
-            self.whole_executable()
-            return Compiled(self._plan(choice, limit), None, choice)
-        return self._compiled(choice, limit)
+    def _realised(self, choice: Choice, limit: float) -> Compiled | None:
+        """The plan of `choice` and its executables, whole or in segments; None if its replay refuses it."""
+        if choice.rung != WHOLE:
+            return self._compiled(choice, limit)
+        self.whole_executable()
+        plan = self._plan(choice, limit)
+        return None if plan is None else Compiled(plan, None, choice)
 
-    def _compiled(self, choice: Choice, limit: float) -> Compiled:
+    def _compiled(self, choice: Choice, limit: float) -> Compiled | None:
         """The plan of `choice` with its segments compiled and their own workspaces in it."""
         began = time.perf_counter()
         plan = self._plan(choice, limit)
         self.plan_s += time.perf_counter() - began
+        if plan is None:
+            return None
         executables = self.compile(plan)
         sizes = dict(self.measured.workspaces)
         for (a, b), nbytes in zip(pairwise(choice.boundaries), self.workspaces(plan, executables), strict=True):
             sizes[choice.rung, a, b] = nbytes
         self.measured = replace(self.measured, workspaces=sizes)
-        return Compiled(replace(self._plan(choice, limit), workspaces="compiled"), executables, choice)
+        plan = self._plan(choice, limit)
+        return None if plan is None else Compiled(replace(plan, workspaces="compiled"), executables, choice)
 
     def keep_out(self, found: Compiled, tensors: Collection[TensorId]) -> Compiled:
         """The same segments with these state tensors on the host between their uses, across the iteration boundary.
 
-        Nothing else changes, so neither do results; no segment holds more than before.
+        Nothing else changes, so neither do results; no segment holds more than before. If the replay refuses that plan, `found`
+        remains.
         """
         if not tensors or found.plan.whole:
             return found
@@ -367,7 +427,10 @@ class PreparedStep:
         choice = replace(found.choice, absences={**found.choice.absences, **out})
         budget = found.plan.budget_bytes
         limit = float("inf") if budget is None else budget
-        return Compiled(self._plan(choice, limit), None, choice) if found.executables is None else self._realised(choice, limit)
+        if found.executables is not None:
+            return self._realised(choice, limit) or found
+        plan = self._plan(choice, limit)
+        return found if plan is None else Compiled(plan, None, choice)
 
     def may_stay_out(self, found: Compiled) -> tuple[tuple[TensorId, int], ...]:
         """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
@@ -390,36 +453,6 @@ class PreparedStep:
             max(0, e.workspace(outputs=sum(size[t] for t in s.outputs), donated=sum(size[t] for t in s.donated)))
             for s, e in zip(plan.segments, executables, strict=True)
         ]
-
-    def load(self, plan: Plan) -> "RunningPlan":
-        """A saved plan, ready to run.
-
-        Raises:
-            PlanFileError: it was made for another program, or its compiled peak is above the budget that it names.
-        """
-        if plan.fingerprint != self.graph.fingerprint:
-            raise PlanFileError(
-                f"plan= was made for another program: it is of {plan.program!r} with fingerprint {plan.fingerprint}, this "
-                f"step is {self.graph.name!r} with {self.graph.fingerprint} (shapes, types, optimizer, donation, or the "
-                "version of jax differ). Make a new one with step.plan(...)."
-            )
-        if plan.whole:
-            self.whole_executable()
-            return RunningPlan(self, plan, None)
-        check(plan, self.graph)
-        executables = self.compile(plan)
-        segments = tuple(
-            replace(s, workspace_bytes=nbytes, device_bytes=s.resident_bytes + nbytes)
-            for s, nbytes in zip(plan.segments, self.workspaces(plan, executables), strict=True)
-        )
-        peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
-        plan = replace(plan, segments=segments, peak_segment=peak, peak_bytes=segments[peak].device_bytes, workspaces="compiled")
-        if plan.budget_bytes is not None and plan.peak_bytes > plan.budget_bytes:
-            raise PlanFileError(
-                f"plan= was made for a budget of {plan.budget_bytes} bytes; compiled here, it needs {plan.peak_bytes}. "
-                "Make a new one on this machine."
-            )
-        return RunningPlan(self, plan, executables)
 
     def prepare_for_less(self, running: "RunningPlan") -> "RunningPlan":
         """A plan for less than `running`, to which the device could not give what it asked for; itself if there is none.

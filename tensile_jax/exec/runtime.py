@@ -36,6 +36,7 @@ from tensile_jax.exec.folder_lock import FolderLock
 from tensile_jax.exec.isolated import IsolatedActor
 from tensile_jax.exec.job import Job
 from tensile_jax.exec.keeping import Keeping
+from tensile_jax.exec.lifted import PutBack, lifted_job
 from tensile_jax.exec.listener import JobListener
 from tensile_jax.exec.local import LocalActor
 from tensile_jax.exec.planning import Planning
@@ -147,7 +148,10 @@ class Runtime:
         The state is given away, as a donated argument is. User code (`batches`, `on_step`) runs in a thread of the job's own.
 
         Args:
-            step: the function; or an `Entrypoint`, which makes step, state and batches, so that these are not given.
+            step: the function; or an `Entrypoint`, which makes step, state and batches, so that these are not given. It may also
+                be a step that `tensile_jax.nnx.jit` has made: `state` is then the tuple of the NNX objects that it changes, and
+                a batch comes after them. When the job has ended, however that is, they hold the state after its last finished
+                iteration, in the CPU's memory, and `Job.result` returns them.
             batches: an iterable, or a function that gives one.
             priority: its share of the device's time, against the other jobs'.
             budget: a limit for this job alone, below the runtime's.
@@ -184,10 +188,16 @@ class Runtime:
                 asked = replace(asked, first=first)
             if isinstance(step, Entrypoint) and isolation == "thread":
                 step, state, batches = step.make()
+            step, state, put_back = lifted_job(step, state)
+            if put_back is not None and isolation == "process":
+                raise ValueError(
+                    f'isolation="process" cannot be had for {asked.name!r}, whose step changes objects of this process. Pass '
+                    'isolation="thread", or an Entrypoint, which makes the objects in the job\'s own process.'
+                )
             refuse_unfit_state(asked.name, state, self._device)
             if checkpoints is not None and asked.first and not isinstance(step, Entrypoint):  # which makes the state elsewhere
                 state = checkpoints.restore(asked.first, state)
-            job = self._make_job(asked, step, state, batches, on_step, checkpoints, lock)
+            job = self._make_job(asked, step, state, batches, put_back, on_step, checkpoints, lock)
             lock = None  # it is the job's now
         finally:
             if lock is not None:
@@ -198,9 +208,11 @@ class Runtime:
         with self._changed:
             self._tell(job, "submitted", resumed)
         job._feed.release()
-        if asked.first >= steps:
+        if asked.first >= asked.steps:
             with self._changed:
-                self._keeping.leave(job, "finished", job._actor.state(), note=f"its checkpoint has all {steps} steps already")
+                self._keeping.leave(
+                    job, "finished", job._actor.state(), note=f"its checkpoint has all {asked.steps} steps already"
+                )
         return job
 
     def _make_job(
@@ -209,6 +221,7 @@ class Runtime:
         step: Callable[..., Any] | Entrypoint,
         state: Any,
         batches: Any,
+        put_back: PutBack | None,
         on_step: Callable[[int, Any], None] | None,
         checkpoints: Checkpoints | None,
         lock: FolderLock | None,
@@ -230,7 +243,7 @@ class Runtime:
             given, skip = isolated.batches(), 0
         else:
             assert not isinstance(step, Entrypoint) and batches is not None  # it was made, and they were looked at
-            actor = LocalActor(step, state, self._transfer)
+            actor = LocalActor(step, state, self._transfer, put_back=put_back)
             given, skip = batches, asked.first
         number = JobId(next(self._numbers))
         most = skip + max(0, asked.steps - asked.first)

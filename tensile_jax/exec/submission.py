@@ -9,6 +9,7 @@ from jax.core import Tracer
 
 from tensile_jax.exec.budget import parse_budget
 from tensile_jax.exec.entrypoint import Entrypoint
+from tensile_jax.exec.number import MOST, read_count, read_number, shown
 from tensile_jax.exec.transfer import Device
 from tensile_jax.schedule import PolicyName
 
@@ -37,16 +38,23 @@ class Submission:
         if not callable(self.step) and not isinstance(self.step, Entrypoint):
             raise TypeError(f"step must be a function (state, batch) -> (state, metrics), or an Entrypoint: got {self.step!r}.")
         for argument, value in (("steps", self.steps), ("checkpoint_every", self.checkpoint_every)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{argument} must be a whole number of at least 1, got {value!r}.")
-        if not _is_number(self.priority) or not 0 < self.priority < float("inf"):
+            if argument == "checkpoint_every" and value is None:
+                continue
+            count = read_count(value)
+            if count is None:
+                raise ValueError(f"{argument} must be a whole number of at least 1, got {shown(value)}.")
+            object.__setattr__(self, argument, count)
+        priority, rate, slowdown = map(read_number, (self.priority, self.max_swap_rate, self.max_slowdown))
+        if priority is None or not 0 < priority < MOST:
             raise ValueError(
-                f"priority must be a number above zero, got {self.priority!r}. Twice the priority is twice the time."
+                f"priority must be a number above zero, got {shown(self.priority)}. Twice the priority is twice the time."
             )
-        if not _is_number(self.max_swap_rate) or not 0 <= self.max_swap_rate <= 1:
-            raise ValueError(f"max_swap_rate must be from 0 to 1, a part of what all jobs swap: got {self.max_swap_rate!r}.")
-        if self.max_slowdown is not None and (not _is_number(self.max_slowdown) or not self.max_slowdown >= 1):
-            raise ValueError(f"max_slowdown must be at least 1, times plain jit's step: got {self.max_slowdown!r}.")
+        if rate is None or not 0 <= rate <= 1:
+            raise ValueError(f"max_swap_rate must be from 0 to 1, a part of what all jobs swap: got {shown(self.max_swap_rate)}.")
+        if self.max_slowdown is not None and (slowdown is None or not 1 <= slowdown < float("inf")):
+            raise ValueError(f"max_slowdown must be at least 1, times plain jit's step: got {shown(self.max_slowdown)}.")
+        for argument, number in (("priority", priority), ("max_swap_rate", rate), ("max_slowdown", slowdown)):
+            object.__setattr__(self, argument, None if number is None else float(min(number, MOST)))
         if self.policy not in get_args(PolicyName):
             raise ValueError(f"policy={self.policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
         if self.isolation not in get_args(Isolation):
@@ -54,11 +62,7 @@ class Submission:
         refuse_unfit_name(self.name)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def bytes_of(argument: str, value: int | str) -> int:
+def bytes_of(argument: str, value: Any) -> int:
     """A budget of several jobs, in bytes.
 
     Raises:

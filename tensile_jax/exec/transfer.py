@@ -42,6 +42,12 @@ def on_host(array: Any) -> bool:
     return sharding is not None and sharding.memory_kind == HOST and isinstance(array, jax.Array)
 
 
+def may_move(value: Any) -> bool:
+    """Whether the value can be copied to a device: not a token, and not `float0`, of which no device has a buffer."""
+    dtype = getattr(value, "dtype", None)
+    return not hasattr(value, "block_until_ready") if dtype is None else dtype != jax.dtypes.float0
+
+
 def to_device(tree: Any) -> Any:
     """`tree` with every array that lies in host memory brought into device memory; all others as they are."""
     return jax.tree.map(lambda leaf: Transfer(_device_of(leaf)).into(leaf) if on_host(leaf) else leaf, tree)

@@ -56,5 +56,7 @@ class WholeIteration:
         args, kwargs = tree_unflatten(step._in_tree, self.env)
         self.env = tree_leaves(step._compiled(*args, **kwargs))
         self.latest = self.env[-1] if self.env else None
+        if not self.env:  # nothing to wait for but its effects
+            jax.effects_barrier()
         if self._watch is not None:
             self._watch.peak_bytes = self._watch.live_bytes = step._peak_bytes

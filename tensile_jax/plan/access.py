@@ -174,8 +174,8 @@ def access_sequence(
 ) -> AccessSequence:
     """The access sequence of a graph cut at the boundaries: one operator a segment, with the chains that it computes again.
 
-    A tensor is recomputed by its chain. What the caller owns, keys of random numbers and tensors below `smallest_bytes` are
-    fixed.
+    A tensor is recomputed by its chain. What the caller owns, results of effectful operators, keys of random numbers and tensors
+    below `smallest_bytes` are fixed.
 
     Args:
         boundaries: ascending, from 0 to the number of operators of the graph.
@@ -198,6 +198,7 @@ def access_sequence(
         initial=[t.id for t in graph.tensors if t.producer is None],
         results=activity.kept_by_caller.union(graph.outputs),
         fixed=activity.kept_by_caller
+        | activity.made_once
         | {t.id for t in graph.tensors if t.dtype.startswith("key<") or t.nbytes < max(smallest_bytes, 1)},
         updates={new: old for old, new in retention.heirs.items()},
         making=making,
@@ -214,6 +215,8 @@ class Chain(NamedTuple):
 def find_chain(retention: Retention, tensor: TensorId, *, smallest_bytes: int = 0) -> Chain:
     """The chain that ends in the tensor: from inputs of the step and what is stored at least as long as the tensor.
 
+    Results of effectful operators are inputs of the chain as well, since their operators do not run again.
+
     What is smaller than `smallest_bytes` is neither: to keep it for longer costs nothing.
     """
     begin, end, graph = retention.activity.begin, retention.end, retention.activity.graph
@@ -224,7 +227,7 @@ def find_chain(retention: Retention, tensor: TensorId, *, smallest_bytes: int = 
         t = wanted.pop()
         if graph.tensors[t].nbytes < smallest_bytes and t not in retention.dropped:
             continue
-        if begin[t] < 0 or end[t] >= end[tensor]:
+        if begin[t] < 0 or end[t] >= end[tensor] or t in retention.activity.made_once:
             inputs.add(t)
         elif begin[t] not in places:
             places.add(begin[t])

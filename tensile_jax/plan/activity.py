@@ -66,6 +66,11 @@ class Activity:
         return np.array([op.kind for op in self.graph.operators], dtype=np.str_)
 
     @cached_property
+    def made_once(self) -> frozenset[TensorId]:
+        """The results of effectful operators, which never run again: as long as they are needed, they are kept."""
+        return frozenset(t for op in self.graph.operators if op.effectful for t in op.outputs)
+
+    @cached_property
     def relayout(self) -> np.ndarray:
         """Bytes that every operator copies to bring its operands into a canonical layout, by place."""
         return np.array([op.relayout for op in self.graph.operators], dtype=float)

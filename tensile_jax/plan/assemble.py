@@ -5,21 +5,26 @@ boundary b   swap-outs whose last need is over are issued; swap-ins whose time h
 segment      runs for the latency of its operators and of what it computes again
 afterwards   what nothing needs any more is released
 
-device_bytes(segment) = stored at its begin + made by it + workspace
+device_bytes(segment) = resident bytes (`residency.py`) + workspace, and no less than what the policy counted
+
+Donated state is handed to the segment that makes its update even where that segment does not read it: the update then takes over
+its memory, as every policy counts it. Released beside its update, it would be counted twice while that segment runs.
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from tensile_jax.ir import Graph, OperatorId, TensorId
 from tensile_jax.plan.cut import rerun_latency
 from tensile_jax.plan.latency import DeviceProfile
+from tensile_jax.plan.residency import resident_bytes
 from tensile_jax.plan.retention import Emission, Retention, emit
 from tensile_jax.plan.simulate import simulate
-from tensile_jax.plan.stays import Absence, Absences, find_stays, stored_bytes
+from tensile_jax.plan.stays import Absence, Absences
 from tensile_jax.plan.traffic import Traffic
 from tensile_jax.schedule import SCHEMA_VERSION, Event, EventKind, Plan, PlannedTensor, Segment, ranges
 
@@ -28,8 +33,9 @@ from tensile_jax.schedule import SCHEMA_VERSION, Event, EventKind, Plan, Planned
 class Layout:
     """What a policy decides: what is dropped, what is away, where to cut, and the workspace of each segment.
 
-    `least_bytes` is, for each segment that was not compiled yet, what it must be taken to need: the policy's own count, which
-    may be more than what adds up here. A plan that states less would not be the one that was chosen.
+    `least_bytes` is, for each segment, what the policy counted, which may be more than what adds up here. A plan that states
+    less would not be the one that was chosen. `compiled` says for which segments the workspace is XLA's own. It is left as it
+    is there, and elsewhere raised to what the policy counted.
     """
 
     retention: Retention
@@ -37,6 +43,7 @@ class Layout:
     boundaries: tuple[int, ...]
     workspaces: tuple[int, ...]
     least_bytes: tuple[int, ...] | None = None
+    compiled: tuple[bool, ...] | None = None
 
 
 def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies: Sequence[float], header: Plan) -> Plan:
@@ -44,12 +51,10 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
     retention = layout.retention
     activity = retention.activity
     graph = activity.graph
-    count = len(graph.operators)
     bounds = layout.boundaries
     absences = _effective(layout.absences, bounds)
-    stored = stored_bytes(find_stays(retention, absences), count)
     heirs = retention.heirs
-    emissions = [_aligned(emit(retention, a, b), heirs) for a, b in zip(bounds, bounds[1:], strict=False)]
+    emissions = [_aligned(_handed_over(emit(retention, a, b), retention), heirs) for a, b in pairwise(bounds)]
     outgoing, incoming = _copies(retention, absences, bounds)
     frees = _frees(retention, emissions, heirs)
     let_go = _let_go(retention, absences, bounds)
@@ -62,11 +67,6 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
         events += [_copy("swap_in", graph, t, index, until) for t, until in incoming.get(index, ())]
         again_us = sum(rerun_latency(p, retention, traffic, profile) for p in emission.again)
         own_us = float(elapsed[emission.end] - elapsed[emission.begin])
-        coming = sum(graph.tensors[t].nbytes for t, _ in incoming.get(index, ()))
-        resident = int(stored[emission.begin]) + coming + _made(graph, emission, heirs)
-        workspace = layout.workspaces[index]
-        if layout.least_bytes is not None:
-            workspace = max(workspace, layout.least_bytes[index] - resident)
         segments.append(
             Segment(
                 name=f"segment_{index:03d}",
@@ -76,9 +76,9 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
                 outputs=emission.outputs,
                 donated=_donated(emission, heirs),
                 frees=(*frees.get(index, ()), *let_go.get(index, ())),
-                resident_bytes=resident,
-                workspace_bytes=workspace,
-                device_bytes=resident + workspace,
+                resident_bytes=0,  # all three: counted when there are all segments and events
+                workspace_bytes=layout.workspaces[index],
+                device_bytes=0,
                 begin_us=0.0,
                 latency_us=round(own_us + again_us, 3),
                 recomputed_us=round(again_us, 3),
@@ -90,6 +90,7 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
         events += [_release(graph, t, index, "the host has it still") for t in let_go.get(index, ())]
     last = len(emissions)
     events += [_copy("swap_out", graph, t, last, until) for t, until in outgoing.get(last, ())]
+    segments = _sized(layout, segments, resident_bytes(graph, segments, events))
 
     named = {t for s in segments for t in (*s.inputs, *s.outputs)} | {e.tensor for e in events} | set(graph.inputs)
     peak = max(range(last), key=lambda i: (segments[i].device_bytes, -i))
@@ -106,6 +107,19 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
         events=tuple(events),
     )
     return _timed(plan, profile)
+
+
+def _sized(layout: Layout, segments: Sequence[Segment], resident: Sequence[int]) -> list[Segment]:
+    """The same with their bytes."""
+    found: list[Segment] = []
+    for index, (segment, held) in enumerate(zip(segments, resident, strict=True)):
+        workspace = segment.workspace_bytes
+        least = 0 if layout.least_bytes is None else layout.least_bytes[index]
+        if layout.compiled is None or not layout.compiled[index]:
+            workspace = max(workspace, least - held)
+        nbytes = max(held + workspace, least)
+        found.append(replace(segment, resident_bytes=held, workspace_bytes=workspace, device_bytes=nbytes))
+    return found
 
 
 def _timed(plan: Plan, profile: DeviceProfile) -> Plan:
@@ -221,6 +235,15 @@ def _effective(absences: Absences, bounds: tuple[int, ...]) -> dict[TensorId, tu
     return found
 
 
+def _handed_over(emission: Emission, retention: Retention) -> Emission:
+    """The same with donated state among its inputs that would be released beside its update, which this segment makes."""
+    made = set(emission.outputs)
+    unread = (
+        old for old, new in retention.heirs.items() if new in made and emission.begin <= max(retention.end[old], 0) < emission.end
+    )
+    return replace(emission, inputs=tuple(sorted({*emission.inputs, *unread})))
+
+
 def _donated(emission: Emission, heirs: Mapping[TensorId, TensorId]) -> tuple[TensorId, ...]:
     made = set(emission.outputs)
     return tuple(t for t in emission.inputs if t in heirs and heirs[t] in made)
@@ -234,12 +257,6 @@ def _aligned(emission: Emission, heirs: Mapping[TensorId, TensorId]) -> Emission
     first = [heirs[t] for t in _donated(emission, heirs)]
     taken = set(first)
     return replace(emission, outputs=(*first, *(t for t in emission.outputs if t not in taken)))
-
-
-def _made(graph: Graph, emission: Emission, heirs: Mapping[TensorId, TensorId]) -> int:
-    """Bytes that the segment adds: its outputs, but for those that take over memory which is counted already."""
-    inheriting = set(heirs.values())
-    return sum(graph.tensors[t].nbytes for t in emission.outputs if t not in inheriting)
 
 
 def _frees(

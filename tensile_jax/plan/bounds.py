@@ -125,7 +125,7 @@ class _Program:
                 row.append((away, -1.0))
                 self._rows.append(([(away, 1.0), (self._column("away", t), -1.0)], 0.0))
             producer = begin[t]
-            if producer >= 0:
+            if producer >= 0 and not graph.operators[producer].effectful:
                 again = self._column("again", producer, place)
                 row.append((again, -1.0))
                 if producer not in seen:

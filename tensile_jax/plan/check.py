@@ -5,6 +5,7 @@ device and what is on the host, and holds the plan to this:
 
     - a segment's inputs are on the device, and its operators can be run from them, in the order given
     - every operator of the step runs; what runs twice is listed as recomputed; what belongs to the caller is never freed
+    - operators with effects run once, in the order in which the step has them
     - a tensor that has been swapped out once is on the host until it is released for good
     - a copy starts from where the tensor is and not before it is triggered, no two copies of one direction overlap, and none
       ends after it is needed
@@ -36,12 +37,14 @@ def check(plan: Plan, graph: Graph) -> None:
     successor = {pair.input: pair.output for pair in graph.carried}
     device = {t.id for t in graph.tensors if t.producer is None}
     host: set[TensorId] = set()
-    arriving = _arrives_on_host(plan)
+    arriving = _arrives_on_host(plan, graph)
     device -= arriving
     host |= arriving
     moving_in: dict[TensorId, Event] = {}
     leaving: dict[TensorId, Event] = {}
     ran: set[OperatorId] = set()
+    given: set[TensorId] = set()
+    latest_effect: OperatorId | None = None
     returns: dict[TensorId, list[int]] = {}  # before which segments the tensor is swapped in
     for event in plan.events:
         if event.kind == "swap_in":
@@ -63,6 +66,14 @@ def check(plan: Plan, graph: Graph) -> None:
             if o in ran:
                 raise InvalidPlan(f"runs {operator_of[o].name} a second time", segment=index)
             ran.add(o)
+            if operator_of[o].effectful:
+                if latest_effect is not None and o < latest_effect:
+                    before = operator_of[latest_effect].name
+                    raise InvalidPlan(f"runs {operator_of[o].name} after {before}, whose effect comes later", segment=index)
+                latest_effect = o
+        for o in again:
+            if operator_of[o].effectful:
+                raise InvalidPlan(f"recomputes {operator_of[o].name}, which has an effect", segment=index)
         if not again <= ran:
             raise InvalidPlan("recomputes an operator that has not run yet", segment=index)
         footprint = sum(graph.tensors[t].nbytes for t in device | set(segment.outputs))
@@ -85,6 +96,9 @@ def check(plan: Plan, graph: Graph) -> None:
                 host.discard(t)
         if not set(segment.outputs) <= made:
             raise InvalidPlan("gives an output that it does not make", segment=index)
+        if len(set(segment.outputs)) != len(segment.outputs) or not given.isdisjoint(segment.outputs):
+            raise InvalidPlan("gives an output that is given already", segment=index)
+        given.update(segment.outputs)
         device |= set(segment.outputs)
     last = len(plan.segments)
     for event in _issued(plan.events, last):
@@ -104,21 +118,32 @@ def _check_ids(plan: Plan, graph: Graph, operator_of: dict[OperatorId, Operator]
     for index, segment in enumerate(plan.segments):
         named = (*segment.inputs, *segment.outputs, *segment.donated, *segment.frees)
         unknown = [t for t in named if not 0 <= t < len(graph.tensors)]
-        missing = [o for o in (*unranged(segment.operators), *unranged(segment.recomputes)) if o not in operator_of]
+        spans = (*segment.operators, *segment.recomputes)
+        if any(not 0 <= a < b <= len(graph.operators) for a, b in spans):
+            raise InvalidPlan(f"names operators {spans}, and there are {len(graph.operators)}", segment=index)
+        missing = [o for o in unranged(spans) if o not in operator_of]
         if unknown or missing:
             raise InvalidPlan(f"names tensors {unknown} and operators {missing}, which do not exist", segment=index)
+    for tensor in plan.tensors:
+        true = graph.tensors[tensor.id] if 0 <= tensor.id < len(graph.tensors) else None
+        if true is None or (true.nbytes, true.shape, true.dtype) != (tensor.nbytes, tensor.shape, tensor.dtype):
+            raise InvalidPlan(f"the plan has another {tensor.name} than the step", segment=0, tensor=tensor.name)
     for event in plan.events:
         if not 0 <= event.tensor < len(graph.tensors):
             raise InvalidPlan(f"an event names tensor {event.tensor}, which does not exist", segment=event.until)
 
 
-def _arrives_on_host(plan: Plan) -> set[TensorId]:
+def _arrives_on_host(plan: Plan, graph: Graph) -> set[TensorId]:
     """Tensors whose first event brings them in: state that the last iteration left on the host."""
-    first: dict[TensorId, str] = {}
+    first: dict[TensorId, Event] = {}
     for event in plan.events:
         if event.kind in ("swap_in", "swap_out"):
-            first.setdefault(event.tensor, event.kind)
-    return {t for t, kind in first.items() if kind == "swap_in"}
+            first.setdefault(event.tensor, event)
+    state = {pair.input for pair in graph.carried} & graph.donated if plan.state_memory == "any" else set[TensorId]()
+    for t, event in first.items():
+        if event.kind == "swap_in" and t not in state:
+            raise InvalidPlan(f"brings in {event.name}, which never left", segment=event.trigger + 1, tensor=event.name)
+    return {t for t, event in first.items() if event.kind == "swap_in"}
 
 
 def _issued(events: Sequence[Event], index: int) -> list[Event]:

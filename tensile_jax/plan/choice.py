@@ -96,8 +96,10 @@ def whole(ladder: Ladder) -> Choice:
 
 def whole_peak(ladder: Ladder, measured: Measured) -> int:
     """Peak of the step as one executable: measured, or the more of what it stores and what it is estimated to need."""
-    if measured.whole is not None or not ladder.graph.operators:
-        return measured.whole or sum(t.nbytes for t in ladder.graph.tensors)
+    if measured.whole is not None:
+        return measured.whole
+    if not ladder.graph.operators:
+        return sum(t.nbytes for t in ladder.graph.tensors)
     board = ladder.rung(0).board
     return max(ladder.unplanned_bytes, int(board.held[0, -1] + board.workspace[0, -1]))
 
@@ -135,9 +137,8 @@ def layout(ladder: Ladder, choice: Choice, measured: Measured) -> Layout:
     pairs = list(pairwise(choice.boundaries))
     of_segments = tuple(int(work[index[a], index[b]]) for a, b in pairs)
     peaks = segment_peaks(ladder, choice, measured).astype(int).tolist()
-    known = [(choice.rung, a, b) in measured.workspaces for a, b in pairs]
-    at_least = tuple(0 if sure else peak for sure, peak in zip(known, peaks, strict=True))
-    return Layout(rung.retention, choice.absences, choice.boundaries, of_segments, at_least)
+    known = tuple((choice.rung, a, b) in measured.workspaces for a, b in pairs)
+    return Layout(rung.retention, choice.absences, choice.boundaries, of_segments, tuple(peaks), known)
 
 
 def step_us(ladder: Ladder, choice: Choice, measured: Measured) -> float:

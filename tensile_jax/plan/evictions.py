@@ -195,6 +195,8 @@ class Evictions:
             place = wanted.pop()
             if place in again:
                 continue
+            if operators[place].effectful:
+                return None
             again.add(place)
             for u in operators[place].inputs:
                 if u in dropped:

@@ -9,6 +9,9 @@ gradient (and sometimes a global norm) holds an update back. Two rules, both sta
     delayed    a heavy operator that only feeds the tail, with a result much larger than its operands (the gradient of a wide
                dense layer), goes after all others: when it makes its result, the activations are gone
 
+An operator that has an effect and no results (a debug print) is part of the tail. Whatever moves, effectful operators keep their
+order: each waits for the one before it, and what one of them reads is not delayed.
+
 Early updates only pay where they take the place of what they update. Where state is not donated they would hold old and
 new state at once during the backward pass. So the order is the one with the lowest peak of: early and delayed, early, late.
 """
@@ -50,22 +53,29 @@ def _peak(graph: Graph) -> int:
 def _sorted(graph: Graph, *, early_tail: bool, delay: bool) -> Graph:
     operators = graph.operators
     count = len(operators)
-    reaches_heavy = [False] * count
+    reaches_heavy, reaches_effect = [False] * count, [False] * count
     producer = {t: o for o, op in enumerate(operators) for t in op.outputs}
+    heavy = [op.kind == "heavy" and not (op.effectful and not op.outputs) for op in operators]
     for o in range(count - 1, -1, -1):
-        if operators[o].kind == "heavy" or reaches_heavy[o]:
-            for t in operators[o].inputs:
-                if t in producer:
-                    reaches_heavy[producer[t]] = True
-    tail = [not reaches_heavy[o] and operators[o].kind != "heavy" for o in range(count)]
+        for t in operators[o].inputs:
+            if t in producer:
+                reaches_heavy[producer[t]] |= heavy[o] or reaches_heavy[o]
+                reaches_effect[producer[t]] |= operators[o].effectful or reaches_effect[o]
+    tail = [not reaches_heavy[o] and not heavy[o] for o in range(count)]
 
     ready = [-1] * count  # place after which the operator can run; -1: at once
+    latest_effect = -1  # `ready` of the effectful operator before
     for o, op in enumerate(operators):
         before = max((ready[producer[t]] for t in op.inputs if t in producer), default=-1)
-        if delay and op.kind == "heavy" and not reaches_heavy[o] and _is_larger_than_its_operands(graph, op.inputs, op.outputs):
+        moves = tail[o] and early_tail
+        if op.effectful:
+            before = max(before, latest_effect)
+            ready[o] = latest_effect = before if moves and before >= 0 else o
+            continue
+        may_wait = delay and op.kind == "heavy" and not reaches_heavy[o] and not reaches_effect[o]
+        if may_wait and _is_larger_than_its_operands(graph, op.inputs, op.outputs):
             ready[o] = count
             continue
-        moves = tail[o] and early_tail
         if before < 0 and op.kind != "heavy":
             ready[o] = -1
         else:

@@ -19,6 +19,7 @@ operators in between. The cheapest choice for all of them at once is a minimum c
              | 2 * price * (bytes that its readers re-read)           the 2nd, 4th, ..                      large tensors
              + price * 2 * nbytes(o) * (...) ** 0.1           light operators read by a heavy one: written and read again
              ~ 0                                              other light operators: XLA fuses them into their consumer
+             = infinite                                       effectful operators, which run once only
 
 so `price` is the number of bytes one is willing to keep rather than move one byte more. That one number draws the whole
 curve from "keep all" to "keep as little as possible". Light operators that join large tensors (a residual sum) are
@@ -136,7 +137,9 @@ def _prices(activity: Activity, traffic: Traffic, price: float, profile: DeviceP
     latency = np.maximum(activity.flops / profile.flops_per_us, activity.touched / profile.bytes_per_us)
     joined = np.where(np.array(traffic.row) % 2, max(price, _JOIN_PRICE), _OTHER_JOINS * price)
     light = joined * np.array(traffic.reread) + price * smaller * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
-    return np.where(activity.kinds == "light", light, price * smaller * latency * profile.bytes_per_us)
+    prices = np.where(activity.kinds == "light", light, price * smaller * latency * profile.bytes_per_us)
+    prices[[op.effectful for op in activity.graph.operators]] = np.inf
+    return prices
 
 
 def _sink_side(heads: np.ndarray, tails: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:

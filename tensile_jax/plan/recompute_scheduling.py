@@ -12,6 +12,8 @@ memory is enough". An access (t, i) can be recomputed if
     its inputs      are neither swapped nor recomputed anywhere, and not released before access i: an earlier release by activity
                     analysis or the update of a parameter would be one
     others          do not recompute from t
+    t               is not a result of the step (our departure: a segment that computes a tensor again does not store it again,
+                    and a result must be there when the step ends)
 
 How the text is read: the memory saving is what is saved *at the peak*, so it is nbytes(t) if the peak comes after access i - 1
 ends and before access i begins, and otherwise nothing, and no recomputation. One run gives one recomputation; Algorithm 3
@@ -49,6 +51,8 @@ def recompute_scheduling(
     chosen: Recomputation | None = None
     for t in peak.tensors:
         if t not in sequence.making or t in sequence.fixed or t in released or t in relied_on or not sequence.nbytes[t]:
+            continue
+        if t in sequence.results:
             continue
         gap = _gap(sequence, t, peak.time_us)
         inputs = sequence.making[t].inputs

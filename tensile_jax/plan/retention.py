@@ -11,6 +11,8 @@ the chain may be needed:
              = last of needs(t)         otherwise
     stored at b  <=>  begin < b <= end  and t is on the device (`swap.py` takes it away in between)
 
+The results of effectful operators are never dropped, since such an operator runs once only.
+
 A chain that begins after boundary b is emitted inside the segment that needs it, once, whatever the number of its consumers
 there; what the segment makes itself is never made twice.
 """
@@ -67,9 +69,12 @@ class Retention:
 def retain(activity: Activity, dropped: Mapping[TensorId, int]) -> Retention:
     """The retention that follows when `dropped` tensors are stored up to the given places only.
 
-    Only what is dropped, and what its operators read, is looked at: the rest is as in `activity`.
+    What an effectful operator makes is kept all the same. Only what is dropped, and what its operators read, is looked at: the
+    rest is as in `activity`.
     """
     graph = activity.graph
+    if activity.made_once:
+        dropped = {t: last for t, last in dropped.items() if t not in activity.made_once}
     count = len(graph.operators)
     needs = list(activity.uses)
     end = list(activity.end)

@@ -166,12 +166,16 @@ def plan_swaps(
 
 
 def state_that_may_stay_out(retention: Retention) -> list[tuple[Tensor, Tensor]]:
-    """(old, new) of the donated state that could be on the host between its last use and its first one of the next iteration."""
+    """(old, new) of the donated state that could be on the host between its last use and its first one of the next iteration.
+
+    The step itself must make the new one: an argument that it returns in another's place may belong to the caller, or be the old
+    one of another pair.
+    """
     graph = retention.activity.graph
     pairs = [(graph.tensors[pair.input], graph.tensors[pair.output]) for pair in graph.carried]
     return [
         (old, new) for old, new in pairs
-        if old.id in graph.donated and old.id != new.id and old.nbytes >= SMALLEST and retention.needs[old.id]
+        if old.id in graph.donated and new.producer is not None and old.nbytes >= SMALLEST and retention.needs[old.id]
         and not old.dtype.startswith("key<")
     ]  # fmt: skip
 

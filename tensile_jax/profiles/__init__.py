@@ -18,20 +18,23 @@ def load_profile(name: str) -> DeviceProfile:
     """The profile of that name, or in that file if the name ends in `.toml`.
 
     Raises:
-        ValueError: there is none, or it lacks a rate, or has one that is not above zero.
+        ValueError: there is none, or its file cannot be read, or it lacks a rate, or has one that is not above zero.
     """
     if name.endswith(".toml"):
         path = Path(name)
         if not path.exists():
             raise ValueError(f"device_profile {name!r}: there is no such file.")
-        text = path.read_text()
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            what = error.strerror if isinstance(error, OSError) else error
+            raise ValueError(f"device_profile {name!r} cannot be read: {what}. Give the .toml file of a profile.") from error
     elif name in profile_names():
-        text = (files("tensile_jax.profiles") / f"{name}.toml").read_text()
+        values = tomllib.loads((files("tensile_jax.profiles") / f"{name}.toml").read_text(encoding="utf-8"))
     else:
         raise ValueError(
             f"device_profile {name!r} is not known. Known: {', '.join(profile_names())}; or give the path of a .toml file."
         )
-    values = tomllib.loads(text)
     wanted = {field.name for field in fields(DeviceProfile)}
     missing, unknown = sorted(wanted - set(values)), sorted(set(values) - wanted)
     if missing or unknown:

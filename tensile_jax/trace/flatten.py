@@ -4,6 +4,10 @@ A jaxpr nests (`jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call`, `chec
 equations. Opening a call changes no result. Opening `jax.checkpoint` drops the user's own choice of what to recompute: the
 repeated equations are merged with their originals, and the planner decides afresh. `scan`, `while` and `cond` stay whole.
 
+An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never removed,
+and the equations with effects keep their order. One that `jax.checkpoint` repeats is repeated here as well, since plain jit
+runs it twice. Mutable references that the step makes itself become the values that they hold (`references.py`).
+
     Program  ::= Equation*  inputs=(Variable*)  constants={Variable: array}  outputs=(Atom*)
     Equation ::= primitive params inputs=(Atom*) outputs=(Variable*) scope
     Atom     ::= Variable | Immediate(value)
@@ -19,6 +23,9 @@ from typing import Any, NewType
 import jax
 import numpy as np
 from jax.extend.core import Literal
+
+from tensile_jax.errors import TraceError
+from tensile_jax.trace.references import Discharged, Reference, is_reference, touches_all, writes
 
 Variable = NewType("Variable", int)
 
@@ -36,7 +43,11 @@ Atom = int | Immediate
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Equation:
-    """`outputs = primitive(*inputs, **params)`, in the name scope and the JAX context in which the user wrote it."""
+    """`outputs = primitive(*inputs, **params)`, in the name scope and the JAX context in which the user wrote it.
+
+    JAX keeps one object for each context, so two contexts are the same where the objects are. An equation is `effectful` if it
+    does more than give its outputs: it must run exactly once an iteration, and in its place among the others that are.
+    """
 
     primitive: Any
     params: dict[str, Any]
@@ -44,17 +55,29 @@ class Equation:
     outputs: tuple[int, ...]
     scope: str
     context: Any
+    effectful: bool = False
+
+    def run(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The results for these operands, which may be tracers, in the equation's own context."""
+        with self.context.manager:
+            results = self.primitive.bind(*values, **self.primitive.get_bind_params(self.params))
+        return results if self.primitive.multiple_results else [results]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A flat step. `avals[v]` is the abstract value of variable `v`; `taken[i]` says whether input i is donated and usable so."""
+    """A flat step.
+
+    `avals[v]` is the abstract value of variable `v`. `used[i]` says whether input i counts as used, `taken[i]` whether it is
+    donated and an output takes over its memory.
+    """
 
     equations: tuple[Equation, ...]
     avals: tuple[Any, ...]
     inputs: tuple[int, ...]
     constants: Mapping[int, Any]
     outputs: tuple[Atom, ...]
+    used: tuple[bool, ...] = ()
     taken: tuple[bool, ...] = ()
 
 
@@ -64,6 +87,12 @@ _OPENED = {
     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin",
 }  # fmt: skip
 """Primitives that only wrap a jaxpr, whose inputs are those of the jaxpr one to one."""
+
+_INNER_EFFECTS = frozenset({"ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect", "NamedAxisEffect"})
+"""Effects that nobody outside of a step can see: what happens to a reference made in it, and the use of an axis's name.
+
+JAX has no public names for the classes of effects. What is not in this list counts as seen from outside.
+"""
 
 
 class _Builder:
@@ -89,10 +118,13 @@ class _Builder:
             self._constant_ids[id(value)] = variable
         return self._constant_ids[id(value)]
 
-    def walk(self, jaxpr: Any, constants: Sequence[Atom], inputs: Sequence[Atom], scope: str) -> list[Atom]:
-        environment: dict[Any, Atom] = {}
+    def walk(
+        self, jaxpr: Any, constants: Sequence[Atom | Reference], inputs: Sequence[Atom | Reference], scope: str
+    ) -> list[Atom | Reference]:
+        """Add the equations of `jaxpr` for these inputs; what its outputs are."""
+        environment: dict[Any, Atom | Reference] = {}
 
-        def read(atom: Any) -> Atom:
+        def read(atom: Any) -> Atom | Reference:
             if isinstance(atom, Literal):
                 if np.ndim(atom.val) == 0:
                     return Immediate(atom.val, atom.aval)
@@ -108,14 +140,60 @@ class _Builder:
             inner = _inner_jaxpr(equation)
             if inner is not None and len(inner.jaxpr.invars) == len(values):
                 results = self.walk(inner.jaxpr, [self.constant(c) for c in inner.consts], values, full_scope)
-                environment.update(zip(equation.outvars, results, strict=True))
-                continue
-            outputs = tuple(self.variable(v.aval) for v in equation.outvars)
-            self.equations.append(
-                Equation(equation.primitive, dict(equation.params), tuple(values), outputs, full_scope, equation.ctx.manager)
-            )
-            environment.update(zip(equation.outvars, outputs, strict=True))
+            elif any(is_reference(v.aval) for v in equation.outvars):
+                results = [self._new_reference(equation, values, full_scope)]
+            elif any(isinstance(value, Reference) for value in values):
+                results = self._on_references(equation, values, full_scope)
+            else:
+                outputs = tuple(self.variable(v.aval) for v in equation.outvars)
+                self._add(equation, equation.primitive, values, outputs, full_scope)
+                results = outputs
+            environment.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
+
+    def _add(self, equation: Any, primitive: Any, inputs: Sequence[Any], outputs: Sequence[int], scope: str) -> None:
+        """The equation as one of ours; `primitive` may stand for its own."""
+        acts = any(type(effect).__name__ not in _INNER_EFFECTS for effect in equation.effects)
+        self.equations.append(
+            Equation(primitive, dict(equation.params), tuple(inputs), tuple(outputs), scope, equation.ctx, effectful=acts)
+        )
+
+    def _new_reference(self, equation: Any, values: Sequence[Any], scope: str) -> Reference:
+        """The reference that the equation makes."""
+        aval, name = equation.outvars[0].aval.inner_aval, equation.primitive.name
+        if len(equation.outvars) != 1 or equation.params.get("memory_space") is not None or name not in ("new_ref", "empty_ref"):
+            raise TraceError(
+                f"The step makes a mutable reference by {name!r} with {equation.params!r}, which cannot be planned. Make it with "
+                "jax.new_ref(value) in the default memory space, or run this step with jax.jit."
+            )
+        if name == "new_ref":
+            return Reference(aval, values[0])
+        made = jax.make_jaxpr(lambda: jax.numpy.zeros(aval.shape, aval.dtype))()  # what it holds is undefined
+        return Reference(aval, self.walk(made.jaxpr, [self.constant(c) for c in made.consts], (), scope)[0])
+
+    def _on_references(self, equation: Any, values: Sequence[Any], scope: str) -> list[Atom]:
+        """What the equation gives, and what it writes to references."""
+        operands = [value.holds if isinstance(value, Reference) else value for value in values]
+        first = values[0]
+        if isinstance(first, Reference) and (touches_all(equation) or equation.primitive.name == "freeze"):
+            if equation.primitive.name == "swap":
+                first.holds = operands[1]
+            return [operands[0]]
+        cells: dict[int, Reference] = {id(value): value for value in values if isinstance(value, Reference)}
+        if equation.primitive.name == "free_ref":
+            return []
+        number = {cell: place for place, cell in enumerate(cells)}
+        discharged = Discharged(
+            equation.primitive,
+            tuple(number[id(value)] if isinstance(value, Reference) else -1 for value in values),
+            writes(equation.effects),
+        )
+        outputs = [self.variable(v.aval) for v in equation.outvars]
+        held = [self.variable(cell.aval) for cell in cells.values()] if discharged.writes else []
+        self._add(equation, discharged, operands, (*outputs, *held), scope)
+        for cell, variable in zip(cells.values(), held, strict=False):
+            cell.holds = variable
+        return list(outputs)
 
 
 def _inner_jaxpr(equation: Any) -> Any | None:
@@ -151,20 +229,24 @@ def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_un
     builder = _Builder()
     jaxpr = closed_jaxpr.jaxpr
     inputs = [builder.variable(v.aval) for v in jaxpr.invars]
-    outputs = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
+    outputs: list[Any] = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
     outputs = _merge_repeated(builder, outputs)
     _share_masks(builder)
     _remove_dead(builder, outputs)
-    taken = _taken(builder, inputs, outputs, donated or [False] * len(inputs), keep_unused=keep_unused)
+    read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)} | {v for v in outputs if isinstance(v, int)}
+    used = [keep_unused or v in read for v in inputs]
+    usable = [u and d for u, d in zip(used, donated or [False] * len(inputs), strict=True)]
+    taken = _taken(builder, inputs, outputs, usable)
     kept = {v for v, is_taken in zip(inputs, taken, strict=True) if not is_taken}
     outputs = _separate_outputs(builder, outputs, kept)
-    used = {v for e in builder.equations for v in e.inputs if isinstance(v, int)}
+    read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)}
     return Program(
         equations=tuple(builder.equations),
         avals=tuple(builder.avals),
         inputs=tuple(inputs),
-        constants={v: c for v, c in builder.constants.items() if v in used},
+        constants={v: c for v, c in builder.constants.items() if v in read},
         outputs=tuple(outputs),
+        used=tuple(used),
         taken=tuple(taken),
     )
 
@@ -180,12 +262,13 @@ def _merge_repeated(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
     kept: list[Equation] = []
     for equation in builder.equations:
         inputs = tuple(now(atom) for atom in equation.inputs)
-        key = (equation.primitive, params_key(equation.params), tuple(atom_key(a) for a in inputs))
-        earlier = seen.get(key)
-        if earlier is not None:
-            replaced.update(zip(equation.outputs, earlier, strict=True))
-            continue
-        seen[key] = equation.outputs
+        if not equation.effectful:
+            key = (equation.primitive, params_key(equation.params), tuple(atom_key(a) for a in inputs), equation.context)
+            earlier = seen.get(key)
+            if earlier is not None:
+                replaced.update(zip(equation.outputs, earlier, strict=True))
+                continue
+            seen[key] = equation.outputs
         kept.append(replace(equation, inputs=inputs))
     builder.equations = kept
     return [now(atom) for atom in outputs]
@@ -214,27 +297,28 @@ def _is_zero(atom: Atom) -> bool:
     return atom.aval.shape == () and not np.asarray(atom.value).any()
 
 
-def _taken(
-    builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], donated: Sequence[bool], *, keep_unused: bool
-) -> list[bool]:
-    """Which donated inputs `jax.jit` takes.
+def _taken(builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], usable: Sequence[bool]) -> list[bool]:
+    """Which inputs, of those that are donated and used, `jax.jit` takes.
 
-    The rule is that of jax's lowering (`_set_up_aliases`): each output in turn takes over the first donated and used input of its
-    shape and type that is left. `jax.jit` leaves all other inputs to the caller, with a warning if they are used.
+    The rule is that of jax's lowering (`_set_up_aliases`): each output in turn takes over the first usable input of its shape and
+    type that is left. `jax.jit` leaves all other inputs to the caller, with a warning.
     """
-    used = {atom for e in builder.equations for atom in e.inputs if isinstance(atom, int)}
-    used.update(atom for atom in outputs if isinstance(atom, int))
-    waiting: dict[tuple[Any, Any], list[int]] = {}
-    for place, (v, is_donated) in enumerate(zip(inputs, donated, strict=True)):
-        if is_donated and (keep_unused or v in used):
-            waiting.setdefault((builder.avals[v].shape, builder.avals[v].dtype), []).append(place)
+    waiting: dict[Any, list[int]] = {}
+    for place, (v, is_usable) in enumerate(zip(inputs, usable, strict=True)):
+        if is_usable:
+            waiting.setdefault(_form(builder.avals[v]), []).append(place)
     taken = [False] * len(inputs)
     for atom in outputs:
         aval = builder.avals[atom] if isinstance(atom, int) else atom.aval
-        fitting = waiting.get((aval.shape, aval.dtype))
+        fitting = waiting.get(_form(aval))
         if fitting:
             taken[fitting.pop(0)] = True
     return taken
+
+
+def _form(aval: Any) -> Any:
+    """The shape and the type of the numbers; a token has neither, and is its own form."""
+    return (aval.shape, aval.dtype) if hasattr(aval, "shape") else aval
 
 
 def _separate_outputs(builder: _Builder, outputs: Sequence[Atom], kept: Collection[int]) -> list[Atom]:
@@ -244,20 +328,27 @@ def _separate_outputs(builder: _Builder, outputs: Sequence[Atom], kept: Collecti
     for atom in outputs:
         if not isinstance(atom, int) or atom in builder.constants or atom in taken or atom in kept:
             aval = atom.aval if isinstance(atom, Immediate) else builder.avals[atom]
-            copy = jax.make_jaxpr(jax.numpy.copy)(aval).jaxpr.eqns[-1]
+            copy = _copy_of(aval)
             result = builder.variable(aval)
-            builder.equations.append(Equation(copy.primitive, dict(copy.params), (atom,), (result,), "output", copy.ctx.manager))
+            builder.equations.append(Equation(copy.primitive, dict(copy.params), (atom,), (result,), "output", copy.ctx))
             atom = result
         taken.add(atom)
         separate.append(atom)
     return separate
 
 
+def _copy_of(aval: Any) -> Any:
+    """An equation of jax's that copies a value. Of a token, it makes another that waits for it."""
+    if not hasattr(aval, "shape"):
+        return jax.make_jaxpr(jax.lax.after_all)(jax.jit(jax.lax.create_token)()).jaxpr.eqns[-1]
+    return jax.make_jaxpr(jax.numpy.copy)(aval).jaxpr.eqns[-1]
+
+
 def _remove_dead(builder: _Builder, outputs: Sequence[Atom]) -> None:
     live = {atom for atom in outputs if isinstance(atom, int)}
     kept: list[Equation] = []
     for equation in reversed(builder.equations):
-        if live.isdisjoint(equation.outputs):
+        if live.isdisjoint(equation.outputs) and not equation.effectful:
             continue
         live.update(atom for atom in equation.inputs if isinstance(atom, int))
         kept.append(equation)
@@ -270,7 +361,7 @@ def atom_key(atom: Atom) -> Any:
         return atom
     value = np.asarray(atom.value) if not hasattr(atom.value, "dtype") else atom.value
     if jax.numpy.issubdtype(atom.aval.dtype, jax.dtypes.extended):
-        return ("extended", id(atom.value))
+        return ("extended", _Same(atom.value))
     return ("immediate", str(atom.aval), np.asarray(value).tobytes())
 
 
@@ -278,7 +369,7 @@ def params_key(value: Any) -> Any:
     """A hashable stand-in for the parameters of an equation: equal keys mean the same computation.
 
     What cannot be compared by value (functions, captured arrays) is compared by identity, which can only make equal things
-    look different, never the other way round, as long as the things are alive; a `Program` keeps them so.
+    look different, never the other way round: a key keeps alive what it names.
     """
     if isinstance(value, dict):
         return tuple((k, params_key(v)) for k, v in sorted(value.items(), key=lambda item: str(item[0])))
@@ -291,8 +382,23 @@ def params_key(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        return ("identity", id(value))
+        return ("identity", _Same(value))
     return (type(value).__name__, value)
+
+
+class _Same:
+    """Equal to another if both hold one object; the object lives as long as a key names it, so no other takes its address."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.held is self.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
 
 
 def _jaxpr_key(value: Any) -> Any:
@@ -307,8 +413,8 @@ def _jaxpr_key(value: Any) -> Any:
     variables = [*jaxpr.constvars, *jaxpr.invars]
     header = tuple((key(v), str(v.aval)) for v in variables)
     body = tuple(
-        (e.primitive, params_key(e.params), tuple(map(key, e.invars)), tuple((key(v), str(v.aval)) for v in e.outvars))
+        (e.primitive, params_key(e.params), tuple(map(key, e.invars)), tuple((key(v), str(v.aval)) for v in e.outvars), e.ctx)
         for e in jaxpr.eqns
     )
-    constants = tuple(("identity", id(c)) for c in getattr(value, "consts", ()))
+    constants = tuple(("identity", _Same(c)) for c in getattr(value, "consts", ()))
     return ("jaxpr", constants, header, body, tuple(map(key, jaxpr.outvars)))

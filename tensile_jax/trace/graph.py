@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 
 from tensile_jax.ir import Carried, Graph, Operator, OperatorId, Role, Tensor, TensorId
-from tensile_jax.trace.cost import bytes_touched, flops_of, kind_of, nbytes_of, relayout_bytes
+from tensile_jax.trace.cost import bytes_touched, dtype_of, flops_of, kind_of, nbytes_of, relayout_bytes, shape_of
 from tensile_jax.trace.flatten import Program, atom_key, params_key
 
 _WRAPPED = re.compile(r"\b(?:jvp|vmap|rematted_computation|checkpoint|remat|jit|pjit)\(([^()]*)\)")
@@ -52,8 +52,8 @@ def build_graph(
             name=names[v],
             role=roles[v],
             nbytes=nbytes_of(program.avals[v]),
-            shape=tuple(program.avals[v].shape),
-            dtype=str(program.avals[v].dtype),
+            shape=shape_of(program.avals[v]),
+            dtype=dtype_of(program.avals[v]),
             producer=OperatorId(producer[v]) if v in producer else None,
         )
         for v in ids
@@ -69,6 +69,7 @@ def build_graph(
             flops=flops_of(program, e),
             nbytes=bytes_touched(program, e),
             relayout=relayout_bytes(program, e),
+            effectful=e.effectful,
         )
         for o, e in enumerate(program.equations)
     )
@@ -109,7 +110,8 @@ def _reach_heavy(program: Program) -> set[int]:
     """The variables from which a heavy equation can be reached."""
     heavy: set[int] = set()
     for equation in reversed(program.equations):
-        if kind_of(equation) == "heavy" or not heavy.isdisjoint(equation.outputs):
+        heavy_itself = kind_of(equation) == "heavy" and bool(equation.outputs)  # a print makes nothing of what it reads
+        if heavy_itself or not heavy.isdisjoint(equation.outputs):
             heavy.update(v for v in equation.inputs if isinstance(v, int))
     return heavy
 
@@ -129,19 +131,19 @@ def _roles(program: Program, input_names: Sequence[str], carried: Sequence[tuple
         return "opt" in name_of[v].lower().split("]")[0].split(".")[-1] or "opt_state" in name_of[v].lower()
 
     for v in carried_inputs:
-        trainable = v in reaches_heavy and not says_optimizer(v) and avals[v].shape != ()
+        trainable = v in reaches_heavy and not says_optimizer(v) and shape_of(avals[v]) != ()
         roles[v] = "parameter" if trainable else "state"
-    parameter_shapes = {avals[v].shape for v in carried_inputs if roles[v] == "parameter"}
+    parameter_shapes = {shape_of(avals[v]) for v in carried_inputs if roles[v] == "parameter"}
     from_gradients = _depends_on_gradients(program, parameter_shapes)
     for i, o in carried:
         v, updated = program.inputs[i], program.outputs[o]
-        shaped = avals[v].shape in parameter_shapes and updated in from_gradients
+        shaped = shape_of(avals[v]) in parameter_shapes and updated in from_gradients
         if roles[v] == "state" and (says_optimizer(v) or shaped):
             roles[v] = "optimizer_state"
     for equation in program.equations:
         backward = "transpose(" in equation.scope
         for v in equation.outputs:
-            shaped = avals[v].shape in parameter_shapes and avals[v].shape != ()
+            shaped = shape_of(avals[v]) in parameter_shapes and shape_of(avals[v]) != ()
             roles[v] = "gradient" if backward and shaped else "activation"
     for atom in program.outputs:
         if isinstance(atom, int) and atom not in name_of:
@@ -157,7 +159,7 @@ def _depends_on_gradients(program: Program, parameter_shapes: set[tuple[int, ...
     found: set[int] = set()
     for equation in program.equations:
         gradient = "transpose(" in equation.scope and any(
-            program.avals[v].shape in parameter_shapes and program.avals[v].shape != () for v in equation.outputs
+            shape_of(program.avals[v]) in parameter_shapes and shape_of(program.avals[v]) != () for v in equation.outputs
         )
         if gradient or any(v in found for v in equation.inputs if isinstance(v, int)):
             found.update(equation.outputs)

@@ -11,8 +11,8 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 
-def shardings_in(jaxpr: Any) -> tuple[Sharding | jax.memory.Space, ...]:
-    """Every sharding and memory space that an equation of the jaxpr has among its parameters, each once."""
+def shardings_in(jaxpr: Any) -> tuple[Any, ...]:
+    """Every `Sharding` and `jax.memory.Space` that an equation of the jaxpr has among its parameters, each once."""
     found: dict[Any, None] = {}
     _collect(jaxpr, found)
     return tuple(found)

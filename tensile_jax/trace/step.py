@@ -1,25 +1,29 @@
 """Trace a user's step: function and arguments in, flat program and graph out. The step is never run.
 
-`jax.jit` itself does the tracing, so that static and donated arguments mean what they mean there. What is added: effects are
-refused, state is recognised, and everything gets the name of its place in the caller's pytrees.
+`jax.jit` itself does the tracing, so that static and donated arguments mean what they mean there. What is added: mutable
+references from outside are refused, state is recognised, and everything gets the name of its place in the caller's pytrees.
 
 State is what comes back in the shape in which it went in: an argument, or one of its children, whose tree, shapes and types
 are those of a result or of a result's child. `(state, batch) -> (state, metrics)` gives the state;
 `(params, opt_state, batch) -> (params, opt_state, loss)` gives both. Donation plays no part in this.
+
+A step that lifts another one, such as that of `tensile_jax/nnx`, takes and returns pytrees that its user has never seen. Such a
+step has a method `boundary(args_info, out_info, static)`, which says how its arrays are called in the objects that the user
+knows, and which of them come back.
 """
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure
+from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure, treedef_is_leaf
 
-from tensile_jax.errors import TraceError
 from tensile_jax.ir import Graph
 from tensile_jax.trace.flatten import Program, flatten
 from tensile_jax.trace.graph import build_graph
+from tensile_jax.trace.references import refuse_outer_references
 from tensile_jax.trace.shardings import shardings_in
 
 
@@ -41,6 +45,18 @@ class TracedStep:
     shardings: tuple[Any, ...]
 
 
+KeyPath = tuple[Any, ...]
+"""A path of `jax.tree_util`: the keys from a pytree's root to a leaf."""
+
+
+class Boundary(NamedTuple):
+    """The names of a step's flat arguments and of its flat results, and pairs of their positions where they are state."""
+
+    arguments: Sequence[str]
+    results: Sequence[str]
+    carried: Sequence[tuple[int, int]]
+
+
 def trace_step(
     jitted: Any,
     function: Callable[..., Any],
@@ -57,54 +73,59 @@ def trace_step(
         keep_unused: as given to `jax.jit`.
 
     Raises:
-        TraceError: the step has effects.
+        TraceError: the step is given a mutable reference, or captures one.
         TypeError: an argument is not an array (raised by jax, which names it).
     """
     traced = jitted.trace(*args, **kwargs)
     name = getattr(function, "__name__", type(function).__name__)
     closed = traced.jaxpr
-    if closed.effects:
-        effects = ", ".join(sorted({_effect_name(e) for e in closed.effects}))
-        raise TraceError(
-            f"The step {name!r} has effects ({effects}): callbacks, debug prints and mutable references would be lost or "
-            "repeated when the step is cut into pieces. Take them out of the step (return what you want to see), or run "
-            "this step with jax.jit."
-        )
-    arguments, in_tree = tree_flatten_with_path(traced.args_info)
-    donated = [bool(info.donated) for _, info in arguments]
+    find_boundary: Callable[..., Boundary] | None = getattr(function, "boundary", None)
+    if find_boundary is not None:
+        boundary = find_boundary(traced.args_info, traced.out_info, static)
+    else:
+        boundary = _boundary(parameter_names(function, static), traced.args_info, traced.out_info)
+    refuse_outer_references(closed.in_avals, [f"The argument {name}" for name in boundary.arguments], name)
+    refuse_outer_references([jax.typeof(c) for c in closed.consts], ["A captured value"] * len(closed.consts), name)
+    donated = [bool(info.donated) for info in tree_leaves(traced.args_info)]
     program = flatten(closed, donated=donated, keep_unused=keep_unused)
-    _warn_of_unusable(traced, program, donated, keep_unused=keep_unused)
-    named = _parameter_names(function, static)
-    results, out_tree = tree_flatten_with_path(traced.out_info)
+    _warn_of_unusable(traced, program, donated)
     graph = build_graph(
         program,
         name=name,
-        input_names=[_argument_name(named, path) for path, _ in arguments],
-        output_names=["result" + keystr(path) for path, _ in results],
-        carried=_carried(traced.args_info, traced.out_info),
+        input_names=boundary.arguments,
+        output_names=boundary.results,
+        carried=boundary.carried,
         donated=program.taken,
     )
-    out_avals = tuple(traced.jaxpr.out_avals)
-    return TracedStep(traced, program, graph, in_tree, out_tree, out_avals, shardings_in(closed.jaxpr))
+    return TracedStep(
+        traced,
+        program,
+        graph,
+        tree_structure(traced.args_info),
+        tree_structure(traced.out_info),
+        tuple(traced.jaxpr.out_avals),
+        shardings_in(closed.jaxpr),
+    )
 
 
-def _warn_of_unusable(traced: Any, program: Program, donated: Sequence[bool], *, keep_unused: bool) -> None:
+def _boundary(named: Sequence[str], args_info: Any, out_info: Any) -> Boundary:
+    """The boundary of a step whose arguments and results are the pytrees of its user."""
+    arguments, _ = tree_flatten_with_path(args_info)
+    results, _ = tree_flatten_with_path(out_info)
+    return Boundary(
+        [name_of(named, path) for path, _ in arguments],
+        ["result" + keystr(path) for path, _ in results],
+        _carried(args_info, out_info),
+    )
+
+
+def _warn_of_unusable(traced: Any, program: Program, donated: Sequence[bool]) -> None:
     """Have jax warn, in its own words, of donated arguments that are used and whose memory no result can take over."""
-    used = {atom for e in program.equations for atom in e.inputs} | set(program.outputs)
-    if any(
-        is_donated and not is_taken and (keep_unused or v in used)
-        for v, is_donated, is_taken in zip(program.inputs, donated, program.taken, strict=True)
-    ):
+    if any(d and u and not t for d, u, t in zip(donated, program.used, program.taken, strict=True)):
         traced.lower()
 
 
-def _effect_name(effect: Any) -> str:
-    """`Debug`, `IO`, `Read`, `Write`, without what names an address in this process."""
-    text = str(effect)
-    return type(effect).__name__ if " at 0x" in text else text.partition("<")[0]
-
-
-def _parameter_names(function: Callable[..., Any], static: Collection[int]) -> list[str]:
+def parameter_names(function: Callable[..., Any], static: Collection[int]) -> list[str]:
     """The names of the parameters that take the traced positional arguments, in order."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -114,7 +135,7 @@ def _parameter_names(function: Callable[..., Any], static: Collection[int]) -> l
     return [name for place, name in enumerate(positional) if place not in static]
 
 
-def _argument_name(named: Sequence[str], path: tuple[Any, ...]) -> str:
+def name_of(named: Sequence[str], path: KeyPath) -> str:
     """`state.params['Dense_0']['kernel']` for a leaf of `(args, kwargs)`."""
     where = getattr(path[0], "idx", 0)
     if where == 1:
@@ -159,13 +180,21 @@ def _subtrees(tree: Any, start: int, *, depth: int) -> Iterator[tuple[int, Any]]
 
 
 def _children(node: Any) -> list[Any]:
-    if not hasattr(node, "shape"):
-        return jax.tree_util.tree_flatten(node, is_leaf=lambda x: x is not node)[0]
-    return []
+    if treedef_is_leaf(tree_structure(node)):
+        return []
+    return jax.tree_util.tree_flatten(node, is_leaf=lambda x: x is not node)[0]
 
 
 def _same(argument: Any, result: Any) -> bool:
     if tree_structure(argument) != tree_structure(result):
         return False
     pairs = zip(tree_leaves(argument), tree_leaves(result), strict=True)
-    return all(a.shape == r.shape and a.dtype == r.dtype for a, r in pairs)
+    return all((form := _form(a)) is not None and form == _form(r) for a, r in pairs)
+
+
+def _form(leaf: Any) -> tuple[Any, Any] | None:
+    """Shape and type of the numbers of a leaf; None for a token, for which jax raises a TypeError."""
+    try:
+        return leaf.shape, leaf.dtype
+    except (AttributeError, TypeError):
+        return None

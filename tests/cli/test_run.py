@@ -54,6 +54,62 @@ def test_a_saved_plan_runs_again_and_only_for_its_own_program(tmp_path: Path) ->
     assert (both.exit_code, "--budget and --plan exclude each other" in both.stderr) == (2, True)
 
 
+_CNN = ("cnn", "--batch-size", 64)
+
+
+@pytest.mark.parametrize(
+    ("model", "share"),
+    [
+        (("mlp", "--batch-size", 256, "--image-size", 16), "80%"),
+        pytest.param(_CNN, "80%", marks=pytest.mark.slow),
+        pytest.param(_CNN, "60%", marks=pytest.mark.slow),
+    ],
+)
+def test_a_plan_that_was_only_predicted_runs_within_its_budget(model: tuple[str | int, ...], share: str, tmp_path: Path) -> None:
+    file, ran = tmp_path / "plan.json", tmp_path / "ran.json"
+    made = tensile("plan", *model, "--budget", share, "-o", file)
+    assert (made.exit_code, "estimates  workspaces" in made.stdout, "peak       about " in made.stdout) == (0, True, True)
+    predicted = Plan.load(file)
+    assert predicted.workspaces == "predicted"
+    assert "estimates  workspaces" in tensile("show", file).stdout
+    done = tensile("run", *model, "--plan", file, "--steps", 2, "--save-plan", ran, "--json")
+    assert done.exit_code == 0
+    outcome, plan = json.loads(done.stdout), Plan.load(ran)
+    assert outcome["peak_bytes"] <= outcome["budget_bytes"] == predicted.budget_bytes
+    assert plan.workspaces == "compiled" and plan.peak_bytes <= outcome["budget_bytes"]
+    for note in plan.notes:
+        assert f"Note: {note}" in done.stderr
+        assert " ".join(note.split()) in " ".join(tensile("show", ran).stdout.split())
+
+
+def test_a_file_that_is_no_plan_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    good = tmp_path / "plan.json"
+    assert tensile("plan", "mlp", "--policy", "none", "-o", good).exit_code == 0
+    raw = json.loads(good.read_text())
+    twice = {**raw, "segments": [{**s, "outputs": s["outputs"] + s["outputs"][:1]} for s in raw["segments"]]}
+    files = {
+        "binary": b"\x00\x93NUMPY\xff\xfe",
+        "cut": good.read_bytes()[: good.stat().st_size // 2],
+        "other": json.dumps({**raw, "schema_version": 7}).encode(),
+        "twice": json.dumps(twice).encode(),
+        "peakless": json.dumps({**raw, "peak_segment": len(raw["segments"])}).encode(),
+        "empty": b"",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        for command in (("run", "mlp", "--plan", tmp_path / name), ("show", tmp_path / name)):
+            refused = tensile(*command)
+            assert (refused.exit_code, refused.stdout) == (2, ""), name
+            assert refused.stderr.startswith("Error: ") and refused.stderr.count("\n") == 1, refused.stderr
+            assert "Traceback" not in refused.stderr
+
+
+def test_a_slowdown_beside_a_plan_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    both = tensile("run", "mlp", "--plan", tmp_path / "plan.json", "--max-slowdown", 2)
+    assert (both.exit_code, "--max-slowdown and --plan exclude each other" in both.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_a_budget_that_is_too_small_is_exit_code_3_and_names_one_that_works(command: str) -> None:
     refused = tensile(command, "mlp", "--budget", "1KiB")

@@ -129,7 +129,10 @@ def test_a_spoiled_file_is_one_line_and_exit_code_2(plan_file: Path, spoil, mess
 
 
 def test_a_plan_without_events_can_be_shown(tmp_path: Path) -> None:
-    whole = dataclasses.replace(PLAN, whole=True, segments=PLAN.segments[:1], tensors=(), events=(), peak_segment=0)
+    segment = dataclasses.replace(PLAN.segments[0], inputs=(), outputs=(), frees=())
+    whole = dataclasses.replace(
+        PLAN, whole=True, segments=(segment,), tensors=(), events=(), peak_segment=0, peak_bytes=segment.device_bytes
+    )
     whole.save(tmp_path / "plan.json")
     shown = show(tmp_path / "plan.json")
     assert shown.exit_code == 0

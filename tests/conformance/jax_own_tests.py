@@ -24,7 +24,19 @@ import tensile_jax
 
 CLASSES = "JitTest or BufferDonationTest"
 
-EXCEPTIONS: dict[str, str] = {}
+_PRIVATE_CACHE = "calls the private method _cache_size"
+_REPR = "expects the name PjitFunction"
+_COUNTS = "counts compilations and cache misses of jit's own"
+
+EXCEPTIONS: dict[str, str] = {
+    "test_cache_key_defaults": _PRIVATE_CACHE,
+    "test_static_args_equality": _PRIVATE_CACHE,
+    "test_fun_name": "reads the private state of jit's C++ object",
+    "test_jit_repr": _REPR,
+    "test_jit_repr_errors": _REPR,
+    "test_jit_compile_with_compiler_options_multiple": _COUNTS,
+    "test_jit_lower_no_pruning": _COUNTS,
+}
 """Name of a test of JAX's, and why `tensile_jax.jit` does not pass it."""
 
 
@@ -81,7 +93,8 @@ class _Substitute:
         for item in items:
             reason = EXCEPTIONS.get(item.name)
             if reason is not None:
-                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+                subtests = item.name == "test_fun_name"  # its subtests fail, and the test itself passes
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=not subtests))
 
 
 def main(arguments: list[str], run: Callable[..., Any] = pytest.main) -> int:

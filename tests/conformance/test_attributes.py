@@ -36,7 +36,7 @@ def test_lower_trace_and_eval_shape_are_those_of_jit() -> None:
 
 
 def test_it_looks_like_the_function_that_it_wraps() -> None:
-    function = tensile.jit(product)
+    function: Any = tensile.jit(product)
     assert function.__wrapped__ is product
     assert (function.__name__, function.__doc__, function.__module__) == (product.__name__, product.__doc__, product.__module__)
     assert inspect.signature(function) == inspect.signature(product)

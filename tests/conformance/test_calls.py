@@ -87,7 +87,8 @@ def settings_of_the_trace(jit: Jit) -> list[Seen]:
 def a_setting_that_no_list_names(jit: Jit) -> list[Seen]:
     f = jit(lambda x: jax.random.normal(jax.random.key(7), (2,)) + x)
     seen = [see(f, 0.0)]
-    before = jax.config.jax_random_seed_offset
+    config: Any = jax.config
+    before = config.jax_random_seed_offset
     jax.config.update("jax_random_seed_offset", 5)
     try:
         seen.append(see(f, 0.0))

@@ -238,8 +238,11 @@ def test_an_executable_that_raises_costs_its_job_only_and_no_byte(
     assert_lonely(well, other)
 
 
-def _prints(state: Any, batch: Any) -> Any:
-    jax.debug.print("{}", batch.sum())
+OUTSIDE = jax.new_ref(jnp.zeros(8))
+
+
+def _writes_outside(state: Any, batch: Any) -> Any:
+    OUTSIDE[...] += batch
     return state, {}
 
 
@@ -262,7 +265,7 @@ def _raises(state: Any, batch: Any) -> Any:
 @pytest.mark.parametrize(
     ("step", "says"),
     [
-        (_prints, "effects"),
+        (_writes_outside, "is a mutable reference"),
         (_only_state, "step must return \\(state, metrics\\), a pair: got dict"),
         (_other_shape, "state\\['total'\\] is float32\\[8\\] when it is given and float32\\[4\\] when it is returned"),
         (_other_tree, "structure in which it was given"),

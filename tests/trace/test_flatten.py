@@ -27,9 +27,7 @@ def run(program: Program, *args: Any) -> list[Any]:
         return environment[atom] if isinstance(atom, int) else atom.value
 
     for e in program.equations:
-        with e.context:
-            results = e.primitive.bind(*map(read, e.inputs), **e.params)
-        environment.update(zip(e.outputs, results if e.primitive.multiple_results else [results], strict=True))
+        environment.update(zip(e.outputs, e.run([read(a) for a in e.inputs]), strict=True))
     return [read(atom) for atom in program.outputs]
 
 

@@ -256,7 +256,6 @@ def test_another_shape_type_depth_number_or_donation_is_another_program() -> Non
         fingerprint(dtype=jnp.bfloat16),
         fingerprint(layers=3),
         fingerprint(donate=(0,)),
-        fingerprint(donate=(1,)),
         fingerprint(other_rate),
     ]
     assert len(set(distinct)) == len(distinct)

@@ -1,0 +1,50 @@
+"""Read a number that a user gave, whatever type of number it is.
+
+Python's, NumPy's and JAX's scalars are numbers, and so is an array without dimensions. Truth values are none, whoever made them,
+nor are texts and complex numbers. What is returned is Python's own `int` or `float`, so that nothing behind it
+overflows at 32 bits or compares in another precision.
+"""
+
+import math
+from numbers import Integral, Rational, Real
+from typing import Any
+
+MOST = 2**62
+"""No count and no size can be so large; above it, arithmetic with 64 bits would overflow."""
+
+_LONGEST_SHOWN = 60  # characters
+
+
+def read_number(value: Any) -> int | float | None:
+    """The number that `value` is, which may be infinite or a float's "not a number"; None if it is no number at all."""
+    value = _scalar(value)
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # a fraction may be beyond the largest float
+        return math.inf if isinstance(value, Rational) and int(value.numerator) > 0 else -math.inf
+
+
+def read_count(value: Any) -> int | None:
+    """The whole number of at least 1 that `value` is; None if it is none, or not below `MOST`. 3.0 is not a whole number."""
+    number = read_number(value)
+    return number if isinstance(number, int) and 1 <= number < MOST else None
+
+
+def shown(value: Any) -> str:
+    """`repr(value)` for a message, cut short where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write an integer of more than 4300 digits
+        return "an integer of thousands of digits"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:20]}... ({len(text)} characters)"
+
+
+def _scalar(value: Any) -> Any:
+    """What an array without dimensions holds; anything else as it is."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    return value

@@ -1,0 +1,15 @@
+"""Steps on the objects of Flax NNX: takes a step that changes its model and optimizer in place, gives it a memory budget.
+
+    import tensile_jax as tensile
+
+    @tensile.nnx.jit(budget="60%", donate_argnames=("model", "optimizer"))
+    def train_step(model, optimizer, metrics, batch): ...
+
+    train_step(model, optimizer, metrics, batch)
+
+`tensile_jax.nnx.jit` is to `flax.nnx.jit` what `tensile_jax.jit` is to `jax.jit`.
+"""
+
+from tensile_jax.nnx.function import NnxFunction, jit
+
+__all__ = ["NnxFunction", "jit"]

@@ -1,0 +1,279 @@
+"""`tensile_jax.nnx.jit`: `flax.nnx.jit` under a budget of device memory.
+
+    objects --Flax--> pytrees --PlannedFunction--> pytrees --Flax--> the same objects, updated
+
+`flax.nnx.jit` makes a pure function of a step, gives it to `jax.jit`, and writes what comes back into the user's objects. Here
+Flax does all of that as ever, so that options, shared references, changes of the graph and errors are Flax's own. Only the
+function that `jax.jit` has made is replaced: a `PlannedFunction` of the same pure function stands in its place. Flax keeps it
+as `jitted_fn`.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextvars import ContextVar
+from importlib.metadata import version
+from typing import Any, Literal
+
+import jax
+from flax import nnx
+from jax.tree_util import tree_leaves
+
+import tensile_jax.api
+from tensile_jax.api import PlannedFunction, Report
+from tensile_jax.exec.lifted import LiftedJob
+from tensile_jax.exec.prepare import Progress
+from tensile_jax.nnx.interrupts import Interrupts
+from tensile_jax.nnx.job import job_of
+from tensile_jax.nnx.paths import boundary_with_updates, boundary_without_updates
+from tensile_jax.plan.comparison import Comparison
+from tensile_jax.schedule import Plan, PolicyName
+from tensile_jax.trace.step import Boundary, parameter_names
+
+_Question = Callable[..., Any]
+
+
+class NnxFunction:
+    """A step on NNX objects under a memory budget. Call it like the function it wraps; it changes the objects in place.
+
+    Made by `tensile_jax.nnx.jit`. All of its methods take the step's own arguments: NNX objects, arrays, static values. If a call
+    raises, the objects hold what they held before it, except that donated arrays are gone if the iteration had begun.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        *,
+        graph: bool | None,
+        graph_updates: bool | None,
+        plan_options: dict[str, Any],
+        jit_options: dict[str, Any],
+    ) -> None:
+        self._lifted: Any = nnx.jit(step, graph=graph, graph_updates=graph_updates, **jit_options)
+        graph = nnx.set_graph_mode.current_value() if graph is None else graph
+        graph_updates = nnx.set_graph_updates.current_value() if graph_updates is None else graph_updates
+        pure = _PureStep(_pure_function_of(self._lifted), with_updates=bool(graph and graph_updates))
+        self._planned: PlannedFunction = tensile_jax.api.jit(pure, **plan_options, **jit_options)
+        self._lifted.jitted_fn = _StandIn(self._planned)
+        functools.update_wrapper(self, step)
+        self.__wrapped__ = step
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        ran = _ran.set(False)
+        try:
+            with Interrupts(lambda: not _ran.get() and not _some_deleted((args, kwargs))):
+                return self._lifted(*args, **kwargs)
+        finally:
+            _ran.reset(ran)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Used as a method, as `flax.nnx.jit` can be."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """See `PlannedFunction.plan`. The objects may be abstract ones, which `flax.nnx.eval_shape` makes."""
+        return self._ask(self._planned.plan, args, kwargs)
+
+    def bound_us(self, *args: Any, **kwargs: Any) -> float:
+        """See `PlannedFunction.bound_us`."""
+        return self._ask(self._planned.bound_us, args, kwargs)
+
+    def compare(self, *args: Any, **kwargs: Any) -> Comparison:
+        """See `PlannedFunction.compare`."""
+        return self._ask(self._planned.compare, args, kwargs)
+
+    def jit_peak_bytes(self, *args: Any, **kwargs: Any) -> int:
+        """The peak of plain `flax.nnx.jit` for these arguments, in bytes. Compiles it, once."""
+        return self._ask(self._planned.jit_peak_bytes, args, kwargs)
+
+    def report(self) -> Report:
+        """See `PlannedFunction.report`."""
+        return self._planned.report()
+
+    def as_job(self, objects: Any) -> LiftedJob:
+        """For `Runtime.submit(step, objects, batches, ...)`, where the step takes the objects and a batch after them.
+
+        The runtime has a budget of its own, and the options of the decorator do not count in it.
+        """
+        return job_of(self.__wrapped__, objects)
+
+    def clear_cache(self) -> None:
+        """Forget every trace, plan and executable."""
+        self._planned.clear_cache()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As of `flax.nnx.jit`."""
+        return self._lifted.trace(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As of `flax.nnx.jit`: the plain program, without a plan."""
+        return self._lifted.lower(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As of `flax.nnx.jit`."""
+        return self._lifted.eval_shape(*args, **kwargs)
+
+    def _ask(self, question: _Question, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `question`, a method of the planned function, answers to the pytrees that Flax makes of the arguments.
+
+        Flax's wrapper makes these pytrees when it is asked to trace, and it gives back what its `jitted_fn` has answered.
+        """
+        token = _question.set(question)
+        try:
+            return self._lifted.trace(*args, **kwargs).traced
+        finally:
+            _question.reset(token)
+
+
+_ran: ContextVar[bool] = ContextVar("ran")
+"""Whether the planned function of the running call has returned, so that the objects are being updated."""
+
+_question: ContextVar[_Question | None] = ContextVar("question", default=None)
+
+
+class _StandIn:
+    """What stands in Flax's wrapper in the place of the function that `jax.jit` has made."""
+
+    def __init__(self, planned: PlannedFunction) -> None:
+        self._planned = planned
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        results = self._planned(*args, **kwargs)
+        _ran.set(True)
+        return results
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        question = _question.get() or self._planned.trace
+        return question(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        return self._planned.lower(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        return self._planned.eval_shape(*args, **kwargs)
+
+
+class _PureStep:
+    """The pure function that Flax has made of a step, and the names of its arguments in the user's objects."""
+
+    def __init__(self, pure: Callable[..., Any], *, with_updates: bool) -> None:
+        functools.update_wrapper(self, pure, updated=())
+        self._pure = pure
+        self._find = boundary_with_updates if with_updates else boundary_without_updates
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._pure(*args, **kwargs)
+
+    def boundary(self, args_info: Any, out_info: Any, static: Collection[int]) -> Boundary:
+        """For `trace_step`."""
+        return self._find(parameter_names(self._pure, static), args_info, out_info, static)
+
+
+def _pure_function_of(lifted: Any) -> Callable[..., Any]:
+    pure = getattr(getattr(lifted, "jitted_fn", None), "__wrapped__", None)
+    if pure is None:
+        raise RuntimeError(
+            f"flax {version('flax')} does not keep the jitted function of flax.nnx.jit as `jitted_fn`, in whose place "
+            "tensile_jax.nnx.jit puts its own. Use a version of flax that does, such as 0.12.12."
+        )
+    return pure
+
+
+def _some_deleted(objects: Any) -> bool:
+    """Whether an array of `objects` has been donated."""
+    held = [
+        value.get_raw_value() if isinstance(value, nnx.Variable) else value for _, value in nnx.iter_graph(objects, graph=True)
+    ]
+    return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in tree_leaves(held))
+
+
+def _refuse_placement(**options: Any) -> None:
+    for name, value in options.items():
+        if any(leaf is not None for leaf in tree_leaves(value, is_leaf=lambda leaf: isinstance(leaf, nnx.StateSharding))):
+            raise ValueError(
+                f"{name}={value!r} says where arrays lie, and a plan is for one device. Leave {name} out: the step runs on the "
+                "device on which its arrays lie. jax.device_put and jax.default_device choose it."
+            )
+
+
+def jit(
+    step: Callable[..., Any] | None = None,
+    *,
+    budget: int | float | str | None = None,
+    max_slowdown: float | None = None,
+    policy: PolicyName = "auto",
+    device_profile: str | None = None,
+    state_memory: Literal["device", "any"] = "device",
+    plan: Plan | None = None,
+    progress: Progress | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    device: Any = None,
+    backend: str | None = None,
+    inline: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`flax.nnx.jit` under a budget of device memory. Use it as a decorator, with or without arguments, or call it.
+
+    The step changes its NNX objects (model, optimizer, metrics, rngs) in place, as under `flax.nnx.jit`. Their old arrays stay
+    alive while the step runs, and count towards its peak, unless they are donated: a tight budget wants
+    `donate_argnames=("model", "optimizer")`. Whoever else holds a donated array finds it deleted.
+
+    Args:
+        step: the step; for training, the whole of it: loss, gradient and optimizer.
+        budget, max_slowdown, policy, device_profile, state_memory, plan, progress: as in `tensile_jax.jit`.
+        static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline, graph, graph_updates: as in
+            `flax.nnx.jit`.
+        in_shardings, out_shardings, device, backend: only None, because a plan is for one device.
+
+    Returns:
+        An `NnxFunction`, or, without `step`, a decorator that gives one. It has the same results as `flax.nnx.jit`, and makes the
+        same changes to the objects, to rounding where the step was cut or recomputed.
+
+    Raises:
+        ValueError: the step is a bound method; an option says where arrays lie.
+        BudgetError: the budget cannot be read. On the first call: BudgetTooSmall, if it cannot be kept; the objects are then as
+            they were.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from flax import nnx
+    >>> model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    >>> @jit(budget="1GiB", donate_argnames=("model", "optimizer"))
+    ... def train_step(model, optimizer, x, y):
+    ...     loss, grads = nnx.value_and_grad(lambda model: jnp.mean((model(x) - y) ** 2))(model)
+    ...     optimizer.update(model, grads)
+    ...     return loss
+    >>> losses = [train_step(model, optimizer, jnp.ones((4, 1)), jnp.ones((4, 1))) for _ in range(5)]
+    >>> bool(losses[4] < losses[0])
+    True
+    """
+    _refuse_placement(in_shardings=in_shardings, out_shardings=out_shardings, device=device, backend=backend)
+    plan_options = {
+        "budget": budget,
+        "max_slowdown": max_slowdown,
+        "policy": policy,
+        "device_profile": device_profile,
+        "state_memory": state_memory,
+        "plan": plan,
+        "progress": progress,
+    }
+    jit_options = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+        "keep_unused": keep_unused,
+        "inline": inline,
+    }
+    given = {name: value for name, value in jit_options.items() if value is not None and value is not False}
+
+    def wrap(step: Callable[..., Any]) -> NnxFunction:
+        return NnxFunction(step, graph=graph, graph_updates=graph_updates, plan_options=plan_options, jit_options=given)
+
+    return wrap if step is None else wrap(step)

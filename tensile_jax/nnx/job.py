@@ -1,0 +1,118 @@
+"""A step on NNX objects as a job of a `Runtime`: a pure step, its first state, and the way back into the objects.
+
+    objects --split--> {"model.linear1.kernel": array, ...} --runtime, step by step--> the last state --> the same objects
+
+While the job runs, its objects hold the state that they were given with. When it has ended, they hold the state after its last
+finished iteration. Both lie in the CPU's memory, because the device's memory is the jobs'; JAX brings such arrays to the device
+when they are used there. If the state itself is lost (a launch has failed in the middle of an iteration), the objects keep what
+they hold.
+
+A job runs one program, so its objects must have the same structure after the step as before it: the same attributes, the same
+Variables. `flax.nnx.jit` would trace the step again instead.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.tree_util import GetAttrKey, SequenceKey, keystr, tree_flatten_with_path, tree_unflatten
+
+from tensile_jax.errors import TraceError
+from tensile_jax.exec.leaves import on_cpu, weaken
+from tensile_jax.exec.lifted import LiftedJob
+from tensile_jax.nnx.paths import path_in_objects
+from tensile_jax.trace.step import Boundary, KeyPath, name_of, parameter_names
+
+
+def job_of(step: Callable[..., Any], objects: Any) -> LiftedJob:
+    """The job of `step(*objects, batch)`.
+
+    Args:
+        objects: the tuple of NNX objects that the step changes. Arrays may stand between them.
+
+    Raises:
+        TypeError: it is no tuple, or there is no array in it.
+    """
+    if not isinstance(objects, tuple) or not jax.tree.leaves(nnx.state(objects)):
+        raise TypeError(
+            "state of a step on NNX objects must be the tuple of the objects that come before the batch, such as "
+            f"(model, optimizer): got {type(objects).__name__}."
+        )
+    graphdef, state = nnx.split(objects)
+    paths, leaves, structure = _flatten(state)
+    names = [name_of(parameter_names(step, ()), path) for path in paths]
+    if len(set(names)) < len(names):  # of a dictionary whose keys look like attributes
+        names = [keystr(path) for path in paths]
+    pure = _PureStep(step, graphdef, structure, names)
+
+    def put_back(last: Any) -> Any:
+        nnx.update(objects, tree_unflatten(structure, [_in_cpu_memory(last[name]) for name in names]))
+        return objects
+
+    return LiftedJob(pure, dict(zip(names, leaves, strict=True)), put_back)
+
+
+class _PureStep:
+    """`(state, batch) -> (state, metrics)` of a step on NNX objects."""
+
+    def __init__(self, step: Callable[..., Any], graphdef: Any, structure: Any, names: Sequence[str]) -> None:
+        self.__name__: str = getattr(step, "__name__", type(step).__name__)
+        self._step = step
+        self._graphdef = graphdef
+        self._structure = structure
+        self._names = names
+
+    def __call__(self, state: Any, batch: Any) -> Any:
+        objects = nnx.merge(self._graphdef, tree_unflatten(self._structure, [state[name] for name in self._names]))
+        metrics = self._step(*objects, batch)
+        graphdef, changed = nnx.split(objects)
+        paths, leaves, structure = _flatten(changed)
+        if graphdef != self._graphdef or structure != self._structure:
+            raise TraceError(self._explain(paths))
+        return dict(zip(self._names, leaves, strict=True)), metrics
+
+    def boundary(self, args_info: Any, out_info: Any, static: Collection[int]) -> Boundary:
+        """For `trace_step`: the state is named as the user's objects are, and all of it is carried."""
+        names = sorted(self._names)  # the order in which jax.tree_util takes a dictionary
+        batch, _ = tree_flatten_with_path(args_info[0][1])
+        metrics, _ = tree_flatten_with_path(out_info[1])
+        return Boundary(
+            [*names, *("batch" + keystr(path) for path, _ in batch)],
+            [*names, *("result" + keystr(path) for path, _ in metrics)],
+            [(i, i) for i in range(len(names))],
+        )
+
+    def _explain(self, paths: Sequence[KeyPath]) -> str:
+        named = parameter_names(self._step, ())
+        before, after = set(self._names), {name_of(named, path) for path in paths}
+        news = [f"{name} is new" for name in sorted(after - before)] + [f"{name} is gone" for name in sorted(before - after)]
+        return (
+            f"The step {self.__name__!r} changes the structure of its objects ({'; '.join(news) or 'attributes or metadata'}), "
+            "and a job runs one program. Make such attributes before the job starts, or remove within the step what it adds "
+            "(flax.nnx.pop)."
+        )
+
+
+def _flatten(state: Any) -> tuple[list[KeyPath], list[Any], Any]:
+    """The paths of the arrays in `(args, kwargs)` of the step, the arrays, and the structure of `state`."""
+    leaves, structure = tree_flatten_with_path(state)
+    paths = [
+        path_in_objects((SequenceKey(0), SequenceKey(path[0].key), GetAttrKey("__state__"), *path[1:])) for path, _ in leaves
+    ]
+    return paths, [leaf for _, leaf in leaves], structure
+
+
+def _in_cpu_memory(leaf: Any) -> Any:
+    """A copy there, not committed to that device, so that it can be used beside arrays of another one."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    numbers = np.array(jax.random.key_data(leaf) if is_key else leaf)
+    if jax.typeof(leaf).weak_type:
+        return weaken(numbers)
+    with on_cpu():
+        copy = jnp.array(numbers)
+        return jax.random.wrap_key_data(copy, impl=jax.random.key_impl(leaf)) if is_key else copy

@@ -1,0 +1,103 @@
+"""Mutable references that a step makes itself, written as values: what jax.jit does when it lowers a step.
+
+A reference (`jax.new_ref`) that is made inside a step has no life outside of it, so it is nothing but the value that it holds at
+each moment. Flattening therefore keeps, for each reference, the atom that it holds now. Reading gives that atom, and writing
+replaces it:
+
+    r = new_ref(x)      r holds x
+    y = r[...]          y is what r holds
+    r[...] = z          r holds z
+    anything else       (results, what the references hold afterwards) = Discharged(primitive)(what they hold, other operands)
+
+`Discharged` makes references inside one equation, runs the primitive on them and reads them out. So an indexed access, or a loop
+that accumulates into a reference, is one ordinary operator without effects, which may be recomputed.
+
+A reference that comes from outside (an argument, or one that the function captures) is refused: it would have to be written when
+the step ends, and a step that is cut into pieces has no place where that happens all at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.ref import AbstractRef
+
+from tensile_jax.errors import TraceError
+
+
+def is_reference(aval: Any) -> bool:
+    """Whether an abstract value is that of a mutable reference."""
+    return isinstance(aval, AbstractRef)
+
+
+@dataclass(slots=True, eq=False)
+class Reference:
+    """A reference while the program is flattened: the type of what it holds, and the atom that it holds now."""
+
+    aval: Any
+    holds: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Discharged:
+    """A primitive on references as a function of what they hold; it stands where a primitive stands.
+
+    `cells[i]` is the number of the reference that operand i is, or -1 where the operand is none. Results are those of the
+    primitive, and then, if it `writes`, what each reference holds, in the order of their numbers.
+    """
+
+    primitive: Any
+    cells: tuple[int, ...]
+    writes: bool
+    multiple_results: bool = True
+
+    @property
+    def name(self) -> str:
+        """That of the primitive."""
+        return self.primitive.name
+
+    def get_bind_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        """What `bind` takes: the parameters as they stand in the equation."""
+        return params
+
+    def bind(self, *values: Any, **params: Any) -> list[Any]:
+        """The results for these operands; in the place of each reference, the operand is what it holds."""
+        references: dict[int, Any] = {}
+        operands = list(values)
+        for place, cell in enumerate(self.cells):
+            if cell >= 0:
+                if cell not in references:
+                    references[cell] = jax.new_ref(values[place])
+                operands[place] = references[cell]
+        results = self.primitive.bind(*operands, **self.primitive.get_bind_params(params))
+        held = [references[cell][...] for cell in sorted(references)] if self.writes else []
+        return [*(results if self.primitive.multiple_results else [results]), *held]
+
+
+def writes(effects: Any) -> bool:
+    """Whether one of the effects of an equation is that it writes to a reference."""
+    return any(type(effect).__name__ in ("WriteEffect", "AccumEffect") for effect in effects)
+
+
+def touches_all(equation: Any) -> bool:
+    """Whether an equation that gets or swaps takes the whole reference, and not a part or a view of it."""
+    return equation.primitive.name in ("get", "swap") and equation.params.get("tree") == _NO_TRANSFORMS
+
+
+_NO_TRANSFORMS = jax.tree.structure(())
+
+
+def refuse_outer_references(avals: Sequence[Any], names: Sequence[str], step: str) -> None:
+    """Refuse a step to which references are given.
+
+    Raises:
+        TraceError: one of the avals is that of a reference; the message names it.
+    """
+    for aval, name in zip(avals, names, strict=True):
+        if is_reference(aval):
+            raise TraceError(
+                f"{name} of the step {step!r} is a mutable reference ({aval}) that was made outside of the step. A step that is "
+                "cut into pieces could not write to it all at once: pass what it holds (reference[...]), return the new value "
+                "and write that back after the call, or run this step with jax.jit. References that the step makes itself work."
+            )

@@ -1,0 +1,105 @@
+"""Write a file so that it is either whole or as it was before.
+
+The content goes to another name in the same folder, and to the disk; only then is the file given its own name, in one step of the
+file system. A full disk, a kill or a power cut in between leaves what was there before, and nothing that looks whole and is not.
+
+What is not a regular file (`/dev/stdout`, a pipe) has no such other name and is written directly.
+"""
+
+import os
+import stat
+from contextlib import suppress
+from itertools import count
+
+_WRITABLE_BY_UMASK = 0o666
+_NUMBERS = count()
+_unfinished: set[str] = set()
+
+
+def write_whole(path: "str | os.PathLike[str]", content: bytes) -> None:
+    """Write `content` to the file `path`, over what it has held. A link is followed; the permissions stay as they are.
+
+    Raises:
+        OSError: it cannot be written; it names `path`, which is as it was before.
+    """
+    try:
+        if _is_special(path):
+            with open(path, "wb", buffering=0) as file:
+                _write_all(file.fileno(), content)
+        else:
+            _replace(os.path.realpath(path), content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or type(error).__name__, os.fspath(path)) from error
+
+
+def try_to_write(path: "str | os.PathLike[str]") -> None:
+    """Find out whether `write_whole` could write this file, without a change to it.
+
+    Raises:
+        OSError: it could not.
+    """
+    if _is_special(path):
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            raise IsADirectoryError(21, "Is a directory", os.fspath(path))
+        return
+    target = os.path.realpath(path)
+    with suppress(FileNotFoundError):
+        os.stat(target)  # a name that is too long
+    partial, descriptor = _begin(os.path.dirname(target))
+    os.close(descriptor)
+    _give_up(partial)
+
+
+def remove_unfinished() -> None:
+    """Remove what has been begun and not finished: this process is about to end."""
+    for partial in tuple(_unfinished):
+        _give_up(partial)
+
+
+def _is_special(path: "str | os.PathLike[str]") -> bool:
+    name = os.path.abspath(path)
+    if name.startswith(("/dev/", "/proc/")):  # /dev/stdout may lead to a regular file that somebody else has open
+        return True
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _replace(target: str, content: bytes) -> None:
+    partial, descriptor = _begin(os.path.dirname(target))
+    try:
+        try:
+            with suppress(FileNotFoundError):
+                os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))
+            _write_all(descriptor, content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(partial, target)
+        _unfinished.discard(partial)
+    except BaseException:
+        _give_up(partial)
+        raise
+
+
+def _begin(folder: str) -> tuple[str, int]:
+    partial = os.path.join(folder, f".tensile-{os.getpid()}-{next(_NUMBERS)}.partial")
+    _unfinished.add(partial)
+    try:
+        return partial, os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _WRITABLE_BY_UMASK)
+    except BaseException:
+        _unfinished.discard(partial)
+        raise
+
+
+def _give_up(partial: str) -> None:
+    with suppress(OSError):
+        os.unlink(partial)
+    _unfinished.discard(partial)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
