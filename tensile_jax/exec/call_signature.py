@@ -70,9 +70,13 @@ class Call:
     devices: frozenset[Device]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Latest:
-    """The latest call's signature and what it was read from, so that the next equal call needs no hashing."""
+    """The latest call's signature and what it was read from, so that the next equal call needs no hashing.
+
+    The facts are always those of the latest call: a loop meets the very same abstract values and shardings again, which
+    then need not be compared part by part.
+    """
 
     tree: Any
     facts: list[Any]
@@ -128,6 +132,7 @@ class SignatureReader:
             any_on_host = any(sharding is not None and sharding.memory_kind == HOST for _, sharding, _ in facts)
             devices = frozenset(device for _, sharding, _ in facts if sharding is not None for device in sharding.device_set)
             self._latest = latest = _Latest(tree, facts, names, probe, signature, any_on_host, devices)
+        latest.facts = facts
         return Call(latest.signature, leaves, kinds <= {"array"}, latest.any_on_host, latest.devices)
 
     def forget(self) -> None:

@@ -224,9 +224,15 @@ class Iteration:
                 env[slot].block_until_ready()
 
     def _launch_again(self, call: Callable[..., Any], inputs: Sequence[int], error: Exception) -> Any:
-        """Out of memory: everything that the segment does not read goes to the host; then the segment once more."""
+        """Launch the segment once more where the reason of its failure can be removed.
+
+        An argument in another layout than row-major is copied into that. If the device is out of memory, everything that
+        the segment does not read goes to the host.
+        """
         executor, env = self._executor, self.env
         story = str(error)
+        if "input layouts that disagree" in story:  # jax says so before anything runs
+            return call(*[jax.numpy.copy(env[slot]) for slot in inputs])
         # With effects, only an error that is XLA's own: one that a callback raised may quote it, and has run already.
         if "RESOURCE_EXHAUSTED" not in story or (executor._program.effectful and not story.startswith("RESOURCE_EXHAUSTED")):
             raise error

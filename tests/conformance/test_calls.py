@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 
 from tests.conformance.observation import VARIANTS, Jit, Scenario, Seen, expect_same, see
 
@@ -256,6 +257,14 @@ def a_mesh_of_one_device(jit: Jit) -> list[Seen]:
     return [see(f, there, there), see(f, square(), there), see(jit(mixed, out_shardings=split), square(), square())]
 
 
+def arguments_in_another_layout(jit: Jit) -> list[Seen]:
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    columns_first = jax.device_put(square(), Format(Layout((1, 0)), sharding))
+    f = jit(mixed)
+    there = jax.device_put(square(), sharding)
+    return [see(f, there, there), see(f, columns_first, there), see(f, there, columns_first), see(f, there, there)]
+
+
 def options_of_the_compiler(jit: Jit) -> list[Seen]:
     f = jit(mixed, compiler_options={"xla_embed_ir_in_executable": True}, inline=True)
     return [see(f, square(), square()), see(jit(mixed, compiler_options={"no_such": 1}), square(), square())]
@@ -381,7 +390,8 @@ SCENARIOS: list[Scenario] = [
     keys_are_arguments_and_results, results_that_are_arguments, donated_results_that_are_arguments, constants_and_nothing, trees,
     weak_types_and_order_of_keywords, donation_takes_what_is_used_and_fits, donation_by_name, one_buffer_donated_twice,
     a_captured_array_is_donated, a_deleted_argument, committed_and_not, options_that_name_a_device, a_mesh_of_one_device,
-    options_of_the_compiler, inside_other_transformations, a_closed_over_tracer, jitted_within_jitted, under_disable_jit,
+    arguments_in_another_layout, options_of_the_compiler,
+    inside_other_transformations, a_closed_over_tracer, jitted_within_jitted, under_disable_jit,
     errors_of_the_function_itself, under_debug_nans_and_infs, attributes_for_methods,
 ]  # fmt: skip
 
