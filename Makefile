@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint bench bench-gpu bench-controller bench-gap bench-h200 bench-jobs bench-scale compare soak clean
+.PHONY: help run test test-slow test-newest lint bench bench-gpu bench-call bench-controller bench-gap bench-h200 bench-jobs bench-scale compare soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,7 +29,7 @@ lint: $(VENV)/.installed ## ruff, pyright, import-linter
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed bench-scale bench-gap bench-jobs bench-controller ## the figures of the README, on this CPU
+bench: $(VENV)/.installed bench-scale bench-gap bench-jobs bench-call bench-controller ## the figures of the README, on this CPU
 	$(BIN)/python -m benchmarks.run
 
 bench-gpu: $(VENV)/.installed ## the same on this machine's GPU (install an extra: cuda12 or cuda13)
@@ -41,6 +41,9 @@ bench-jobs: $(VENV)/.installed ## several jobs under one budget, beside plain ji
 
 soak: $(VENV)/.installed ## random jobs, pauses, cancels, failures and budgets, for SOAK_MINUTES
 	$(BIN)/python -m benchmarks.soak --minutes $(SOAK_MINUTES)
+
+bench-call: $(VENV)/.installed ## what a call costs beside plain jit's, for a state of 300 arrays
+	$(BIN)/python -m benchmarks.call
 
 bench-controller: $(VENV)/.installed ## what deciding for 1 to 64 jobs costs, in a simulation
 	$(BIN)/python -m benchmarks.controller
