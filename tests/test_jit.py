@@ -389,7 +389,7 @@ def test_the_public_names_are_these() -> None:
     assert sorted(tensile.__all__) == [
         "BudgetError", "BudgetTooSmall", "CheckpointError", "Entrypoint", "InvalidPlan", "Job", "JobFailed", "JobsFileError",
         "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied", "Report", "Runtime", "TensileError",
-        "TraceError", "jit", "to_device",
+        "TraceError", "jit", "nnx", "to_device",
     ]  # fmt: skip
     assert all(getattr(tensile, name) is not None for name in tensile.__all__)
 

@@ -40,12 +40,15 @@ class Handover:
                 value if on_host(value) else jax.device_put(value, sharding)
                 for value, sharding in zip(results, self._shardings, strict=True)
             ]
+        if self._compiler.committed and not self._passed_on:
+            return results
+        uncommitted = not self._compiler.committed
         wrong = [
             i
             for i, value in enumerate(results)
-            if isinstance(value, jax.Array)
+            if (i in self._passed_on or (uncommitted and getattr(value, "committed", False)))
+            and isinstance(value, jax.Array)
             and not on_host(value)
-            and (i in self._passed_on or (not self._compiler.committed and value.committed))
         ]
         if not wrong:
             return results

@@ -114,8 +114,7 @@ def find_activity(graph: Graph) -> Activity:
     ends = np.maximum(begins, 0)
     np.maximum.at(ends, reads.tensor, reads.place)
     kept_by_caller = frozenset(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)
-    unread = [t.id for t in graph.tensors if t.producer is None and t.role != "constant" and not uses[t.id]]  # nothing frees them
-    ends[[*kept_by_caller, *graph.outputs, *unread]] = count
+    ends[[*kept_by_caller, *graph.outputs]] = count
     begin, end = tuple(begins.tolist()), tuple(ends.tolist())
     return Activity(graph, begin, end, uses, _heirs(graph, begin, end), kept_by_caller, reads, makes)
 
