@@ -116,16 +116,16 @@ class SignatureReader:
         if not _at_top_level() or _CONFIG.jax_disable_jit:
             return None
         places, static, dynamic_args, dynamic_kwargs = self._split(args, kwargs)
-        names = (
-            places,
-            debugs_numbers(),
-        )  # jit uses a trace again where only that is another, but segments are compiled otherwise
+        names = (places, debugs_numbers())  # where numbers are debugged the trace is the same, and segments are not
         probe = self._probe(static)
         leaves, tree = tree_flatten((dynamic_args, dynamic_kwargs))
-        kinds = {_KINDS.get(t) or _kind_of(t) for t in set(map(type, leaves))}
-        if "tracer" in kinds:
-            return None
-        facts = list(map(_FACTS if kinds <= {"array"} else _facts_of, leaves))
+        try:
+            facts, all_arrays = list(map(_FACTS, leaves)), True
+        except AttributeError:  # a number, a NumPy array, a shape, a tracer
+            kinds = {_kind_of(t) for t in set(map(type, leaves))}
+            if "tracer" in kinds:
+                return None
+            facts, all_arrays = list(map(_facts_of, leaves)), False
         latest = self._latest
         if latest is None or latest.probe is not probe or latest.names != names or latest.facts != facts or latest.tree != tree:
             signature = Signature(tree, [_normal(*fact) for fact in facts], names, probe)
@@ -133,7 +133,7 @@ class SignatureReader:
             devices = frozenset(device for _, sharding, _ in facts if sharding is not None for device in sharding.device_set)
             self._latest = latest = _Latest(tree, facts, names, probe, signature, any_on_host, devices)
         latest.facts = facts
-        return Call(latest.signature, leaves, kinds <= {"array"}, latest.any_on_host, latest.devices)
+        return Call(latest.signature, leaves, all_arrays, latest.any_on_host, latest.devices)
 
     def forget(self) -> None:
         """Forget the latest call."""
@@ -176,19 +176,11 @@ class SignatureReader:
         return probe.trace(*static).jaxpr
 
 
-_KINDS: dict[type, str] = {}
-"""What each type of leaf that was met is: "array", "tracer" or "other"."""
-
-
 def _kind_of(leaf_type: type) -> str:
+    """Whether a type of leaf is an array's, a tracer's or another one."""
     if issubclass(leaf_type, jax.core.Tracer):
-        kind = "tracer"
-    elif issubclass(leaf_type, jax.Array):
-        kind = "array"
-    else:
-        kind = "other"
-    _KINDS[leaf_type] = kind
-    return kind
+        return "tracer"
+    return "array" if issubclass(leaf_type, jax.Array) else "other"
 
 
 def _facts_of(leaf: Any) -> tuple[Any, Any, bool]:
