@@ -18,10 +18,10 @@ run: $(VENV)/.installed ## the main job: train under a budget, beside plain jax.
 	$(BIN)/tensile demo
 
 test: $(VENV)/.installed ## the tests (TESTS=tests/models for some of them)
-	$(BIN)/python -m pytest -n 2 $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
 test-slow: $(VENV)/.installed ## the tests that take long
-	$(BIN)/python -m pytest -n 2 -m slow $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(TESTS)
 
 lint: $(VENV)/.installed ## ruff, pyright, import-linter
 	$(BIN)/ruff check .

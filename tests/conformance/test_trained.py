@@ -77,8 +77,10 @@ def train(jit: Jit, **options: Any) -> list[Seen]:
     return seen
 
 
-@pytest.mark.parametrize("donate", [{}, {"donate_argnums": 0}], ids=["kept", "donated"])
 @pytest.mark.parametrize("swaps", [False, True], ids=["recomputes", "swaps"])
+@pytest.mark.parametrize(
+    "donate", [pytest.param({}, id="kept", marks=pytest.mark.slow), pytest.param({"donate_argnums": 0}, id="donated")]
+)
 def test_training_under_a_low_budget_looks_as_under_jit(donate: dict[str, Any], swaps: bool, fast_link: str) -> None:
     profile = {"device_profile": fast_link} if swaps else {}
     budget = low_budget(step, fresh_state(), fresh_batch(0), part=0.4, **donate, **profile)
