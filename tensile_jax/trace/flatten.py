@@ -16,6 +16,7 @@ Variables are integers in the order in which they are made. The walk is that of 
 variables to ours, read for inputs, written for outputs.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NewType
@@ -300,19 +301,28 @@ def _is_zero(atom: Atom) -> bool:
 def _taken(builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], usable: Sequence[bool]) -> list[bool]:
     """Which inputs, of those that are donated and used, `jax.jit` takes.
 
-    The rule is that of jax's lowering (`_set_up_aliases`): each output in turn takes over the first usable input of its shape and
-    type that is left. `jax.jit` leaves all other inputs to the caller, with a warning.
+    The rule is that of jax's lowering (`_set_up_aliases`). First, each output in turn takes over the first usable input of its
+    shape and type that is left. Then each usable input that is left is given to XLA if an output that is left has as many
+    elements. `jax.jit` leaves all other inputs to the caller, with a warning.
     """
     waiting: dict[Any, list[int]] = {}
     for place, (v, is_usable) in enumerate(zip(inputs, usable, strict=True)):
         if is_usable:
             waiting.setdefault(_form(builder.avals[v]), []).append(place)
     taken = [False] * len(inputs)
+    sizes_left: Counter[int] = Counter()
     for atom in outputs:
         aval = builder.avals[atom] if isinstance(atom, int) else atom.aval
         fitting = waiting.get(_form(aval))
         if fitting:
             taken[fitting.pop(0)] = True
+        elif hasattr(aval, "size"):
+            sizes_left[aval.size] += 1
+    for place in sorted(place for places in waiting.values() for place in places):
+        size = getattr(builder.avals[inputs[place]], "size", None)
+        if size is not None and sizes_left[size] > 0:
+            sizes_left[size] -= 1
+            taken[place] = True
     return taken
 
 

@@ -173,7 +173,15 @@ def donation_takes_what_is_used_and_fits(jit: Jit) -> list[Seen]:
     f = jit(lambda a, b, c, unused: (a @ a, c.sum()), donate_argnums=(0, 1, 2, 3))
     g = jit(lambda a, b, unused: (a @ a, b + 1, b * 2), donate_argnums=(1, 2), keep_unused=True)
     h = jit(lambda a, b: (a + 1, b + a), donate_argnums=0)
+    by_size = (
+        (lambda a: a.astype(jnp.int32) + 1, square()),
+        (lambda a: (a @ a).reshape(16) * 2, square()),
+        (lambda a: (a @ a)[:2], square()),
+        (lambda k: (jax.random.uniform(k, (2,)), 1.0), jax.random.key(0)),
+        (lambda k: jax.random.key_data(k) + 1, jax.random.key(0)),
+    )
     return [
+        *(see(jit(f, donate_argnums=0), x) for f, x in by_size),
         see(f, square(), square(), jnp.ones(3), square(3)),
         see(f, square(), jnp.ones(5), jnp.ones(3), square(4)),
         see(g, square(), jnp.ones(2), square()),
