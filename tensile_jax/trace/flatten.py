@@ -303,7 +303,7 @@ def _taken(builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], us
 
     The rule is that of jax's lowering (`_set_up_aliases`). First, each output in turn takes over the first usable input of its
     shape and type that is left. Then each usable input that is left is given to XLA if an output that is left has as many
-    elements. `jax.jit` leaves all other inputs to the caller, with a warning.
+    elements, and XLA takes it if an output that is left has as many bytes. All other inputs stay the caller's.
     """
     waiting: dict[Any, list[int]] = {}
     for place, (v, is_usable) in enumerate(zip(inputs, usable, strict=True)):
@@ -311,6 +311,7 @@ def _taken(builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], us
             waiting.setdefault(_form(builder.avals[v]), []).append(place)
     taken = [False] * len(inputs)
     sizes_left: Counter[int] = Counter()
+    bytes_left: Counter[int] = Counter()
     for atom in outputs:
         aval = builder.avals[atom] if isinstance(atom, int) else atom.aval
         fitting = waiting.get(_form(aval))
@@ -318,11 +319,15 @@ def _taken(builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], us
             taken[fitting.pop(0)] = True
         elif hasattr(aval, "size"):
             sizes_left[aval.size] += 1
+            bytes_left[aval.size * aval.dtype.itemsize] += 1
     for place in sorted(place for places in waiting.values() for place in places):
-        size = getattr(builder.avals[inputs[place]], "size", None)
-        if size is not None and sizes_left[size] > 0:
-            sizes_left[size] -= 1
-            taken[place] = True
+        aval = builder.avals[inputs[place]]
+        if hasattr(aval, "size") and sizes_left[aval.size] > 0:
+            sizes_left[aval.size] -= 1
+            nbytes = aval.size * aval.dtype.itemsize
+            if bytes_left[nbytes] > 0:
+                bytes_left[nbytes] -= 1
+                taken[place] = True
     return taken
 
 

@@ -179,6 +179,8 @@ def donation_takes_what_is_used_and_fits(jit: Jit) -> list[Seen]:
         (lambda a: (a @ a)[:2], square()),
         (lambda k: (jax.random.uniform(k, (2,)), 1.0), jax.random.key(0)),
         (lambda k: jax.random.key_data(k) + 1, jax.random.key(0)),
+        (lambda k: (jax.random.uniform(k, (2,)), 1.0), jax.random.key(0, impl="rbg")),
+        (lambda a: (a @ a).astype(jnp.bfloat16), square()),
     )
     return [
         *(see(jit(f, donate_argnums=0), x) for f, x in by_size),
