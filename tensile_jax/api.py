@@ -25,7 +25,7 @@ from tensile_jax.exec.number import MOST, read_number, shown
 from tensile_jax.exec.placement import Placement, placement_of
 from tensile_jax.exec.prepare import Options, PreparedStep, Progress, RunningPlan
 from tensile_jax.exec.saved import above_budget, load, refuse_saved
-from tensile_jax.exec.transfer import DEVICE, HOST, Device, Transfer, to_device
+from tensile_jax.exec.transfer import Device, Transfer, in_device_memory, to_device
 from tensile_jax.plan.comparison import Comparison
 from tensile_jax.profiles import load_profile
 from tensile_jax.schedule import Plan, PolicyName, contradictions
@@ -410,8 +410,7 @@ def _shape_of(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return leaf
     sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) or leaf.committed else None
-    if sharding is not None and sharding.memory_kind == HOST:
-        sharding = sharding.with_memory_kind(DEVICE)
+    sharding = None if sharding is None else in_device_memory(sharding)
     weak_type = bool(getattr(getattr(leaf, "aval", leaf), "weak_type", False))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak_type)
 

@@ -24,7 +24,7 @@ import jax.core
 from jax.extend.core import get_opaque_trace_state
 from jax.tree_util import tree_flatten
 
-from tensile_jax.exec.transfer import DEVICE, HOST, Device
+from tensile_jax.exec.transfer import HOST, Device, in_device_memory
 
 _CONFIG: Any = jax.config  # its settings are attributes that a type checker does not know
 
@@ -122,8 +122,7 @@ class SignatureReader:
         try:
             facts, all_arrays = list(map(_FACTS, leaves)), True
         except AttributeError:  # a number, a NumPy array, a shape, a tracer
-            kinds = {_kind_of(t) for t in set(map(type, leaves))}
-            if "tracer" in kinds:
+            if any(issubclass(leaf_type, jax.core.Tracer) for leaf_type in set(map(type, leaves))):
                 return None
             facts, all_arrays = list(map(_facts_of, leaves)), False
         latest = self._latest
@@ -176,13 +175,6 @@ class SignatureReader:
         return probe.trace(*static).jaxpr
 
 
-def _kind_of(leaf_type: type) -> str:
-    """Whether a type of leaf is an array's, a tracer's or another one."""
-    if issubclass(leaf_type, jax.core.Tracer):
-        return "tracer"
-    return "array" if issubclass(leaf_type, jax.Array) else "other"
-
-
 def _facts_of(leaf: Any) -> tuple[Any, Any, bool]:
     """(abstract value, sharding, whether it is committed) of any leaf."""
     if isinstance(leaf, jax.Array):
@@ -201,7 +193,7 @@ def _normal(aval: Any, sharding: Any, committed: bool) -> tuple[Hashable, Hashab
     shape = getattr(aval, "shape", None), getattr(aval, "dtype", aval), bool(getattr(aval, "weak_type", False))
     if not committed or sharding is None:
         return shape, None
-    return shape, sharding.with_memory_kind(DEVICE) if sharding.memory_kind == HOST else sharding
+    return shape, in_device_memory(sharding)
 
 
 def _complete(

@@ -123,9 +123,7 @@ class Executor:
         elif on_host(value):
             self.passive_swap_ins += 1
             env[slot] = self._transfer.into(value)
-        elif isinstance(value, jax.Array):
-            env[slot] = value
-        elif not may_move(value):
+        elif isinstance(value, jax.Array) or not may_move(value):
             env[slot] = value
         elif slot in self._used:  # as jit, which does not transfer what nothing reads
             env[slot] = self._transfer.into(value)

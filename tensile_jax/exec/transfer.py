@@ -36,6 +36,11 @@ class Transfer:
         return jax.device_put(array, self._to_device, may_alias=False)
 
 
+def in_device_memory(sharding: Any) -> Any:
+    """The sharding, on the same devices, of an array that has been brought in from host memory; itself for every other one."""
+    return sharding.with_memory_kind(DEVICE) if sharding.memory_kind == HOST else sharding
+
+
 def on_host(array: Any) -> bool:
     """Whether the array is a `jax.Array` in host memory that belongs to a device."""
     sharding = getattr(array, "sharding", None)  # first what is quick and nearly always enough: this is asked of every argument
