@@ -42,6 +42,17 @@ def interrupt(step: tensile.PlannedFunction, launches: dict[int, int]) -> None:
     wrap_launches(step, wrap)
 
 
+def train_until_interrupted(step: tensile.PlannedFunction) -> tuple[Any, int]:
+    """The state that a training loop held when the interrupt ended it, and how many steps it had done."""
+    state, done = fresh(weights()), 0
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(100):
+            state, _ = step(state, batch())
+            done += 1
+    assert alive(state)
+    return state, done
+
+
 def wait_for_the_interrupt() -> None:
     for _ in range(1000):
         signal.sigtimedwait([], 0.05)  # sleeps, in pieces; the interrupt ends it
@@ -64,12 +75,7 @@ def test_one_interrupt_ends_a_loop_after_the_running_step_wherever_it_comes(step
     launches = len(step.plan(weights(), batch()).segments)
     for at in range(launches, 2 * launches):  # in the second step
         interrupt(step, {at: 1})
-        state, done = fresh(weights()), 0
-        with pytest.raises(KeyboardInterrupt):
-            for _ in range(100):
-                state, _ = step(state, batch())
-                done += 1
-        assert alive(state)
+        state, done = train_until_interrupted(step)
         assert done in (2, 3)  # the third only if it took more than ten milliseconds to begin
         expect_steps(state, done)
 
@@ -89,12 +95,7 @@ def test_an_interrupt_in_the_last_step_comes_after_it(step: tensile.PlannedFunct
 
 def test_two_interrupts_within_a_step_lose_nothing_and_count_as_one(step: tensile.PlannedFunction) -> None:
     interrupt(step, {0: 1, 1: 1})
-    state, done = fresh(weights()), 0
-    with pytest.raises(KeyboardInterrupt):
-        for _ in range(100):
-            state, _ = step(state, batch())
-            done += 1
-    assert alive(state)
+    state, done = train_until_interrupted(step)
     expect_steps(state, done)
     state, _ = step(state, batch())  # no second interrupt is left
     expect_steps(state, done + 1)
