@@ -102,18 +102,14 @@ def refuse_unfit_name(name: Any) -> None:
     if not isinstance(name, str):
         raise TypeError(f"name must be a text, got {name!r}.")
     if not name.isprintable() or not name.strip() or name != name.strip():
-        raise ValueError(f"name must be a text without control characters, and without spaces at its ends: got {_short(name)}.")
+        raise ValueError(f"name must be a text without control characters, and without spaces at its ends: got {shown(name)}.")
     if "/" in name or "\\" in name or name.startswith("."):
-        raise ValueError(f"name must be a text without '/' and '\\' that does not begin with '.': got {_short(name)}.")
+        raise ValueError(f"name must be a text without '/' and '\\' that does not begin with '.': got {shown(name)}.")
     if (size := len(name.encode())) > _MOST_NAME_BYTES:
         raise ValueError(
             f"name must be a text of at most {_MOST_NAME_BYTES} bytes, since folders and files are called after it: got {size} "
-            f"bytes, {_short(name)}."
+            f"bytes, {shown(name)}."
         )
-
-
-def _short(name: str) -> str:
-    return repr(name) if len(name) <= 60 else f"{name[:60]!r}..."
 
 
 def refuse_unfit_state(name: str, state: Any, device: Device) -> None:

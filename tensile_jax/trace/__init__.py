@@ -1,6 +1,6 @@
 """Takes a step and its arguments, gives a flat program and its graph. Never runs the step."""
 
-from tensile_jax.trace.cost import is_packed, nbytes_of
+from tensile_jax.trace.avals import is_packed, nbytes_of
 from tensile_jax.trace.flatten import Equation, Immediate, Program, atom_key, params_key
 from tensile_jax.trace.graph import variable_ids
 from tensile_jax.trace.step import TracedStep, trace_step

@@ -11,13 +11,11 @@ A table by primitive with one default: what is not listed is heavy, because a wr
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
 from tensile_jax.ir import Kind
+from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
 from tensile_jax.trace.flatten import Equation, Program
 
 _ELEMENTWISE = """
@@ -42,7 +40,6 @@ _EXPENSIVE_ELEMENTS = frozenset(
     "acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log log1p log2 "
     "logistic pow sin sinh tan tanh".split()
 )
-_PACKED = re.compile(r"(?:u?int|float)([124])(?:_\w+)?")  # int4, uint2, float4_e2m1fn: bits of a number that fills no byte
 _RANDOM_FLOPS_PER_WORD = 100  # threefry2x32: 20 rounds of add, rotate, xor on two words
 
 
@@ -52,35 +49,6 @@ def kind_of(equation: Equation) -> Kind:
     if name in _LIGHT:
         return "light"
     return "reduction" if name in _REDUCTION else "heavy"
-
-
-def nbytes_of(aval: Any) -> int:
-    """The size of a value in device memory, as XLA lays it out.
-
-    Numbers of less than a byte are packed: two of `int4` share one. Tokens have no size, and neither has `float0`, of which JAX
-    keeps no buffer. (An array's own `nbytes` counts a byte for each packed number.)
-    """
-    dtype = getattr(aval, "dtype", None)
-    if dtype is None or dtype == jax.dtypes.float0:
-        return 0
-    packed = _PACKED.fullmatch(str(dtype))
-    count = math.prod(aval.shape)
-    return -(-count * int(packed[1]) // 8) if packed else count * int(getattr(dtype, "itemsize", 0))
-
-
-def is_packed(aval: Any) -> bool:
-    """Whether several numbers share a byte."""
-    return _PACKED.fullmatch(str(getattr(aval, "dtype", ""))) is not None
-
-
-def shape_of(aval: Any) -> tuple[int, ...]:
-    """The shape of a value; a token has none, and counts as a scalar."""
-    return tuple(getattr(aval, "shape", ()))
-
-
-def dtype_of(aval: Any) -> str:
-    """The name of the type of a value's numbers."""
-    return str(getattr(aval, "dtype", "token"))
 
 
 def bytes_touched(program: Program, equation: Equation) -> int:

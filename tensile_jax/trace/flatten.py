@@ -26,6 +26,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from tensile_jax.errors import TraceError
+from tensile_jax.trace.avals import nbytes_of
 from tensile_jax.trace.references import Discharged, Reference, is_reference, touches_all, writes
 
 Variable = NewType("Variable", int)
@@ -319,14 +320,13 @@ def _taken(builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], us
             taken[fitting.pop(0)] = True
         elif hasattr(aval, "size"):
             sizes_left[aval.size] += 1
-            bytes_left[aval.size * aval.dtype.itemsize] += 1
+            bytes_left[nbytes_of(aval)] += 1
     for place in sorted(place for places in waiting.values() for place in places):
         aval = builder.avals[inputs[place]]
         if hasattr(aval, "size") and sizes_left[aval.size] > 0:
             sizes_left[aval.size] -= 1
-            nbytes = aval.size * aval.dtype.itemsize
-            if bytes_left[nbytes] > 0:
-                bytes_left[nbytes] -= 1
+            if bytes_left[nbytes_of(aval)] > 0:
+                bytes_left[nbytes_of(aval)] -= 1
                 taken[place] = True
     return taken
 

@@ -20,7 +20,8 @@ import re
 from collections.abc import Sequence
 
 from tensile_jax.ir import Carried, Graph, Operator, OperatorId, Role, Tensor, TensorId
-from tensile_jax.trace.cost import bytes_touched, dtype_of, flops_of, kind_of, nbytes_of, relayout_bytes, shape_of
+from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
+from tensile_jax.trace.cost import bytes_touched, flops_of, kind_of, relayout_bytes
 from tensile_jax.trace.flatten import Program, atom_key, params_key
 
 _WRAPPED = re.compile(r"\b(?:jvp|vmap|rematted_computation|checkpoint|remat|jit|pjit)\(([^()]*)\)")
