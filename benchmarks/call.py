@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import tensile_jax
-from tensile_jax.exec.call_signature import SignatureReader
+from tensile_jax.exec.call.signature import SignatureReader
 
 _ARRAYS = 300
 _ROUNDS, _CALLS = 25, 40

@@ -13,7 +13,7 @@ import jax
 
 import tensile_jax as tensile
 from benchmarks.loop import loop_us_per_segment
-from tensile_jax.exec.compile import peak_of
+from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.models import load
 
 

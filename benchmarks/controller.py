@@ -1,9 +1,9 @@
 """`make bench-controller`: what the controller of several jobs costs, and how well it shares, without a device.
 
-A discrete-event simulation drives `tensile_jax.exec.controller` itself: one compute lane, one lane to the host and one from it,
-jobs of 20 segments with copies, of mixed sizes, speeds and weights, one of them with slow batches. Everything takes as long as is
-written in the job; nothing is measured but the controller, of which every decision is made `--repetitions` times and the least
-time counts. Writes `benchmarks/results/controller.json`.
+A discrete-event simulation drives `tensile_jax.exec.controller.machine` itself: one compute lane, one lane to the host and
+one from it, jobs of 20 segments with copies, of mixed sizes, speeds and weights, one of them with slow batches. Everything
+takes as long as is written in the job; nothing is measured but the controller, of which every decision is made
+`--repetitions` times and the least time counts. Writes `benchmarks/results/controller.json`.
 
     us_per_launch      time in `step`, all events, over the number of launches;  _99: the 99th percentile of single launches
     longest_us         the longest single `step`
@@ -28,11 +28,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tensile_jax.exec.controller import step
-from tensile_jax.exec.events import BatchReady, Ended, Event, Moved, Prepared, Waited
-from tensile_jax.exec.orders import Do, Park, Unpark
-from tensile_jax.exec.seats import JobId, Seat, State
-from tensile_jax.plan.demand import INSTANT, LAUNCH, WAIT, Demand
+from tensile_jax.exec.controller.events import BatchReady, Ended, Event, Moved, Prepared, Waited
+from tensile_jax.exec.controller.machine import step
+from tensile_jax.exec.controller.orders import Do, Park, Unpark
+from tensile_jax.exec.controller.state import JobId, Seat, State
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Demand
 
 _RESULTS = Path(__file__).parent / "results" / "controller.json"
 _SHARES = {1: 1.0, 2: 0.75, 4: 0.5, 8: 0.5, 16: 0.4, 64: 0.3}  # number of jobs, budget over the sum of their peaks

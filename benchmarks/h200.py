@@ -14,10 +14,10 @@ from typing import Any
 import jax
 
 from benchmarks.h200_device import H200Compiler, h200, placed, traffic
+from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.exec.budget import Budget
-from tensile_jax.exec.compile import peak_of
-from tensile_jax.exec.prepare import Options, PreparedStep
+from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.models import load
 from tensile_jax.plan import Measured
 from tensile_jax.profiles import load_profile

@@ -12,8 +12,8 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from tensile_jax.exec.code import SegmentCode
-from tensile_jax.exec.compile import Compiler
+from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.lower import SegmentCode
 
 # Data sheet and CUDA programming guide (compute capability 9.0), as XLA's GpuTargetConfig names them.
 _LIMITS = {

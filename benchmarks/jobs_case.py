@@ -26,7 +26,7 @@ import click
 import jax
 
 import tensile_jax as tensile
-from tensile_jax.exec.compile import peak_of
+from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.models import load
 from tensile_jax.models.model import Model
 

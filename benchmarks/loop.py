@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from tensile_jax.api import PlannedFunction
-from tensile_jax.exec.executor import Executor
-from tensile_jax.exec.instructions import Op, instructions_of
+from tensile_jax.exec.step.executor import Executor
+from tensile_jax.exec.step.instructions import Op, instructions_of
 from tensile_jax.plan import order
 from tensile_jax.trace import trace_step
 

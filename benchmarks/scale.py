@@ -28,8 +28,8 @@ from rich.table import Table
 
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.plan import POLICIES, Ladder, Measured, assemble, check, floor, layout, order
+from tensile_jax.plan_format import SCHEMA_VERSION, Plan
 from tensile_jax.profiles import load_profile
-from tensile_jax.schedule import SCHEMA_VERSION, Plan
 
 _RESULTS = Path(__file__).parent / "results" / "scale.json"
 _EQUATIONS = (10_000, 30_000, 100_000)

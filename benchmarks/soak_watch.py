@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
-from tensile_jax.exec.executor import Iteration
-from tensile_jax.exec.instructions import Op
-from tensile_jax.exec.transfer import DEVICE
-from tensile_jax.exec.whole import WholeIteration
+from tensile_jax.exec.step.executor import Iteration
+from tensile_jax.exec.step.instructions import Op
+from tensile_jax.exec.step.transfer import DEVICE
+from tensile_jax.exec.step.whole_step import WholeIteration
 
 
 def live_bytes(kind: str) -> int:

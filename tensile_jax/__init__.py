@@ -32,11 +32,11 @@ TYPE_CHECKING = False  # type checkers know the name; the module `typing` takes 
 if TYPE_CHECKING:
     from tensile_jax import nnx
     from tensile_jax.api import PlannedFunction, Report, jit
-    from tensile_jax.exec.entrypoint import Entrypoint
-    from tensile_jax.exec.job import Job
-    from tensile_jax.exec.runtime import Runtime
-    from tensile_jax.exec.transfer import to_device
-    from tensile_jax.schedule import Plan
+    from tensile_jax.exec.actor.entrypoint import Entrypoint
+    from tensile_jax.exec.runtime.job import Job
+    from tensile_jax.exec.runtime.runtime import Runtime
+    from tensile_jax.exec.step.transfer import to_device
+    from tensile_jax.plan_format import Plan
 
 __all__ = [
     "BudgetError", "BudgetTooSmall", "CheckpointError", "Entrypoint", "InvalidPlan", "Job", "JobFailed", "JobsFileError",
@@ -47,12 +47,12 @@ __all__ = [
 _ELSEWHERE = {
     "PlannedFunction": "tensile_jax.api",
     "Report": "tensile_jax.api",
-    "Entrypoint": "tensile_jax.exec.entrypoint",
-    "Job": "tensile_jax.exec.job",
-    "Plan": "tensile_jax.schedule",
-    "Runtime": "tensile_jax.exec.runtime",
+    "Entrypoint": "tensile_jax.exec.actor.entrypoint",
+    "Job": "tensile_jax.exec.runtime.job",
+    "Plan": "tensile_jax.plan_format",
+    "Runtime": "tensile_jax.exec.runtime.runtime",
     "jit": "tensile_jax.api",
-    "to_device": "tensile_jax.exec.transfer",
+    "to_device": "tensile_jax.exec.step.transfer",
 }
 
 

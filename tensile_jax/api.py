@@ -12,23 +12,23 @@ from typing import Any, Literal, TypedDict, Unpack, cast, get_args, overload
 import jax
 from jax.tree_util import tree_unflatten
 
+from tensile_jax.arguments import MOST, read_number, shown
+from tensile_jax.budget import Budget, parse_budget
 from tensile_jax.errors import PlanFileError, TraceError
-from tensile_jax.exec.budget import Budget, parse_budget
-from tensile_jax.exec.call_signature import Call, Signature, SignatureReader, debugs_numbers
-from tensile_jax.exec.compare import compare
-from tensile_jax.exec.compile import Compiler
-from tensile_jax.exec.donation import refuse_unusable
-from tensile_jax.exec.executor import Executor, Observation
-from tensile_jax.exec.handover import Handover
-from tensile_jax.exec.interrupt import InterruptsHeld
-from tensile_jax.exec.number import MOST, read_number, shown
-from tensile_jax.exec.placement import Placement, placement_of
-from tensile_jax.exec.prepare import Options, PreparedStep, Progress, RunningPlan
-from tensile_jax.exec.saved import above_budget, load, refuse_saved
-from tensile_jax.exec.transfer import Device, Transfer, in_device_memory, to_device
-from tensile_jax.plan.comparison import Comparison
+from tensile_jax.exec.call.donation import refuse_unusable
+from tensile_jax.exec.call.interrupts import InterruptsHeld
+from tensile_jax.exec.call.placement import Placement, placement_of
+from tensile_jax.exec.call.results import Handover
+from tensile_jax.exec.call.signature import Call, Signature, SignatureReader, debugs_numbers
+from tensile_jax.exec.step.compare import compare
+from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.executor import Executor, Observation
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep, Progress, RunningPlan
+from tensile_jax.exec.step.saved_plan import above_budget, load, refuse_saved
+from tensile_jax.exec.step.transfer import Device, Transfer, in_device_memory, to_device
+from tensile_jax.plan.result.comparison import Comparison
+from tensile_jax.plan_format import Plan, PolicyName, contradictions
 from tensile_jax.profiles import load_profile
-from tensile_jax.schedule import Plan, PolicyName, contradictions
 from tensile_jax.trace import trace_step
 
 _WATCHED_FIRST = 3  # iterations watched after a plan is made
@@ -240,7 +240,7 @@ class PlannedFunction:
         """A lower bound on the time of a step under the budget, in microseconds, whatever the plan; infinite if there is none.
 
         It holds in the planner's own model of the device, so compare it with a plan's `step_us`. It takes about as long
-        as planning. See `tensile_jax/plan/bounds.py`.
+        as planning. See `tensile_jax/plan/search/lower_bound.py`.
         """
         return self._prepare(self._read_outermost(args, kwargs), args, kwargs).prepared.bound_us()
 

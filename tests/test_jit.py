@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.schedule import plan_schema, unranged
+from tensile_jax.plan_format import plan_schema, unranged
 from tests.builders import (
     ROWS,
     WIDTH,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import tensile_jax as tensile
 from tensile_jax.ir import Graph
 from tensile_jax.plan import POLICIES, WHOLE, Choice, Ladder, Measured, assemble, check, floor, layout, order, whole_peak
-from tensile_jax.plan.simulate import simulate
-from tensile_jax.schedule import Plan
+from tensile_jax.plan.result.simulate import simulate
+from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, device_bytes, fresh, graph_of, header_for, measure_launches, numbers
 
 PLANS = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

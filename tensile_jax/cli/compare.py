@@ -10,7 +10,7 @@ from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, 
 from tensile_jax.cli.progress import Live, stderr_console
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.cli.tables import readable_console
-from tensile_jax.schedule import save_json
+from tensile_jax.plan_format import save_json
 
 
 @click.command(short_help="Plan a model's step with every policy.")

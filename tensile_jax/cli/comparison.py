@@ -6,8 +6,8 @@ from rich.table import Table
 
 from tensile_jax.cli.tables import table_of
 from tensile_jax.cli.units import format_us
-from tensile_jax.plan.comparison import Comparison, Entry
-from tensile_jax.schedule import PolicyName, format_bytes
+from tensile_jax.plan.result.comparison import Comparison, Entry
+from tensile_jax.plan_format import PolicyName, format_bytes
 
 
 def least_table(made: Comparison, *, title: str) -> Table:

@@ -18,7 +18,7 @@ import msgspec
 
 from tensile_jax.cli.control_wire import SOCKET, Reply, Request, connect, reachable
 from tensile_jax.cli.refusal import Refusal
-from tensile_jax.jobs import Status
+from tensile_jax.runtime_records import Status
 
 _SILENCE_S = 5.0  # that is taken from a client before it is cut off
 _LONGEST_REQUEST = 1 << 16

@@ -6,7 +6,7 @@ import msgspec
 
 from tensile_jax.cli.control_wire import Reply, Request, connect
 from tensile_jax.cli.refusal import Refusal
-from tensile_jax.jobs import Status
+from tensile_jax.runtime_records import Status
 
 _PATIENCE_S = 10.0
 

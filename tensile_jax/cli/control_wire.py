@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tensile_jax.jobs import Status
+from tensile_jax.runtime_records import Status
 
 Command = Literal["status", "pause", "resume", "cancel", "budget"]
 

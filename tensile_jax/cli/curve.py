@@ -9,7 +9,7 @@ can show more than ASCII the bars are solid. The scale ends at the largest of pe
 
 from rich.console import Console
 
-from tensile_jax.schedule import Plan, Segment, format_bytes
+from tensile_jax.plan_format import Plan, Segment, format_bytes
 
 _MOST_ROWS = 60
 _NARROWEST_BAR = 10

@@ -12,7 +12,7 @@ from tensile_jax.cli.refusal import Failure, Refusal
 from tensile_jax.cli.run_jobs import refuse_troubles
 from tensile_jax.cli.stop_signals import exit_code
 from tensile_jax.cli.tables import readable_console
-from tensile_jax.schedule import save_json
+from tensile_jax.plan_format import save_json
 
 _LEAST_ACCURACY = {"digits": 0.97}
 _READABLE_WIDTH = 120

@@ -1,7 +1,7 @@
 """One event of a job as one line: `12.3 s  gpt: queued after step 0, planned 310 MiB (waits for memory)`."""
 
-from tensile_jax.jobs import JobEvent
-from tensile_jax.schedule import format_bytes
+from tensile_jax.plan_format import format_bytes
+from tensile_jax.runtime_records import JobEvent
 
 
 def event_line(event: JobEvent) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from tensile_jax.cli.jobs_file import JobEntry
 from tensile_jax.cli.refusal import Refusal
-from tensile_jax.exec.entrypoint import Entrypoint
+from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.models import load
 from tensile_jax.models.model import Model
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from tensile_jax.cli.jobs_file import JobEntry
 from tensile_jax.cli.lobby import Lobby
 from tensile_jax.cli.tally import Tally
-from tensile_jax.exec.runtime import Runtime
-from tensile_jax.jobs import JobStatus, Status
+from tensile_jax.exec.runtime.runtime import Runtime
+from tensile_jax.runtime_records import JobStatus, Status
 
 
 class JobsControl:

@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tensile_jax.budget import Budget, parse_budget
 from tensile_jax.cli.jobs_keys import DEFAULTS_KEYS, DEVICE_KEYS, JOB_KEYS, NAME, Source, shown
 from tensile_jax.cli.start_after import AfterJob, check_starts, read_start
 from tensile_jax.cli.toml_lines import KeyPath, find_lines
 from tensile_jax.errors import BudgetError, JobsFileError
-from tensile_jax.exec.budget import Budget, parse_budget
-from tensile_jax.schedule import PolicyName
+from tensile_jax.plan_format import PolicyName
 
 _TABLES = ("defaults", "device", "jobs")
 _SOURCES = ("model", "entrypoint")

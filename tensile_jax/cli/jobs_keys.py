@@ -25,7 +25,7 @@ from msgspec import Meta
 from tensile_jax.cli.toml_lines import KeyPath
 from tensile_jax.errors import JobsFileError
 from tensile_jax.models import MODELS
-from tensile_jax.schedule import PolicyName
+from tensile_jax.plan_format import PolicyName
 
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _AFTER = rf"\A{NAME}(:[1-9][0-9]{{0,17}})?\Z"

@@ -8,8 +8,8 @@ import msgspec
 from rich.table import Table
 
 from tensile_jax.cli.units import format_share
-from tensile_jax.jobs import JobState
-from tensile_jax.schedule import format_bytes
+from tensile_jax.plan_format import format_bytes
+from tensile_jax.runtime_records import JobState
 
 
 @dataclass(frozen=True, slots=True)

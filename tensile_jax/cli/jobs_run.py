@@ -21,9 +21,9 @@ from tensile_jax.cli.jobs_file import JobEntry
 from tensile_jax.cli.lobby import Lobby
 from tensile_jax.cli.run_folder import RunFolder
 from tensile_jax.cli.tally import Tally
-from tensile_jax.exec.job import Job
-from tensile_jax.exec.runtime import Runtime
-from tensile_jax.jobs import FINAL, JobEvent
+from tensile_jax.exec.runtime.job import Job
+from tensile_jax.exec.runtime.runtime import Runtime
+from tensile_jax.runtime_records import FINAL, JobEvent
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,10 +22,10 @@ from tensile_jax.cli.run_folder import RunFolder
 from tensile_jax.cli.stop_signals import Stopping, stopping_on_signals
 from tensile_jax.cli.tally import Tally
 from tensile_jax.cli.watch import Watch
-from tensile_jax.exec.runtime import Runtime
-from tensile_jax.exec.transfer import to_device
-from tensile_jax.jobs import JobStatus, Record
+from tensile_jax.exec.runtime.runtime import Runtime
+from tensile_jax.exec.step.transfer import to_device
 from tensile_jax.models.model import Model
+from tensile_jax.runtime_records import JobStatus, Record
 
 CHECKPOINTS = "checkpoints"
 

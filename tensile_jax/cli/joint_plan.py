@@ -18,17 +18,17 @@ from tensile_jax.cli.plain_jit import resolve_budget
 from tensile_jax.cli.progress import Live
 from tensile_jax.cli.refusal import DoesNotFit
 from tensile_jax.errors import BudgetTooSmall, JobsFileError, TraceError
-from tensile_jax.exec.actor import Program
-from tensile_jax.exec.beside import most_swapped, prepare_beside, share_state
-from tensile_jax.exec.compile import Compiler
-from tensile_jax.exec.demands import metrics_bytes
-from tensile_jax.exec.local import LocalActor, program_under
-from tensile_jax.exec.prepare import Options, PreparedStep
-from tensile_jax.exec.transfer import Transfer
+from tensile_jax.exec.actor.actor import Program
+from tensile_jax.exec.actor.local_actor import LocalActor, program_under
+from tensile_jax.exec.actor.memory_demand import metrics_bytes
+from tensile_jax.exec.runtime.joint_plan import most_swapped, prepare_beside, share_state
+from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.plan import DeviceProfile
-from tensile_jax.plan.interleave import serial_peak
+from tensile_jax.plan.multi_job.safety import serial_peak
+from tensile_jax.plan_format import format_bytes
 from tensile_jax.profiles import load_profile
-from tensile_jax.schedule import format_bytes
 
 _CLOSE_ENOUGH = 1.005  # where the search for the smallest budget ends
 _MOST_DOUBLINGS = 40

@@ -5,7 +5,7 @@ from rich.table import Table
 from tensile_jax.cli.tables import add_rest, table_of
 from tensile_jax.cli.units import format_us
 from tensile_jax.ir import TensorId
-from tensile_jax.schedule import Event, Plan, PlannedTensor, format_bytes
+from tensile_jax.plan_format import Event, Plan, PlannedTensor, format_bytes
 
 _DEEDS = {
     "swap_out": "copied out to the host",

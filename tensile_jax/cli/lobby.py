@@ -14,7 +14,7 @@ from typing import Literal
 from tensile_jax.cli.jobs_file import JobEntry
 from tensile_jax.cli.start_after import AfterJob
 from tensile_jax.cli.tally import Tally
-from tensile_jax.jobs import FINAL
+from tensile_jax.runtime_records import FINAL
 
 
 class Lobby:

@@ -20,10 +20,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from tensile_jax.atomic_file import write_whole
 from tensile_jax.cli.thinning import thin
-from tensile_jax.jobs import Level, Record, Span
-from tensile_jax.schedule import format_bytes
-from tensile_jax.whole_file import write_whole
+from tensile_jax.plan_format import format_bytes
+from tensile_jax.runtime_records import Level, Record, Span
 
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 _OTHERS = "#999999"

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import click
 from click.core import ParameterSource
 
+from tensile_jax.atomic_file import try_to_write
+from tensile_jax.budget import parse_budget
 from tensile_jax.cli.refusal import Refusal, refusing_options
 from tensile_jax.errors import BudgetError
-from tensile_jax.exec.budget import parse_budget
 from tensile_jax.models import MODELS, load
-from tensile_jax.schedule import PolicyName
-from tensile_jax.whole_file import try_to_write
+from tensile_jax.plan_format import PolicyName
 
 if TYPE_CHECKING:  # at run time this would import JAX
     from tensile_jax.models.model import Model

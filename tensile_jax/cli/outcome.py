@@ -7,7 +7,7 @@ import msgspec
 from rich.table import Table
 
 from tensile_jax.cli.units import format_share, format_us
-from tensile_jax.schedule import format_bytes
+from tensile_jax.plan_format import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import msgspec
 
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.cli.run_folder import job_name
-from tensile_jax.jobs import EventName, JobEvent, Record
-from tensile_jax.schedule import Plan
+from tensile_jax.plan_format import Plan
+from tensile_jax.runtime_records import EventName, JobEvent, Record
 
 
 class _Line(msgspec.Struct):

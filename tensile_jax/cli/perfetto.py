@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Any
 
-from tensile_jax.jobs import LaneName, Level, Record, Span
+from tensile_jax.runtime_records import LaneName, Level, Record, Span
 
 _COMPUTE, _LINK, _MEMORY = 1, 2, 3
 _LINK_TRACKS: dict[LaneName, tuple[int, str]] = {"out": (1, "device to host"), "into": (2, "host to device")}

@@ -10,7 +10,7 @@ import jax
 from tensile_jax.cli.job_source import Shapes, same_source, shapes_of
 from tensile_jax.cli.jobs_file import JobEntry, JobsFile
 from tensile_jax.cli.progress import Live
-from tensile_jax.exec.compile import peak_of
+from tensile_jax.exec.step.compile import peak_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import click
 
+from tensile_jax.budget import parse_budget
 from tensile_jax.cli.jobs_file import read_jobs_file
 from tensile_jax.cli.jobs_plan import joint_lines, plan_table
 from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
 from tensile_jax.cli.progress import Live, stderr_console
 from tensile_jax.cli.tables import readable_console
-from tensile_jax.exec.budget import parse_budget
-from tensile_jax.schedule import save_json
+from tensile_jax.plan_format import save_json
 
 _READABLE_WIDTH = 120
 

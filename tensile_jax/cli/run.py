@@ -13,7 +13,7 @@ from tensile_jax.cli.progress import Live, stderr_console
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.cli.run_jobs import resume_run, run_jobs
 from tensile_jax.cli.stop_signals import exit_code
-from tensile_jax.schedule import Plan
+from tensile_jax.plan_format import Plan
 
 
 @click.command(short_help="Train a model, or several jobs, under a budget.")

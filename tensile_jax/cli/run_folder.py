@@ -28,12 +28,12 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from tensile_jax.atomic_file import write_whole
 from tensile_jax.cli.event_line import event_line
 from tensile_jax.cli.perfetto import trace_events
 from tensile_jax.cli.refusal import Refusal
-from tensile_jax.jobs import JobEvent, Record
-from tensile_jax.schedule import Plan
-from tensile_jax.whole_file import write_whole
+from tensile_jax.plan_format import Plan
+from tensile_jax.runtime_records import JobEvent, Record
 
 _PARTS = ("plans", "jobs")
 _PACKAGES = ("tensile_jax", "jax", "jaxlib", "numpy", "flax", "optax")

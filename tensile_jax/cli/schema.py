@@ -6,7 +6,7 @@ import msgspec
 from tensile_jax.cli.jobs_outcome import jobs_outcome_schema
 from tensile_jax.cli.jobs_plan import jobs_plan_schema
 from tensile_jax.cli.outcome import outcome_schema
-from tensile_jax.schedule import plan_schema
+from tensile_jax.plan_format import plan_schema
 
 _SCHEMAS = {"plan": plan_schema, "plan-jobs": jobs_plan_schema, "run": outcome_schema, "run-jobs": jobs_outcome_schema}
 

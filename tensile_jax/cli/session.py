@@ -6,16 +6,16 @@ from pathlib import Path
 import jax
 
 from tensile_jax.api import PlannedFunction, jit
+from tensile_jax.atomic_file import try_to_write
 from tensile_jax.cli.options import Limits, ModelChoice
 from tensile_jax.cli.outcome import Outcome
 from tensile_jax.cli.progress import Live
 from tensile_jax.cli.refusal import Refusal, refusing_options
 from tensile_jax.cli.train import Training, Watch, train
 from tensile_jax.cli.units import format_us
-from tensile_jax.exec.transfer import to_device
+from tensile_jax.exec.step.transfer import to_device
 from tensile_jax.models.model import Batch, Model
-from tensile_jax.schedule import Plan, format_bytes
-from tensile_jax.whole_file import try_to_write
+from tensile_jax.plan_format import Plan, format_bytes
 
 
 def planned_step(model: Model, limits: Limits, *, live: Live, saved: Plan | None = None) -> PlannedFunction:

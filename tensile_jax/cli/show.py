@@ -18,7 +18,7 @@ from tensile_jax.cli.tables import (
     segments_table,
     swaps_table,
 )
-from tensile_jax.schedule import Plan
+from tensile_jax.plan_format import Plan
 
 _READABLE_WIDTH = 110  # for a pipe or a file, of which rich knows nothing and says 80
 

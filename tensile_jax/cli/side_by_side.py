@@ -9,7 +9,7 @@ from rich.table import Table
 from tensile_jax.cli.jobs_outcome import JobOutcome, JobsOutcome, losses, percent, size
 from tensile_jax.cli.plain_run import PlainJob
 from tensile_jax.cli.units import format_share
-from tensile_jax.schedule import format_bytes
+from tensile_jax.plan_format import format_bytes
 
 _SAME_LOSS = 1e-3  # of the first step, relatively: the same state and batch, and other fusions round differently
 

@@ -10,7 +10,7 @@ from tensile_jax.cli.control_client import ask_status
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.cli.status_view import status_view
 from tensile_jax.cli.tables import readable_console
-from tensile_jax.jobs import Status
+from tensile_jax.runtime_records import Status
 
 _READABLE_WIDTH = 170  # for a pipe or a file, of which rich knows nothing and says 80
 

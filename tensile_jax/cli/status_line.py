@@ -1,8 +1,8 @@
 """A runtime's status as one line, for a log: `12.3 s  device 812 MiB of 1.2 GiB | resnet 14/200 loss 0.693 2.1 step/s`."""
 
 from tensile_jax.cli.event_line import one_line
-from tensile_jax.jobs import FINAL, JobStatus, Status
-from tensile_jax.schedule import format_bytes
+from tensile_jax.plan_format import format_bytes
+from tensile_jax.runtime_records import FINAL, JobStatus, Status
 
 _LONGEST_NOTE = 60
 

@@ -21,8 +21,8 @@ from rich.text import Text
 
 from tensile_jax.cli.event_line import one_line
 from tensile_jax.cli.units import format_us
-from tensile_jax.jobs import FINAL, JobState, JobStatus, Status
-from tensile_jax.schedule import format_bytes
+from tensile_jax.plan_format import format_bytes
+from tensile_jax.runtime_records import FINAL, JobState, JobStatus, Status
 
 _NARROW, _WIDE = 76, 120  # columns of text: below, not all figures have room; from there on, there is some for the notes
 _BESIDE_NOTES = 88  # what the figures take at most where there is room for notes

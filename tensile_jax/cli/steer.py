@@ -7,14 +7,14 @@ from typing import Literal
 
 import click
 
+from tensile_jax.budget import parse_budget
 from tensile_jax.cli.control_client import ask, ask_status
 from tensile_jax.cli.control_wire import Request
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.cli.status import job_argument, run_argument
 from tensile_jax.errors import BudgetError
-from tensile_jax.exec.budget import parse_budget
-from tensile_jax.jobs import FINAL, JobState
-from tensile_jax.schedule import format_bytes
+from tensile_jax.plan_format import format_bytes
+from tensile_jax.runtime_records import FINAL, JobState
 
 
 @dataclass(frozen=True, slots=True)

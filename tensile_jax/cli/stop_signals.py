@@ -11,7 +11,7 @@ exception, so that the run goes on; an extension module that is being imported t
 that shuts down while XLA compiles in other threads aborts (SIGABRT). Moreover, it is not raised while XLA compiles in the main
 thread. So a thread reads the signals from a pipe (`signal.set_wakeup_fd`), and ends the process by `os._exit`, which runs
 neither Python's nor XLA's shutdown. What is lost by that is nothing but the work of the command: files are written under another
-name first (`whole_file.py`), and what has been printed was flushed.
+name first (`atomic_file.py`), and what has been printed was flushed.
 
 This module is imported before all others of the command line, so it imports as little as possible.
 """
@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from select import select
 from types import FrameType
 
-from tensile_jax.whole_file import remove_unfinished
+from tensile_jax.atomic_file import remove_unfinished
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -214,7 +214,7 @@ class _LeaveItToTheThread:
     """The handler of every signal: where there is one, Python writes the number into the pipe. It does nothing else.
 
     Attributes:
-        raises_nothing: so that a planned step does not hold the signal back (`exec/interrupt.py`) and send it once more.
+        raises_nothing: so that a planned step does not hold the signal back (`exec/call/interrupts.py`) and send it once more.
     """
 
     raises_nothing = True

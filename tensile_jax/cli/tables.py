@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tensile_jax.cli.units import format_us
 from tensile_jax.ir import TensorId
-from tensile_jax.schedule import Event, EventKind, Plan, PlannedTensor, format_bytes
+from tensile_jax.plan_format import Event, EventKind, Plan, PlannedTensor, format_bytes
 
 
 def readable_console(width: int, **options: Any) -> Console:

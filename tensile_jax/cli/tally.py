@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tensile_jax.jobs import JobEvent, JobState
+from tensile_jax.runtime_records import JobEvent, JobState
 
 
 @dataclass(slots=True)

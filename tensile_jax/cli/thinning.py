@@ -8,7 +8,7 @@ every column, as high as the curve of all; where there are many levels to a colu
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from tensile_jax.jobs import Level
+from tensile_jax.runtime_records import Level
 
 
 def thin(

@@ -19,7 +19,7 @@ from rich.text import Text
 from tensile_jax.cli.event_line import event_line, one_line
 from tensile_jax.cli.status_line import status_line
 from tensile_jax.cli.status_view import status_view
-from tensile_jax.jobs import EventName, JobEvent, Status
+from tensile_jax.runtime_records import EventName, JobEvent, Status
 
 _REFRESH_S = 0.25
 _LINES_AROUND = 8  # of a terminal's height: the header, the table's head, the shell's prompt

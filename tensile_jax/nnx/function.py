@@ -20,13 +20,13 @@ from jax.tree_util import tree_leaves
 
 import tensile_jax.api
 from tensile_jax.api import PlannedFunction, Report
-from tensile_jax.exec.lifted import LiftedJob
-from tensile_jax.exec.prepare import Progress
+from tensile_jax.exec.actor.lifted_job import LiftedJob
+from tensile_jax.exec.step.prepared_step import Progress
 from tensile_jax.nnx.interrupts import Interrupts
 from tensile_jax.nnx.job import job_of
 from tensile_jax.nnx.paths import boundary_with_updates, boundary_without_updates
-from tensile_jax.plan.comparison import Comparison
-from tensile_jax.schedule import Plan, PolicyName
+from tensile_jax.plan.result.comparison import Comparison
+from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace.step import Boundary, parameter_names
 
 _Question = Callable[..., Any]

@@ -21,8 +21,8 @@ from flax import nnx
 from jax.tree_util import GetAttrKey, SequenceKey, keystr, tree_flatten_with_path, tree_unflatten
 
 from tensile_jax.errors import TraceError
-from tensile_jax.exec.leaves import on_cpu, weaken
-from tensile_jax.exec.lifted import LiftedJob
+from tensile_jax.exec.actor.lifted_job import LiftedJob
+from tensile_jax.exec.checkpoint.leaves import on_cpu, weaken
 from tensile_jax.nnx.paths import path_in_objects
 from tensile_jax.trace.step import Boundary, KeyPath, name_of, parameter_names
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 
-from tensile_jax.plan.latency import DeviceProfile
+from tensile_jax.plan.analysis.latency import DeviceProfile
 
 
 def profile_names() -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A plan small enough to draw: two segments; `big` is out between them, `again` is computed twice."""
 
 from tensile_jax.ir import TensorId
-from tensile_jax.schedule import Event, EventKind, Plan, PlannedTensor, Segment
+from tensile_jax.plan_format import Event, EventKind, Plan, PlannedTensor, Segment
 
 KIB = 1024
 PARAMETER, BIG, AGAIN = TensorId(0), TensorId(1), TensorId(2)

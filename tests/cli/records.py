@@ -1,6 +1,6 @@
 """A run small enough to draw: two jobs, the second arrives at 100 us; one copy each way."""
 
-from tensile_jax.jobs import JobStatus, Level, Record, Span, Status
+from tensile_jax.runtime_records import JobStatus, Level, Record, Span, Status
 
 MIB = 2**20
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tensile_jax.jobs import FINAL, JobState, JobStatus, Status
+from tensile_jax.runtime_records import FINAL, JobState, JobStatus, Status
 
 GIB = 2**30
 

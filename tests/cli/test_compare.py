@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tensile_jax.cli import main
 from tensile_jax.plan import POLICIES
-from tensile_jax.schedule import PolicyName
+from tensile_jax.plan_format import PolicyName
 
 _STEP = ["compare", "mlp", "--batch-size", "256", "--image-size", "16", "--device-profile", "h200"]
 

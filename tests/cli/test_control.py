@@ -15,7 +15,7 @@ from tensile_jax.cli.control import serving
 from tensile_jax.cli.control_client import ask, ask_status
 from tensile_jax.cli.control_wire import SOCKET, Reply, Request, connect
 from tensile_jax.cli.refusal import Refusal
-from tensile_jax.jobs import Status
+from tensile_jax.runtime_records import Status
 from tests.cli.steered import STATUS, Steered
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from tensile_jax.cli import main
 from tensile_jax.cli.past_run import read_events
 from tensile_jax.cli.run_folder import RunFolder
-from tensile_jax.jobs import JobEvent
+from tensile_jax.runtime_records import JobEvent
 from tests.cli.plans import PLAN
 from tests.cli.records import RECORD
 from tests.full_disk import FullDisk

@@ -15,7 +15,7 @@ from tensile_jax.cli import main
 from tensile_jax.cli.memory_picture import _busy, _groups, _window, draw_memory
 from tensile_jax.cli.run_folder import RunFolder
 from tensile_jax.cli.thinning import thin
-from tensile_jax.jobs import Level, Record, Span
+from tensile_jax.runtime_records import Level, Record, Span
 from tests.cli.plans import PLAN
 from tests.cli.records import MIB, RECORD
 

@@ -4,7 +4,7 @@ import json
 import random
 
 from tensile_jax.cli.perfetto import trace_events
-from tensile_jax.jobs import LaneName, Level, Record, Span
+from tensile_jax.runtime_records import LaneName, Level, Record, Span
 from tests.cli.records import MIB, RECORD
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tensile_jax.cli import main
 from tensile_jax.cli.progress import Live
-from tensile_jax.schedule import Plan
+from tensile_jax.plan_format import Plan
 
 
 def tensile(*arguments: str | int | Path) -> Result:

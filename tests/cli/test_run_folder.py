@@ -15,8 +15,8 @@ import pytest
 from tensile_jax.cli.past_run import read_alone, read_events, read_record
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.cli.run_folder import RunFolder
-from tensile_jax.jobs import JobEvent
-from tensile_jax.schedule import Plan
+from tensile_jax.plan_format import Plan
+from tensile_jax.runtime_records import JobEvent
 from tests.cli.plans import PLAN
 from tests.cli.records import RECORD
 
@@ -71,7 +71,7 @@ def test_a_loss_that_is_no_number_is_null_and_read_as_nan(folder: RunFolder) -> 
 
 def test_no_event_told_before_a_kill_is_lost(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from tensile_jax.cli.run_folder import RunFolder; from tensile_jax.jobs import JobEvent\n"
+        "import sys, time; from tensile_jax.cli.run_folder import RunFolder; from tensile_jax.runtime_records import JobEvent\n"
         f"folder = RunFolder.create({str(tmp_path / 'run')!r})\n"
         "for step in range(20): folder.tell(JobEvent(0.0, 'step', 'a', step))\n"
         "print('told', flush=True); time.sleep(60)"

@@ -17,8 +17,8 @@ from tensile_jax.cli import main
 from tensile_jax.cli.control_client import ask_status
 from tensile_jax.cli.past_run import read_events, read_record
 from tensile_jax.cli.refusal import Refusal
-from tensile_jax.jobs import JobStatus
-from tensile_jax.schedule import Plan
+from tensile_jax.plan_format import Plan
+from tensile_jax.runtime_records import JobStatus
 
 _MADE_BY_HAND = """
 import numpy as np

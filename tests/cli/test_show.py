@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tensile_jax.cli import main
 from tensile_jax.cli.curve import memory_curve
-from tensile_jax.schedule import Plan
+from tensile_jax.plan_format import Plan
 from tests.cli.plans import PLAN
 
 

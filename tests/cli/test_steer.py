@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from tensile_jax.cli import main
 from tensile_jax.cli.control import serving
-from tensile_jax.jobs import Status
+from tensile_jax.runtime_records import Status
 from tests.cli.steered import GIB, STATUS, Steered
 
 

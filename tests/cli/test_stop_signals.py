@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tensile_jax.cli.stop_signals import Listening, Stopping, StopSignals
-from tensile_jax.exec.interrupt import InterruptsHeld
+from tensile_jax.exec.call.interrupts import InterruptsHeld
 
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 

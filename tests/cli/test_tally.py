@@ -4,7 +4,7 @@ from tensile_jax.cli.jobs_file import JobEntry
 from tensile_jax.cli.lobby import Lobby
 from tensile_jax.cli.start_after import AfterJob
 from tensile_jax.cli.tally import Tally
-from tensile_jax.jobs import EventName, JobEvent
+from tensile_jax.runtime_records import EventName, JobEvent
 
 
 def event(kind: EventName, time_s: float, step: int, **values: float) -> JobEvent:

@@ -12,7 +12,7 @@ from rich.console import Console
 from tensile_jax.cli.status_line import status_line
 from tensile_jax.cli.status_view import status_view
 from tensile_jax.cli.watch import Watch
-from tensile_jax.jobs import JobEvent, Status
+from tensile_jax.runtime_records import JobEvent, Status
 from tests.cli.records import MIB, STATUS
 
 STARTED = JobEvent(1.0, "started", "gpt", 0)

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 import tensile_jax as tensile
-from tensile_jax.exec.job import Job
+from tensile_jax.exec.runtime.job import Job
 from tests.builders import fresh, numbers, optimizer_state, optimizer_step, weights
 
 PATIENCE_S = 30.0  # for what takes milliseconds

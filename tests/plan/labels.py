@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.retention import Retention
-from tensile_jax.plan.stays import Absence
+from tensile_jax.plan.analysis.residency import Absence
+from tensile_jax.plan.analysis.retention import Retention
 
 if TYPE_CHECKING:
     from tests.plan.oracle import Oracle

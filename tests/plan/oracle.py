@@ -40,11 +40,12 @@ import numpy as np
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan import DeviceProfile, Ladder, Layout, Measured, assemble, check, whole_peak
-from tensile_jax.plan.activity import Activity
-from tensile_jax.plan.cut import lay_board, rerun_latency
-from tensile_jax.plan.retention import Retention, emit, retain
-from tensile_jax.plan.stays import Absences, find_stays
-from tensile_jax.schedule import Plan
+from tensile_jax.plan.analysis.liveness import Activity
+from tensile_jax.plan.analysis.rerun_latency import rerun_latency
+from tensile_jax.plan.analysis.residency import Absences, find_stays
+from tensile_jax.plan.analysis.retention import Retention, emit, retain
+from tensile_jax.plan.search.segmentation import lay_board
+from tensile_jax.plan_format import Plan
 from tests.builders import header_for
 from tests.plan.labels import Labels
 

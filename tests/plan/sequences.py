@@ -4,9 +4,9 @@ import random
 from collections.abc import Mapping, Sequence
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.access import AccessSequence, Execution, find_accesses
-from tensile_jax.plan.peak import Recomputation
-from tensile_jax.plan.swap_scheduling import SwappedOut
+from tensile_jax.plan.analysis.access import AccessSequence, Execution, find_accesses
+from tensile_jax.plan.policies.tensile.peak import Recomputation
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 
 
 def sequence_of(

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan.activity import Activity, find_activity
-from tensile_jax.plan.cut import _candidates, _inside, _workspace, chains, lay_board, pressure, rerun_latencies, rerun_latency
-from tensile_jax.plan.latency import operator_latency
-from tensile_jax.plan.recompute import _ancestors, _keeping, _prices
-from tensile_jax.plan.retention import Retention, retain
-from tensile_jax.plan.stays import Absence, Stay, away_bytes, find_stays, stored_bytes, stored_unless_swapped
-from tensile_jax.plan.swap import Gap, Lane, find_gaps
-from tensile_jax.plan.traffic import Traffic, find_traffic
+from tensile_jax.plan.analysis.fusion import Traffic, find_traffic
+from tensile_jax.plan.analysis.latency import operator_latency
+from tensile_jax.plan.analysis.liveness import Activity, find_activity
+from tensile_jax.plan.analysis.rematerialization import _ancestors, _keeping, _prices
+from tensile_jax.plan.analysis.rerun_latency import rerun_latencies, rerun_latency
+from tensile_jax.plan.analysis.residency import Absence, Stay, away_bytes, find_stays, stored_bytes, stored_unless_swapped
+from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.search.segmentation import _candidates, _inside, _workspace, chains, lay_board, pressure
+from tensile_jax.plan.search.swaps import Gap, Lane, find_gaps
 from tests.builders import PROFILE, graph_of
 
 SEEDS = range(30)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tensile_jax.plan import LEAST, Ladder, Measured, floor, order, whole_peak
-from tensile_jax.plan.assemble import assemble, empty_plan, planned_whole
-from tensile_jax.plan.auto import auto
-from tensile_jax.plan.choice import WHOLE, Choice, layout
-from tensile_jax.schedule import Plan
+from tensile_jax.plan.policies.auto import auto
+from tensile_jax.plan.result.build import assemble, empty_plan, planned_whole
+from tensile_jax.plan.search.choice import WHOLE, Choice, layout
+from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, training_graph
 
 NOTHING = Measured()

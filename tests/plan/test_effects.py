@@ -9,10 +9,10 @@ import pytest
 from tensile_jax.errors import InvalidPlan
 from tensile_jax.ir import Graph, OperatorId
 from tensile_jax.plan import POLICIES, Ladder, Layout, Measured, assemble, check, order
-from tensile_jax.plan.activity import find_activity
-from tensile_jax.plan.choice import LEAST, WHOLE, layout
-from tensile_jax.plan.retention import retain
-from tensile_jax.schedule import Plan, ranges, unranged
+from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan.analysis.retention import retain
+from tensile_jax.plan.search.choice import LEAST, WHOLE, layout
+from tensile_jax.plan_format import Plan, ranges, unranged
 from tests.builders import PROFILE, graph_of, header_for, tensor_named, training_graph
 from tests.plan.small_steps import small_step
 

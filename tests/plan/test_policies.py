@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
 from tensile_jax.plan import LEAST, POLICIES, DeviceProfile, Ladder, Measured, floor, order, whole_peak
-from tensile_jax.schedule import PolicyName
+from tensile_jax.plan_format import PolicyName
 from tests.builders import PROFILE, graph_of
 from tests.test_properties import graphs, peak_of
 

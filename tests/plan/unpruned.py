@@ -8,9 +8,9 @@ from itertools import combinations, pairwise, product
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan import DeviceProfile, Ladder, Layout, Measured, assemble, check, whole_peak
-from tensile_jax.plan.cut import lay_board
-from tensile_jax.plan.retention import Retention, retain
-from tensile_jax.plan.stays import Absence, find_stays
+from tensile_jax.plan.analysis.residency import Absence, find_stays
+from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.search.segmentation import lay_board
 from tests.builders import header_for
 from tests.plan.oracle import SMALLEST, drops
 

@@ -1,0 +1,236 @@
+"""One job's user code, in a thread of its own: it draws batches ahead and calls back after each step.
+
+    feed thread:  draw -> BatchReady -> draw -> BatchReady -> (waits) ...    on_step(1) -> draw -> ...      CallbacksMade
+    dispatcher:                take() ------------------ deliver(1) ...                         stop() ...
+
+Nothing here waits for user code but the thread that runs it, so what hangs, raises or is slow costs its own job only.
+Callbacks go first, in the order of their steps, and a batch is drawn only when none is left to call: a slow consumer slows its
+own job, and what waits for it is never more than the batches ahead and the steps in flight. All news is told by the feed's
+thread, which holds no lock then.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tensile_jax.exec.actor.batches import Look, expect_alike, look_at, take_in
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReady:
+    """One more `take()` is allowed; `index` counts from zero, skipped ones included."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesEnded:
+    """There are no more; `drawn` were given in all, skipped ones included. Those announced can still be taken.
+
+    It is found out when one more is asked for, for which there must be room; where no more are needed, it is not found out.
+    """
+
+    drawn: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UserCodeFailed:
+    """What was raised, with its traceback, and by whom. No batch is drawn afterwards, and if it was a callback none is called."""
+
+    error: BaseException
+    where: Literal["batches", "callback"]
+
+
+@dataclass(frozen=True, slots=True)
+class CallbacksMade:
+    """After `stop()`: every callback has been made, or given up because one has raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStopped:
+    """After that: the generator is closed, and the thread ends. The last news."""
+
+
+FeedNews = BatchReady | BatchesEnded | UserCodeFailed | CallbacksMade | FeedStopped
+
+
+class Feed:
+    """Draws from `batches` and calls `on_step`, in a daemon thread; tells what happens.
+
+    Args:
+        batches: an iterable, or a function that gives one, which is called in the thread.
+        skip: so many are drawn first and thrown away, for a job that is resumed.
+        ahead: so many are held at most.
+        most: so many are drawn in all, skipped ones included; None: as many as there are.
+        on_step: called with the number of the step and its metrics.
+        tell: called in the thread with all news; must not raise.
+        name: of the job; the thread bears it.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any] | Callable[[], Iterable[Any]],
+        *,
+        skip: int,
+        ahead: int = 2,
+        most: int | None = None,
+        on_step: Callable[[int, Any], None] | None,
+        tell: Callable[[FeedNews], None],
+        name: str,
+    ) -> None:
+        if skip < 0:
+            raise ValueError(f"skip must not be below zero, got {skip}.")
+        if ahead < 1:
+            raise ValueError(f"ahead must be at least 1, got {ahead}.")
+        if not (isinstance(batches, Iterable) or callable(batches) or hasattr(batches, "__getitem__")):
+            raise TypeError(f"batches must be an iterable or a function that gives one, got a {type(batches).__name__}.")
+        self._batches = batches
+        self._skip = skip
+        self._ahead = ahead
+        self._on_step = on_step
+        self._tell = tell
+        self._thread = threading.Thread(target=self._run, name=f"tensile-{name}", daemon=True)
+        # Shared with other threads, under the condition.
+        self._changed = threading.Condition()
+        self._ready: deque[Any] = deque()
+        self._calls: deque[tuple[int, Any]] = deque()
+        self._stopping = self._held = False
+        # The thread's own.
+        self._iterator: Iterator[Any] | None = None
+        self._most = float("inf") if most is None else most
+        self._drawing = self._most > 0
+        self._calling = on_step is not None
+        self._drawn = 0
+        self._look: Look | None = None
+
+    def start(self, *, held: bool = False) -> None:
+        """Begin to draw; or, `held`, once `release` is called."""
+        self._held = held
+        self._thread.start()
+
+    def release(self) -> None:
+        """Begin to draw, after a held start."""
+        with self._changed:
+            self._held = False
+            self._changed.notify()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is called by the user's code that runs here."""
+        return threading.current_thread() is self._thread
+
+    def take(self) -> Any:
+        """The next batch, which must have been announced; never waits."""
+        with self._changed:
+            if not self._ready:
+                raise RuntimeError(
+                    f"{self._thread.name}: no batch is ready. Take one for each BatchReady, and none after stop()."
+                )
+            batch = self._ready.popleft()
+            self._changed.notify()
+        return batch
+
+    def deliver(self, step: int, metrics: Any) -> None:
+        """Have `on_step(step, metrics)` called; never waits. After `stop()`, or once it has raised, nothing is called."""
+        with self._changed:
+            if self._calling and not self._stopping:
+                self._calls.append((step, metrics))
+                self._changed.notify()
+
+    def stop(self) -> None:
+        """Draw no more; never waits. Callbacks that were delivered are still made, and the generator is closed, by the thread.
+
+        A thread that hangs in user code is abandoned; should that ever come back, the rest is done then.
+        """
+        with self._changed:
+            self._stopping = True
+            self._ready.clear()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while self._serve_once():
+            pass
+        self._tell(CallbacksMade())
+        self._close()
+        self._tell(FeedStopped())
+
+    def _serve_once(self) -> bool:
+        """Run user code for one callback or one batch, whichever is next; False when all is done."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._held and (self._calls or self._stopping or (self._drawing and len(self._ready) < self._ahead))
+            )
+            call = self._calls.popleft() if self._calls else None
+            if call is None and self._stopping:
+                return False
+        if call is None:
+            self._draw()
+        else:
+            self._call(*call)
+        return True
+
+    def _call(self, step: int, metrics: Any) -> None:
+        assert self._on_step is not None
+        try:
+            self._on_step(step, metrics)
+        except BaseException as error:  # SystemExit in user code ends the job, not silently its thread
+            with self._changed:
+                self._calling = self._drawing = False
+                self._calls.clear()
+            self._tell(UserCodeFailed(error, "callback"))
+
+    def _draw(self) -> None:
+        index = self._drawn
+        try:
+            if self._iterator is None:
+                self._iterator = self._open()
+            more, given = self._next(self._iterator)
+            batch = self._take_in(given, index) if more else None
+        except BaseException as error:
+            self._drawing = False
+            self._tell(UserCodeFailed(error, "batches"))
+            return
+        if not more:
+            self._drawing = False
+            self._tell(BatchesEnded(index))
+            return
+        self._drawn += 1
+        self._drawing = self._drawn < self._most
+        if index < self._skip:
+            return
+        with self._changed:
+            if self._stopping:
+                return
+            self._ready.append(batch)
+        self._tell(BatchReady(index))
+
+    def _open(self) -> Iterator[Any]:
+        if isinstance(self._batches, Iterable) or not callable(self._batches):  # a dataset may be callable as well
+            return iter(self._batches)
+        return iter(self._batches())
+
+    @staticmethod
+    def _next(iterator: Iterator[Any]) -> tuple[bool, Any]:
+        try:
+            return True, next(iterator)
+        except StopIteration:
+            return False, None
+
+    def _take_in(self, given: Any, index: int) -> Any:
+        batch = take_in(given)
+        look = look_at(batch, index=index)
+        if self._look is None:
+            self._look = look
+        expect_alike(self._look, look, index=index)
+        return batch
+
+    def _close(self) -> None:
+        close = getattr(self._iterator, "close", None)
+        try:
+            if close is not None:
+                close()
+        except BaseException as error:
+            self._tell(UserCodeFailed(error, "batches"))
+        self._iterator, self._batches, self._on_step = None, (), None  # the user's, and perhaps large

@@ -1,0 +1,398 @@
+"""A job in this process: its state, its compiled plan, and the moves of its iterations one by one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
+
+from tensile_jax.budget import Budget
+from tensile_jax.errors import TraceError
+from tensile_jax.exec.actor.actor import Kept, Wait
+from tensile_jax.exec.actor.lifted_job import PutBack
+from tensile_jax.exec.actor.memory_demand import demand_of, metrics_bytes, unused_bytes
+from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
+from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.executor import Executor, Iteration, Observation
+from tensile_jax.exec.step.instructions import Instructions, Op, instructions_of
+from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep
+from tensile_jax.exec.step.transfer import Transfer, on_host
+from tensile_jax.exec.step.whole_step import WholeIteration, WholeStep
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, WAIT, Demand
+from tensile_jax.plan_format import Plan
+from tensile_jax.runtime_records import LaneName
+from tensile_jax.trace import trace_step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalProgram:
+    """A program in this process."""
+
+    prepared: PreparedStep
+    compiled: Compiled
+    demand: Demand
+    kept_out: frozenset[TensorId] = frozenset()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.compiled.plan
+
+    def keep_out(self, tensors: frozenset[TensorId]) -> "LocalProgram":
+        """The same segments with these state tensors on the host between their uses."""
+        return program_of(self.prepared, self.prepared.keep_out(self.compiled, tensors), kept_out=tensors)
+
+    def may_stay_out(self) -> tuple[tuple[TensorId, int], ...]:
+        """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
+        return self.prepared.may_stay_out(self.compiled)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalState:
+    """A state that is kept in this process; with `put_back` it is that of objects of the user's."""
+
+    tree: Any
+    put_back: PutBack | None = None
+
+    def save(self, checkpoints: Checkpoints, step: int) -> str:
+        """A checkpoint of it."""
+        return checkpoints.save(step, self.tree)
+
+    def fetch(self) -> Any:
+        """Itself; or the objects, which hold it then."""
+        return self.tree if self.put_back is None else self.put_back(self.tree)
+
+
+def program_of(prepared: PreparedStep, compiled: Compiled, *, kept_out: frozenset[TensorId] = frozenset()) -> LocalProgram:
+    """The program of a compiled plan."""
+    demand = demand_of(compiled.plan, prepared.graph, code_of(prepared, compiled), prepared.options.profile)
+    return LocalProgram(prepared, compiled, demand, kept_out)
+
+
+def program_under(prepared: PreparedStep, budget_bytes: int, choose: Callable[[], Compiled]) -> LocalProgram:
+    """The program of what `choose`, a method of `prepared`, finds under a budget that the metrics are part of.
+
+    Raises:
+        BudgetTooSmall: there is none.
+    """
+    most = max(budget_bytes - metrics_bytes(prepared.graph), 1)
+    if prepared.options.max_slowdown is not None:  # the least memory that is fast enough, if the budget allows it
+        prepared.budget = None
+        fast_enough = choose()
+        if fast_enough.plan.peak_bytes <= most:
+            return program_of(prepared, fast_enough)
+    prepared.budget = Budget(most, None)
+    program = program_of(prepared, choose())
+    if program.demand.peak_bytes > budget_bytes:  # it runs whole, and plain jit's peak leaves out arguments that it does not use
+        prepared.budget = Budget(max(most - unused_bytes(prepared.graph), 1), None)
+        program = program_of(prepared, choose())
+    return program
+
+
+def code_of(prepared: PreparedStep, compiled: Compiled) -> Instructions | None:
+    """The plan's instructions, with the executables in them, if it is compiled; None where the step runs whole."""
+    plan = compiled.plan
+    if plan.whole:
+        return None
+    calls = [_nothing] * len(plan.segments) if compiled.executables is None else [e.call for e in compiled.executables]
+    return instructions_of(plan, prepared.graph, calls)
+
+
+def _nothing(*arguments: Any) -> tuple[()]:
+    """Stands where an executable would."""
+    raise AssertionError("a plan that is only predicted was run")
+
+
+class LocalActor:
+    """A job in this process."""
+
+    def __init__(self, function: Callable[..., Any], state: Any, transfer: Transfer, *, put_back: PutBack | None = None) -> None:
+        self._function = getattr(function, "__wrapped__", function)
+        self._put_back = put_back
+        self._transfer = transfer
+        self._leaves, self._tree = tree_flatten(state)
+        self._shapes = [_shape_of(leaf) for leaf in self._leaves]
+        self._program: LocalProgram | None = None
+        self._renewed: LocalProgram | None = None
+        self._executor: Executor | WholeStep | None = None
+        self._iteration: Iteration | WholeIteration | None = None
+        self._going: list[Any] = []  # on the device until their copies have arrived
+        self._watch: Observation | None = None
+        self._metrics: Any = None
+        self._passive_swap_ins = self._out_of_memory = 0
+
+    # -- before it is admitted --------------------------------------------------------------------------------------------------
+
+    @property
+    def state_bytes(self) -> int:
+        """What the state comes to."""
+        return sum(shape.size * shape.dtype.itemsize for shape in self._shapes)
+
+    @property
+    def program(self) -> LocalProgram:
+        """What is carried out. It must have been prepared."""
+        assert self._program is not None
+        return self._program
+
+    def own(self) -> None:
+        """Bring the state to the host; what of it lay on the device is given back, as a donated argument is.
+
+        Arrays of NumPy are copied: the user may write into them again.
+        """
+        self._leaves = [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in self._leaves]
+        self.park()()
+        if self._put_back is not None:  # its objects hold no arrays that are gone
+            self._put_back(tree_unflatten(self._tree, self._leaves))
+
+    def trace(self, batch: Any, options: Options, compiler: Compiler) -> PreparedStep:
+        """The job's step, traced on its state and on shapes like those of `batch`.
+
+        Raises:
+            TraceError: it is given mutable references, or does not return (state, metrics) with the state as it was given.
+        """
+        jitted = jax.jit(self._function, donate_argnums=0)
+        state = tree_unflatten(self._tree, self._shapes)
+        shapes = (state, jax.tree.map(_shape_of, batch))
+        with jax.default_device(self._transfer.device):
+            seen = jitted.trace(*shapes).out_info  # before it is lowered, when JAX warns of donated arguments that do not fit
+            self._refuse_other_state(jax.tree.structure(seen), jax.tree.leaves(seen))
+            step = trace_step(jitted, self._function, shapes, {})
+        return PreparedStep(step, None, options, compiler)
+
+    def prepare(self, prepared: PreparedStep, budget_bytes: int) -> LocalProgram:
+        """The plan under a budget, compiled.
+
+        Raises:
+            BudgetTooSmall: there is none.
+        """
+        with jax.default_device(self._transfer.device):  # for which a step that runs whole is compiled
+            return program_under(prepared, budget_bytes, prepared.choose_and_compile)
+
+    def use(self, program: LocalProgram) -> None:
+        """`program` is what will be run: from `admit` on, or, if there is one already, from `adopt` on."""
+        if self._executor is None:
+            self._program = program
+        else:
+            self._renewed = program
+
+    def _refuse_other_state(self, out_tree: Any, out_avals: Sequence[Any]) -> None:
+        template = tree_unflatten(out_tree, list(out_avals))
+        if not isinstance(template, tuple) or len(template) != 2:
+            raise TraceError(
+                f"step must return (state, metrics), a pair: got {type(template).__name__}"
+                f"{f' of {len(template)}' if isinstance(template, tuple | list) else ''}. Return the new state first."
+            )
+        given = tree_unflatten(self._tree, self._shapes)
+        if jax.tree.structure(template[0]) != jax.tree.structure(given):
+            raise TraceError(
+                "step must return the state with the structure in which it was given: the first result is "
+                f"{jax.tree.structure(template[0])}, the state {jax.tree.structure(given)}. Return (state, metrics)."
+            )
+        for (path, before), after in zip(tree_flatten_with_path(given)[0], tree_leaves(template[0]), strict=True):
+            if before.shape != after.shape or before.dtype != after.dtype:
+                raise TraceError(
+                    f"step must return the state as it was given: state{keystr(path)} is {before.dtype}{list(before.shape)} "
+                    f"when it is given and {after.dtype}{list(after.shape)} when it is returned."
+                )
+
+    # -- an Actor ---------------------------------------------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        program = self._program
+        assert program is not None  # it was prepared
+        plan, prepared = program.plan, program.prepared
+        instructions = code_of(prepared, program.compiled)
+        if instructions is None:
+            compiled, in_tree = prepared.whole_executable(), prepared.step.in_tree
+            self._executor = WholeStep(compiled, in_tree, plan.peak_bytes, self._transfer)
+        else:
+            constants = tuple(prepared.step.program.constants.values())
+            workspaces = [s.workspace_bytes for s in plan.segments]
+            # the controller says when to launch, so the executor itself waits for nothing
+            self._executor = Executor(instructions, constants, workspaces, self._transfer, run_ahead=True)
+
+    def adopt(self) -> None:
+        self._count()
+        self._program, self._renewed = self._renewed, None
+        self.admit()
+
+    def begin(self, batch: Any, *, watch: bool) -> None:
+        assert self._executor is not None
+        self._watch = Observation(timed=False) if watch else None
+        given = self._brought_here(tree_leaves(batch))  # if that fails, the state is still there
+        leaves, self._leaves = self._leaves, []
+        self._iteration = self._executor.begin([*leaves, *given], self._watch)
+
+    def _brought_here(self, batch: list[Any]) -> list[Any]:
+        """The leaves of a batch; what JAX has put on its default device is brought to the job's, as `jax.jit` does."""
+        here = {self._transfer.device}
+        for leaf in batch:
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                raise ValueError("the batch has an array that was deleted, or donated to a step, after it was given.")
+            if isinstance(leaf, jax.Array) and leaf.committed and leaf.devices() != here:
+                raise ValueError(
+                    f"the batch has an array on {', '.join(map(str, sorted(leaf.devices(), key=str)))}, and the job runs on "
+                    f"{self._transfer.device}. Give NumPy arrays, or bring it there with jax.device_put(batch, device)."
+                )
+        return [self._transfer.into(v) if isinstance(v, jax.Array) and v.devices() != here else v for v in batch]
+
+    def issue(self, move: int) -> Wait | None:
+        executor, iteration = self._executor, self._iteration
+        assert executor is not None and iteration is not None
+        if move > len(executor.code):
+            self._end(executor, iteration)
+            return None
+        instruction = executor.code[move - 1]
+        assert self._program is not None
+        kind = self._program.demand.kinds[move]
+        if kind == WAIT:
+            return lambda: iteration.perform(instruction)
+        iteration.perform(instruction)
+        if kind == INSTANT:
+            return _copies(iteration, instruction) if self._watch is not None else None
+        latest = iteration.latest
+        return lambda: _wait_for(latest)
+
+    def _end(self, executor: "Executor | WholeStep", iteration: "Iteration | WholeIteration") -> None:
+        results = executor.end(iteration)  # pyright: ignore[reportArgumentType] # each has its own kind of iteration
+        count = len(self._shapes)
+        assert self._program is not None
+        self._metrics = tree_unflatten(self._program.prepared.step.out_tree, results)[1]
+        self._leaves, self._iteration = results[:count], None
+
+    def take_metrics(self) -> Wait:
+        metrics, self._metrics = self._metrics, None
+        return lambda: jax.tree.map(_as_numpy, metrics)
+
+    def park(self) -> Wait:
+        leaves = self._leaves
+        there = {self._transfer.device}
+        here = [
+            i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and not (on_host(leaf) and leaf.devices() == there)
+        ]
+        copies = self._transfer.out([leaves[i] for i in here])
+        self._leaves = list(leaves)
+        for i, copy in zip(here, copies, strict=True):
+            self._leaves[i] = copy
+        self._going = [leaves[i] for i in here]
+
+        def wait() -> None:
+            _wait_for_all(copies)  # before any of what they are copies of is given back
+            for i in here:
+                if not leaves[i].is_deleted():  # the same array may stand at several places
+                    leaves[i].delete()
+            self._going = []
+
+        return wait
+
+    def unpark(self) -> Wait:
+        executor = self._executor
+        assert executor is not None
+        stay = executor.rest_on_host  # an iteration brings them in
+        here = [i for i in range(len(self._leaves)) if i not in stay]
+        copies = self._transfer.into([self._leaves[i] for i in here])
+        self._leaves = list(self._leaves)
+        for i, copy in zip(here, copies, strict=True):
+            self._leaves[i] = copy
+        return lambda: _wait_for_all(copies)
+
+    def live_bytes(self) -> Wait:
+        nbytes = _device_bytes([*self._leaves, *self._going] if self._iteration is None else self._iteration.env)
+        return lambda: nbytes
+
+    def watched_bytes(self) -> Wait:
+        nbytes = None if self._watch is None or self._iteration is None else self._watch.live_bytes
+        return lambda: nbytes
+
+    def state(self) -> Kept:
+        return LocalState(tree_unflatten(self._tree, self._leaves), self._put_back)
+
+    def counts(self) -> tuple[int, int]:
+        now = self._executor
+        return (
+            self._passive_swap_ins + (now.passive_swap_ins if now is not None else 0),
+            self._out_of_memory + (now.out_of_memory if now is not None else 0),
+        )
+
+    def retire(self) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        self._count()
+        if self._iteration is not None:
+            for leaf in self._iteration.owned():
+                if isinstance(leaf, jax.Array) and not leaf.is_deleted() and not on_host(leaf):
+                    leaf.delete()
+        self._iteration = self._executor = self._metrics = None
+        self._leaves, self._watch, self._renewed = [], None, None
+
+    def rescue(self) -> tuple[Kept, Wait] | None:
+        if self._iteration is not None or not self._is_whole():
+            return None
+        wait = self.park()
+        return self.state(), wait
+
+    def _is_whole(self) -> bool:
+        leaves = self._leaves
+        return len(leaves) == len(self._shapes) and not any(isinstance(v, jax.Array) and v.is_deleted() for v in leaves)
+
+    def close(self) -> None:
+        pass  # what it holds goes when the job goes
+
+    def join(self) -> None:
+        pass
+
+    def _count(self) -> None:
+        """Keep what an executor that goes has counted."""
+        self._passive_swap_ins, self._out_of_memory = self.counts()
+        self._executor = None
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    aval = leaf.aval if isinstance(leaf, jax.Array) else jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def _device_bytes(values: Sequence[Any]) -> int:
+    return sum(v.nbytes for v in values if isinstance(v, jax.Array) and not v.is_deleted() and not on_host(v))
+
+
+def _copies(iteration: "Iteration | WholeIteration", instruction: tuple[Any, ...]) -> Wait | None:
+    """For the record: when do the copies end that `instruction` has started?"""
+    if not isinstance(iteration, Iteration) or instruction[0] not in (Op.COPY_OUT, Op.COPY_IN):
+        return None
+    lane: LaneName = "out" if instruction[0] is Op.COPY_OUT else "into"
+    held = iteration.host if lane == "out" else iteration.env
+    arrays = [held[slot] for slot in instruction[1]]
+
+    def wait() -> tuple[LaneName, int]:
+        _wait_for_all(arrays)
+        return lane, sum(a.nbytes for a in arrays)
+
+    return wait
+
+
+def _as_numpy(leaf: Any) -> np.ndarray:
+    """A copy: on a CPU `asarray` would be a view, and the device's memory stay taken. Of a key, its words."""
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.array(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def _wait_for(result: Any) -> None:
+    """Until the launch that made `result` is over; what a later launch has taken over was made by then."""
+    if result is None:
+        return
+    try:
+        result.block_until_ready()
+    except RuntimeError:
+        if not result.is_deleted():
+            raise
+
+
+def _wait_for_all(arrays: Sequence[Any]) -> None:
+    for array in arrays:
+        array.block_until_ready()

@@ -1,0 +1,61 @@
+"""Refuse the arguments that XLA would refuse of a whole step, before anything has happened.
+
+XLA checks the arguments of an executable before it runs. A step that is cut into segments would meet the fault in the middle,
+when part of the donated state is gone already. So arguments that are deleted, and memory that is donated and used under two
+names, are looked for here, before the first segment.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from tensile_jax.exec.call.signature import Call
+from tensile_jax.ir import Graph
+
+
+def refuse_unusable(call: Call, graph: Graph) -> None:
+    """Refuse a call of the step with this graph if an argument cannot be used.
+
+    Raises:
+        RuntimeError: an array is deleted.
+        JaxRuntimeError: the memory of a donated array is also that of another argument. `jax.jit` raises this error too.
+    """
+    leaves = call.leaves
+    if call.all_arrays and not any([leaf.is_deleted() for leaf in leaves]):  # the usual case, made quick
+        if not graph.donated:
+            return
+        memory = [leaf.unsafe_buffer_pointer() for leaf in leaves]
+        if len(set(memory)) == len(memory):
+            return
+    _refuse_deleted(leaves)
+    if graph.donated:
+        _refuse_shared_memory(leaves, graph)
+
+
+def _refuse_deleted(leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise RuntimeError(f"Array has been deleted with shape={leaf.aval.str_short()}.")
+
+
+def _refuse_shared_memory(leaves: Sequence[Any], graph: Graph) -> None:
+    given: set[int] = set()
+    others: set[int] = set()
+    for place, (leaf, tensor) in enumerate(zip(leaves, graph.inputs, strict=True)):
+        if not isinstance(leaf, jax.Array) or leaf.size == 0:  # arrays without elements may all have one address
+            continue
+        where = leaf.unsafe_buffer_pointer()
+        name = graph.tensors[tensor].name
+        donated = tensor in graph.donated
+        if donated and where in given:
+            raise jax.errors.JaxRuntimeError(
+                f"INVALID_ARGUMENT: Attempt to donate the same buffer twice in Execute() (flattened argument {place}, {name}): "
+                "another donated argument has the same memory. Copy one of the two first (jax.numpy.copy)."
+            )
+        if where in given or (donated and where in others):
+            raise jax.errors.JaxRuntimeError(
+                "INVALID_ARGUMENT: Attempt to use a buffer that was previously donated in the same call to Execute() (flattened "
+                f"argument {place}, {name}): f(donate(a), a). Copy one of the two first (jax.numpy.copy)."
+            )
+        (given if donated else others).add(where)

@@ -1,0 +1,228 @@
+"""The signature of a call: everything that makes `jax.jit` trace or compile a function anew.
+
+Two calls with equal signatures run the same program on the same device, so they share a plan. A signature holds
+
+    tree        the structure of the arguments that are traced
+    leaves      shape, dtype and weak type of each of them, and its sharding if it is committed to a device
+    static      the static arguments, and every setting of JAX on which a trace depends
+
+No list of those settings is kept here. A probe knows them: `jax.jit(lambda *static: None, static_argnums=...)` gives the same
+jaxpr object for two traces exactly where `jit` would use a trace again. So static arguments are told apart as `jit` does it (by
+type as well as by value), and so are `jax.default_matmul_precision`, `jax.default_device`, `jax.enable_x64` and all others.
+
+Reading a signature costs about 0.1 ms for 300 arrays (benchmarks/results/call.json, `python -m benchmarks.call`).
+"""
+
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import jax
+import jax.core
+from jax.extend.core import get_opaque_trace_state
+from jax.tree_util import tree_flatten
+
+from tensile_jax.exec.step.transfer import HOST, Device, in_device_memory
+
+_CONFIG: Any = jax.config  # its settings are attributes that a type checker does not know
+
+_FACTS = attrgetter("aval", "sharding", "committed")
+
+
+class Signature:
+    """The hashable signature of a call; equal signatures share a plan."""
+
+    __slots__ = ("shapes", "placements", "_held", "_hash", "_key")
+
+    def __init__(self, tree: Any, leaves: Sequence[tuple[Hashable, Hashable]], names: Hashable, probe: Any) -> None:
+        self.shapes: Hashable = (tree, tuple(shape for shape, _ in leaves), names, id(probe))
+        """The signature without the places where the arguments lie."""
+        self.placements = tuple(placement for _, placement in leaves)
+        self._held = probe  # as long as the probe's jaxpr lives, no other one has its id
+        self._key = (self.shapes, self.placements)
+        self._hash = hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Signature) and self._key == other._key)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A call that can run under a plan.
+
+    Attributes:
+        signature: equal for calls that share a plan.
+        leaves: the traced arguments, flat.
+        all_arrays: whether every one of them is a `jax.Array`.
+        any_on_host: whether one of them lies in host memory.
+        devices: where they lie, also those that are not committed.
+    """
+
+    signature: Signature
+    leaves: list[Any]
+    all_arrays: bool
+    any_on_host: bool
+    devices: frozenset[Device]
+
+
+@dataclass(slots=True, eq=False)
+class _Latest:
+    """The latest call's signature and what it was read from, so that the next equal call needs no hashing.
+
+    The facts are always those of the latest call: a loop meets the very same abstract values and shardings again, which
+    then need not be compared part by part.
+    """
+
+    tree: Any
+    facts: list[Any]
+    names: Hashable
+    probe: Any
+    signature: Signature
+    any_on_host: bool
+    devices: frozenset[Device]
+
+
+class SignatureReader:
+    """Reads the signatures of the calls of one function.
+
+    Args:
+        function: the user's function.
+        static_argnums: as given to `jax.jit`.
+        static_argnames: as given to `jax.jit`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], static_argnums: Sequence[int] | None, static_argnames: Sequence[str] | None
+    ) -> None:
+        self._numbers, self._names = _complete(function, static_argnums, static_argnames)
+        self._probes: dict[int, Any] = {}
+        self._latest: _Latest | None = None
+
+    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+        """The call with these arguments, or None if plain `jax.jit` has to take it.
+
+        Plain `jax.jit` takes calls inside another transformation (`jit`, `grad`, `vmap`, `eval_shape`, ...), whose arguments or
+        captured values may be tracers, and calls under `jax.disable_jit`.
+
+        Raises:
+            TypeError: an argument is not a JAX type.
+            ValueError: a static argument cannot be hashed.
+        """
+        if not _at_top_level() or _CONFIG.jax_disable_jit:
+            return None
+        places, static, dynamic_args, dynamic_kwargs = self._split(args, kwargs)
+        names = (places, debugs_numbers())  # where numbers are debugged the trace is the same, and segments are not
+        probe = self._probe(static)
+        leaves, tree = tree_flatten((dynamic_args, dynamic_kwargs))
+        try:
+            facts, all_arrays = list(map(_FACTS, leaves)), True
+        except AttributeError:  # a number, a NumPy array, a shape, a tracer
+            if any(issubclass(leaf_type, jax.core.Tracer) for leaf_type in set(map(type, leaves))):
+                return None
+            facts, all_arrays = list(map(_facts_of, leaves)), False
+        latest = self._latest
+        if latest is None or latest.probe is not probe or latest.names != names or latest.facts != facts or latest.tree != tree:
+            signature = Signature(tree, [_normal(*fact) for fact in facts], names, probe)
+            any_on_host = any(sharding is not None and sharding.memory_kind == HOST for _, sharding, _ in facts)
+            devices = frozenset(device for _, sharding, _ in facts if sharding is not None for device in sharding.device_set)
+            self._latest = latest = _Latest(tree, facts, names, probe, signature, any_on_host, devices)
+        latest.facts = facts
+        return Call(latest.signature, leaves, all_arrays, latest.any_on_host, latest.devices)
+
+    def forget(self) -> None:
+        """Forget the latest call."""
+        self._latest = None
+
+    def static_positions(self, count: int) -> frozenset[int]:
+        """Which of `count` positional arguments are static."""
+        return frozenset(n + count if n < 0 else n for n in self._numbers)
+
+    def map_dynamic(
+        self, change: Callable[[Any], Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with `change` applied to every leaf that is not static."""
+        static = self.static_positions(len(args))
+        return (
+            tuple(a if i in static else jax.tree.map(change, a) for i, a in enumerate(args)),
+            {k: v if k in self._names else jax.tree.map(change, v) for k, v in kwargs.items()},
+        )
+
+    def _split(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Hashable, tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:
+        """(places of the static arguments, their values, positional arguments without them, keyword arguments without them)."""
+        if not self._numbers and not self._names:
+            return (), (), args, kwargs
+        static = self.static_positions(len(args))
+        places = [i for i in range(len(args)) if i in static]
+        keywords = sorted(k for k in kwargs if k in self._names)
+        values = (*(args[i] for i in places), *(kwargs[k] for k in keywords))
+        dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
+        dynamic_kwargs = {k: v for k, v in kwargs.items() if k not in self._names}
+        return (*places, *keywords), values, dynamic_args, dynamic_kwargs
+
+    def _probe(self, static: tuple[Any, ...]) -> Any:
+        """An object that is the same for two calls exactly where `jit` would use a trace again; see the module docstring."""
+        count = len(static)
+        probe = self._probes.get(count)
+        if probe is None:
+            probe = self._probes[count] = jax.jit(lambda *_: None, static_argnums=tuple(range(count)))
+        return probe.trace(*static).jaxpr
+
+
+def _facts_of(leaf: Any) -> tuple[Any, Any, bool]:
+    """(abstract value, sharding, whether it is committed) of any leaf."""
+    if isinstance(leaf, jax.Array):
+        return leaf.aval, leaf.sharding, leaf.committed
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        aval = jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=bool(getattr(leaf, "weak_type", False)))
+        return aval, leaf.sharding, leaf.sharding is not None
+    return jax.typeof(leaf), None, False
+
+
+def _normal(aval: Any, sharding: Any, committed: bool) -> tuple[Hashable, Hashable]:
+    """((shape, dtype, weak type), sharding if committed), wherever in memory the array lies.
+
+    State may come back in host memory, and is then fed into the next call, which is to run under the same plan.
+    """
+    shape = getattr(aval, "shape", None), getattr(aval, "dtype", aval), bool(getattr(aval, "weak_type", False))
+    if not committed or sharding is None:
+        return shape, None
+    return shape, in_device_memory(sharding)
+
+
+def _complete(
+    function: Callable[..., Any], argnums: Sequence[int] | None, argnames: Sequence[str] | None
+) -> tuple[frozenset[int], frozenset[str]]:
+    """Positions and names of static parameters, the one inferred from the other where only one is given, as `jax.jit` does it."""
+    numbers, names = frozenset(argnums or ()), frozenset(argnames or ())
+    if (argnums is None) == (argnames is None):
+        return numbers, names
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return numbers, names
+    either = [(i, p.name) for i, p in enumerate(parameters) if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if argnums is None:
+        return frozenset(i for i, name in either if name in names), names
+    positive = {n + len(parameters) if n < 0 else n for n in numbers}
+    return numbers, frozenset(name for i, name in either if i in positive)
+
+
+with jax.core.ensure_compile_time_eval():
+    _TOP_LEVEL = get_opaque_trace_state()
+
+
+def debugs_numbers() -> bool:
+    """Whether `jax_debug_nans` or `jax_debug_infs` is set."""
+    return _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs
+
+
+def _at_top_level() -> bool:
+    """Whether no transformation is under way in this thread."""
+    return get_opaque_trace_state() == _TOP_LEVEL

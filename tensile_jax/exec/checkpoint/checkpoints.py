@@ -1,0 +1,238 @@
+"""Checkpoints of one job's state: complete or not there, and bit for bit.
+
+    folder/
+      tensile.json                      marks the folder as one of a job's checkpoints
+      tensile.lock                      whose run the folder is now (`exec/checkpoint/folder_lock.py`)
+      120/                              the state after step 120 (its files: `exec/checkpoint/manifest.py`)
+      120-1/                            the same step, saved once more; the higher number counts
+      .tensile-writing-120-PID/         is being written by that process
+      .tensile-removing-60-PID/         is being removed
+
+A checkpoint is written under another name and renamed once all of it is on the disk, so that no crash and no full disk damages
+those which are there. Whatever is read is first compared with its checksums.
+
+The folder is the user's. Nothing but the files of checkpoints is ever removed, and of checkpoints only those that can be read:
+what is damaged, or written by a later version, stays where it is until the user removes it. A file or folder of the user's stays
+even where its name is a number, and also inside a checkpoint, which then stays as well.
+"""
+
+import operator
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tensile_jax.errors import CheckpointError
+from tensile_jax.exec.checkpoint.leaves import describe, find_difference
+from tensile_jax.exec.checkpoint.manifest import (
+    Unreadable,
+    erase,
+    has_others,
+    is_checkpoint,
+    load_leaves,
+    mark_folder,
+    read_checkpoint,
+    sync,
+    write_checkpoint,
+)
+
+_NAME = re.compile(r"(0|[1-9][0-9]{0,17})(?:-([1-9][0-9]{0,8}))?\Z")
+_WRITING, _REMOVING = ".tensile-writing-", ".tensile-removing-"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A checkpoint, whole or not; `number` counts how often its step was saved before."""
+
+    step: int
+    number: int
+    path: Path
+
+
+class Checkpoints:
+    """The checkpoints in one folder, of which the newest `keep` stay. It is made when the first is saved.
+
+    To save a step declares that whatever was saved after it belongs to a past that was given up: later ones go as well. Whoever
+    saves must hold the folder's lock.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}.")
+        self.folder = Path(folder).absolute()
+        self._keep = keep
+        self._one_at_a_time = threading.Lock()
+        self._closed = False
+        self._whole: set[Path] = set()  # those that this object has written, or found to be whole
+
+    def save(self, step: int, state: Any) -> str:
+        """Write `state` as that after `step` steps; its arrays are only read, and must stay as they are until this returns.
+
+        Needs host memory of the size of the largest leaf that lies on a device, and no device memory.
+
+        Returns:
+            Why an older checkpoint could not be removed; empty where nothing went wrong.
+
+        Raises:
+            CheckpointError: it could not be written; the older ones are as they were.
+            TypeError: a leaf is neither array nor number.
+            ValueError: `step` is below zero.
+        """
+        if (step := operator.index(step)) < 0:
+            raise ValueError(f"step must not be below zero, got {step}. It is the number of steps that the state has seen.")
+        leaves = describe(state)
+        with self._one_at_a_time:
+            if not self._closed:
+                mark_folder(self.folder)
+            with self._told_as(step, "saved"):
+                if self._closed:
+                    raise ValueError("it was closed")
+                final = self._free_path(step)
+                writing = self._hidden(_WRITING, final)
+                try:
+                    write_checkpoint(writing, name=self.folder.name, step=step, leaves=leaves, state=state)
+                    writing.rename(final)
+                    sync(self.folder)
+                except BaseException:
+                    with suppress(OSError):  # what stays is removed when the folder is next used
+                        erase(writing)
+                    raise
+                self._whole.add(final)
+            try:
+                self._remove_past(step, final)
+            except OSError as error:
+                return f"an older checkpoint could not be removed: {error}"
+            return ""
+
+    def latest(self) -> int | None:
+        """The newest step whose checkpoint is whole; None where there is none."""
+        with self._one_at_a_time:
+            return next((one.step for one in self._found() if not isinstance(self._read(one), Unreadable)), None)
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps of all checkpoints, whole or not, the newest first."""
+        return tuple(one.step for one in self._found())
+
+    def find_last(self) -> tuple[int | None, str]:
+        """The step from which a run goes on; and what is wrong with newer ones, if that is only that they are damaged.
+
+        Raises:
+            CheckpointError: no checkpoint can be read, or the newest are of a later version: whoever began at step 0, or at an
+                older step, would lose what they hold.
+        """
+        bad: list[str] = []
+        with self._one_at_a_time:
+            for one in self._found():
+                found = self._read(one)
+                if not isinstance(found, Unreadable):
+                    return one.step, "; ".join(bad)
+                bad.append(f"the checkpoint {one.path.name} cannot be read: {found.reason}")
+                if found.later:
+                    remedy = "Resume with that version of tensile_jax, or begin anew in another folder"
+                    raise self._refusal("; ".join(bad), remedy, one.step)
+            if bad:
+                remedy = (
+                    "Nothing was changed. Bring them back from a copy; or, to begin anew, move them away, give the job another "
+                    "name, or the runtime another folder"
+                )
+                raise self._refusal("; ".join(bad), remedy, None)
+        return None, ""
+
+    def restore(self, step: int, like: Any) -> Any:
+        """The state after `step`, in the structure of `like`, whose leaves are arrays, `ShapeDtypeStruct`s or Python scalars.
+
+        Leaves come back as they were saved: arrays as NumPy arrays, weakly typed ones and keys as `jax.Array`s in pinned host
+        memory, Python scalars as such.
+
+        Raises:
+            CheckpointError: there is none of that step, it is damaged, or of another structure, shape or dtype.
+        """
+        wanted, structure = describe(like), jax.tree.structure(like)
+        with self._one_at_a_time, self._told_as(step, "restored"):
+            ones = [one for one in self._found() if one.step == step]
+            if not ones:
+                raise ValueError(f"there is none; there are those of steps {sorted(set(self.steps()))}")
+            readings = [(one, self._read(one)) for one in ones]
+            one, description = next(((o, r) for o, r in readings if not isinstance(r, Unreadable)), readings[0])
+            if isinstance(description, Unreadable):
+                raise ValueError(f"{description.reason}. Restore an older one: latest() names the newest that is whole")
+            if difference := find_difference(description.leaves, wanted):
+                raise ValueError(f"{difference}. Pass a state of the step that was saved")
+            return jax.tree.unflatten(structure, load_leaves(one.path, description))
+
+    def remove_leftovers(self) -> None:
+        """Remove what processes that have died were writing or removing. Whoever calls holds the folder's lock."""
+        with suppress(OSError):  # a folder that cannot be read says so when it is used
+            for path in self.folder.iterdir():
+                if path.name.startswith((_WRITING, _REMOVING)):
+                    with suppress(OSError):
+                        erase(path) if path.is_dir() else path.unlink()
+
+    def close(self) -> None:
+        """Waits for what another thread does here; nothing is saved afterwards."""
+        with self._one_at_a_time:
+            self._closed = True
+
+    @contextmanager
+    def _told_as(self, step: int, what: str) -> Iterator[None]:
+        """Turn what goes wrong inside, be it the disk's or the device's, into an error that says which checkpoint."""
+        try:
+            yield
+        except Exception as error:
+            raise CheckpointError(
+                f"The checkpoint of step {step} in {self.folder} could not be {what}: {error}", folder=str(self.folder), step=step
+            ) from error
+
+    def _refusal(self, what: str, remedy: str, step: int | None) -> CheckpointError:
+        return CheckpointError(
+            f"The job in {self.folder} cannot be resumed: {what}. {remedy}.", folder=str(self.folder), step=step
+        )
+
+    def _found(self) -> list[_Found]:
+        """All checkpoints, the newest first."""
+        paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
+        matches = [(match, path) for path in paths if (match := _NAME.match(path.name)) and is_checkpoint(path)]
+        found = [_Found(int(match[1]), int(match[2] or 0), path) for match, path in matches]
+        return sorted(found, key=lambda one: (one.step, one.number), reverse=True)
+
+    def _read(self, one: _Found) -> Any:
+        """Its description, or an `Unreadable`."""
+        found = read_checkpoint(one.path, one.step)
+        if not isinstance(found, Unreadable):
+            self._whole.add(one.path)
+        return found
+
+    def _free_path(self, step: int) -> Path:
+        """A name for that step which nothing has, not even something of the user's, and that is newer than all of the step."""
+        number = max((one.number + 1 for one in self._found() if one.step == step), default=0)
+        while os.path.lexists(path := self.folder / (f"{step}-{number}" if number else f"{step}")):
+            number += 1
+        return path
+
+    def _hidden(self, prefix: str, path: Path) -> Path:
+        """What it is called while it is written or removed; what was left under that name is removed."""
+        hidden = path.with_name(f"{prefix}{path.name}-{os.getpid()}")
+        erase(hidden)
+        return hidden
+
+    def _remove_past(self, step: int, final: Path) -> None:
+        kept = 1
+        for one in self._found():
+            if one.path == final or (one.path not in self._whole and isinstance(self._read(one), Unreadable)):
+                continue
+            if one.step < step and kept < self._keep:
+                kept += 1
+            elif not has_others(one.path):
+                self._remove(one.path)
+
+    def _remove(self, path: Path) -> None:
+        doomed = self._hidden(_REMOVING, path)
+        path.rename(doomed)  # or half of it might be taken for a checkpoint
+        erase(doomed)
+        self._whole.discard(path)

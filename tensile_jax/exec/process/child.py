@@ -1,0 +1,207 @@
+"""A job's own process: does what its runtime asks of it, with a `LocalActor` and a `Feed`.
+
+    listener    reads what is asked; ends the process when the runtime's end of the socket is gone
+    main        carries out moves, in order, and never waits
+    others      wait for copies and launches; trace, plan and compile; write checkpoints; say every two seconds that all is well
+
+A failed move is the end of the process; what fails beside that (no plan under a budget, a checkpoint) is only told. Ctrl-C in
+the terminal is for the runtime.
+"""
+
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tensile_jax.exec.actor.feed import Feed, FeedNews, FeedStopped, UserCodeFailed
+from tensile_jax.exec.actor.lifted_job import lifted_job
+from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, code_of
+from tensile_jax.exec.actor.missing import NO_BATCH
+from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
+from tensile_jax.exec.process.carried_exception import throw
+from tensile_jax.exec.process.channel import Alive, Answer, Ask, Channel, News, Refused
+from tensile_jax.exec.process.isolated_actor import Made, Summary
+from tensile_jax.exec.process.job_process import importing_main
+from tensile_jax.exec.process.payload import Packed, Parcel, Setting, pack_structure, pack_tree
+from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.instructions import Op
+from tensile_jax.exec.step.prepared_step import Options
+from tensile_jax.exec.step.transfer import Device, Transfer
+
+_SIGN_OF_LIFE_S = 2.0
+_WAITING_THREADS = 16
+_FAREWELL_S = 3.0
+
+
+def main(descriptor: int) -> None:
+    """Work for whoever is at the other end of that socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end = socket.socket(fileno=descriptor)
+    end.set_inheritable(False)
+    channel = Channel(end)
+    threading.Thread(target=_live, args=(channel, os.getppid()), name="tensile-life", daemon=True).start()
+    try:
+        setting = channel.receive()
+        assert isinstance(setting, Setting)
+        importing_main.set()
+        device = setting.apply()
+        importing_main.clear()
+        parcel = channel.receive()
+        asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+        threading.Thread(target=_listen, args=(channel, asked), name="tensile-listener", daemon=True).start()
+        work = _Work(channel, parcel, device)
+        del parcel
+        while (ask := asked.get()).what != "close":
+            work.do(ask)
+        work.close()
+    except EOFError:
+        os._exit(1)
+    except BaseException as error:
+        channel.send(Refused(None, throw(error), fatal=True))
+        raise SystemExit(1) from error
+
+
+def _live(channel: Channel, parent: int) -> None:
+    """Give signs of life, as long as there is somebody to notice."""
+    try:
+        while os.getppid() == parent:
+            channel.send(Alive())
+            time.sleep(_SIGN_OF_LIFE_S)
+    finally:
+        os._exit(1)
+
+
+def _listen(channel: Channel, asked: "queue.SimpleQueue[Ask]") -> None:
+    try:
+        while True:
+            asked.put(channel.receive())
+    finally:
+        os._exit(1)
+
+
+class _Work:
+    """The job. `do` calls the method that is asked for; if that gives back a function, the answer is what it gives, elsewhere."""
+
+    def __init__(self, channel: Channel, parcel: Parcel, device: Device) -> None:
+        self._channel = channel
+        step, state, batches = parcel.open()
+        step, state, _ = lifted_job(step, state)  # the objects are here, where nobody looks at them
+        structure = None if parcel.state is not None else pack_structure(state)
+        self._checkpoints: Checkpoints | None = None
+        if parcel.checkpoints is not None:
+            state = self._checkpoints_in(parcel.checkpoints).restore(parcel.first, state)
+        self._actor = LocalActor(step, state, Transfer(device))
+        self._actor.own()
+        self._compiler = Compiler(device)
+        self._feed = Feed(batches, skip=parcel.first, on_step=None, tell=self._heard, name=parcel.name)
+        self._feed_stopped = threading.Event()
+        self._first_batch: Any = NO_BATCH
+        self._kept: dict[int, Any] = {}
+        self._planner = ThreadPoolExecutor(1, "tensile-planner")
+        self._saver = ThreadPoolExecutor(1, "tensile-saver")
+        self._waiters = ThreadPoolExecutor(_WAITING_THREADS, "tensile-waiter")
+        self._elsewhere: dict[str, Executor] = {
+            "trace": self._planner, "without_swaps": self._planner, "prepare": self._planner, "keep_out": self._planner,
+            "save": self._saver, "fetch": self._saver,
+        }  # fmt: skip
+        channel.send(News(Made(self._actor.state_bytes, structure)))
+
+    def do(self, ask: Ask) -> None:
+        """What is asked."""
+        method: Callable[..., Any] = getattr(self, f"on_{ask.what}", None) or getattr(self._actor, ask.what)
+        pool = self._elsewhere.get(ask.what)
+        if pool is not None:
+            pool.submit(self._answer, ask, lambda: method(*ask.args))
+            return
+        try:
+            found = method(*ask.args)
+        except Exception as error:
+            self._refuse(ask, error)
+            return
+        if ask.number is None:
+            return
+        if callable(found):
+            self._waiters.submit(self._answer, ask, found)
+        else:
+            self._channel.send(Answer(ask.number, found))
+
+    def close(self) -> None:
+        """Let the user's generator end."""
+        self._feed.stop()
+        self._feed_stopped.wait(_FAREWELL_S)
+
+    def _answer(self, ask: Ask, find: Callable[[], Any]) -> None:
+        assert ask.number is not None  # or nobody would wait
+        try:
+            self._channel.send(Answer(ask.number, find()))
+        except BaseException as error:
+            self._refuse(ask, error)
+
+    def _refuse(self, ask: Ask, error: BaseException) -> None:
+        self._channel.send(Refused(ask.number, throw(error), fatal=ask.what not in self._elsewhere))
+
+    def _heard(self, news: FeedNews) -> None:
+        """In the feed's thread."""
+        if isinstance(news, FeedStopped):
+            self._feed_stopped.set()
+        else:
+            self._channel.send(News(throw(news.error) if isinstance(news, UserCodeFailed) else news))
+
+    def _checkpoints_in(self, folder: Path) -> Checkpoints:
+        if self._checkpoints is None:
+            self._checkpoints = Checkpoints(folder)
+        return self._checkpoints
+
+    # -- what may be asked, beside what the actor does ------------------------------------------------------------------------
+
+    def on_draw(self) -> None:
+        self._feed.start()
+
+    def on_trace(self, key: int, options: Options) -> None:
+        self._first_batch = self._feed.take()
+        self._kept[key] = self._actor.trace(self._first_batch, options, self._compiler)
+
+    def on_without_swaps(self, key: int, step: int) -> None:
+        self._kept[key] = self._kept[step].without_swaps()
+
+    def on_prepare(self, key: int, step: int, budget_bytes: int) -> Summary:
+        return self._keep_program(key, self._actor.prepare(self._kept[step], budget_bytes))
+
+    def on_keep_out(self, key: int, program: int, tensors: frozenset[Any]) -> Summary:
+        return self._keep_program(key, self._kept[program].keep_out(tensors))
+
+    def _keep_program(self, key: int, program: LocalProgram) -> Summary:
+        self._kept[key] = program
+        instructions = code_of(program.prepared, program.compiled)
+        code = () if instructions is None else instructions.code
+        copies = frozenset(i for i, one in enumerate(code, start=1) if one[0] in (Op.COPY_OUT, Op.COPY_IN))
+        return Summary(program.plan, program.demand, program.kept_out, program.may_stay_out(), copies)
+
+    def on_use(self, key: int) -> None:
+        self._actor.use(self._kept[key])
+
+    def on_begin(self, watch: bool) -> None:
+        first, self._first_batch = self._first_batch, NO_BATCH
+        self._actor.begin(self._feed.take() if first is NO_BATCH else first, watch=watch)
+
+    def on_take_metrics(self) -> Callable[[], tuple[Any, tuple[int, int]]]:
+        counts, wait = self._actor.counts(), self._actor.take_metrics()
+        return lambda: (wait(), counts)
+
+    def on_keep(self, key: int) -> None:
+        self._kept[key] = self._actor.state().fetch()
+
+    def on_save(self, key: int, folder: Path, step: int) -> str:
+        return self._checkpoints_in(folder).save(step, self._kept[key])
+
+    def on_fetch(self, key: int) -> Packed:
+        return pack_tree(self._kept[key])
+
+    def on_forget(self, key: int) -> None:
+        self._kept.pop(key, None)

@@ -1,0 +1,302 @@
+"""A job in a process of its own, as every job is in the paper (TENSILE section III-D), in the hands of this process's runtime.
+
+The runtime decides every move, and grants it by asking for it; the process (`exec/process/child.py`) has a `LocalActor`,
+the user's step and batches, and does nothing unasked but draw batches ahead. Moves are asked for in order; a `Wait` is one for
+the answer.
+
+What the process keeps for the runtime (a traced step, programs, states at rest) goes by keys: `RemoteStep`, `RemoteProgram` and
+`RemoteState` are the runtime's ends of them, and what they stand for is forgotten with them.
+"""
+
+import itertools
+import pickle
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensile_jax.exec.actor.actor import Kept, Wait
+from tensile_jax.exec.actor.entrypoint import Entrypoint
+from tensile_jax.exec.actor.feed import BatchReady
+from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
+from tensile_jax.exec.process.carried_exception import Thrown
+from tensile_jax.exec.process.job_process import JobProcess
+from tensile_jax.exec.process.payload import Packed, pack_job, setting_for
+from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.prepared_step import Options
+from tensile_jax.exec.step.transfer import Device, on_host
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, Demand
+from tensile_jax.plan_format import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """News: the job is made. `structure` is that of its state, pickled, where the runtime does not know it."""
+
+    state_bytes: int
+    structure: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the runtime gets to know of a program; `copies` are the moves that start copies."""
+
+    plan: Plan
+    demand: Demand
+    kept_out: frozenset[TensorId]
+    may_stay_out: tuple[tuple[TensorId, int], ...]
+    copies: frozenset[int]
+
+
+class _Remote:
+    """Something that the process keeps under `key`, until this end of it is gone."""
+
+    def __init__(self, actor: "IsolatedActor") -> None:
+        self.actor = actor
+        self.key = actor.new_key()
+
+    def __del__(self) -> None:
+        self.actor.process.forget(self.key)
+
+
+class RemoteStep(_Remote):
+    """A traced step."""
+
+    def without_swaps(self) -> "RemoteStep":
+        """The same, of which only plans without swaps are made."""
+        found = RemoteStep(self.actor)
+        self.actor.process.ask("without_swaps", found.key, self.key)()
+        return found
+
+
+class RemoteProgram(_Remote):
+    """A compiled plan."""
+
+    def __init__(self, actor: "IsolatedActor", prepared: RemoteStep, what: str, *args: Any) -> None:
+        super().__init__(actor)
+        self.prepared = prepared
+        self.summary: Summary = actor.process.ask(what, self.key, *args)()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.summary.plan
+
+    @property
+    def demand(self) -> Demand:
+        """What it asks of memory."""
+        return self.summary.demand
+
+    @property
+    def kept_out(self) -> frozenset[TensorId]:
+        """What `keep_out` has added."""
+        return self.summary.kept_out
+
+    def keep_out(self, tensors: frozenset[TensorId]) -> "RemoteProgram":
+        """The same segments with these state tensors on the host between their uses."""
+        return RemoteProgram(self.actor, self.prepared, "keep_out", self.key, tensors)
+
+    def may_stay_out(self) -> tuple[tuple[TensorId, int], ...]:
+        """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
+        return self.summary.may_stay_out
+
+
+class RemoteState(_Remote):
+    """A state at rest."""
+
+    def save(self, checkpoints: Checkpoints, step: int) -> str:
+        """The process writes the checkpoint; the state does not come here for that."""
+        return self.actor.process.ask("save", self.key, checkpoints.folder, step)()
+
+    def fetch(self) -> Any:
+        """The state, as NumPy arrays; what those cannot be, weakly typed arrays and keys, as `jax.Array`s on the host.
+
+        Raises:
+            RuntimeError: the process has not made the job yet, and is ended, since its user's code may hang there.
+        """
+        if (found := self.actor.end_unmade()) is not None:
+            return found.unpack(self.actor.structure)
+        return self.actor.process.ask("fetch", self.key)().unpack(self.actor.structure)
+
+
+class IsolatedActor:
+    """The runtime's end of a job in a process of its own, which is started by the first demand on it.
+
+    Args:
+        step: a function, or an `Entrypoint` which makes the job there.
+        first: so many steps are done already; then the state of an entrypoint is that in the folder `checkpoints`.
+        lock: a file that the process keeps open, so that the lock on it holds until the process has ended.
+        died: told once, in another thread, if the process ends on its own.
+
+    Raises:
+        TypeError: step, state or batches cannot be sent.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any] | Entrypoint,
+        state: Any,
+        batches: Any,
+        *,
+        name: str,
+        device: Device,
+        first: int,
+        checkpoints: Path | None,
+        lock: int | None,
+        died: Callable[[BaseException], None],
+    ) -> None:
+        parcel = pack_job(step, state, batches, name=name, first=first, checkpoints=checkpoints if first else None)
+        self.structure = jax.tree.structure(state)
+        self.state_bytes = 0 if parcel.state is None else parcel.state.nbytes
+        self.process = JobProcess(setting_for(parcel, device), parcel, lock=lock, hear=self._heard, died=died)
+        self._unmade: Packed | None = parcel.state  # until the process has it
+        self._is_made = False
+        self._given = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array) and not on_host(leaf)]
+        self._keys = itertools.count()
+        self._drawn: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._program: RemoteProgram | None = None
+        self._renewed: RemoteProgram | None = None
+        self._admitted = False
+        self._watch = False
+        self._counts = (0, 0)  # at the end of the latest iteration
+
+    @property
+    def program(self) -> RemoteProgram:
+        """What is carried out. It must have been prepared."""
+        assert self._program is not None
+        return self._program
+
+    def new_key(self) -> int:
+        """One that was not used before."""
+        return next(self._keys)
+
+    def batches(self) -> Iterator[Any]:
+        """A token for each batch that the process has drawn; raises what the user's code has raised there."""
+        self.process.tell("draw")
+        while True:
+            news = self._drawn.get()
+            if isinstance(news, Thrown):
+                raise news.caught()
+            if not isinstance(news, BatchReady):
+                return
+            yield np.int32(0)
+
+    def _heard(self, news: Any) -> None:
+        """In the process's reader."""
+        if isinstance(news, Made):
+            self._is_made, self._unmade = True, None
+            self.state_bytes = news.state_bytes
+            if news.structure is not None:
+                self.structure = jax.tree.structure(pickle.loads(news.structure))
+        else:
+            self._drawn.put(news)
+
+    def end_unmade(self) -> Packed | None:
+        """If the process has not made the job yet: end it; the state as it was given. None if it has made the job.
+
+        Raises:
+            RuntimeError: it has not, and the state was to be made there.
+        """
+        unmade = self._unmade
+        if self._is_made:
+            return None
+        self.process.close()
+        self.process.kill()
+        if unmade is None:
+            raise RuntimeError("its own process had not made it yet, and was ended")
+        return unmade
+
+    # -- before it is admitted --------------------------------------------------------------------------------------------------
+
+    def own(self) -> None:
+        for leaf in self._given:  # their bytes are on their way
+            leaf.delete()
+        self._given = []
+
+    def trace(self, batch: Any, options: Options, compiler: Compiler) -> RemoteStep:
+        del batch, compiler  # the process has its own
+        step = RemoteStep(self)
+        self.process.ask("trace", step.key, replace(options, progress=None))()
+        return step
+
+    def prepare(self, prepared: RemoteStep, budget_bytes: int) -> RemoteProgram:
+        return RemoteProgram(self, prepared, "prepare", prepared.key, budget_bytes)
+
+    def use(self, program: RemoteProgram) -> None:
+        if self._admitted:
+            self._renewed = program
+        else:
+            self._program = program
+        self.process.tell("use", program.key)
+
+    # -- an Actor ---------------------------------------------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        self._admitted = True
+        self.process.tell("admit")
+
+    def adopt(self) -> None:
+        self._program, self._renewed = self._renewed, None
+        self.process.tell("adopt")
+
+    def begin(self, batch: Any, *, watch: bool) -> None:
+        del batch  # a token; the process has the batches
+        self._watch = watch
+        self.process.tell("begin", watch)
+
+    def issue(self, move: int) -> Wait | None:
+        summary = self.program.summary
+        if summary.demand.kinds[move] != INSTANT or (self._watch and move in summary.copies):
+            return self.process.ask("issue", move)
+        self.process.tell("issue", move)
+        return None
+
+    def take_metrics(self) -> Wait:
+        answer = self.process.ask("take_metrics")
+
+        def wait() -> Any:
+            metrics, self._counts = answer()
+            return metrics
+
+        return wait
+
+    def park(self) -> Wait:
+        return self.process.ask("park")
+
+    def unpark(self) -> Wait:
+        return self.process.ask("unpark")
+
+    def live_bytes(self) -> Wait:
+        return self.process.ask("live_bytes")
+
+    def watched_bytes(self) -> Wait:
+        return self.process.ask("watched_bytes")
+
+    def state(self) -> Kept:
+        kept = RemoteState(self)
+        self.process.tell("keep", kept.key)
+        return kept
+
+    def counts(self) -> tuple[int, int]:
+        return self._counts
+
+    def retire(self) -> None:
+        self.process.tell("retire")
+
+    def rescue(self) -> tuple[Kept, Wait] | None:
+        return None  # a process in which a move has failed ends
+
+    def drop(self) -> None:
+        self.process.kill()
+
+    def close(self) -> None:
+        self.process.close()
+        self._drawn.put(None)
+
+    def join(self) -> None:
+        self.process.join()

@@ -1,0 +1,234 @@
+"""Compile segments: each distinct content once, several at a time, with what XLA says of their memory.
+
+Lowering holds the interpreter and runs here; compiling releases it and runs in a pool of threads. If the user has set
+`jax_compilation_cache_dir`, segments are kept there too, however short their compilation.
+
+    workspace = temporaries + what XLA allocates for outputs beyond the outputs themselves - what donation saves less than planned
+
+so that (bytes resident by the plan) + workspace is the footprint of the running executable.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from tensile_jax.exec.step.lower import SegmentCode
+from tensile_jax.exec.step.transfer import Device
+from tensile_jax.trace import is_packed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Executable:
+    """A compiled segment: call it with its inputs, get the tuple of its outputs."""
+
+    call: Callable[..., Any]
+    temporary_bytes: int
+    output_bytes: int
+    aliased_bytes: int
+
+    def workspace(self, *, outputs: int, donated: int) -> int:
+        """Bytes beyond those of `outputs` less `donated`, as the plan counts them."""
+        return self.temporary_bytes + (self.output_bytes - self.aliased_bytes) - (outputs - donated)
+
+
+class Compiler:
+    """Compiles segments for one device and remembers them by content.
+
+    Args:
+        device: where the segments run.
+        committed: whether what they give is committed to the device, as `jax.jit` says it of its results.
+        compiler_options: options of XLA, as in `jax.jit`.
+        debugs_numbers: whether not-a-numbers (or infinities) are looked for. Then segments keep their inputs, so that a segment
+            which makes one can be run again operator by operator, and the operator be named.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        committed: bool = True,
+        compiler_options: Mapping[str, Any] | None = None,
+        debugs_numbers: bool = False,
+    ) -> None:
+        self.device = device
+        self.committed = committed
+        self.compile_s = 0.0
+        self._compiler_options = None if compiler_options is None else dict(compiler_options)
+        self._debugs_numbers = debugs_numbers
+        self._done: dict[Hashable, Executable] = {}
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def compile(self, codes: Sequence[SegmentCode], progress: Callable[[int, int], None] | None = None) -> list[Executable]:
+        """Executables for `codes`, in order. `progress(done, of)` is told of each that had to be compiled."""
+        missing = {code.content: code for code in codes if code.content not in self._done}
+        began = time.perf_counter()
+        workers = max(1, min(len(missing), os.cpu_count() or 1))
+        if progress is not None and missing:
+            progress(0, len(missing))
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="tensile-compile")
+        try:
+            with _short_compilations_cached():
+                running: dict[Hashable, Future[Executable]] = {}
+                for content, code in missing.items():
+                    jitted, lowered = self._lower(code)
+                    running[content] = pool.submit(_compile, lowered, self._call_of(jitted) if _is_refused(code) else None)
+                for done, (content, future) in enumerate(running.items(), start=1):
+                    self._done[content] = self._finished(missing[content], future.result())
+                    if progress is not None:
+                        progress(done, len(running))
+        finally:  # on Ctrl-C, only what XLA has begun is waited for
+            pool.shutdown(cancel_futures=True)
+        self.compile_s += time.perf_counter() - began
+        return [self._done[code.content] for code in codes]
+
+    def compile_whole(self, traced: Any) -> Any:
+        """The executable of a whole step, as plain `jax.jit` makes it."""
+        with _short_compilations_cached():
+            return traced.lower().compile()
+
+    def identity(self, values: Sequence[jax.Array]) -> Callable[..., Sequence[jax.Array]]:
+        """An executable that gives back what it is given, in the same memory, as arrays of this compiler's commitment."""
+        avals = tuple(jax.ShapeDtypeStruct(v.shape, v.dtype, weak_type=v.aval.weak_type) for v in values)
+        content = ("identity", tuple((a.shape, a.dtype, a.weak_type) for a in avals))
+        code = SegmentCode(lambda *xs: xs, avals, tuple(range(len(avals))), content)
+        return self.compile([code])[0].call
+
+    def _lower(self, code: SegmentCode) -> tuple[Any, Any]:
+        """The segment's code as a jitted function, and what it is lowered to."""
+        sharding = SingleDeviceSharding(self.device) if self.committed else None
+        avals = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding, weak_type=a.weak_type)
+            if isinstance(a, jax.ShapeDtypeStruct)
+            else a
+            for a in code.avals
+        ]
+        # a segment without inputs has nothing else that names the device
+        placed: dict[str, Any] = {"out_shardings": sharding} if self.committed and not avals else {}
+        jitted = jax.jit(
+            code.function,
+            donate_argnums=() if self._debugs_numbers else code.donated,
+            keep_unused=True,
+            compiler_options=self._compiler_options,
+            **placed,
+        )
+        with nullcontext() if self.committed else jax.default_device(self.device):
+            return jitted, jitted.lower(*avals)
+
+    def _call_of(self, jitted: Any) -> Callable[..., Any]:
+        """`jitted` on this device; with arguments that are as committed as here, JAX finds what has been lowered and compiled."""
+        if not self.committed:
+            return partial(_on, self.device, jitted)
+        sharding = SingleDeviceSharding(self.device)
+        return lambda *values: jitted(*[jax.device_put(v, sharding) if _is_free(v) else v for v in values])
+
+    def _finished(self, code: SegmentCode, executable: Executable) -> Executable:
+        if not self._debugs_numbers:
+            return executable
+        return replace(executable, call=_naming_the_operator(code.function, executable.call))
+
+
+def _naming_the_operator(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which runs `function` operator by operator where it has made a number that is looked for.
+
+    JAX then raises `FloatingPointError` in the operator that makes it. What a compiled function raises has no public name.
+    """
+
+    def checked(*values: Any) -> Any:
+        try:
+            return call(*values)
+        except Exception as error:
+            if type(error).__name__ != "InternalFloatingPointError":
+                raise
+            function(*values)
+            what = error.args[1] if len(error.args) > 1 else "nan"
+            raise FloatingPointError(
+                f"invalid value ({what}) encountered in a compiled segment; its operators one by one do not make it"
+            ) from error
+
+    return checked
+
+
+def _on(device: Device, jitted: Any, *values: Any) -> Any:
+    """The results of `jitted` on this device, where no argument is committed to one."""
+    with jax.default_device(device):
+        return jitted(*values)
+
+
+def _is_refused(code: SegmentCode) -> bool:
+    """Whether there is an input that a compiled function refuses, or fails on, and a jitted one takes.
+
+    Such are tokens, which have no shape, and in jax 0.10.2 arrays with several numbers in a byte: "Computation was compiled for
+    input layouts that disagree with the layouts of arguments passed to it".
+    """
+    return any(not isinstance(a, jax.ShapeDtypeStruct) or is_packed(a) for a in code.avals)
+
+
+def _is_free(value: Any) -> bool:
+    """Whether the value is an array that is not bound to a device yet."""
+    return isinstance(value, jax.Array) and not value.committed
+
+
+def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:
+    """The executable; it is called by `call`, if there is one."""
+    compiled = lowered.compile()
+    memory = compiled.memory_analysis()
+    return Executable(
+        call or compiled,
+        int(memory.temp_size_in_bytes),
+        int(memory.output_size_in_bytes),
+        int(memory.alias_size_in_bytes),
+    )
+
+
+def peak_of(compiled: Any) -> int:
+    """Peak of an executable that runs alone: arguments, outputs and temporaries, less what outputs take over."""
+    memory = compiled.memory_analysis()
+    return int(
+        memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    )
+
+
+_CACHED_FROM = ("jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")
+_lowered = threading.Lock()
+_lowering = 0  # how many are inside `_short_compilations_cached` now
+_before: dict[str, Any] = {}  # the user's own values, while somebody is
+
+
+@contextmanager
+def _short_compilations_cached() -> Iterator[None]:
+    """Where the user has a persistent cache, let it keep what compiles in less than its usual second.
+
+    These settings have no value of a thread's own, and several threads compile at once: the first one in sets them, the last one
+    out puts the user's values back, unless the user has set others meanwhile.
+    """
+    global _lowering
+    if not getattr(jax.config, "jax_compilation_cache_dir", None):
+        yield
+        return
+    with _lowered:
+        _lowering += 1
+        if _lowering == 1:
+            for name in _CACHED_FROM:
+                _before[name] = getattr(jax.config, name)
+                jax.config.update(name, 0)
+    try:
+        yield
+    finally:
+        with _lowered:
+            _lowering -= 1
+            if not _lowering:
+                for name, value in _before.items():
+                    if getattr(jax.config, name) == 0:
+                        jax.config.update(name, value)
+                _before.clear()

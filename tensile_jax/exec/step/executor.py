@@ -1,0 +1,268 @@
+"""Run the instructions of a plan: the paper's Executor (TENSILE, section III-D).
+
+The loop does nothing but obey. What it guarantees:
+
+    - a tensor that is not on the device when its segment comes is fetched on the spot (passive swap-in), counted, never an error
+    - if the device is out of memory, everything the segment does not read goes to the host and the segment is launched
+      again; the iteration goes on from where it is, and `needs_lower_budget` is set
+
+Effects (callbacks, debug prints) happen where their segment runs, once. Segments run one after another, in the order of their
+launches: on a GPU because they share a stream; on a CPU because each launch waits, and an iteration of a step with effects also
+ends before the next one begins. A segment that the device had no memory for has not begun, so it has had no effect.
+
+On a device whose allocations follow the order of launches (a GPU) launches run ahead. On a CPU a buffer is taken when a
+segment is launched, not when it runs, so each launch waits for the one before it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from tensile_jax.errors import OutOfMemory
+from tensile_jax.exec.step.instructions import Instructions, Op
+from tensile_jax.exec.step.transfer import Transfer, may_move, on_host
+from tensile_jax.trace import nbytes_of
+
+
+@dataclass(slots=True)
+class Observation:
+    """What one watched iteration showed: bytes on the device at each launch, microseconds per segment, waiting.
+
+    Unless it is `timed`, nothing is waited for, and only bytes are looked at: `live_bytes` at the latest launch.
+    """
+
+    peak_bytes: int = 0
+    segment_us: list[float] = field(default_factory=list[float])
+    stall_us: float = 0.0
+    step_us: float = 0.0
+    timed: bool = True
+    live_bytes: int = 0
+
+
+class Executor:
+    """Runs one plan, iteration after iteration."""
+
+    def __init__(
+        self,
+        instructions: Instructions,
+        constants: Sequence[Any],
+        workspaces: Sequence[int],
+        transfer: Transfer,
+        *,
+        run_ahead: bool,
+    ) -> None:
+        self._program = instructions
+        self._constants = [transfer.copy_into(c) for c in constants]  # the user may donate or delete what the step captured
+        self._workspaces = workspaces
+        self._transfer = transfer
+        self._used = _slots_used(instructions)
+        self._run_ahead = run_ahead
+        self.passive_swap_ins = 0
+        self.out_of_memory = 0
+        self.needs_lower_budget = False
+
+    def run(self, arguments: Sequence[Any], watch: Observation | None = None) -> list[Any]:
+        """The results of one iteration on `arguments`, both flat. Donated arguments are gone afterwards, as with jit."""
+        iteration = self.begin(arguments, watch)
+        perform, waits = iteration.perform, Op.AWAIT
+        for instruction in self._program.code:
+            if instruction[0] is not waits:  # here a launch may be issued before its inputs have come
+                perform(instruction)
+        results = self.end(iteration)
+        if watch is not None:
+            jax.block_until_ready(results)
+        return results
+
+    def begin(self, arguments: Sequence[Any], watch: Observation | None = None) -> "Iteration":
+        """An iteration on `arguments`, which are placed where the plan expects them."""
+        program = self._program
+        iteration = Iteration(self, program.slots, watch)
+        for slot, value in zip(program.inputs, arguments, strict=True):
+            self._arrive(slot, value, iteration.env, iteration.host)
+        for (slot, _), value in zip(program.constants, self._constants, strict=True):
+            iteration.env[slot] = value
+        return iteration
+
+    def end(self, iteration: "Iteration") -> list[Any]:
+        """The results, flat, once every instruction has been performed."""
+        program, env, host = self._program, iteration.env, iteration.host
+        latest = iteration.latest
+        if program.effectful and not self._run_ahead and latest is not None and not latest.is_deleted():
+            latest.block_until_ready()
+        results = [env[slot] if env[slot] is not None else host[slot] for slot in program.outputs]
+        if self.needs_lower_budget:  # what recovery sent to the host comes back; what the plan left there stays
+            results = [
+                self._transfer.into(value) if on_host(value) and slot not in host else value
+                for slot, value in zip(program.outputs, results, strict=True)
+            ]
+        return results
+
+    @property
+    def rest_on_host(self) -> frozenset[int]:
+        """Positions of the results that an iteration leaves on the host."""
+        return frozenset(place for place, slot in enumerate(self._program.outputs) if slot in self._program.left_on_host)
+
+    @property
+    def code(self) -> tuple[tuple[Any, ...], ...]:
+        """The instructions of an iteration."""
+        return self._program.code
+
+    def _arrive(self, slot: int, value: Any, env: list[Any], host: dict[int, Any]) -> None:
+        """Place an argument where the plan expects it: on the device, or on the host for state that stays out."""
+        if slot in self._program.arrive_on_host:
+            if on_host(value):
+                host[slot] = value
+            else:  # the first iteration: state has not been out yet
+                host[slot] = self._transfer.out(value)
+                if isinstance(value, jax.Array) and slot not in self._program.keep:
+                    jax.block_until_ready(host[slot])
+                    value.delete()
+        elif on_host(value):
+            self.passive_swap_ins += 1
+            env[slot] = self._transfer.into(value)
+        elif isinstance(value, jax.Array) or not may_move(value):
+            env[slot] = value
+        elif slot in self._used:  # as jit, which does not transfer what nothing reads
+            env[slot] = self._transfer.into(value)
+
+
+def _slots_used(program: Instructions) -> frozenset[int]:
+    """The slots that an instruction reads or moves, or that hold a result."""
+    used = set(program.outputs)
+    for op, *operands in program.code:
+        used.update(operands[2] if op is Op.LAUNCH else operands[0])
+    return frozenset(used)
+
+
+class Iteration:
+    """An iteration under way: what lies on the device (`env`) and on the host, by slot."""
+
+    def __init__(self, executor: Executor, slots: int, watch: Observation | None) -> None:
+        self.env: list[Any] = [None] * slots
+        self.host: dict[int, Any] = {}
+        self.latest: Any = None  # of the results of the latest launch, one
+        self.watch = watch
+        self._executor = executor
+        self._transfer = executor._transfer
+        self._wait = not executor._run_ahead
+        self._careful = False
+
+    def perform(self, instruction: tuple[Any, ...]) -> None:
+        """Carry out one instruction. They must come in order."""
+        env, host, watch = self.env, self.host, self.watch
+        op = instruction[0]
+        if op is Op.LAUNCH:
+            _, call, read, inputs, outputs, drops, index = instruction
+            previous = self.latest
+            if self._wait and previous is not None and not previous.is_deleted():
+                previous.block_until_ready()
+            began = time.perf_counter() if watch is not None else 0.0
+            if self._careful or watch is not None:
+                self._fetch(inputs)
+                if watch is not None:
+                    watch.stall_us += (time.perf_counter() - began) * 1e6
+                    began = time.perf_counter()
+            try:
+                made = call(*read(env))
+            except Exception as error:
+                made = self._launch_again(call, inputs, error)
+                self._careful = True
+            if watch is not None:
+                self._observe(watch, index, made, began)
+            self.latest = next((value for value in reversed(made) if isinstance(value, jax.Array)), self.latest)
+            env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects gives a witness more
+            for slot in drops:
+                env[slot] = None
+        elif op is Op.COPY_OUT:
+            slots = instruction[1]
+            if self._careful:  # recovery may have sent some there already
+                host.update((slot, env[slot]) for slot in slots if on_host(env[slot]))
+                slots = [slot for slot in slots if slot not in host]
+            host.update(zip(slots, self._transfer.out([env[slot] for slot in slots]), strict=True))
+        elif op is Op.LEAVE:
+            began = time.perf_counter()
+            for slot in instruction[1]:
+                host[slot].block_until_ready()
+                if not (self._careful and on_host(env[slot])):
+                    env[slot].delete()
+                env[slot] = None
+            if watch is not None:
+                watch.stall_us += (time.perf_counter() - began) * 1e6
+        elif op is Op.COPY_IN:
+            _, slots, forgotten = instruction
+            for slot, value in zip(slots, self._transfer.into([host[slot] for slot in slots]), strict=True):
+                env[slot] = value
+            for slot in forgotten:
+                del host[slot]
+        elif op is Op.AWAIT:
+            for slot in instruction[1]:
+                env[slot].block_until_ready()
+        else:  # FREE: a donated argument, which the caller still names
+            for slot in instruction[1]:
+                if isinstance(env[slot], jax.Array):
+                    env[slot].delete()
+                env[slot] = None
+
+    def owned(self) -> list[Any]:
+        """What it holds that is its own: neither constants nor arguments that were not donated, which others may hold as well."""
+        program = self._executor._program
+        others = program.keep | {slot for slot, _ in program.constants}
+        return [value for slot, value in enumerate(self.env) if slot not in others]
+
+    def _fetch(self, inputs: Sequence[int]) -> None:
+        """Passive swap-in: bring what the segment reads and is not on the device."""
+        env, host = self.env, self.host
+        for slot in inputs:
+            if env[slot] is None or on_host(env[slot]):
+                self._executor.passive_swap_ins += 1
+                env[slot] = self._transfer.into(env[slot] if env[slot] is not None else host.pop(slot))
+                env[slot].block_until_ready()
+
+    def _launch_again(self, call: Callable[..., Any], inputs: Sequence[int], error: Exception) -> Any:
+        """Launch the segment once more where the reason of its failure can be removed.
+
+        An argument in another layout than row-major is copied into that. If the device is out of memory, everything that
+        the segment does not read goes to the host.
+        """
+        executor, env = self._executor, self.env
+        story = str(error)
+        if "input layouts that disagree" in story:  # jax says so before anything runs
+            return call(*[jax.numpy.copy(env[slot]) for slot in inputs])
+        # With effects, only an error that is XLA's own: one that a callback raised may quote it, and has run already.
+        if "RESOURCE_EXHAUSTED" not in story or (executor._program.effectful and not story.startswith("RESOURCE_EXHAUSTED")):
+            raise error
+        executor.out_of_memory += 1
+        executor.needs_lower_budget = True
+        program = executor._program
+        stays = set(inputs) | program.keep | {slot for slot, _ in program.constants}
+        for slot, value in enumerate(env):
+            if not isinstance(value, jax.Array) or slot in stays or slot in self.host or value.is_deleted():
+                continue  # nothing, a token, or donated to a segment
+            if not on_host(value):
+                copy = self._transfer.out(value)
+                copy.block_until_ready()
+                value.delete()
+                env[slot] = copy
+        try:
+            return call(*[env[slot] for slot in inputs])
+        except Exception as again:
+            if "RESOURCE_EXHAUSTED" not in str(again):
+                raise
+            raise OutOfMemory(
+                "The device is out of memory with nothing on it but what one segment reads. Another process may hold "
+                "its memory, or the budget is above what is free: lower budget=, or free memory on the device. The step "
+                "did not finish; donated arguments are gone, as after any failed donated call."
+            ) from again
+
+    def _observe(self, watch: Observation, index: int, made: Any, began: float) -> None:
+        """Bytes on the device while the segment runs: everything held, what it makes, its workspace."""
+        if watch.timed:
+            jax.block_until_ready(made)
+            watch.segment_us.append((time.perf_counter() - began) * 1e6)
+        held = [v for v in self.env if isinstance(v, jax.Array) and not on_host(v) and not v.is_deleted()]
+        live = sum(nbytes_of(v.aval) for v in (*held, *made) if isinstance(v, jax.Array))
+        watch.live_bytes = live + self._executor._workspaces[index]
+        watch.peak_bytes = max(watch.peak_bytes, watch.live_bytes)

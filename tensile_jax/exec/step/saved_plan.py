@@ -1,0 +1,116 @@
+"""Run a saved plan, which is a start: compile it, correct its sizes, and plan anew where it breaks its budget.
+
+What a saved plan says of sizes may be an estimate (`tensile plan` compiles nothing), or may have been compiled on another
+machine. So its segments are compiled here, and XLA's own workspaces replace those in the file. If the plan then needs more than
+the budget, the step is planned again within it, by the policy that made the saved plan. What has been compiled already is not
+compiled again.
+
+A saved plan is never trusted: it is replayed on the step's graph before anything is compiled, as every plan is.
+"""
+
+from dataclasses import replace
+
+from tensile_jax.budget import Budget
+from tensile_jax.errors import InvalidPlan, PlanFileError
+from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
+from tensile_jax.ir import Graph
+from tensile_jax.plan import check
+from tensile_jax.plan.result.memory_curve import resident_bytes
+from tensile_jax.plan_format import Plan, Segment, format_bytes
+
+
+def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
+    """The saved plan, ready to run under the lower of its own budget and that of `prepared`.
+
+    Raises:
+        PlanFileError: it is for another program, its replay refuses it, or its peak is above the budget.
+        BudgetTooSmall: compiled here it needs more than its budget, and so does every other plan.
+    """
+    refuse_saved(prepared, plan)
+    budgets = (plan.budget_bytes, None if prepared.budget is None else int(prepared.limit()))
+    budget_bytes = min((nbytes for nbytes in budgets if nbytes is not None), default=None)
+    prepared.budget = None if budget_bytes is None else Budget(budget_bytes, None)
+    if plan.whole:
+        held = min(sum(prepared.graph.tensors[t].nbytes for t in prepared.graph.inputs), prepared.jit_peak_bytes)
+        resident, workspaces, executables = [held], [prepared.jit_peak_bytes - held], None
+    else:
+        executables = prepared.compile(plan)
+        resident, workspaces = resident_bytes(prepared.graph, plan.segments, plan.events), prepared.workspaces(plan, executables)
+    segments = tuple(_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True))
+    peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
+    needed = segments[peak].device_bytes
+    if budget_bytes is not None and needed > budget_bytes:
+        running = prepared.prepare()
+        note = (
+            f"Compiled here, the saved plan needs {needed} bytes at its peak, above its budget of {budget_bytes}: the step was "
+            "planned again within the budget."
+        )
+        running.plan = replace(running.plan, notes=(*running.plan.notes, note))
+        return running
+    notes = plan.notes
+    if needed != plan.peak_bytes:
+        notes += (f"Compiled here, the saved plan needs {needed} bytes at its peak; the file says {plan.peak_bytes}.",)
+    corrected = replace(
+        plan,
+        segments=segments,
+        peak_segment=peak,
+        peak_bytes=needed,
+        workspaces="compiled",
+        budget_bytes=budget_bytes,
+        jit_peak_bytes=plan.jit_peak_bytes if prepared.measured.whole is None else prepared.measured.whole,
+        notes=notes,
+    )
+    return RunningPlan(prepared, corrected, executables)
+
+
+def _corrected(segment: Segment, resident: int, workspace: int) -> Segment:
+    """The segment with these sizes; where they are what the file says, what its policy counted on top of them stays too."""
+    if (segment.resident_bytes, segment.workspace_bytes) == (resident, workspace):
+        return segment
+    return replace(segment, resident_bytes=resident, workspace_bytes=workspace, device_bytes=resident + workspace)
+
+
+def refuse_saved(prepared: PreparedStep, plan: Plan) -> None:
+    """See that a saved plan is for this step and within the budget of `prepared`.
+
+    Raises:
+        PlanFileError: it is for another program, its replay refuses it, or its peak is above the budget.
+    """
+    graph = prepared.graph
+    if plan.fingerprint != graph.fingerprint:
+        raise PlanFileError(
+            f"plan= was made for another program: it is of {plan.program!r} with fingerprint {plan.fingerprint}, this step is "
+            f"{graph.name!r} with {graph.fingerprint}. {_difference(plan, graph)} Make a new one with step.plan(...)."
+        )
+    try:
+        check(plan, graph)
+    except InvalidPlan as fault:
+        raise PlanFileError(
+            f"plan= does not do what the step does, so it cannot be run: {fault}. Make a new one with step.plan(...)."
+        ) from fault
+    if prepared.budget is not None and plan.peak_bytes > prepared.limit():
+        raise above_budget(plan, int(prepared.limit()))
+
+
+def above_budget(plan: Plan, budget_bytes: int) -> PlanFileError:
+    """A saved plan that the budget beside it does not allow."""
+    return PlanFileError(
+        f"plan= needs {plan.peak_bytes} bytes at its peak ({format_bytes(plan.peak_bytes)}), above budget={budget_bytes} "
+        f"({format_bytes(budget_bytes)}). Make a new one under that budget with step.plan(...), or leave budget out: a plan has "
+        "its own."
+    )
+
+
+def _difference(plan: Plan, graph: Graph) -> str:
+    """What differs between the arguments of the step and those of the plan."""
+    planned = {t.id: t for t in plan.tensors}
+    found: list[str] = []
+    for t in graph.inputs:
+        mine, theirs = graph.tensors[t], planned.get(t)
+        if theirs is None:
+            found.append(f"{mine.name} is not in the plan")
+        elif (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+            found.append(f"{mine.name} is {mine.dtype}{list(mine.shape)} here and {theirs.dtype}{list(theirs.shape)} in the plan")
+    if not found:
+        return "The arguments are alike; what the step computes, what is donated, or the version of jax differs."
+    return f"The arguments differ: {'; '.join(found[:3])}{', ...' if len(found) > 3 else ''}."

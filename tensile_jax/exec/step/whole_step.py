@@ -1,0 +1,62 @@
+"""A step that runs as one executable, just as `jax.jit` compiles it, in the way in which an `Executor` runs segments."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import tree_leaves, tree_unflatten
+
+from tensile_jax.exec.step.executor import Observation
+from tensile_jax.exec.step.instructions import Op
+from tensile_jax.exec.step.transfer import Transfer, on_host
+
+
+class WholeStep:
+    """One launch an iteration. `compiled` takes and gives the trees of the user's function."""
+
+    code: tuple[tuple[Any, ...], ...] = ((Op.LAUNCH,),)
+    rest_on_host: frozenset[int] = frozenset()
+
+    def __init__(self, compiled: Any, in_tree: Any, peak_bytes: int, transfer: Transfer) -> None:
+        self._compiled = compiled
+        self._in_tree = in_tree
+        self._peak_bytes = peak_bytes
+        self._transfer = transfer
+        self.passive_swap_ins = 0
+        self.out_of_memory = 0
+        self.needs_lower_budget = False
+
+    def begin(self, arguments: Sequence[Any], watch: Observation | None = None) -> "WholeIteration":
+        """An iteration on `arguments`, which are brought to the device."""
+        ready = [v if isinstance(v, jax.Array) and not on_host(v) else self._transfer.into(v) for v in arguments]
+        return WholeIteration(self, ready, watch)
+
+    def end(self, iteration: "WholeIteration") -> list[Any]:
+        """The results, flat."""
+        return iteration.env
+
+
+class WholeIteration:
+    """`env` are the arguments before the launch, the results after it."""
+
+    def __init__(self, step: WholeStep, arguments: list[Any], watch: Observation | None) -> None:
+        self.env = arguments
+        self.latest: Any = None
+        self._step = step
+        self._watch = watch
+
+    def owned(self) -> list[Any]:
+        """What it holds that is its own: what the launch made. Before that, letting go is enough."""
+        return [] if self.latest is None else self.env
+
+    def perform(self, instruction: tuple[Any, ...]) -> None:
+        """The launch."""
+        del instruction
+        step = self._step
+        args, kwargs = tree_unflatten(step._in_tree, self.env)
+        self.env = tree_leaves(step._compiled(*args, **kwargs))
+        self.latest = self.env[-1] if self.env else None
+        if not self.env:  # nothing to wait for but its effects
+            jax.effects_barrier()
+        if self._watch is not None:
+            self._watch.peak_bytes = self._watch.live_bytes = step._peak_bytes

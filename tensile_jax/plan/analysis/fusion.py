@@ -1,0 +1,110 @@
+"""What lies in device memory inside an executable, before XLA has compiled it.
+
+XLA fuses light operators into their consumers, so most light tensors never exist. A tensor is *materialised* inside an executable
+if a heavy operator makes it or reads it. Everything else is computed on the fly from its *leaves*: the materialised tensors,
+inputs and reductions that its light operators start from.
+
+    leaves(t)  = {t}                                     if t is materialised, or a reduction's result, or an input
+               = union of leaves(u) over the inputs      otherwise
+    virtual(t) : t is not materialised by its producer and its leaves are much smaller than itself, or belong to the caller;
+                 such a tensor (a broadcast, a mask, a cast of a parameter) is never stored
+    reread(o)  = what a light operator adds to the bytes that its chain reads: leaves beyond its largest input's, for each kernel
+                 that evaluates it (one, where it is written to memory for heavy operators to read)
+    row(o)     = which in a row of joins it is: residual sums that lead to one another through light operators; 0 if it is none
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tensile_jax.plan.analysis.liveness import Activity
+
+_SMALL = 16  # a tensor is much smaller than another if it has at most a sixteenth of its bytes
+_MOST_LEAVES = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """By tensor id: `materialised`, `virtual`; by place: `reread` bytes, and `row`.
+
+    `largest` is the size of the largest result of a heavy operator.
+    """
+
+    materialised: tuple[bool, ...]
+    virtual: tuple[bool, ...]
+    reread: tuple[float, ...]
+    row: tuple[int, ...]
+    largest: int
+
+    @cached_property
+    def written(self) -> np.ndarray:
+        """`materialised` as an array."""
+        return np.array(self.materialised, dtype=bool)
+
+
+def find_traffic(activity: Activity, *, fused_reductions: bool) -> Traffic:
+    """What is materialised, what is virtual, and what joining costs, for every tensor and operator.
+
+    Args:
+        fused_reductions: whether what a reduction reads is computed on the fly.
+    """
+    graph = activity.graph
+    operators = graph.operators
+    size = activity.nbytes.tolist()
+    heavy, barrier = activity.kinds == "heavy", activity.kinds != "light"
+    read_by = np.zeros((2, len(size)), dtype=bool)  # a heavy operator, a barrier
+    for those, which in zip(read_by, (heavy, heavy if fused_reductions else barrier), strict=True):
+        those[activity.reads.tensor[which[activity.reads.place]]] = True
+    read_by_heavy = read_by[0].tolist()
+    written = (activity.begins < 0) | read_by[1]
+    written[activity.makes.tensor[heavy[activity.makes.place]]] = True
+    materialised: list[bool] = written.tolist()
+
+    results = set(graph.outputs)
+    virtual = [False] * len(size)
+    leaves: list[frozenset[int]] = [frozenset((t,)) for t in range(len(size))]
+    leaf_bytes = list(size)
+    reread = [0.0] * len(operators)
+    row = [0] * len(operators)
+    joined = [0] * len(size)  # how many joins in a row lead to it
+    for place, op in enumerate(operators):
+        if op.kind != "light":
+            continue
+        read = leaves[op.inputs[0]] if len(op.inputs) == 1 else frozenset[int]().union(*(leaves[u] for u in op.inputs))
+        read_bytes = sum(size[u] for u in read)
+        largest = max((leaf_bytes[u] for u in op.inputs), default=0)
+        out = sum(size[t] for t in op.outputs)
+        joins = max(0, read_bytes - max(largest, out))
+        own_bytes = sum(size[u] for u in read if u not in activity.kept_by_caller)
+        for t in op.outputs:
+            virtual[t] = own_bytes * _SMALL <= size[t] and t not in results
+            if not read_by_heavy[t] and len(read) <= _MOST_LEAVES:
+                leaves[t], leaf_bytes[t] = read, read_bytes
+        before = max((joined[u] for u in op.inputs if size[u] * _SMALL > out), default=0)
+        if joins > out // 4:
+            before += 1
+            row[place] = before
+            reread[place] = joins * max(1, len({p for t in op.outputs for p in _kernels(activity, t, materialised)}))
+        for t in op.outputs:
+            joined[t] = before
+    largest = max((size[t] for op in operators if op.kind == "heavy" for t in op.outputs), default=1)
+    return Traffic(tuple(materialised), tuple(virtual), tuple(reread), tuple(row), largest)
+
+
+def _kernels(activity: Activity, tensor: int, materialised: list[bool], most: int = 4) -> set[int]:
+    """Up to `most` places at which what makes `tensor` is evaluated: where it, or what light operators make of it, is written
+    to memory or read by a heavy operator.
+    """
+    operators = activity.graph.operators
+    found: set[int] = set()
+    seen: set[int] = set()
+    stack = [activity.begin[tensor]]
+    while stack and len(found) < most:
+        place = stack.pop()
+        if operators[place].kind == "heavy" or any(materialised[t] for t in operators[place].outputs):
+            found.add(place)
+        elif operators[place].kind == "light" and place not in seen:
+            seen.add(place)
+            stack += [p for t in operators[place].outputs for p in activity.uses[t]]
+    return found

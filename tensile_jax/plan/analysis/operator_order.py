@@ -1,0 +1,99 @@
+"""The order of operators: the optimizer early, what depends on inputs alone late, large gradients of small operands last.
+
+JAX emits the whole optimizer after the whole backward pass, so that every gradient waits for it. Nothing but its own
+gradient (and sometimes a global norm) holds an update back. Two rules, both stable:
+
+    tail       an operator from which no heavy one can be reached (optimizer, statistics, metrics) goes right after the
+               last heavy result that it depends on: gradients are consumed at once, in buckets as they come
+    prelude    a light operator that depends on inputs and constants alone goes right before its first consumer
+    delayed    a heavy operator that only feeds the tail, with a result much larger than its operands (the gradient of a wide
+               dense layer), goes after all others: when it makes its result, the activations are gone
+
+An operator that has an effect and no results (a debug print) is part of the tail. Whatever moves, effectful operators keep their
+order: each waits for the one before it, and what one of them reads is not delayed.
+
+Early updates only pay where they take the place of what they update. Where state is not donated they would hold old and
+new state at once during the backward pass. So the order is the one with the lowest peak of: early and delayed, early, late.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan.analysis.residency import stored_unless_swapped
+from tensile_jax.plan.analysis.retention import retain
+
+_MUCH = 4  # a result is much larger than its operands if it has this many times their bytes
+
+
+def order(graph: Graph) -> Graph:
+    """The same graph with its operators in the best of three topological orders: by peak, ties to early, then to late."""
+    early = _sorted(graph, early_tail=True, delay=False)
+    late = _sorted(graph, early_tail=False, delay=False)
+    delayed = _sorted(graph, early_tail=True, delay=True)
+    return min((early, late, delayed), key=_peak)
+
+
+def _peak(graph: Graph) -> int:
+    """The most that is stored between two heavy operators, where it is least, and made by the second.
+
+    Light temporaries do not count: XLA fuses them.
+    """
+    activity = find_activity(graph)
+    stored = stored_unless_swapped(retain(activity, {}))
+    inheriting = set(activity.heir)
+    made = [sum(graph.tensors[t].nbytes for t in op.outputs if t not in inheriting) for op in graph.operators]
+    heavy = [place for place, op in enumerate(graph.operators) if op.kind == "heavy"]
+    edges = pairwise([-1, *heavy, len(graph.operators)])
+    return max(int(stored[a + 1 : b + 1].min()) + (made[b] if b < len(made) else 0) for a, b in edges if b > a)
+
+
+def _sorted(graph: Graph, *, early_tail: bool, delay: bool) -> Graph:
+    operators = graph.operators
+    count = len(operators)
+    reaches_heavy, reaches_effect = [False] * count, [False] * count
+    producer = {t: o for o, op in enumerate(operators) for t in op.outputs}
+    heavy = [op.kind == "heavy" and not (op.effectful and not op.outputs) for op in operators]
+    for o in range(count - 1, -1, -1):
+        for t in operators[o].inputs:
+            if t in producer:
+                reaches_heavy[producer[t]] |= heavy[o] or reaches_heavy[o]
+                reaches_effect[producer[t]] |= operators[o].effectful or reaches_effect[o]
+    tail = [not reaches_heavy[o] and not heavy[o] for o in range(count)]
+
+    ready = [-1] * count  # place after which the operator can run; -1: at once
+    latest_effect = -1  # `ready` of the effectful operator before
+    for o, op in enumerate(operators):
+        before = max((ready[producer[t]] for t in op.inputs if t in producer), default=-1)
+        moves = tail[o] and early_tail
+        if op.effectful:
+            before = max(before, latest_effect)
+            ready[o] = latest_effect = before if moves and before >= 0 else o
+            continue
+        may_wait = delay and op.kind == "heavy" and not reaches_heavy[o] and not reaches_effect[o]
+        if may_wait and _is_larger_than_its_operands(graph, op.inputs, op.outputs):
+            ready[o] = count
+            continue
+        if before < 0 and op.kind != "heavy":
+            ready[o] = -1
+        else:
+            ready[o] = before if moves else o
+    key = list(ready)
+    first_consumer = [count] * count
+    for o in range(count - 1, -1, -1):
+        if ready[o] < 0:
+            key[o] = first_consumer[o] if first_consumer[o] < count else o
+        for t in operators[o].inputs:
+            if t in producer:
+                first_consumer[producer[t]] = min(first_consumer[producer[t]], key[o])
+    places = sorted(range(count), key=lambda o: (key[o], o))
+    return replace(graph, operators=tuple(operators[o] for o in places))
+
+
+def _is_larger_than_its_operands(graph: Graph, inputs: Sequence[TensorId], outputs: Sequence[TensorId]) -> bool:
+    """Whether it holds much less to wait with the operator than to have its results; operands that are there anyway are free."""
+    waiting = sum(graph.tensors[t].nbytes for t in inputs if graph.tensors[t].producer is not None)
+    made = sum(graph.tensors[t].nbytes for t in outputs)
+    return waiting * _MUCH <= made

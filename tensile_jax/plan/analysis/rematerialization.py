@@ -1,0 +1,162 @@
+# scipy carries no types: what it returns is unknown here, and here only.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Which tensors are kept across a turn, and which are computed again: one minimum cut.
+
+Take a boundary at which much is stored (the *turn*, usually from forward to backward). Every tensor made before it and used
+after it is either kept, which costs its bytes, or computed again after the turn from others that are kept, which costs the
+operators in between. The cheapest choice for all of them at once is a minimum cut. With the sink side meaning
+"available after the turn":
+
+    source -> o        price(o)     operator o runs again
+    u      -> o        infinite     ... which needs its inputs
+    o      -> t        keep(t)      t, an output of o, is kept
+    t      -> sink     infinite     t is used after the turn
+
+    keep(t)  = nbytes(t)                                      materialised anyway
+             = nbytes(t) * (1 + price)                        otherwise: it must be written
+    price(o) = price * latency(o) * bytes_per_us * (largest tensor / nbytes(o)) ** 0.1     heavy operators and reductions
+             = max(price, 1) * (bytes that its readers re-read)       the 1st, 3rd, .. in a row of light operators that join
+             | 2 * price * (bytes that its readers re-read)           the 2nd, 4th, ..                      large tensors
+             + price * 2 * nbytes(o) * (...) ** 0.1           light operators read by a heavy one: written and read again
+             ~ 0                                              other light operators: XLA fuses them into their consumer
+             = infinite                                       effectful operators, which run once only
+
+so `price` is the number of bytes one is willing to keep rather than move one byte more. That one number draws the whole
+curve from "keep all" to "keep as little as possible". Light operators that join large tensors (a residual sum) are
+dear, because every segment that needs the sum would compute the chain of its terms again, back to the last sum that is kept.
+With every other sum kept, that is one block, and a segment that spans two needs it anyway.
+
+What is *not* decided here: where segments begin (`segmentation.py`) and which of the dropped tensors a segment computes again
+(`retention.py`); those follow.
+
+The paper recomputes one tensor at a time by MSPS (section IV-D, from Capuchin); the cut sees that a chain of cheap
+operators is one decision. The formulation is the one of PyTorch's min-cut partitioner (functorch, 2022), with
+heavy operators allowed at a price.
+"""
+
+from bisect import bisect_left
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.fusion import Traffic
+from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.liveness import Activity
+from tensile_jax.plan.analysis.retention import Retention
+
+_INFINITE = 2**30  # far above any sum of capacities; maximum_flow counts in int32
+_FINITE = 2**28  # the scale to which the sum of all capacities is brought
+_JOIN_PRICE = 1.0  # of every other join in a row, never cheaper: if all were dropped, chains would grow with every block
+_OTHER_JOINS = 2.0  # of the price, for those in between: the segment that needs one must reach over two blocks
+_SMALLER_IS_DEARER = 0.1  # tells apart operators that free as much per byte moved: the larger results go first
+_LIGHT_PRICE = 0.01  # breaks ties towards short chains
+
+
+def drop_tensors(
+    activity: Activity,
+    traffic: Traffic,
+    retention: Retention,
+    *,
+    turn: int,
+    price: float,
+    profile: DeviceProfile,
+) -> dict[TensorId, int]:
+    """The tensors not to keep across boundary `turn`, each with the last place at which it is read before the turn.
+
+    `retention` says what is dropped already and what is stored where. Ties go to keeping.
+    """
+    count = len(activity.graph.operators)
+    begin, end = activity.begins, retention.ends
+    wanted = (begin >= 0) & (begin < turn) & (turn <= end) & (end < count)
+    again = _ancestors(activity, np.unique(begin[wanted]), turn)
+    if not again.size:
+        return {}
+
+    source, sink = 0, 1
+    operator_node = np.full(count, -1)
+    operator_node[again] = 2 + np.arange(again.size)
+    reads, makes = activity.reads, activity.makes
+    read = (operator_node[reads.place] >= 0) & (begin[reads.tensor] >= 0)
+    made = operator_node[makes.place] >= 0
+    results, makers = makes.tensor[made], makes.place[made]
+    tensor_node = np.full(len(begin), -1)
+    tensor_node[results] = 2 + again.size + np.arange(results.size)
+    used = np.array([t for t in results[wanted[results]].tolist() if retention.needs[t][-1] >= turn], dtype=np.int64)
+    edges = (  # heads, tails, capacities
+        (np.full(again.size, source), operator_node[again], _prices(activity, traffic, price, profile)[again]),
+        (tensor_node[reads.tensor[read]], operator_node[reads.place[read]], np.full(int(read.sum()), np.inf)),
+        (operator_node[makers], tensor_node[results], _keeping(activity, traffic, retention, results, turn, price)),
+        (tensor_node[used], np.full(used.size, sink), np.full(used.size, np.inf)),
+    )
+    heads, tails, capacities = (np.concatenate(column) for column in zip(*edges, strict=True))
+    available = _sink_side(heads, tails, capacities, 2 + again.size + results.size)
+    dropped = results[available[operator_node[makers]] & (end[results] < count)]
+    return {t: _last_use_before(activity, t, turn) for t in map(TensorId, dropped.tolist())}
+
+
+def _ancestors(activity: Activity, places: np.ndarray, turn: int) -> np.ndarray:
+    """The places of all operators that these, which are before `turn`, depend on, themselves included; ascending."""
+    reads = activity.reads
+    makers = activity.begins[reads.tensor]
+    inner = (reads.place < turn) & (makers >= 0)
+    start = turn  # a node that depends on the given places
+    after = np.concatenate([reads.place[inner], np.full(places.size, start)])
+    before = np.concatenate([makers[inner], places])
+    dependencies = csr_array((np.ones(after.size), (after, before)), shape=(turn + 1, turn + 1))
+    found = breadth_first_order(dependencies, start, directed=True, return_predecessors=False)
+    return np.sort(found[1:]).astype(np.int64)
+
+
+def _last_use_before(activity: Activity, tensor: TensorId, turn: int) -> int:
+    uses = activity.uses[tensor]
+    before = bisect_left(uses, turn)
+    return uses[before - 1] if before else activity.begin[tensor]
+
+
+def _keeping(
+    activity: Activity, traffic: Traffic, retention: Retention, tensors: np.ndarray, turn: int, price: float
+) -> np.ndarray:
+    """What keeping each tensor across the turn costs: nothing if the step returns it, everything if it is gone by then."""
+    end = retention.ends[tensors]
+    dropped = np.zeros(len(retention.end), dtype=bool)
+    dropped[list(retention.dropped)] = True
+    written = np.where(traffic.written[tensors], 0.0, price)
+    cost = activity.nbytes[tensors] * (1 - 1e-6 + written)
+    cost[dropped[tensors] & (end < turn)] = np.inf
+    cost[end >= len(activity.graph.operators)] = 0.0
+    return cost
+
+
+def _prices(activity: Activity, traffic: Traffic, price: float, profile: DeviceProfile) -> np.ndarray:
+    """`price(o)` of every operator, by place."""
+    out = activity.makes.sums(activity.nbytes)
+    written = activity.makes.sums(activity.nbytes * traffic.written)
+    smaller = (traffic.largest / np.maximum(out, 1)) ** _SMALLER_IS_DEARER
+    latency = np.maximum(activity.flops / profile.flops_per_us, activity.touched / profile.bytes_per_us)
+    joined = np.where(np.array(traffic.row) % 2, max(price, _JOIN_PRICE), _OTHER_JOINS * price)
+    light = joined * np.array(traffic.reread) + price * smaller * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
+    prices = np.where(activity.kinds == "light", light, price * smaller * latency * profile.bytes_per_us)
+    prices[[op.effectful for op in activity.graph.operators]] = np.inf
+    return prices
+
+
+def _sink_side(heads: np.ndarray, tails: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    """Of nodes 0 (source), 1 (sink) and up, whether the sink can be reached from them under a maximum flow.
+
+    They are the smallest sink side of a minimum cut.
+    """
+    finite = np.isfinite(values)
+    total = float(values[finite].sum())
+    scale = _FINITE / max(total, _FINITE)
+    capacity = np.where(finite, np.ceil(np.where(finite, values, 0) * scale), _INFINITE).astype(np.int32)
+    network = csr_array((capacity, (heads, tails)), shape=(count, count))
+    flow = maximum_flow(network, 0, 1).flow
+    residual = network - flow
+    residual.data = np.where(residual.data > 0, 1, 0)
+    residual.eliminate_zeros()
+    reached = breadth_first_order(csr_array(residual.T), 1, directed=True, return_predecessors=False)
+    available = np.zeros(count, dtype=bool)
+    available[reached] = True
+    return available

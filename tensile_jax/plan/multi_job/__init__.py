@@ -1,0 +1,1 @@
+"""Arithmetic for several jobs that share one device: memory profiles, safe states, and state kept on the host."""

@@ -1,0 +1,100 @@
+"""Whether all iterations that are under way can still be finished under a budget, one move at a time, in some order.
+
+The paper adds up the jobs' peaks (TENSILE section III-B, "MP = sum of MP_j"); here one job's peak may fall into another's valley.
+Jobs are chains of moves (`memory_profile.py`); a state is *calm* if some interleaving of what is left of all chains stays under
+the budget. That is decided exactly, by the exchange argument of Abdel-Wahab and Kameda (1978):
+
+    forward     a chain that can get to a place where it holds no more than now should go there: no other is the worse for it.
+                Go on until every chain is at the lowest place that is left to it; if one cannot get there, there is no way.
+    backward    from the end, where every chain holds what it holds at rest, the same in reverse, down to the same lowest places.
+
+Neither does harm, and any interleaving can be reordered to pass through the point where all chains are lowest, so the
+state is calm exactly if both succeed. Where jobs can be parked, the lowest place is the end and there is nothing to do backward.
+
+The same question is Dijkstra's (the banker's algorithm), who knows only each chain's peak; that would refuse more.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tensile_jax.plan.multi_job.memory_profile import Demand, descents
+
+
+class Under(NamedTuple):
+    """An iteration under way: at `position`; when it is over, the job can come down to `rest_bytes`."""
+
+    demand: Demand
+    position: int
+    rest_bytes: int
+
+
+def can_finish(budget_bytes: int, under_way: Sequence[Under], *, resting_bytes: int = 0) -> bool:
+    """Whether all iterations under way can end under the budget while all other jobs, at rest, hold `resting_bytes`."""
+    held = sum(demand.holds[position] for demand, position, _ in under_way)
+    return finishes(budget_bytes - resting_bytes - held, under_way)
+
+
+def finishes(free: int, under_way: Sequence[tuple[Demand, int, int]]) -> bool:
+    """Whether all iterations under way, each an `Under`, can end where so many bytes are free beside what everybody holds now."""
+    if free < 0:
+        return False
+    lowest: list[Under] = []  # chains that are lower now than at rest
+    left = under_way
+    while left:
+        stuck: list[tuple[Demand, int, int]] = []
+        moved = False
+        for one in left:
+            demand, position, rest = one
+            holds, hill = demand.holds, demand.hill
+            held = holds[position]
+            if demand.ahead[position] - held <= free and rest <= demand.floor[position]:  # to the end at once
+                free += held - rest
+                moved = True
+                continue
+            lower = demand.lower
+            while lower[position] != -1 and hill[position] - held <= free:
+                moved = True
+                position = lower[position]
+                free += held - holds[position]
+                held = holds[position]
+            if lower[position] == -1 and (rest > held or hill[position] - held <= free):
+                moved = True
+                if rest > held:
+                    lowest.append(Under(demand, position, rest))
+                else:
+                    free += held - rest
+            else:
+                stuck.append((demand, position, rest))
+        if not moved:
+            return False
+        left = stuck
+    return not lowest or _can_rise(free, lowest)
+
+
+def _can_rise(free: int, lowest: Sequence[Under]) -> bool:
+    """Whether all chains can get from their lowest places to their ends: in reverse, from the ends down."""
+    chains: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = []
+    for demand, position, rest in lowest:
+        needs = tuple(reversed(demand.needs[position:]))
+        holds = (rest, *reversed(demand.holds[position:-1]))
+        free -= rest - holds[-1]
+        chains.append((holds, *descents(needs, holds)))
+    if free < 0:
+        return False
+    at = [0] * len(chains)
+    moved = True
+    while moved:
+        moved = False
+        for k, (holds, lower, hill) in enumerate(chains):
+            while at[k] < len(holds) - 1 and lower[at[k]] != -1 and hill[at[k]] - holds[at[k]] <= free:
+                free += holds[at[k]] - holds[lower[at[k]]]
+                at[k] = lower[at[k]]
+                moved = True
+    return all(at[k] == len(holds) - 1 for k, (holds, _, _) in enumerate(chains))
+
+
+def serial_peak(demands: Iterable[tuple[Demand, int]]) -> int:
+    """What all jobs need, one iteration at a time, each of the others holding the number of bytes that stands beside it."""
+    jobs = list(demands)
+    resting = sum(rest for _, rest in jobs)
+    return max((resting - rest + demand.peak_bytes for demand, rest in jobs), default=0)

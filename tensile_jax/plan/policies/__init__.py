@@ -1,0 +1,1 @@
+"""The planners that a user can name: `auto`, `tensile`, `capuchin`, `vdnn`, `checkpoint` and `none`."""

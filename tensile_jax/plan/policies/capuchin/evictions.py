@@ -1,0 +1,247 @@
+"""Evictions of tensors between two accesses: what each costs by swap and by recomputation, and what it saves where.
+
+The two measures of Capuchin (Peng et al., ASPLOS 2020, sections 4.3 and 4.4), for `policy.py`, which says in which order to
+evict. A tensor goes after its *evicted access*, and must be back for its *back access*:
+
+    FT   = (back access - swap-in time) - (evicted access + swap-out time)      free time: >= 0 if both copies can be hidden
+    MSPS = nbytes / recomputation time                                          memory saving per second (here: per microsecond)
+
+A swap copies out at once and in (the *in-trigger*) as late as the back access allows, in the nearest free window of the lane.
+Where that is not soon enough, the tensor is away from the first to the last kernel in between that needs more than the target,
+and what does not fit beside the computation before and after is exposed time.
+
+A recomputation starts from what is on the device when it is wanted; what is stored no longer is computed again in turn, and what
+has been swapped out meanwhile is no source ("those tensor accesses which have never been released", TENSILE section IV-D). A
+tensor that is dropped is computed again by every segment that needs it (`retention.py`), but counted once, as Capuchin does.
+
+Times in microseconds since the step began.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.rerun_latency import rerun_latency
+from tensile_jax.plan.analysis.residency import Absence
+from tensile_jax.plan.policies.capuchin.passive_mode import Kernel
+from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.swaps import Gap, Link, may_leave
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A tensor between two accesses, by the kernels `first` and `last`, with room for other kernels in between."""
+
+    gap: Gap
+    first: int
+    last: int
+    nbytes: int
+    free_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    """An absence, the windows of its copies, their exposed time, and the kernels `[begin, end)` during which it is away."""
+
+    absence: Absence
+    out: tuple[float, float]
+    into: tuple[float, float]
+    exposed_us: float
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Recomputation:
+    """What is not to be stored any more, until which places, and what it takes to compute the tensor again."""
+
+    dropped: dict[TensorId, int]
+    latency_us: float
+
+
+class Evictions:
+    """What is dropped and away so far, the link, and what each kernel needs by prediction.
+
+    `dropped` and `absences` are what `Retention` and a rung are made of.
+    """
+
+    def __init__(self, ladder: Ladder, kernels: Sequence[Kernel], target: float) -> None:
+        retention = ladder.rung(0).retention
+        self.dropped = dict(retention.dropped)
+        self.absences: dict[TensorId, list[Absence]] = {}
+        self._ladder = ladder
+        self._retention = retention
+        self._end = list(retention.end)
+        self._needs = [set(places) for places in retention.needs]
+        self._kernels = kernels
+        self._target = target
+        self._link = Link()
+        self._needed = np.array([kernel.nbytes for kernel in kernels], dtype=float)
+        self._begins = [kernel.begin for kernel in kernels]
+        self._ends_us = ladder.elapsed_us.tolist()  # of each place, from index 1
+
+    def enough(self) -> bool:
+        """Whether every kernel is within the target."""
+        return float(self._needed.max()) <= self._target
+
+    def candidates(self) -> list[Eviction]:
+        """Every eviction that helps, by falling free time."""
+        retention, profile = self._retention, self._ladder.profile
+        found: list[Eviction] = []
+        for tensor in retention.activity.graph.tensors:
+            t = tensor.id
+            if not may_leave(retention, t):
+                continue
+            made = retention.activity.begin[t]
+            places = sorted({*retention.needs[t], *((made,) if made >= 0 else ())})
+            for after, before in pairwise(places):
+                first, last = self._kernel_at(after), self._kernel_at(before)
+                if last - first > 1 and self._short(first + 1, last):
+                    out_us = tensor.nbytes / profile.device_to_host_bytes_per_us
+                    in_us = tensor.nbytes / profile.host_to_device_bytes_per_us
+                    free = self._kernels[last].begin_us - self._kernels[first].end_us - out_us - in_us
+                    found.append(Eviction(Gap(t, after, before), first, last, tensor.nbytes, free))
+        return sorted(found, key=lambda e: (-e.free_us, -e.nbytes, e.gap.tensor, e.first))
+
+    def swap_hidden(self, eviction: Eviction) -> bool:
+        """Swap where that is hidden by other work and helps. Whether it was done."""
+        swap = self._swap(eviction, hidden=True)
+        if swap is not None:
+            self._take(swap)
+        return swap is not None
+
+    def rate(self, eviction: Eviction) -> float:
+        """Bytes saved per microsecond lost, by the better of the two ways; 0 if neither helps."""
+        return max(self._rates(eviction))
+
+    def evict(self, eviction: Eviction) -> None:
+        """Evict in the better of the two ways."""
+        swapping, recomputing = self._rates(eviction)
+        if swapping >= recomputing:
+            swap = self._swap(eviction, hidden=False)
+            assert swap is not None  # its rate says so
+            self._take(swap)
+        else:
+            recomputation = self._recomputation(eviction)
+            assert recomputation is not None
+            self._drop(eviction, recomputation)
+
+    def _rates(self, eviction: Eviction) -> tuple[float, float]:
+        if not self._short(eviction.first + 1, eviction.last) or eviction.gap.tensor in self.dropped:
+            return 0.0, 0.0
+        swap, recomputation = self._swap(eviction, hidden=False), self._recomputation(eviction)
+        return (
+            0.0 if swap is None else eviction.nbytes / swap.exposed_us if swap.exposed_us > 0 else float("inf"),
+            0.0 if recomputation is None
+            else eviction.nbytes / recomputation.latency_us if recomputation.latency_us > 0
+            else float("inf"),
+        )  # fmt: skip
+
+    # -- swaps ------------------------------------------------------------------------------------------------------------
+
+    def _swap(self, eviction: Eviction, *, hidden: bool) -> _Swap | None:
+        """The swap with both copies where the link is free; unless `hidden`, no longer there than memory allows."""
+        t, after, before = eviction.gap.tensor, eviction.gap.after, eviction.gap.before
+        if any(after < p < before for p in self._needs[t]):
+            return None  # a recomputation reads it meanwhile
+        profile = self._ladder.profile
+        copied = any(away.leave < after for away in self.absences.get(t, ()))
+        out_us = 0.0 if copied else eviction.nbytes / profile.device_to_host_bytes_per_us
+        in_us = eviction.nbytes / profile.host_to_device_bytes_per_us
+        start, stop = self._kernels[eviction.first].end_us, self._kernels[eviction.last].begin_us
+        out = self._link.out.earliest(start, out_us)
+        into = self._link.into.latest(stop, in_us)
+        if hidden and out + out_us > into:
+            return None
+        leave, back = max(self._place(out + out_us), after), min(self._place(into), before - 1)
+        exposed_us = 0.0
+        if not hidden:
+            short = [k for k in range(eviction.first + 1, eviction.last) if self._needed[k] > self._target]
+            leave = max(min(leave, self._kernels[short[0]].begin - 1), after)
+            back = min(max(back, self._kernels[short[-1]].end), before - 1)
+            exposed_us += max(out + out_us - self._kernels[short[0]].begin_us, 0.0)
+            exposed_us += max(self._kernels[short[-1]].end_us - into, 0.0)
+            exposed_us = min(exposed_us, out_us + in_us)
+        begin, end = bisect_right(self._begins, leave), bisect_right(self._begins, back) - 1
+        if leave >= back or not self._short(begin, end):
+            return None
+        absence = Absence(t, leave, back, out_us + in_us - exposed_us)
+        return _Swap(absence, (out, out + out_us), (into, into + in_us), exposed_us, begin, end)
+
+    def _take(self, swap: _Swap) -> None:
+        self.absences.setdefault(swap.absence.tensor, []).append(swap.absence)
+        self._link.out.take(*swap.out)
+        self._link.into.take(*swap.into)
+        self._needed[swap.begin : swap.end] -= self._ladder.graph.tensors[swap.absence.tensor].nbytes
+
+    # -- recomputations ---------------------------------------------------------------------------------------------------
+
+    def _recomputation(self, eviction: Eviction) -> _Recomputation | None:
+        """What it takes not to store the tensor after its evicted access, or None where its sources are gone by then."""
+        activity, t = self._ladder.activity, eviction.gap.tensor
+        operators = activity.graph.operators
+        if t in self.absences or self._end[t] >= len(operators) or activity.begin[t] < 0:
+            return None
+        far = [p for p in self._needs[t] if p > eviction.gap.after]
+        last = max(far)
+        dropped = {t: eviction.gap.after}
+        again: set[int] = set()
+        wanted = [activity.begin[t]]
+        while wanted:
+            place = wanted.pop()
+            if place in again:
+                continue
+            if operators[place].effectful:
+                return None
+            again.add(place)
+            for u in operators[place].inputs:
+                if u in dropped:
+                    continue
+                if self._end[u] >= last:
+                    if any(a.leave < p <= a.back for a in self.absences.get(u, ()) for p in far):
+                        return None
+                elif activity.begin[u] < 0 or u in self.absences:
+                    return None
+                else:
+                    dropped[u] = self._end[u]
+                    wanted.append(activity.begin[u])
+        traffic, profile = self._ladder.traffic, self._ladder.profile
+        return _Recomputation(dropped, sum(rerun_latency(p, self._retention, traffic, profile) for p in sorted(again)))
+
+    def _drop(self, eviction: Eviction, recomputation: _Recomputation) -> None:
+        t = eviction.gap.tensor
+        readers = {self._kernel_at(p) for p in self._needs[t]}
+        without = [k for k in range(eviction.first + 1, self._kernel_at(self._end[t])) if k not in readers]
+        self._needed[without] -= eviction.nbytes
+        for u, until in recomputation.dropped.items():
+            self.dropped[u] = self._end[u] = until
+        self._spread(t, {p for p in self._needs[t] if p > eviction.gap.after})
+
+    def _spread(self, tensor: TensorId, far: set[int]) -> None:
+        """What makes the tensor is needed for its sake: `needs` of `retention.py`, kept up to date without starting over."""
+        activity = self._ladder.activity
+        wanted = [(tensor, far)]
+        while wanted:
+            t, places = wanted.pop()
+            for u in activity.graph.operators[activity.begin[t]].inputs:
+                new = places - self._needs[u]
+                self._needs[u] |= new
+                beyond = {p for p in new if p > self.dropped[u]} if u in self.dropped else set[int]()
+                if beyond:
+                    wanted.append((u, beyond))
+
+    # -- places and times -------------------------------------------------------------------------------------------------
+
+    def _short(self, begin: int, end: int) -> bool:
+        """Whether one of the kernels needs more than the target."""
+        return begin < end and float(self._needed[begin:end].max()) > self._target
+
+    def _kernel_at(self, place: int) -> int:
+        return bisect_right(self._begins, place) - 1
+
+    def _place(self, time: float) -> int:
+        return min(max(bisect_right(self._ends_us, time) - 1, 0), len(self._ends_us) - 2)

@@ -1,0 +1,166 @@
+"""Capuchin's first iteration, in passive mode: what is accessed when, and what it costs to swap only when memory has run out.
+
+Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (ASPLOS 2020), section 4.2; TENSILE's table of
+first iterations compares itself with it. Capuchin knows nothing before the first iteration. When an allocation fails, it copies
+tensors to the host, the least recently accessed ones first, until there is room; when an evicted tensor is accessed, it is copied
+back. Both block the computation, and both are measured:
+
+    step_us = sum of latencies + (bytes out) / device_to_host_bytes_per_us + (bytes in) / host_to_device_bytes_per_us
+
+A *kernel* is one heavy operator and the light ones that XLA fuses with it, between two boundaries of the first rung. Its
+accesses are the tensors that it takes from memory and those that it leaves there. Their times leave out the copies, as
+Capuchin's do, so that they hold for later iterations as well.
+
+Departures. A planner is pure, so the iteration is not run but simulated, on the latencies of the device profile. A tensor
+goes to the host once: it does not change, so to evict it again costs nothing. What the caller owns, keys and tiny tensors stay.
+The results are back on the device when the iteration ends, and updated state takes the place of the state that it updates.
+Where not even eviction of everything else makes room for a kernel, it runs all the same, and the peak says so.
+
+Times in microseconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.retention import Retention, emit
+from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.segmentation import Board
+from tensile_jax.plan.search.swaps import may_leave
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The operators at `[begin, end)`, what they access, and when they run if nothing waits for copies.
+
+    `nbytes` is what is in memory meanwhile when nothing is evicted, `workspace` the part of it that is not kept.
+    """
+
+    begin: int
+    end: int
+    inputs: tuple[TensorId, ...]
+    outputs: tuple[TensorId, ...]
+    begin_us: float
+    end_us: float
+    nbytes: int
+    workspace: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassiveIteration:
+    """What the first iteration takes and copies, and the most that is in memory."""
+
+    step_us: float
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    peak_bytes: int
+
+
+def passive_iteration(ladder: Ladder, limit: float) -> PassiveIteration:
+    """The first iteration of the step under the limit."""
+    memory = _Memory(ladder.rung(0).retention, ladder.profile, limit)
+    kernels = observe(ladder)
+    for kernel in kernels:
+        memory.run(kernel)
+    memory.bring_back(ladder.graph.outputs)
+    step_us = (kernels[-1].end_us if kernels else 0.0) + memory.stalled_us
+    return PassiveIteration(step_us, memory.bytes_out, memory.bytes_in, memory.peak)
+
+
+def observe(ladder: Ladder) -> tuple[Kernel, ...]:
+    """The kernels of the step in the order in which they run: the tensor access sequence."""
+    if not ladder.graph.operators:
+        return ()
+    rung = ladder.rung(0)
+    board = rung.board
+    work = board.estimates(ladder.profile.workspace_growth)
+    ends: list[float] = ladder.elapsed_us.tolist()
+    found: list[Kernel] = []
+    for first, last in pairwise(_edges(board, board.held + work)):
+        begin, end = board.boundaries[first], board.boundaries[last]
+        emission = emit(rung.retention, begin, end)
+        workspace = int(work[first, last])
+        nbytes = int(board.held[first, last]) + workspace
+        found.append(Kernel(begin, end, emission.inputs, emission.outputs, ends[begin], ends[end], nbytes, workspace))
+    return tuple(found)
+
+
+def _edges(board: Board, peak: np.ndarray) -> list[int]:
+    """Between two heavy operators the boundary, or all of them, with the least peak on both sides: where on the board they are.
+
+    Ties go to the last one, then to the first one. To cut an optimizer in many may take more memory than to run it at once.
+    """
+    last = len(board.boundaries) - 1
+    heavy = board.kernels[0]
+    windows = [list(some) for _, some in groupby(range(1, last), key=lambda i: heavy[i])]
+    edges = [0]
+    for window, following in zip(windows, [*windows[1:], [last]], strict=False):
+        choices = [[window[-1]], [window[0]], window]
+        edges += min(choices, key=lambda some: max(peak[a, b] for a, b in pairwise([edges[-1], *some, following[0]])))
+    return [*edges, last]
+
+
+class _Memory:
+    """The device during the simulation: what is there, in the order of last accesses, and what has been copied."""
+
+    def __init__(self, retention: Retention, profile: DeviceProfile, limit: float) -> None:
+        self._retention = retention
+        self._profile = profile
+        self._limit = limit
+        self._tensors = retention.activity.graph.tensors
+        self._old = {heir: old for old, heir in retention.heirs.items()}
+        self._here = {t.id: None for t in self._tensors if t.producer is None}  # the least recently accessed first
+        self._copied: set[TensorId] = set()  # to the host
+        self.used = sum(self._tensors[t].nbytes for t in self._here)
+        self.peak = self.used
+        self.stalled_us = 0.0
+        self.bytes_out = 0
+        self.bytes_in = 0
+
+    def run(self, kernel: Kernel) -> None:
+        """Make room, bring in what the kernel reads, run it, let go what is not needed any more."""
+        replaced = {self._old[t]: t for t in kernel.outputs if self._old.get(t) in self._here}
+        made = sum(self._tensors[t].nbytes for t in kernel.outputs if self._old.get(t) not in replaced)
+        self._bring(kernel.inputs, beside=made + kernel.workspace, keep={*kernel.inputs, *replaced})
+        for t in replaced:
+            del self._here[t]
+        self.used += made
+        self._touch((*kernel.inputs, *kernel.outputs), absent=set(replaced))
+        for t in [t for t in self._here if not self._retention.stored(t, kernel.end)]:
+            del self._here[t]
+            self.used -= self._tensors[t].nbytes
+
+    def bring_back(self, results: Sequence[TensorId]) -> None:
+        """Results of the step lie on the device when it ends."""
+        self._bring(results, beside=0, keep=set(results))
+
+    def _bring(self, wanted: Sequence[TensorId], *, beside: int, keep: set[TensorId]) -> None:
+        missing = [t for t in dict.fromkeys(wanted) if t not in self._here and t in self._copied]
+        coming = sum(self._tensors[t].nbytes for t in missing)
+        self._make_room(coming + beside, keep)
+        self.bytes_in += coming
+        self.stalled_us += coming / self._profile.host_to_device_bytes_per_us
+        self._here |= dict.fromkeys(missing)
+        self.used += coming
+        self.peak = max(self.peak, self.used + beside)
+
+    def _make_room(self, nbytes: int, keep: set[TensorId]) -> None:
+        for t in [t for t in self._here if t not in keep and may_leave(self._retention, t)]:
+            if self.used + nbytes <= self._limit:
+                return
+            if t not in self._copied:
+                self._copied.add(t)
+                self.bytes_out += self._tensors[t].nbytes
+                self.stalled_us += self._tensors[t].nbytes / self._profile.device_to_host_bytes_per_us
+            del self._here[t]
+            self.used -= self._tensors[t].nbytes
+
+    def _touch(self, accessed: Sequence[TensorId], *, absent: set[TensorId]) -> None:
+        for t in accessed:
+            if t not in absent:
+                self._here.pop(t, None)
+                self._here[t] = None

@@ -1,0 +1,78 @@
+"""Policy `capuchin`: one fixed plan of swaps and recomputations from the tensor accesses of the first iteration.
+
+Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (ASPLOS 2020), sections 4.3 to 4.5, the second
+baseline of TENSILE (section V). The first iteration runs in passive mode (`passive_mode.py`), which tells when tensors are
+accessed and how much memory is short where. From that, evictions are chosen once, by free time FT and MSPS (`evictions.py`):
+
+    1. candidates   evictions that lower the memory of a kernel which needs more than the target, by falling FT
+    2. hidden       those with FT >= 0 are swapped, as far as both copies find a window, one lane of the link per direction
+    3. exposed      the eviction that saves the most bytes per microsecond: nbytes / exposed time of a swap, or the MSPS of a
+                    recomputation; every choice alters what the others cost, so that they are looked at again
+    until no kernel needs more than the target.
+
+There is no scheduling across iterations: state is there when the iteration begins and ends, even with `state_memory="any"`.
+Ties: the larger tensor, then the lower id, then the earlier access; a swap before a recomputation.
+
+Departures. Accesses are those of kernels, and times those of the profile (see there). Copies are placed by a prediction once
+and for all, where Capuchin moves in-triggers from iteration to iteration. What segments need is more than what kernels do
+(`segmentation.py`): if no cut of the plan is under the limit, targets are lowered.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from heapq import heapify, heappop, heapreplace
+
+from tensile_jax.plan.analysis.residency import Absences
+from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.policies.capuchin.evictions import Eviction, Evictions
+from tensile_jax.plan.policies.capuchin.passive_mode import Kernel, observe
+from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits, whole
+from tensile_jax.plan.search.workspace import Measured
+
+_PARTS = (1.0, 0.92, 0.84, 0.72, 0.6)  # of the limit: targets, one after another, for want of a cut under the limit
+_LEAST_PARTS = (0.8, 0.65, 0.5, 0.35, 0.2, 0.0)  # of what the hungriest kernel needs: targets for the least memory
+
+
+def capuchin(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
+    """The cheapest cut of the first plan that has one under the limit."""
+    if not ladder.graph.operators:
+        return whole(ladder)
+    return first_that_fits(ladder, _rungs(ladder, limit), limit, measured)
+
+
+def _rungs(ladder: Ladder, limit: float) -> Iterator[int]:
+    """The plans for the limit and for less, down to the least; the first rung where nothing needs to be evicted."""
+    kernels = observe(ladder)
+    most = max(kernel.nbytes for kernel in kernels)
+    if limit == LEAST or limit >= most:
+        yield 0
+    targets = [part * limit for part in _PARTS if LEAST < part * limit < most] + [part * most for part in _LEAST_PARTS]
+    for target in targets:
+        yield ladder.add(("capuchin", target), partial(plan_evictions, ladder, kernels, target))
+
+
+def plan_evictions(ladder: Ladder, kernels: Sequence[Kernel], target: float) -> tuple[Retention, Absences]:
+    """What is dropped and what is away so that no kernel needs more than the target, or as near to that as Capuchin comes."""
+    evictions = Evictions(ladder, kernels, target)
+    left: list[Eviction] = []
+    for eviction in evictions.candidates():
+        if evictions.enough():
+            break
+        if eviction.free_us < 0 or not evictions.swap_hidden(eviction):
+            left.append(eviction)
+    left.sort(key=lambda e: (-e.nbytes, e.gap.tensor, e.first))
+    queue = [(-evictions.rate(eviction), rank) for rank, eviction in enumerate(left)]  # the best first
+    heapify(queue)
+    while queue and not evictions.enough():
+        before, rank = queue[0]
+        now = -evictions.rate(left[rank])
+        if now == 0.0:  # nothing to gain any more
+            heappop(queue)
+        elif now > before:
+            heapreplace(queue, (now, rank))
+        else:
+            evictions.evict(left[rank])
+            heappop(queue)
+    absences = {t: tuple(sorted(several, key=lambda a: a.leave)) for t, several in evictions.absences.items()}
+    return retain(ladder.activity, evictions.dropped), absences

@@ -1,0 +1,120 @@
+"""Policy `checkpoint`: what `jax.checkpoint` around every block of the model would do, on the same graph.
+
+What the forward pass makes inside a block and no other block reads is not stored once the block's forward pass is over; the
+backward pass computes it again from what crosses into the block. That is `jax.checkpoint` with its default policy
+(`nothing_saveable`), after Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016): a user's first remedy where
+memory is short, and no baseline of the paper.
+
+    inside(b)  = tensors that operators of block b make, which no forward operator outside of b reads and the step does not return
+    dropped[t] = the last place in b that reads t, or where t is made      for t in inside(b)
+
+Blocks are found by name; a name is a path of scopes, and one with a `'` belongs to the backward pass:
+
+    1. the shallowest numbered siblings that have scopes of their own inside (`ResNet/Block_0` ... `ResNet/Block_15`): each one is
+       a block, and what is in none of them is kept as `none` keeps it
+    2. else the children of the top module (`VGG/Conv_0`, `VGG/Dense_0`): each begins a block, to which all that the top
+       module does before its next child belongs
+    3. else, where names give no structure, the n heavy operators of the forward pass are cut into about sqrt(n) blocks
+
+Without a `'` in any name, the forward pass is what runs before the place at which most is stored. A scope that is entered
+again later is another block. Operators that depend on nothing but the step's inputs begin no block: `operator_order.py` puts
+them where they are first read.
+
+Departure: `jax.checkpoint` computes a block again once, as a whole, and holds all of it until the block's backward pass
+is over. Here each segment computes again what it needs: less is held, and what two segments need is computed twice.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.analysis.residency import stored_unless_swapped
+from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.choice import Choice, first_that_fits, whole
+from tensile_jax.plan.search.workspace import Measured
+
+_NUMBERED = re.compile(r"(?P<kind>.*\D)\d+\Z")
+
+Scope = tuple[str, ...]
+_JOINS: Scope = ()
+
+
+def checkpoint(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
+    """The cheapest cut with every block computed again in the backward pass."""
+    if not ladder.graph.operators:
+        return whole(ladder)
+    rung = ladder.add(("checkpoint",), lambda: (checkpointed(ladder.rung(0).retention), {}))
+    return first_that_fits(ladder, [rung], limit, measured)
+
+
+def checkpointed(retention: Retention) -> Retention:
+    """The same without what is inside blocks."""
+    activity = retention.activity
+    graph = activity.graph
+    turn = find_turn(retention)
+    dropped = dict(retention.dropped)
+    for block in find_blocks(graph, turn):
+        members = set(block)
+        for place in block:
+            for t in graph.operators[place].outputs:
+                forward = [p for p in activity.uses[t] if p < turn]
+                if activity.end[t] < len(graph.operators) and members.issuperset(forward):
+                    last = max(forward, default=place)
+                    dropped[t] = min(last, dropped.get(t, last))
+    return retain(activity, dropped)
+
+
+def find_turn(retention: Retention) -> int:
+    """The place at which the backward pass begins."""
+    named = (p for p, operator in enumerate(retention.activity.graph.operators) if "'" in operator.name)
+    return next(named, int(stored_unless_swapped(retention).argmax()))
+
+
+def find_blocks(graph: Graph, turn: int) -> tuple[tuple[int, ...], ...]:
+    """The blocks of the forward pass, in the order in which they run: places of their operators, ascending."""
+    scopes = [tuple(operator.name.split("/")[:-1]) for operator in graph.operators[:turn]]
+    depth = _depth_of_siblings(scopes)
+    if depth is not None:
+        inside = [scope[: depth + 1] if len(scope) > depth and _NUMBERED.match(scope[depth]) else None for scope in scopes]
+        return _runs(graph, inside)
+    firsts = {scope[0] for scope in scopes if scope}
+    top = tuple(firsts) if len(firsts) == 1 else ()
+    children = [None if scope[: len(top)] != top else _JOINS if scope == top else scope[: len(top) + 1] for scope in scopes]
+    if len(set(children) - {None, _JOINS}) > 1:
+        return _runs(graph, children)
+    heavy = [place for place, operator in enumerate(graph.operators[:turn]) if operator.kind == "heavy"]
+    edges = [0, *heavy[:: math.isqrt(max(len(heavy) - 1, 0)) + 1][1:], turn]
+    return tuple(tuple(range(a, b)) for a, b in pairwise(edges) if b > a)
+
+
+def _depth_of_siblings(scopes: Sequence[Scope]) -> int | None:
+    """The least depth at which a scope has numbered children, two of a kind or more, with scopes inside."""
+    kinds: dict[tuple[Scope, str], set[str]] = {}
+    for scope in scopes:
+        for depth, name in enumerate(scope[:-1]):
+            numbered = _NUMBERED.match(name)
+            if numbered is not None:
+                kinds.setdefault((scope[:depth], numbered["kind"]), set()).add(name)
+    return min((len(parent) for (parent, _), names in kinds.items() if len(names) > 1), default=None)
+
+
+def _runs(graph: Graph, blocks: Sequence[Scope | None]) -> tuple[tuple[int, ...], ...]:
+    """Maximal runs of operators of one block; an operator is in none (None), or in that of the operator before it (`_JOINS`).
+
+    Operators that depend on inputs alone neither begin nor end a run.
+    """
+    dependent: set[TensorId] = set()
+    runs: list[tuple[Scope | None, list[int]]] = []
+    for place, block in enumerate(blocks):
+        operator = graph.operators[place]
+        free = operator.kind != "heavy" and dependent.isdisjoint(operator.inputs)
+        if not free:
+            dependent.update(operator.outputs)
+        if runs and (free or block in (_JOINS, runs[-1][0])):
+            runs[-1][1].append(place)
+        else:
+            runs.append((None if free or block == _JOINS else block, [place]))
+    return tuple(tuple(places) for block, places in runs if block is not None)

@@ -1,0 +1,1 @@
+"""Policy `tensile`: the paper's Algorithms 1 to 3."""

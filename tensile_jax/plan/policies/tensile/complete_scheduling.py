@@ -1,0 +1,86 @@
+"""The complete scheduling algorithm of TENSILE: swap at the peak as long as that succeeds, then recompute until it fits.
+
+Algorithm 3, line by line. How ambiguous lines are read:
+
+    2      activity analysis is in the releases of peak analysis: after the last access.
+    4      the mean, over the past 3 iterations, of (MP before - MP after) / MP before is below 0.0005. With its
+           `and iter > 100` the algorithm makes at least 101 iterations if it always finds something.
+    5      breaks whether the memory is enough or not.
+    6-7    "if iter = 0", but "at each iteration, the algorithm will start with running the GPU_Memory_Peak_Analysis": at each,
+           since everything below needs the peak as it is now.
+    9-12   sets swap_succeed to False, then to False again if nothing was generated: it is True again if something was.
+    13     leaves recomputation_succeed as it is if MP < Free_GPU_Memory, and the loop would never end: it ends.
+           MP = Free_GPU_Memory is not enough, as printed.
+    14     swapping is not tried again after recomputation, as printed.
+
+The peaks of several jobs are added by whoever schedules several (III: MP = sum of MP_j); this is one job's schedule.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tensile_jax.plan.analysis.access import AccessSequence
+from tensile_jax.plan.policies.tensile.footprint import Footprint
+from tensile_jax.plan.policies.tensile.peak import Recomputation
+from tensile_jax.plan.policies.tensile.recompute_scheduling import recompute_scheduling
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut, SwapScheduling
+
+_PAST_ITERATIONS = 3
+_REDUCES_LESS = 0.0005  # 0.05 %
+_AT_LEAST_ITERATIONS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What Algorithm 3 decides for one job, and the peak that it reaches."""
+
+    swaps: tuple[SwappedOut, ...]
+    recomputed: tuple[Recomputation, ...]
+    peak_bytes: int
+    iterations: int
+
+
+def find_schedule(sequence: AccessSequence, swapping: SwapScheduling, *, free_bytes: float) -> Schedule:
+    """Algorithm 3: swaps as many as lower the peak, recomputations while it is not below `free_bytes`.
+
+    Args:
+        swapping: Algorithm 2 for the sequence, which has scheduled nothing yet.
+    """
+    swap_succeed = recomputation_succeed = True  # line 1
+    iteration = 0
+    footprint = Footprint(sequence)  # line 2
+    swaps: list[SwappedOut] = []
+    recomputed: list[Recomputation] = []
+    peaks: list[int] = []
+    while swap_succeed or recomputation_succeed:  # line 3
+        peak = footprint.peak()  # lines 6-7
+        peaks.append(peak.nbytes)
+        if iteration > _AT_LEAST_ITERATIONS and _mean_reduction(peaks) < _REDUCES_LESS:  # line 4
+            break  # line 5
+        if swap_succeed:  # line 8
+            found = swapping.run(peak)  # lines 9-10
+            swap_succeed = bool(found)  # lines 11-12
+            for away in found:
+                released_by = None if away.copies_out or away.after < 0 else away.after
+                footprint.take_away(away.tensor, away.out_end_us, away.in_end_us, released_by=released_by)
+            swaps += found
+        elif peak.nbytes >= free_bytes:  # line 13
+            again = recompute_scheduling(sequence, peak, swapped=swapping.swapped, recomputed=recomputed)  # line 14
+            if again is None:  # line 15
+                recomputation_succeed = False  # line 16
+            else:
+                leave, back = sequence.ends_us[again.after], sequence.begins_us[again.before]
+                footprint.take_away(again.tensor, leave, back, released_by=again.after)
+                recomputed.append(again)
+        else:
+            recomputation_succeed = False
+        iteration += 1  # line 17
+    ordered = sorted(swaps, key=lambda away: (away.tensor, away.after))
+    return Schedule(tuple(ordered), tuple(recomputed), footprint.peak().nbytes, iteration)
+
+
+def _mean_reduction(peaks: Sequence[int]) -> float:
+    """The average part by which the past iterations have reduced the peak."""
+    past = peaks[-_PAST_ITERATIONS - 1 :]
+    return sum((before - after) / before if before else 0.0 for before, after in pairwise(past)) / _PAST_ITERATIONS

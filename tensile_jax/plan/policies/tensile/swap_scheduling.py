@@ -1,0 +1,253 @@
+"""Swap scheduling: which tensor of the peak is swapped out and in, and when.
+
+TENSILE section IV-C and Algorithm 2. One run takes the tensors that cause the peak, the largest first, and schedules the first
+for which windows on the link are free:
+
+    swap-out   in [TGA.end, MPTime], as early as possible
+    swap-in    in [swap-out.end, first TUA.begin], as late as possible; the TUA is the first one after the swap-out
+    the rest   in [TUA(i - 1).end, TUA(i).begin], as late as possible, for every later TUA where there is room
+
+No window overlaps another one ("there can only be one tensor being swapped simultaneously") nor an access of its tensor. If the
+swap-in has no room, the swap-out is withdrawn and tried again after the TUA that it was for. After a swap-in the copy in host
+memory is kept "until the last access of the tensor is finished", so that each later swap-in needs a release only.
+
+How ambiguous lines are read:
+
+    14     fails too if there is no first access; then line 18 withdraws the swap-out: what nothing needs any more is
+           released by activity analysis, and results must be there in the end.
+    19     says `latest_time`, the text "we will update the Swap-Out Event's *earliest* start time": the text, since with the line
+           as printed every try would be the same. `latest_time` is the time of the peak throughout, and covers the whole copy.
+    22     "choosing the largest tensor", ties by id. "Since the scheduling for each tensor can change the GPU memory peak, we
+           must analyze the GPU memory peak and generate the swap events iteratively": a run ends with the first that succeeds.
+    25     "has not been swapped out": in an earlier run, or earlier in the loop.
+    26     an updated parameter lies in memory from its update to the first TUA of the old parameter in the *next* iteration: in a
+           peak before that TUA the old parameter stands for it, and its latest time is the end of this iteration. It leaves
+           after its last access of this iteration. Both windows lie within an iteration, because "the Executor pauses to wait
+           for the unfinished swap events" at its end. Only with `across_iterations`; without it, it is a tensor like others.
+    28     SON is a number and MSR a rate, "the rate of tensors swapped in a job to tensors swapped in the whole system":
+           SON(job) / sum of SON <= MSR(job).
+    34     an old parameter that was on the host when the iteration began needs no swap-out either: only this line is for it. With
+           `across_iterations` what precedes its first TUA is line 26's.
+
+The link only gets busier: a tensor that has failed would fail again with the same latest time or an earlier one; it is not tried.
+
+Departure: `duplex` gives each direction of the link a channel of its own, as PCIe has them; the paper has one.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from heapq import merge
+from itertools import pairwise
+from typing import NamedTuple
+
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.access import PLACEHOLDER, Access, AccessSequence
+from tensile_jax.plan.policies.tensile.peak import Peak, SwapEvent
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedOut:
+    """`tensor` is not on the device between the operators `after`, which triggers that it leaves, and `before`, which uses it.
+
+    Its swap-out is `[out_begin, out_end)`; without `copies_out` the host has it already, and it is released at `out_end`.
+    Across the iteration boundary there are two: the updated parameter's, `before` the number of operators, with the swap-in
+    empty at the end, and the old one's, `after` -1, with the swap-out empty at 0.
+    """
+
+    tensor: TensorId
+    after: int
+    before: int
+    copies_out: bool
+    out_begin_us: float
+    out_end_us: float
+    in_begin_us: float
+    in_end_us: float
+
+    def events(self) -> tuple[SwapEvent, ...]:
+        """Its swap events."""
+        out = SwapEvent("swap_out", self.tensor, self.out_begin_us, self.out_end_us)
+        into = SwapEvent("swap_in", self.tensor, self.in_begin_us, self.in_end_us)
+        return (*([out] if self.copies_out else []), *([into] if self.in_begin_us < self.in_end_us else []))
+
+
+class Interval(NamedTuple):
+    """`[begin, end)` in microseconds."""
+
+    begin: float
+    end: float
+
+
+class _Attempt(NamedTuple):
+    """What `scheduling_swap` returns (line 21): its windows, if it succeeds, and the first access that it was for."""
+
+    swap_out: Interval | None
+    swap_in: Interval | None
+    first_access: Access | None
+
+
+def feasible_intervals(begin: float, end: float, busy: Iterator[Interval]) -> Iterator[Interval]:
+    """What `busy` leaves of `[begin, end)`, ascending. `busy` is in order of its begins."""
+    for taken in busy:
+        if taken.begin >= end:
+            break
+        if taken.begin > begin:
+            yield Interval(begin, taken.begin)
+        begin = max(begin, taken.end)
+    if begin < end:
+        yield Interval(begin, end)
+
+
+class SwapScheduling:
+    """Algorithm 2 with SE, the swap events scheduled so far, which every run adds to.
+
+    Args:
+        across_iterations: whether an updated parameter may be on the host when the iteration ends.
+        duplex: the link has a channel in each direction, rather than the paper's one.
+        max_swapping_rate: MSR of each job; 1 where nothing is said.
+        swapped_by_others: SON of the other jobs.
+    """
+
+    def __init__(
+        self,
+        sequence: AccessSequence,
+        *,
+        device_to_host_bytes_per_us: float,
+        host_to_device_bytes_per_us: float,
+        across_iterations: bool,
+        duplex: bool = False,
+        max_swapping_rate: Mapping[int, float] | None = None,
+        swapped_by_others: Mapping[int, int] | None = None,
+    ) -> None:
+        self._sequence = sequence
+        self._out_rate, self._in_rate = device_to_host_bytes_per_us, host_to_device_bytes_per_us
+        self._across_iterations = across_iterations
+        self._out: list[Interval] = []  # busy windows of the channel, disjoint and ascending
+        self._into: list[Interval] = [] if duplex else self._out
+        self._limit = (max_swapping_rate or {}).get(sequence.job, 1.0)
+        self._others = sum((swapped_by_others or {}).values())
+        self._updated = {old: new for new, old in sequence.updates.items()} if across_iterations else {}
+        self._on_host: set[TensorId] = set()  # old parameters that are there when the iteration begins
+        self._swapped: set[TensorId] = set()
+        self._failed: dict[TensorId, float] = {}  # the latest time with which a tensor has failed
+
+    @property
+    def swapped(self) -> frozenset[TensorId]:
+        """The tensors with swap events."""
+        return frozenset(self._swapped | self._on_host)
+
+    def run(self, peak: Peak) -> tuple[SwappedOut, ...]:
+        """The absences of the largest tensor of the peak that can be swapped; none if none can."""
+        nbytes = self._sequence.nbytes
+        for tensor in sorted(peak.tensors, key=lambda t: (-nbytes[t], t)):  # line 22
+            if tensor in self._sequence.fixed or not nbytes[tensor]:
+                continue
+            updated, latest_time = self._updated_parameter(tensor, peak)  # line 23
+            candidate = tensor if updated is None else updated
+            if candidate in self._swapped or latest_time <= self._failed.get(candidate, -1.0):  # line 25
+                continue
+            if updated is not None:  # line 26
+                found = self._across_the_iteration(updated, latest_time)
+            elif self._within_rate() and len(self._sequence.accesses[tensor]) > 1:  # line 28
+                found = self._within_the_iteration(tensor, latest_time)
+            else:
+                continue
+            if found:
+                self._swapped.add(found[0].tensor)
+                return found
+            self._failed[candidate] = latest_time
+        return ()
+
+    def _updated_parameter(self, tensor: TensorId, peak: Peak) -> tuple[TensorId | None, float]:
+        """The updated parameter that the tensor of the peak is or stands for, and the latest time of its swap-out."""
+        if self._across_iterations and tensor in self._sequence.updates:
+            return tensor, peak.time_us
+        if tensor in self._updated:
+            first = self._sequence.first_use_from(tensor, 0.0)
+            if first is not None and peak.time_us < first.begin_us:
+                return self._updated[tensor], self._sequence.end_us
+        return None, peak.time_us
+
+    def _within_rate(self) -> bool:
+        """SON <= MSR, as a rate; 0 while nothing has been swapped."""
+        mine = len(self._swapped)
+        return mine <= self._limit * (mine + self._others)
+
+    def _across_the_iteration(self, updated: TensorId, latest_time: float) -> tuple[SwappedOut, ...]:
+        """Lines 26-27: the updated parameter leaves, and the old one comes back in the next iteration."""
+        last = self._sequence.accesses[updated][-1]
+        swap_out, swap_in, first = self._scheduling_swap(updated, last.end_us, latest_time)
+        if swap_out is None or swap_in is None or first is None:
+            return ()
+        old, end, count = self._sequence.updates[updated], self._sequence.end_us, len(self._sequence.ends_us)
+        self._on_host.add(old)
+        self._failed.pop(old, None)
+        after = self._sequence.last_ended(swap_out.begin)
+        return (
+            SwappedOut(updated, after, count, True, *swap_out, end, end),
+            SwappedOut(old, PLACEHOLDER, first.operator, False, 0.0, 0.0, *swap_in),
+        )
+
+    def _within_the_iteration(self, tensor: TensorId, latest_time: float) -> tuple[SwappedOut, ...]:
+        """Lines 29-34."""
+        uses = self._sequence.uses(tensor)
+        earliest_time = self._sequence.generating(tensor).end_us  # line 24
+        if tensor in self._updated and uses:
+            earliest_time = uses[0].end_us
+        if tensor in self._on_host:
+            return self._rest(tensor, uses[0])
+        while latest_time > earliest_time:  # line 32
+            swap_out, swap_in, first = self._scheduling_swap(tensor, earliest_time, latest_time)  # line 33
+            if swap_out is None or first is None:
+                break
+            if swap_in is not None:
+                after = self._sequence.last_ended(swap_out.begin)
+                return SwappedOut(tensor, after, first.operator, True, *swap_out, *swap_in), *self._rest(tensor, first)
+            earliest_time = first.end_us  # line 19
+        return ()
+
+    def _scheduling_swap(self, tensor: TensorId, earliest_time: float, latest_time: float) -> _Attempt:
+        """Lines 1-21: one swap-out and the swap-in for the first access after it, both or neither."""
+        length = self._sequence.nbytes[tensor] / self._out_rate
+        for interval in self._feasible(self._out, tensor, earliest_time, latest_time):  # lines 3-4
+            if interval.begin + length <= interval.end:  # line 5
+                swap_out = Interval(interval.begin, interval.begin + length)
+                insort(self._out, swap_out)  # lines 6-7
+                if self._across_iterations and tensor in self._sequence.updates:  # line 8
+                    old, ready = self._sequence.updates[tensor], 0.0
+                    first = self._sequence.first_use_from(old, 0.0)  # line 9
+                else:
+                    old, ready = tensor, swap_out.end
+                    first = self._sequence.first_use_from(tensor, swap_out.end)  # lines 10-11
+                swap_in = None if first is None else self._try_swap_in(old, ready, first)  # lines 12-14
+                if swap_in is None:
+                    self._out.remove(swap_out)  # lines 17-18
+                return _Attempt(swap_out, swap_in, first)  # lines 20-21
+        return _Attempt(None, None, None)
+
+    def _rest(self, tensor: TensorId, first: Access) -> tuple[SwappedOut, ...]:
+        """Line 34: absences before as many of the accesses after the first as there is room for, in order of their ends."""
+        found: list[SwappedOut] = []
+        for before, access in pairwise(a for a in self._sequence.uses(tensor) if a.operator >= first.operator):
+            swap_in = self._try_swap_in(tensor, before.end_us, access)
+            if swap_in is not None:
+                released = before.end_us
+                found.append(SwappedOut(tensor, before.operator, access.operator, False, released, released, *swap_in))
+        return tuple(found)
+
+    def _try_swap_in(self, tensor: TensorId, ready: float, access: Access) -> Interval | None:
+        """`try_schedule_swap_in`: the latest window before the access, which is added to SE (lines 15-16)."""
+        length = self._sequence.nbytes[tensor] / self._in_rate
+        for interval in reversed([*self._feasible(self._into, tensor, ready, access.begin_us)]):
+            if interval.begin <= interval.end - length:
+                swap_in = Interval(interval.end - length, interval.end)
+                insort(self._into, swap_in)
+                return swap_in
+        return None
+
+    def _feasible(self, channel: list[Interval], tensor: TensorId, begin: float, end: float) -> Iterator[Interval]:
+        """What the channel and the accesses of the tensor leave free."""
+        first = max(bisect_left(channel, Interval(begin, begin)) - 1, 0)
+        last = bisect_left(channel, Interval(end, end))
+        accesses = (Interval(a.begin_us, a.end_us) for a in self._sequence.accesses[tensor])
+        return feasible_intervals(begin, end, merge(channel[first:last], accesses))

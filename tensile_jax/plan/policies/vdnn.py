@@ -1,0 +1,117 @@
+"""Policy `vdnn`: the feature maps of convolutions go to the host and come back one layer ahead, whatever the budget.
+
+vDNN_conv of Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design" (MICRO
+2016), the first baseline of TENSILE (section V). A *layer* is what convolutions do with one feature map X:
+
+    X        what a convolution reads, and reads again for the gradient of its kernel
+    forward  the last convolution that reads X and depends on no other that reads X
+    backward the first convolution that reads X and depends on one that does: it has the gradient of its result
+
+    out      X is copied out once its last need in the forward pass is over; the copy ends with the next layer's convolution
+    in       X is copied in from when the layer before it in the backward pass begins, and is waited for where it is needed
+
+The last layer has no layer behind it: the heavy operator that follows takes the place of the next one, and the heavy operator
+before its backward convolution that of the layer before. All layers are offloaded and nothing is chosen by its cost.
+A step without convolutions has nothing to offload: the policy is then what `none` is.
+
+Departures. vDNN copies X out while the layer that reads it runs, and waits when that layer is over; here a copy begins after
+the segment of the last need, so it is the next layer that hides it and waits, and X stays for that much longer. Where several
+layers share a segment, a boundary between them is what a feature map needs in order to leave: `segmentation.py` finds the fewest
+segments under the limit, so that a generous limit offloads less than vDNN would. Convolution algorithms are XLA's affair.
+What `none` does not store (XLA fuses it) is not there to go, and what the caller owns stays.
+
+Times in microseconds since the step began.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.residency import Absence, Absences
+from tensile_jax.plan.analysis.retention import Retention
+from tensile_jax.plan.policies.none import none
+from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.choice import Choice, first_that_fits
+from tensile_jax.plan.search.swaps import Gap, may_leave
+from tensile_jax.plan.search.workspace import Measured
+
+_CONVOLUTION = "conv_general_dilated"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The convolutions that read `feature_map`: the places of the last one forward and of the first one backward."""
+
+    feature_map: TensorId
+    forward: int
+    backward: int
+
+
+def vdnn(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
+    """The cheapest cut with every feature map of a convolution offloaded; what `none` does where there is no such map."""
+    layers = find_layers(ladder.graph)
+    if not layers:
+        return none(ladder, limit, measured)
+    retention = ladder.rung(0).retention
+    absences = offload(retention, layers, ladder.latencies, ladder.profile)
+    if not absences:
+        return none(ladder, limit, measured)
+    return first_that_fits(ladder, [ladder.add(("vdnn",), lambda: (retention, absences))], limit, measured)
+
+
+def find_layers(graph: Graph) -> tuple[Layer, ...]:
+    """The layers in the order of their forward convolutions: one for each feature map that is read again in the backward pass."""
+    depends: dict[TensorId, int] = {}  # the convolutions on which a tensor depends, as a set of bits
+    before: dict[int, int] = {}  # the same for the convolution at a place
+    readers: dict[TensorId, list[int]] = {}
+    for place, operator in enumerate(graph.operators):
+        seen = 0
+        for t in operator.inputs:
+            seen |= depends.get(t, 0)
+        if operator.primitive == _CONVOLUTION:
+            for t in operator.inputs:
+                readers.setdefault(t, []).append(place)
+            before[place] = seen
+            seen |= 1 << place
+        for t in operator.outputs:
+            depends[t] = seen
+    layers: list[Layer] = []
+    for t, places in readers.items():
+        mine = sum(1 << place for place in places)
+        forward = [p for p in places if not before[p] & mine]
+        backward = [p for p in places if before[p] & mine]
+        if backward and any(graph.operators[p].inputs[0] == t for p in forward):  # not the kernel
+            layers.append(Layer(t, max(forward), min(backward)))
+    return tuple(sorted(layers, key=lambda layer: (layer.forward, layer.feature_map)))
+
+
+def offload(retention: Retention, layers: Sequence[Layer], latencies: Sequence[float], profile: DeviceProfile) -> Absences:
+    """An absence for every feature map that is stored from the forward to the backward pass, wherever there is room for one."""
+    graph = retention.activity.graph
+    ends = (0.0, *accumulate(latencies))  # ends[p + 1]: when place p ends
+    heavy = [place for place, operator in enumerate(graph.operators) if operator.kind == "heavy"]
+    gaps = {layer: _gap(retention, layer, ends) for layer in layers if may_leave(retention, layer.feature_map)}
+    backwards = sorted(gaps, key=lambda layer: (layer.backward, layer.feature_map))
+    earlier = {layer: previous.backward for previous, layer in pairwise(backwards)}
+    absences: dict[TensorId, tuple[Absence, ...]] = {}
+    for layer, gap in gaps.items():
+        follows = [other.forward for other in layers if gap.after < other.forward]
+        hides_out = min(follows, default=next((p for p in heavy if p > gap.after), gap.after))
+        hides_in = earlier.get(layer, max((p for p in heavy if p < gap.before), default=gap.before))
+        back = min(max(hides_in, gap.after), gap.before - 1)
+        leave = hides_out if hides_out < back else gap.after
+        if leave < back:
+            nbytes = graph.tensors[layer.feature_map].nbytes
+            hidden_out = min(nbytes / profile.device_to_host_bytes_per_us, ends[leave + 1] - ends[gap.after + 1])
+            hidden_in = min(nbytes / profile.host_to_device_bytes_per_us, ends[gap.before] - ends[back])
+            absences[layer.feature_map] = (Absence(layer.feature_map, leave, back, hidden_out + hidden_in),)
+    return absences
+
+
+def _gap(retention: Retention, layer: Layer, ends: Sequence[float]) -> Gap:
+    """The longest time without a need from the layer's forward convolution to its backward one; ties go to the earliest."""
+    needs = [p for p in retention.needs[layer.feature_map] if layer.forward <= p <= layer.backward]
+    after, before = max(pairwise(needs), key=lambda pair: (ends[pair[1]] - ends[pair[0] + 1], -pair[0]))
+    return Gap(layer.feature_map, after, before)

@@ -1,0 +1,315 @@
+"""From a choice of what to keep and where to cut, to the plan: segments and events; `simulate.py` says when they happen.
+
+boundary b   swap-outs whose last need is over are issued; swap-ins whose time has come are issued;
+             copies that must have ended by b are waited for
+segment      runs for the latency of its operators and of what it computes again
+afterwards   what nothing needs any more is released
+
+device_bytes(segment) = resident bytes (`memory_curve.py`) + workspace, and no less than what the policy counted
+
+Donated state is handed to the segment that makes its update even where that segment does not read it: the update then takes over
+its memory, as every policy counts it. Released beside its update, it would be counted twice while that segment runs.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from tensile_jax.ir import Graph, OperatorId, TensorId
+from tensile_jax.plan.analysis.fusion import Traffic
+from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.rerun_latency import rerun_latency
+from tensile_jax.plan.analysis.residency import Absence, Absences
+from tensile_jax.plan.analysis.retention import Emission, Retention, emit
+from tensile_jax.plan.result.memory_curve import resident_bytes
+from tensile_jax.plan.result.simulate import simulate
+from tensile_jax.plan_format import SCHEMA_VERSION, Event, EventKind, Plan, PlannedTensor, Segment, ranges
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """What a policy decides: what is dropped, what is away, where to cut, and the workspace of each segment.
+
+    `least_bytes` is, for each segment, what the policy counted, which may be more than what adds up here. A plan that states
+    less would not be the one that was chosen. `compiled` says for which segments the workspace is XLA's own. It is left as it
+    is there, and elsewhere raised to what the policy counted.
+    """
+
+    retention: Retention
+    absences: Absences
+    boundaries: tuple[int, ...]
+    workspaces: tuple[int, ...]
+    least_bytes: tuple[int, ...] | None = None
+    compiled: tuple[bool, ...] | None = None
+
+
+def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies: Sequence[float], header: Plan) -> Plan:
+    """The plan of `layout`; `header` gives the fields that do not depend on it."""
+    retention = layout.retention
+    activity = retention.activity
+    graph = activity.graph
+    bounds = layout.boundaries
+    absences = _effective(layout.absences, bounds)
+    heirs = retention.heirs
+    emissions = [_aligned(_handed_over(emit(retention, a, b), retention), heirs) for a, b in pairwise(bounds)]
+    outgoing, incoming = _copies(retention, absences, bounds)
+    frees = _frees(retention, emissions, heirs)
+    let_go = _let_go(retention, absences, bounds)
+    elapsed = np.concatenate([[0.0], np.cumsum(np.array(latencies, dtype=float))])
+
+    segments: list[Segment] = []
+    events: list[Event] = []
+    for index, emission in enumerate(emissions):
+        events += [_copy("swap_out", graph, t, index, until) for t, until in outgoing.get(index, ())]
+        events += [_copy("swap_in", graph, t, index, until) for t, until in incoming.get(index, ())]
+        again_us = sum(rerun_latency(p, retention, traffic, profile) for p in emission.again)
+        own_us = float(elapsed[emission.end] - elapsed[emission.begin])
+        segments.append(
+            Segment(
+                name=f"segment_{index:03d}",
+                operators=ranges([graph.operators[p].id for p in range(emission.begin, emission.end)]),
+                recomputes=ranges([graph.operators[p].id for p in emission.again]),
+                inputs=emission.inputs,
+                outputs=emission.outputs,
+                donated=_donated(emission, heirs),
+                frees=(*frees.get(index, ()), *let_go.get(index, ())),
+                resident_bytes=0,  # all three: counted when there are all segments and events
+                workspace_bytes=layout.workspaces[index],
+                device_bytes=0,
+                begin_us=0.0,
+                latency_us=round(own_us + again_us, 3),
+                recomputed_us=round(again_us, 3),
+                stall_us=0.0,
+            )
+        )
+        events += _recomputed(graph, emission, index)
+        events += [_release(graph, t, index, "last use") for t in frees.get(index, ())]
+        events += [_release(graph, t, index, "the host has it still") for t in let_go.get(index, ())]
+    last = len(emissions)
+    events += [_copy("swap_out", graph, t, last, until) for t, until in outgoing.get(last, ())]
+    segments = _sized(layout, segments, resident_bytes(graph, segments, events))
+
+    named = {t for s in segments for t in (*s.inputs, *s.outputs)} | {e.tensor for e in events} | set(graph.inputs)
+    peak = max(range(last), key=lambda i: (segments[i].device_bytes, -i))
+    plan = replace(
+        header,
+        whole=False,
+        peak_bytes=segments[peak].device_bytes,
+        peak_segment=peak,
+        recomputed_us=round(sum(s.recomputed_us for s in segments), 3),
+        swapped_out_bytes=sum(e.nbytes for e in events if e.kind == "swap_out"),
+        swapped_in_bytes=sum(e.nbytes for e in events if e.kind == "swap_in"),
+        tensors=tuple(_planned(graph, t) for t in sorted(named)),
+        segments=tuple(segments),
+        events=tuple(events),
+    )
+    return _timed(plan, profile)
+
+
+def _sized(layout: Layout, segments: Sequence[Segment], resident: Sequence[int]) -> list[Segment]:
+    """The same with their bytes."""
+    found: list[Segment] = []
+    for index, (segment, held) in enumerate(zip(segments, resident, strict=True)):
+        workspace = segment.workspace_bytes
+        least = 0 if layout.least_bytes is None else layout.least_bytes[index]
+        if layout.compiled is None or not layout.compiled[index]:
+            workspace = max(workspace, least - held)
+        nbytes = max(held + workspace, least)
+        found.append(replace(segment, resident_bytes=held, workspace_bytes=workspace, device_bytes=nbytes))
+    return found
+
+
+def _timed(plan: Plan, profile: DeviceProfile) -> Plan:
+    """The same with its times, as one iteration of it alone goes on paper."""
+    seen = simulate((plan,), profile)
+    ends = [0.0, *(span.end_us for span in seen.segments)]
+    segments = [
+        replace(s, begin_us=round(span.begin_us, 3), stall_us=round(span.begin_us - before, 3))
+        for s, span, before in zip(plan.segments, seen.segments, ends, strict=False)
+    ]
+    copies = {span.index: (span.begin_us, span.end_us) for span in (*seen.copies_out, *seen.copies_in)}
+    events: list[Event] = []
+    for place, e in enumerate(plan.events):
+        triggered = ends[e.trigger + 1]
+        if e.kind == "recompute":
+            begin = seen.segments[e.until].begin_us
+            end = begin + plan.segments[e.until].recomputed_us
+        else:
+            begin, end = copies.get(place, (triggered, triggered))
+        delta = begin - triggered if place in copies else 0.0
+        events.append(replace(e, delta_us=round(delta, 3), begin_us=round(begin, 3), end_us=round(end, 3)))
+    return replace(
+        plan,
+        segments=tuple(segments),
+        events=tuple(events),
+        step_us=round(seen.step_us[0][0], 3),
+        stall_us=round(seen.stall_us[0][0], 3),
+    )
+
+
+def empty_plan(graph: Graph) -> Plan:
+    """A header of which nothing is known but the graph."""
+    return Plan(
+        schema_version=SCHEMA_VERSION, tensile_version="", program=graph.name, fingerprint=graph.fingerprint, policy="auto",
+        device_profile="", state_memory="device", whole=False, workspaces="predicted", budget_bytes=None, peak_bytes=0,
+        peak_segment=0, jit_peak_bytes=None, unplanned_peak_bytes=0, floor_bytes=0, floor_tensors=(), step_us=0.0, stall_us=0.0,
+        recomputed_us=0.0, swapped_out_bytes=0, swapped_in_bytes=0, tensors=(), segments=(), events=(),
+    )  # fmt: skip
+
+
+def planned_whole(graph: Graph, header: Plan, profile: DeviceProfile, *, peak_bytes: int, latency_us: float) -> Plan:
+    """The plan that runs the step as one executable."""
+    resident = sum(graph.tensors[t].nbytes for t in graph.inputs)
+    segment = Segment(
+        name=f"{graph.name}_whole",
+        operators=((0, len(graph.operators)),),
+        recomputes=(),
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        donated=(),
+        frees=(),
+        resident_bytes=resident,
+        workspace_bytes=max(0, peak_bytes - resident),
+        device_bytes=peak_bytes,
+        begin_us=0.0,
+        latency_us=round(latency_us, 3),
+        recomputed_us=0.0,
+        stall_us=0.0,
+    )
+    tensors = tuple(_planned(graph, t) for t in sorted({*graph.inputs, *graph.outputs}))
+    step_us = round(profile.launch_us + latency_us, 3)
+    return replace(
+        header, whole=True, peak_bytes=peak_bytes, peak_segment=0, step_us=step_us, stall_us=0.0, recomputed_us=0.0,
+        swapped_out_bytes=0, swapped_in_bytes=0, tensors=tensors, segments=(segment,), events=(),
+    )  # fmt: skip
+
+
+def _copies(
+    retention: Retention, absences: Absences, bounds: tuple[int, ...]
+) -> tuple[dict[int, list[tuple[TensorId, int]]], dict[int, list[tuple[TensorId, int]]]]:
+    """For each segment index, the copies issued right before its launch: (tensor, index of the segment to end before)."""
+    activity = retention.activity
+    count = len(activity.graph.operators)
+    outgoing: dict[int, list[tuple[TensorId, int]]] = {}
+    incoming: dict[int, list[tuple[TensorId, int]]] = {}
+    edges = np.array(bounds)
+    for t, several in sorted(absences.items()):
+        leave = several[0].leave
+        if leave >= 0:
+            issued = int(np.searchsorted(edges, retention.last_need(t, leave), side="right"))
+            gone_by = int(np.searchsorted(edges, leave, side="right"))
+            outgoing.setdefault(issued, []).append((t, max(gone_by, issued)))
+        for away in several:
+            if away.back < count:
+                issued = max(int(np.searchsorted(edges, away.back, side="right")) - 1, 0)
+                used_by = int(np.searchsorted(edges, retention.next_need(t, away.leave), side="right")) - 1
+                incoming.setdefault(issued, []).append((t, used_by))
+    for copies in incoming.values():
+        copies.sort(key=lambda copy: (copy[1], copy[0]))
+    for copies in outgoing.values():
+        copies.sort(key=lambda copy: (copy[1], copy[0]))
+    return outgoing, incoming
+
+
+def _let_go(retention: Retention, absences: Absences, bounds: tuple[int, ...]) -> dict[int, list[TensorId]]:
+    """For each segment, the tensors whose copy on the device goes when it ends, since the host has had one since before."""
+    edges = np.array(bounds)
+    found: dict[int, list[TensorId]] = {}
+    for t, several in sorted(absences.items()):
+        for away in several[1:]:
+            index = int(np.searchsorted(edges, retention.last_need(t, away.leave), side="right")) - 1
+            found.setdefault(index, []).append(t)
+    return found
+
+
+def _effective(absences: Absences, bounds: tuple[int, ...]) -> dict[TensorId, tuple[Absence, ...]]:
+    """The absences in which there is a boundary: a tensor cannot leave in the middle of a segment."""
+    found: dict[TensorId, tuple[Absence, ...]] = {}
+    for t, several in absences.items():
+        apart = tuple(a for a in several if bisect_right(bounds, a.back) > bisect_right(bounds, a.leave))
+        if apart:
+            found[t] = apart
+    return found
+
+
+def _handed_over(emission: Emission, retention: Retention) -> Emission:
+    """The same with donated state among its inputs that would be released beside its update, which this segment makes."""
+    made = set(emission.outputs)
+    unread = (
+        old for old, new in retention.heirs.items() if new in made and emission.begin <= max(retention.end[old], 0) < emission.end
+    )
+    return replace(emission, inputs=tuple(sorted({*emission.inputs, *unread})))
+
+
+def _donated(emission: Emission, heirs: Mapping[TensorId, TensorId]) -> tuple[TensorId, ...]:
+    made = set(emission.outputs)
+    return tuple(t for t in emission.inputs if t in heirs and heirs[t] in made)
+
+
+def _aligned(emission: Emission, heirs: Mapping[TensorId, TensorId]) -> Emission:
+    """The same with heirs first, in the order of what is donated to them.
+
+    JAX gives a donated buffer to the first output of its shape. Unless that is the heir, XLA copies what it would overwrite.
+    """
+    first = [heirs[t] for t in _donated(emission, heirs)]
+    taken = set(first)
+    return replace(emission, outputs=(*first, *(t for t in emission.outputs if t not in taken)))
+
+
+def _frees(
+    retention: Retention,
+    emissions: Sequence[Emission],
+    heirs: Mapping[TensorId, TensorId],
+) -> dict[int, list[TensorId]]:
+    """For each segment, the tensors on the device that nothing after it needs."""
+    activity = retention.activity
+    count = len(activity.graph.operators)
+    edges = np.array([e.begin for e in emissions])
+    donated = [set(_donated(e, heirs)) for e in emissions]
+    frees: dict[int, list[TensorId]] = {}
+    for tensor in activity.graph.tensors:
+        t = tensor.id
+        end = retention.end[t]
+        if end >= count or t in activity.kept_by_caller:
+            continue
+        index = int(np.searchsorted(edges, max(end, 0), side="right")) - 1
+        crosses = activity.begin[t] < emissions[index].begin or (activity.begin[t] < 0 and index == 0)
+        if crosses and t not in donated[index]:
+            frees.setdefault(index, []).append(t)
+    return frees
+
+
+def _copy(kind: EventKind, graph: Graph, t: TensorId, index: int, until: int) -> Event:
+    reason = "nothing needs it for a while" if kind == "swap_out" else f"needed by segment {until}"
+    return _event(kind, graph, t, index - 1, until, reason)
+
+
+def _recomputed(graph: Graph, emission: Emission, index: int) -> list[Event]:
+    """One event for each tensor that the segment computes again and reads itself."""
+    read = {t for p in range(emission.begin, emission.end) for t in graph.operators[p].inputs}
+    reason = f"computed again inside segment {index}; keeping it would cost its bytes"
+    again = (t for p in emission.again for t in graph.operators[p].outputs)
+    return [_event("recompute", graph, t, index - 1, index, reason) for t in again if t in read]
+
+
+def _release(graph: Graph, t: TensorId, index: int, reason: str) -> Event:
+    return _event("release", graph, t, index, index, reason)
+
+
+def _event(kind: EventKind, graph: Graph, t: TensorId, trigger: int, until: int, reason: str) -> Event:
+    """An event that has no time yet."""
+    tensor = graph.tensors[t]
+    return Event(kind, t, tensor.name, tensor.nbytes, trigger, until, 0.0, 0.0, 0.0, reason)
+
+
+def _planned(graph: Graph, t: TensorId) -> PlannedTensor:
+    tensor = graph.tensors[t]
+    return PlannedTensor(tensor.id, tensor.name, tensor.role, tensor.nbytes, tensor.shape, tensor.dtype)
+
+
+def segment_operators(graph: Graph, segment: Segment) -> list[OperatorId]:
+    """The ids of everything that the segment runs, what it computes again first."""
+    return [OperatorId(i) for a, b in (*segment.recomputes, *segment.operators) for i in range(a, b)]

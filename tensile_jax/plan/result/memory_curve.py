@@ -1,0 +1,42 @@
+"""How many bytes lie on the device while each segment of a plan runs: the one account that a plan states.
+
+The account is taken of the segments and events themselves, after they have been made, so that it holds whatever the policy
+expected. Before segment i the device holds
+
+    held(0)     = inputs and constants of the step, but for those whose first copy brings them in
+    held(i + 1) = resident(i) - bytes that segment i frees
+    resident(i) = held(i) - bytes that have left by i + bytes that come in before i + outputs of i - what i is donated
+
+What a segment is donated becomes the memory of its outputs, so the two are counted once. `check.py` replays the plan with sets
+of tensors, knows nothing of this account, and must agree with it.
+
+Sizes in bytes.
+"""
+
+from collections.abc import Sequence
+
+from tensile_jax.ir import Graph
+from tensile_jax.plan_format import Event, Segment
+
+
+def resident_bytes(graph: Graph, segments: Sequence[Segment], events: Sequence[Event]) -> list[int]:
+    """For each segment, the bytes on the device while it runs, without its workspace. Sizes that segments state are not read."""
+    size = [t.nbytes for t in graph.tensors]
+    change = [0] * (len(segments) + 1)  # by the segment before which it happens
+    copied: set[int] = set()
+    held = sum(t.nbytes for t in graph.tensors if t.producer is None)
+    for event in events:
+        if event.kind == "swap_out":
+            change[event.until] -= size[event.tensor]
+        elif event.kind == "swap_in":
+            change[event.trigger + 1] += size[event.tensor]
+            if event.tensor not in copied:
+                held -= size[event.tensor]
+        if event.kind in ("swap_out", "swap_in"):
+            copied.add(event.tensor)
+    found: list[int] = []
+    for segment, changed in zip(segments, change, strict=False):
+        held += changed + sum(size[t] for t in segment.outputs) - sum(size[t] for t in segment.donated)
+        found.append(held)
+        held -= sum(size[t] for t in segment.frees)
+    return found

@@ -1,0 +1,1 @@
+"""Searches for the fastest plan under a limit: candidates, segmentation, swaps, and improvements of a plan."""

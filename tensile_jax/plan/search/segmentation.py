@@ -1,0 +1,333 @@
+"""Cut the step into segments: the cheapest boundaries that keep every segment under a limit.
+
+A segment `[a, b)` runs as one executable. XLA holds its inputs until it ends and its outputs from its start, so that
+
+    peak(a, b) = stored(a) + made(a, b) + workspace(a, b)
+    made(a, b) = bytes of the tensors that begin in [a, b) and are stored at b
+    workspace(a, b) = max over places q in [a, b) of the materialised bytes that begin and end inside and are live at q
+
+    cost(a, b) = launch + (bytes that would not have been written without the boundary b) / bytes_per_us
+               + latency of what [a, b) computes again
+
+Both depend on the two ends only, so the cheapest segmentation in which every peak stays under a limit is a shortest path,
+found exactly by dynamic programming over a set of candidate boundaries: between any two heavy operators the earliest place at
+which least is stored. `cost` and `peak` are two matrices over pairs of candidates, made of cumulative sums.
+
+Ties go to the earlier boundary: a late one would split what XLA fuses (design measurement: 15 % more traffic).
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.fusion import Traffic
+from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.rerun_latency import rerun_latencies
+from tensile_jax.plan.analysis.residency import Stay, columns, stored_bytes
+from tensile_jax.plan.analysis.retention import Retention
+
+_MOST_CANDIDATES = 192
+_CROSSING = 0.1  # of its bytes, for a materialised tensor that crosses a boundary: prefers narrow places
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Board:
+    """Candidate boundaries (ascending, 0 and the end among them) and, for each pair a < b of them, cost and peak.
+
+    `cost` (microseconds), `held` (stored and made, bytes), `workspace` (bytes, if XLA schedules as well as can be) and
+    `kernels` (heavy operators) are square, with meaning above the diagonal only.
+    """
+
+    boundaries: tuple[int, ...]
+    cost: np.ndarray
+    held: np.ndarray
+    workspace: np.ndarray
+    kernels: np.ndarray
+
+    def estimates(self, growth: float) -> np.ndarray:
+        """Workspaces with XLA's own growth for each kernel."""
+        return np.ceil(self.workspace * (1.0 + growth * self.kernels))
+
+
+def lay_board(
+    retention: Retention,
+    traffic: Traffic,
+    profile: DeviceProfile,
+    *,
+    stays: Sequence[Stay],
+    boundaries: tuple[int, ...] | None = None,
+) -> Board:
+    """Cost and peak of every segment between candidate boundaries.
+
+    Args:
+        boundaries: the candidates; if None, they are found.
+    """
+    activity, graph = retention.activity, retention.activity.graph
+    count = len(graph.operators)
+    stored = stored_bytes(stays, count)
+    boundaries = boundaries or _candidates(retention, stored)
+    k = len(boundaries)
+    bucket = np.searchsorted(np.array(boundaries), np.arange(count + 1), side="right") - 1  # of a place
+    bucket[count] = k - 1
+
+    def histogram(first: np.ndarray, last: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        flat = np.bincount(bucket[first] * (k + 1) + bucket[last], weights=weight, minlength=(k + 1) ** 2)
+        return flat.reshape(k + 1, k + 1)
+
+    tensor, nbytes, begin, end, whole = columns([stay for stay in stays if stay.begin >= 0])
+    until = np.where(whole, end, count)  # what is swapped is an input or a result of its segment, always
+    made_bytes = _begins_in_crosses(histogram(begin, until, nbytes))[:k, :k]
+    crossing = nbytes * np.where(traffic.written[tensor], _CROSSING, 1.0)
+    written_bytes = _begins_in_crosses(histogram(begin, until, crossing))[:k, :k]
+    result = begin == activity.begins[tensor]  # not brought in from the host
+    lent = _begins_in_crosses(histogram(begin[result], until[result], nbytes[result]))[:k, :k]
+    again_us = _again(retention, traffic, profile, bucket, k)
+    base = stored[list(boundaries)]
+    inside = _inside(retention, traffic, {stay.tensor for stay in stays if not stay.whole})
+    work = _workspace(retention, traffic, profile, boundaries, bucket, histogram(*inside), inside, lent)
+    heavy = np.cumsum([0, *(activity.kinds == "heavy")])[list(boundaries)]
+    cost = profile.launch_us + written_bytes / profile.bytes_per_us + again_us
+    return Board(boundaries, cost, base[:, None] + made_bytes, work, np.maximum(heavy[None, :] - heavy[:, None], 0))
+
+
+def _inside(retention: Retention, traffic: Traffic, away: Set[TensorId]) -> np.ndarray:
+    """Columns (first place, last place, bytes) of all that may live and die inside a segment, as it is or computed again."""
+    activity = retention.activity
+    begin, end, nbytes = activity.begins, retention.ends, activity.nbytes
+    there = traffic.written & (begin >= 0) & (nbytes > 0)
+    own = there & (end < len(activity.graph.operators))
+    own[[*retention.heirs.values(), *away]] = False
+    again: list[tuple[int, int, int]] = []
+    for t, last in retention.dropped.items():
+        if there[t]:
+            places = pairwise([last, *_read_again(retention, t)])
+            # at `before` it is counted as a use, or with the chain that makes it
+            again += [(before + 1, place, int(nbytes[t])) for before, place in places if place > before + 1]
+    return np.concatenate(
+        [np.array([begin[own], end[own], nbytes[own]]), np.array(again, dtype=np.int64).reshape(-1, 3).T], axis=1
+    )
+
+
+def _candidates(retention: Retention, stored: np.ndarray) -> tuple[int, ...]:
+    activity = retention.activity
+    count = len(activity.graph.operators)
+    heavy: list[int] = np.flatnonzero(activity.kinds == "heavy").tolist()
+    made: list[int] = [0, *np.cumsum(activity.makes.sums(activity.nbytes)).tolist()]
+    free = stored.astype(float)
+    free[_folded(retention)] = np.inf
+    chosen = {0, count}
+    bucket_bytes = max(float(stored.max()) / 48, 1.0)
+    for first, last in zip([0, *heavy], [*heavy, count], strict=True):
+        if last <= first:
+            continue
+        # A window is the light tail of one heavy operator; a long one (the optimizer) is cut by the bytes that it makes.
+        pieces = max(1, min(32, int((made[last] - made[first + 1]) // bucket_bytes)))
+        edges = (
+            sorted({int(edge) for edge in np.linspace(first + 1, last + 1, pieces + 1)}) if pieces > 1 else (first + 1, last + 1)
+        )
+        for low, high in pairwise(edges):
+            narrowest = low + int(free[low:high].argmin())
+            if free[narrowest] < np.inf:
+                chosen.add(narrowest)
+    ordered = sorted(chosen)
+    if len(ordered) > _MOST_CANDIDATES:
+        must = {0, count}
+        rest = [b for b in ordered if b not in must]
+        stretches = np.array_split(np.array(rest), max(1, _MOST_CANDIDATES - len(must)))
+        ordered = sorted(must | {int(s[np.argmin(stored[s])]) for s in stretches if s.size})  # the narrowest of each
+    return tuple(ordered)
+
+
+def _folded(retention: Retention) -> list[int]:
+    """Boundaries at which XLA would have folded a transposition into the heavy operator before it."""
+    begin, operators = retention.activity.begin, retention.activity.graph.operators
+    return [
+        place
+        for place, op in enumerate(operators)
+        if op.primitive == "transpose" and begin[op.inputs[0]] == place - 1 and operators[place - 1].kind == "heavy"
+    ]
+
+
+def _begins_in_crosses(grid: np.ndarray) -> np.ndarray:
+    """M[a, b] = sum of grid[u, v] over a <= u < b <= v."""
+    from_right = np.cumsum(grid[:, ::-1], axis=1)[:, ::-1]  # R[u, b] = sum over v >= b
+    above = np.vstack([np.zeros((1, grid.shape[1])), np.cumsum(from_right, axis=0)])  # A[a, b] = sum over u < a
+    size = grid.shape[0]
+    diagonal = above[np.arange(size), np.arange(size)]  # sum over u < b <= v
+    return diagonal[None, :] - above[:size, :]
+
+
+def _workspace(
+    retention: Retention,
+    traffic: Traffic,
+    profile: DeviceProfile,
+    boundaries: tuple[int, ...],
+    bucket: np.ndarray,
+    grid: np.ndarray,
+    inside: np.ndarray,
+    lent: np.ndarray,
+) -> np.ndarray:
+    """W[a, b] = max over buckets q in [a, b) of what lives and dies inside [a, b) and is live in q, less what is made later.
+
+    XLA lends the buffers of outputs that are not written yet. With G[u, v] the bytes that begin in bucket u and end in v > u, and
+    P their sums over all buckets before (u, v),
+
+        W[a, b] = max over q of P[q + 1, b] - P[a, b] - P[q + 1, q] + P[a, q] + alone[q] - later[q, b]
+    """
+    k = len(boundaries)
+    activity = retention.activity
+    count = len(activity.graph.operators)
+    first, last, weight = inside
+    same = bucket[first] == bucket[last]
+    change = np.bincount(first[same], weights=weight[same], minlength=count + 2)
+    change -= np.bincount(last[same] + 1, weights=weight[same], minlength=count + 2)
+    live = np.cumsum(change)[:count] + chains(retention, traffic)
+    if profile.canonical_layouts:
+        live += activity.relayout
+    alone = np.maximum.reduceat(live, boundaries[:-1])
+    cross = grid[:k, :k].copy()
+    np.fill_diagonal(cross, 0.0)
+    before = np.zeros((k + 1, k + 1))
+    before[1:, 1:] = np.cumsum(np.cumsum(cross, axis=0), axis=1)
+    work = np.full((k, k), -np.inf)
+    for q in range(k - 1):
+        after = slice(q + 1, k)
+        tail = before[q + 1, after] - before[q + 1, q] + alone[q] - lent[q + 1, after]  # lent: results of [q + 1, b)
+        np.maximum(work[: q + 1, after], before[: q + 1, q, None] + tail, out=work[: q + 1, after])
+    return np.maximum(work - before[:k, :k], 0.0)
+
+
+def _read_again(retention: Retention, tensor: TensorId) -> list[int]:
+    """The places that read a dropped tensor in a segment that holds the need before: the first, and some of the others.
+
+    What is computed again for one place is there for the next; what it was made from is not needed a second time.
+    """
+    activity, end = retention.activity, retention.end[tensor]
+    needs = [p for p in retention.needs[tensor] if p > end]
+    before = dict(zip(needs[1:], needs, strict=False))
+    read = {*needs[:1], *(p for p in activity.uses[tensor] if p > end)}
+    for reader in activity.uses[tensor]:
+        runs = retention.reruns[reader]
+        read.update(p for last, p in zip((-1, *runs), runs, strict=False) if p > end and before.get(p, -1) != last)
+    return sorted(read)
+
+
+def chains(retention: Retention, traffic: Traffic) -> np.ndarray:
+    """For each place, the most bytes that are live while the chains that it is the first to need are computed again.
+
+    Later readers in the same segment find the chain's tensors there; that is counted with what lives across places.
+    """
+    activity = retention.activity
+    operators, tensors = activity.graph.operators, activity.graph.tensors
+    chain: dict[int, list[int]] = {}  # by the first place to need it
+    for place, runs in enumerate(retention.reruns):
+        if runs:
+            chain.setdefault(runs[0], []).append(place)
+    most = np.zeros(len(operators))
+    for need, everything in chain.items():
+        places = [place for place in everything if any(traffic.materialised[t] for t in operators[place].outputs)]
+        if not places:
+            continue
+        members = {t for place in places for t in operators[place].outputs if traffic.materialised[t]}
+        last: dict[int, int] = dict.fromkeys(operators[need].inputs, need)
+        for place in reversed(everything):  # what a fused operator reads is read where its results are
+            op = operators[place]
+            until = max((last.get(t, need) for t in op.outputs), default=need) if op.kind == "light" else place
+            if any(t in members for t in op.outputs):
+                until = place
+            for t in op.inputs:
+                last[t] = max(last.get(t, 0), until)
+        live = peak = 0
+        ends: dict[int, int] = {}
+        for place in places:
+            for t in operators[place].outputs:
+                if t in members:
+                    live += tensors[t].nbytes
+                    until = last.get(t, need)
+                    ends[until] = ends.get(until, 0) + tensors[t].nbytes
+            peak = max(peak, live)
+            live -= ends.pop(place, 0)
+        most[need] = peak
+    return most
+
+
+def _again(retention: Retention, traffic: Traffic, profile: DeviceProfile, bucket: np.ndarray, k: int) -> np.ndarray:
+    """R[a, b] = microseconds of what the segment [a, b) computes again, each operator once."""
+    activity = retention.activity
+    operators = activity.graph.operators
+    grid = np.zeros((k + 1, k + 1))
+    before: list[int] = []
+    after: list[int] = []
+    places: list[int] = []
+    latencies = rerun_latencies(activity, traffic, profile)
+    for place, runs in enumerate(retention.reruns):
+        if runs and latencies[place] > 0.0:
+            stored_until = max(retention.end[t] for t in operators[place].outputs)
+            before += [max(stored_until, place), *runs[:-1]]
+            after += runs
+            places += [place] * len(runs)
+    if before:
+        np.add.at(grid, (bucket[np.array(before)], bucket[np.array(after)]), latencies[np.array(places)])
+    # sum over u < a <= v < b
+    total = np.zeros((k + 2, k + 2))
+    total[1:, 1:] = np.cumsum(np.cumsum(grid, axis=0), axis=1)
+    return np.maximum(total[:k, :k] - total.diagonal()[:k, None], 0.0)
+
+
+class Cut(NamedTuple):
+    """A segmentation and what it adds to the step, in microseconds."""
+
+    cost: float
+    boundaries: tuple[int, ...]
+
+
+def cheapest_cut(board: Board, workspaces: np.ndarray, limit: float) -> Cut | None:
+    """The cheapest segmentation, of two segments or more, in which no segment's peak exceeds `limit`, or None.
+
+    Args:
+        workspaces: of every segment, in the order of `board.boundaries`.
+    """
+    peak = board.held + workspaces
+    k = len(board.boundaries)
+    total = np.full(k, np.inf)
+    total[0] = 0.0
+    back = np.zeros(k, dtype=int)
+    for b in range(1, k):
+        through = np.where(peak[:b, b] <= limit, total[:b] + board.cost[:b, b], np.inf)
+        if b == k - 1 and b > 1:
+            through[0] = np.inf  # the step as one executable is plain jit's, not a segmentation
+        a = int(np.argmin(through))
+        total[b], back[b] = through[a], a
+    return Cut(float(total[-1]), _path(board, back)) if np.isfinite(total[-1]) else None
+
+
+def least_peak(board: Board, workspaces: np.ndarray) -> int:
+    """The smallest limit for which there is a segmentation of two segments or more."""
+    peak = board.held + workspaces
+    k = len(board.boundaries)
+    worst = np.full(k, np.inf)
+    worst[0] = 0.0
+    for b in range(1, k):
+        first = 1 if b == k - 1 and b > 1 else 0
+        worst[b] = np.min(np.maximum(worst[first:b], peak[first:b, b]))
+    return int(np.ceil(worst[-1]))
+
+
+def pressure(retention: Retention, traffic: Traffic, profile: DeviceProfile) -> np.ndarray:
+    """For each place, the bytes that its operator needs beyond what is stored before it, but for what XLA fuses away."""
+    activity = retention.activity
+    added = np.where(traffic.written, activity.nbytes, 0)
+    added[list(retention.heirs.values())] = 0
+    alone = chains(retention, traffic) + activity.makes.sums(added)
+    return alone + activity.relayout if profile.canonical_layouts else alone
+
+
+def _path(board: Board, back: np.ndarray) -> tuple[int, ...]:
+    path = [len(board.boundaries) - 1]
+    while path[-1] > 0:
+        path.append(int(back[path[-1]]))
+    return tuple(board.boundaries[i] for i in reversed(path))

@@ -1,0 +1,318 @@
+"""The plan: what runs when, what leaves the device and returns, and what all that is predicted to cost.
+
+    Plan    ::= header  PlannedTensor*  Segment*  Event*
+    Segment ::= operators  recomputed operators  inputs  outputs  frees  workspace  time
+    Event   ::= swap_out | swap_in | recompute | release, triggered by the end of a segment
+
+This is the document that a person reads and a saved plan consists of. It names operators by their ids in the traced step, as
+half-open ranges, and tensors by id and name. An event's trigger is the index of the segment after whose launch it is issued, -1
+for the beginning of the iteration ("each instruction is a tuple (trigger, delta time)", TENSILE section III-D); `delta_us` is
+the predicted time between that segment's end and the event's start.
+
+Sizes in bytes, times in microseconds since the iteration began.
+"""
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from tensile_jax.atomic_file import write_whole
+from tensile_jax.errors import PlanFileError
+from tensile_jax.ir import OperatorId, Role, TensorId
+
+SCHEMA_VERSION = 1
+_WIDTH = 110  # characters of a line for a person
+_MOST = 2**62  # bytes, microseconds, operators: nothing that this package writes comes near it
+
+EventKind = Literal["swap_out", "swap_in", "recompute", "release"]
+PolicyName = Literal["auto", "capuchin", "checkpoint", "none", "tensile", "vdnn"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """A tensor that lies in memory between segments, or that an event names."""
+
+    id: TensorId
+    name: str
+    role: Role
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One executable. `frees` leave the device when it ends; `device_bytes` is the footprint while it runs.
+
+    `donated` are inputs whose memory an output takes over; those outputs come first, in the same order.
+    """
+
+    name: str
+    operators: tuple[tuple[int, int], ...]
+    recomputes: tuple[tuple[int, int], ...]
+    inputs: tuple[TensorId, ...]
+    outputs: tuple[TensorId, ...]
+    donated: tuple[TensorId, ...]
+    frees: tuple[TensorId, ...]
+    resident_bytes: int
+    workspace_bytes: int
+    device_bytes: int
+    begin_us: float
+    latency_us: float
+    recomputed_us: float
+    stall_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`kind` happens to `tensor` after segment `trigger`; it ends before segment `until` is launched."""
+
+    kind: EventKind
+    tensor: TensorId
+    name: str
+    nbytes: int
+    trigger: int
+    until: int
+    delta_us: float
+    begin_us: float
+    end_us: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A scheduling plan for one step at one set of shapes, with what it is predicted to need.
+
+    Attributes:
+        whole: the step runs as one executable, exactly as `jax.jit` compiles it.
+        budget_bytes: what was asked for; None for no limit.
+        max_slowdown: what was asked for in its place, of the step's time as one executable.
+        peak_bytes: predicted peak of device memory, workspaces included.
+        workspaces: "predicted" before compiling: every workspace, and with it every `device_bytes` and the peak, is an estimate.
+            "compiled" once the compiled segments' own sizes have replaced estimates. Times are predictions always.
+        floor_bytes: the smallest budget for which there is a plan; `floor_tensors` hold it.
+        jit_peak_bytes: the peak of plain `jax.jit`, where it has been compiled.
+        step_us, stall_us, recomputed_us: predicted time of an iteration, of waiting for copies in it, of doing work twice.
+        swapped_out_bytes, swapped_in_bytes: over the link, per iteration.
+        bound_us: no plan under this budget takes less time; None where that was not asked for (`PlannedFunction.bound_us`).
+        notes: what a person should know of how the plan came about, a sentence or two each: another plan was refused by its
+            replay, or a saved plan needed more than its budget and was planned again.
+    """
+
+    schema_version: int
+    tensile_version: str
+    program: str
+    fingerprint: str
+    policy: str
+    device_profile: str
+    state_memory: Literal["device", "any"]
+    whole: bool
+    workspaces: Literal["predicted", "compiled"]
+    budget_bytes: int | None
+    peak_bytes: int
+    peak_segment: int
+    jit_peak_bytes: int | None
+    unplanned_peak_bytes: int
+    floor_bytes: int
+    floor_tensors: tuple[str, ...]
+    step_us: float
+    stall_us: float
+    recomputed_us: float
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    tensors: tuple[PlannedTensor, ...]
+    segments: tuple[Segment, ...]
+    events: tuple[Event, ...]
+    bound_us: float | None = None
+    max_slowdown: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan as JSON, indented, with a newline at its end."""
+        save_json(self, path)
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> "Plan":
+        """Read a saved plan.
+
+        Raises:
+            PlanFileError: the file is not a plan, is truncated, was written with another schema, or contradicts itself.
+            OSError: there is no such file, or it cannot be read.
+        """
+        try:
+            raw = msgspec.json.decode(Path(path).read_bytes())
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise PlanFileError(
+                f"{path} is not JSON, or was cut short ({error}). Save the plan again with plan.save(path)."
+            ) from error
+        version = raw.get("schema_version") if isinstance(raw, dict) else None
+        if version != SCHEMA_VERSION or isinstance(version, bool):
+            raise PlanFileError(
+                f"{path} has schema_version {version!r}; this version of tensile_jax reads {SCHEMA_VERSION}. "
+                "Plan the step again with this version."
+            )
+        try:
+            plan = msgspec.convert(raw, Plan)
+        except (msgspec.ValidationError, OverflowError) as error:
+            raise PlanFileError(f"{path} is not a plan: {error}. Save the plan again with plan.save(path).") from error
+        story = next(contradictions(plan), None)
+        if story is not None:
+            raise PlanFileError(f"{path} is not a plan: {story}. Save the plan again with plan.save(path).")
+        return plan
+
+    def __str__(self) -> str:
+        return describe(self)
+
+
+def contradictions(plan: Plan) -> Iterator[str]:
+    """What is wrong with a plan by itself, whatever its step: each a clause that names what it is.
+
+    Whether the plan does what the step does is told by its replay on the step's graph (`plan/result/check.py`).
+    """
+    yield from _impossible_numbers(plan, "the plan")
+    for what, several in (("tensor", plan.tensors), ("segment", plan.segments), ("event", plan.events)):
+        for place, one in enumerate(several):
+            yield from _impossible_numbers(one, f"{what} {place}")
+    if plan.policy not in get_args(PolicyName):
+        yield f"its policy is {plan.policy!r}, which is not known"
+    if not plan.segments:
+        yield "it has no segments"
+    elif not 0 <= plan.peak_segment < len(plan.segments):
+        yield f"its peak is in segment {plan.peak_segment}, and it has {len(plan.segments)} segments"
+    elif plan.peak_bytes != max(s.device_bytes for s in plan.segments):
+        yield f"its peak is {plan.peak_bytes} bytes, and its largest segment's {max(s.device_bytes for s in plan.segments)}"
+    elif plan.segments[plan.peak_segment].device_bytes != plan.peak_bytes:
+        yield f"segment {plan.peak_segment}, which is to hold the peak, is not the largest"
+    if plan.budget_bytes is not None and plan.peak_bytes > plan.budget_bytes:
+        yield f"its peak of {plan.peak_bytes} bytes is above its budget of {plan.budget_bytes}"
+    if plan.max_slowdown is not None and plan.max_slowdown < 1:
+        yield f"its max_slowdown is {plan.max_slowdown}, which is below 1"
+    if plan.whole and (len(plan.segments) != 1 or plan.events):
+        yield "it runs whole, and yet has more than one segment, or events"
+    yield from _contradictory_tensors(plan)
+    yield from _contradictory_segments(plan)
+
+
+def _impossible_numbers(record: Any, what: str) -> Iterator[str]:
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{field.name} of {what} is {value}"
+        if field.name.endswith(("_bytes", "_us", "nbytes")) and isinstance(value, int | float) and not 0 <= value < _MOST:
+            yield f"{field.name} of {what} is {value}"
+
+
+def _contradictory_tensors(plan: Plan) -> Iterator[str]:
+    known = {tensor.id: tensor for tensor in plan.tensors}
+    if len(known) != len(plan.tensors):
+        yield "a tensor stands in it twice"
+    count = len(plan.segments)
+    for place, event in enumerate(plan.events):
+        tensor = known.get(event.tensor)
+        if tensor is None or (tensor.name, tensor.nbytes) != (event.name, event.nbytes):
+            yield f"event {place} is of tensor {event.tensor}, {event.name!r} with {event.nbytes} bytes, which is not in the plan"
+        if not -1 <= event.trigger < count or not 0 <= event.until <= count:
+            yield f"event {place} lies between segments {event.trigger} and {event.until}, and there are {count}"
+
+
+def _contradictory_segments(plan: Plan) -> Iterator[str]:
+    known = {tensor.id for tensor in plan.tensors}
+    made: set[TensorId] = set()
+    for place, segment in enumerate(plan.segments):
+        groups: dict[str, Sequence[TensorId]] = {
+            "inputs": segment.inputs, "outputs": segment.outputs, "donated": segment.donated, "frees": segment.frees,
+        }  # fmt: skip
+        for name, ids in groups.items():
+            if not known.issuperset(ids):
+                yield f"{name} of segment {place} name tensors that are not in the plan"
+            if len(set(ids)) != len(ids) and not plan.whole:  # a step may return one tensor twice
+                yield f"a tensor stands twice in {name} of segment {place}"
+        if not made.isdisjoint(segment.outputs):
+            yield f"segment {place} gives an output that an earlier segment gives"
+        made.update(segment.outputs)
+        if any(not 0 <= a < b < _MOST for a, b in (*segment.operators, *segment.recomputes)):
+            yield f"segment {place} has an empty or negative range of operators"
+        if segment.resident_bytes + segment.workspace_bytes > segment.device_bytes and not plan.whole:
+            yield f"segment {place} has less on the device than is resident and its workspace"
+
+
+def save_json(value: Any, path: str | PathLike[str]) -> None:
+    """Write frozen data as JSON, indented, with a newline at its end; a file that is there is replaced when all is written."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def plan_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a saved plan."""
+    schema = msgspec.json.schema(Plan)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tensile_jax plan", **schema}
+
+
+def describe(plan: Plan) -> str:
+    """A dozen lines: what the plan does and what it costs."""
+    budget = "none" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)
+    if plan.max_slowdown is not None:
+        budget = f"the least for a step of at most {plan.max_slowdown:g} times plain jit's time"
+    jit = "" if plan.jit_peak_bytes is None else f", plain jit {format_bytes(plan.jit_peak_bytes)}"
+    counts = {kind: sum(e.kind == kind for e in plan.events) for kind in ("swap_out", "swap_in", "recompute")}
+    recomputed = sum(e.nbytes for e in plan.events if e.kind == "recompute")
+    about = "about " if plan.workspaces == "predicted" else ""
+    lines = [
+        f"Plan of {plan.program!r} ({plan.policy}, profile {plan.device_profile}, {plan.workspaces} workspaces)",
+        f"  budget     {budget}",
+        f"  peak       {about}{format_bytes(plan.peak_bytes)} in {plan.segments[plan.peak_segment].name}"
+        f" (floor {format_bytes(plan.floor_bytes)}{jit})",
+        f"  step       {plan.step_us / 1e3:.1f} ms, of which {plan.recomputed_us / 1e3:.1f} ms recomputation, "
+        f"{plan.stall_us / 1e3:.1f} ms waiting for copies",
+    ]
+    if plan.bound_us is not None:
+        above = plan.step_us / plan.bound_us - 1
+        lines.append(
+            f"  bound      {plan.bound_us / 1e3:.1f} ms: no plan under this budget is faster; this one is {above:.1%} above"
+        )
+    if plan.whole:
+        lines.append("  the whole step runs as one executable, as jax.jit compiles it")
+    else:
+        lines += [
+            f"  segments   {len(plan.segments)}",
+            f"  swaps      {counts['swap_out']} out ({format_bytes(plan.swapped_out_bytes)}), "
+            f"{counts['swap_in']} in ({format_bytes(plan.swapped_in_bytes)})",
+            f"  recomputes {counts['recompute']} tensors ({format_bytes(recomputed)})",
+        ]
+    if plan.workspaces == "predicted":
+        workspace = max(s.workspace_bytes for s in plan.segments)
+        lines.append(
+            f"  estimates  workspaces (the largest {format_bytes(workspace)}), and so the peak; running the plan corrects them"
+        )
+    for note in plan.notes:
+        lines += textwrap.wrap(note, _WIDTH, initial_indent="  note       ", subsequent_indent=" " * 13)
+    return "\n".join(lines)
+
+
+def format_bytes(nbytes: float) -> str:
+    """`1.25 GiB`: binary units, three digits."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:.4g} {unit}"
+    return f"{int(nbytes)} B"
+
+
+def ranges(ids: list[OperatorId]) -> tuple[tuple[int, int], ...]:
+    """Half-open ranges of consecutive ids, in the order given: [1, 2, 3, 7] -> ((1, 4), (7, 8))."""
+    found: list[list[int]] = []
+    for i in ids:
+        if found and found[-1][1] == i:
+            found[-1][1] = i + 1
+        else:
+            found.append([i, i + 1])
+    return tuple((a, b) for a, b in found)
+
+
+def unranged(spans: tuple[tuple[int, int], ...]) -> list[OperatorId]:
+    """The ids of `ranges`, in order."""
+    return [OperatorId(i) for a, b in spans for i in range(a, b)]

@@ -1,0 +1,81 @@
+"""What a plan's instructions ask of memory, against the plan itself and against the arrays that lie on the device."""
+
+from typing import Any
+
+import pytest
+
+import tensile_jax as tensile
+from tensile_jax.exec.actor.memory_demand import demand_of, metrics_bytes
+from tensile_jax.exec.step.instructions import Op, instructions_of
+from tensile_jax.ir import Graph
+from tensile_jax.models import load
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Demand
+from tensile_jax.plan_format import Plan
+from tensile_jax.profiles import load_profile
+
+MODELS = {
+    "mlp": {"batch_size": 32},
+    "cnn": {"batch_size": 64, "image_size": 16},
+    "gpt": {"batch_size": 4, "sequence_length": 64},
+}
+PARTS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
+
+
+def plans_of(name: str, profile: str) -> list[tuple[Plan, Graph]]:
+    """The plans of a model's step with its state donated, at every part of the vanilla peak that can be kept."""
+    model = load(name)(**MODELS[name])
+    shapes = model.state_shape, model.batch_shape
+    base = tensile.jit(model.step, donate_argnums=0, policy="none").plan(*shapes)
+    found: list[tuple[Plan, Graph]] = []
+    for part in PARTS:
+        function = tensile.jit(
+            model.step, budget=int(base.peak_bytes * part), donate_argnums=0, state_memory="any", device_profile=profile
+        )
+        try:
+            plan = function.plan(*shapes)
+        except tensile.BudgetTooSmall:
+            continue
+        found.append((plan, next(iter(function._steps.values())).prepared.graph))
+    return found
+
+
+@pytest.mark.parametrize("profile", ["cpu", "h200"])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_what_is_held_at_each_launch_is_what_the_plan_says(name: str, profile: str) -> None:
+    segmented = 0
+    for plan, graph in plans_of(name, profile):
+        metrics = metrics_bytes(graph)  # those of the last iteration, until they are read
+        if plan.whole:
+            whole = demand_of(plan, graph, None, load_profile(profile))
+            assert whole.kinds == (INSTANT, LAUNCH, INSTANT)
+            assert whole.peak_bytes == plan.peak_bytes + metrics
+            continue
+        segmented += 1
+        calls: list[Any] = [None] * len(plan.segments)
+        instructions = instructions_of(plan, graph, calls)
+        demand = demand_of(plan, graph, instructions, load_profile(profile))
+        size = {t.id: t.nbytes for t in graph.tensors}
+        assert demand.peak_bytes == plan.peak_bytes + metrics
+        assert len(demand.kinds) == len(instructions.code) + 2
+        for move, instruction in enumerate(instructions.code, start=1):
+            if instruction[0] is not Op.LAUNCH:
+                continue
+            segment = plan.segments[instruction[-1]]
+            made = sum(size[t] for t in segment.outputs) - sum(size[t] for t in segment.donated)
+            assert demand.kinds[move] == LAUNCH
+            assert demand.holds[move] + made == segment.resident_bytes + metrics
+            assert demand.needs[move] == segment.device_bytes + metrics
+        waits = sum(i[0] in (Op.LEAVE, Op.AWAIT) for i in instructions.code)
+        assert demand.kinds.count(WAIT) == waits
+    assert segmented
+
+
+def test_state_that_stays_out_is_not_held_between_iterations() -> None:
+    out = [(plan, graph) for plan, graph in plans_of("gpt", "cpu") if any(e.kind == "swap_out" for e in plan.events)]
+    assert out
+    for plan, graph in out:
+        instructions = instructions_of(plan, graph, [None] * len(plan.segments))
+        demand: Demand = demand_of(plan, graph, instructions, load_profile("cpu"))
+        left = sum(instructions.nbytes[slot] for slot in instructions.left_on_host)
+        assert demand.idle_bytes == demand.state_bytes - left + metrics_bytes(graph)
+        assert demand.host_bytes >= demand.state_bytes and demand.parked_bytes == metrics_bytes(graph)

@@ -1,0 +1,251 @@
+"""All that can happen to a small set of jobs: breadth first over (controller's state, world).
+
+    node   (State, World), virtual times from the clock on
+    edge   an event that may come there, `step`, and the orders carried out
+
+In every node is checked what must hold whatever happens (`check`); of the whole graph, that it has no cycle: every way through it
+ends, so jobs are not parked and brought back for ever. Where jobs have no end (`endless`), cycles there are; then it is found how
+many iterations of others can begin, at most, while one job waits for its own.
+"""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tensile_jax.exec.controller.events import BatchReady, Budgeted, Event, Prepared
+from tensile_jax.exec.controller.machine import step
+from tensile_jax.exec.controller.orders import Do
+from tensile_jax.exec.controller.state import JobId, Seat, State
+from tests.exec.controller.world import Body, Broken, World
+
+Node = tuple[State, World]
+_Ages = tuple[tuple[tuple[type, JobId], int], ...]
+_ENDLESS_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """How many nodes there are, and how the jobs can have ended where nothing more can happen."""
+
+    nodes: int
+    ends: frozenset[tuple[tuple[JobId, str], ...]]
+
+
+def check(state: State, world: World) -> None:
+    """What must hold in every node."""
+    bodies = {b.job: b for b in world.bodies}
+    held = sum(b.device_bytes for b in world.bodies) + max([need for _, need, _ in world.launches], default=0)
+    if not state.held_bytes == held <= state.budget_bytes == world.budget:
+        raise Broken(f"{state.held_bytes} bytes by account, {held} in the world, of {state.budget_bytes}")
+    sums = (sum(s.settled_bytes for s in state.seats), sum(s.demand.parked_bytes for s in state.seats))
+    if sums != (state.settled_bytes, state.parked_bytes):
+        raise Broken(f"{state.settled_bytes} and {state.parked_bytes} bytes by account, {sums} in the seats")
+    if {s.job for s in (*state.seats, *state.queue)} != bodies.keys():
+        raise Broken(f"seats {state.seats} and {state.queue} for {world.bodies}")
+    for s in state.seats:
+        b = bodies[s.job]
+        known = (s.demand, s.position, s.steps_left, s.batches, s.wish, s.renewal)
+        if known != (b.demand, b.position, b.steps, b.loaded, b.wish, b.renewal):
+            raise Broken(f"{s} for {b}")
+    if not world.underway:
+        _check_quiet(state, world)
+
+
+def _check_quiet(state: State, world: World) -> None:
+    """Nothing is under way: whoever could do something should have done it."""
+    if world.asked is not None:
+        raise Broken(f"a budget of {world.asked} bytes is asked for, and nothing happens")
+    for b in world.bodies:
+        stuck = b.position > 0 or b.wish == "stop" or b.steps == 0
+        stuck |= b.wish == "pause" and (b.here or not b.rested)
+        stuck |= b.renewal is not None
+        stuck |= b.seated and b.wants and world.could_run(b)
+        if stuck:
+            raise Broken(f"nothing is under way, and yet nothing is done for {b}")
+    queued = [b for b in world.bodies if not b.seated and b.wish == "run"]
+    if queued and all(admissible(world, b) for b in queued):
+        raise Broken(f"nothing is under way, and yet none is admitted of {queued}")
+
+
+def admissible(world: World, body: Body) -> bool:
+    """Whether the job, and all that could run before, could run were it admitted."""
+    after = world.with_body(replace(body, seated=True))
+    if after.host_bytes > world.host_budget:
+        return False
+    before = {b.job for b in world.bodies if b.seated and world.could_run(b)} | {body.job}
+    return all(after.could_run(b) for b in after.bodies if b.job in before)
+
+
+def react(state: State, world: World, event: Event) -> tuple[State, World, tuple[int, ...]]:
+    """Both once `event`, of which the world knows already, is told; and the jobs of which an iteration began."""
+    after, orders = step(state, event)
+    began: list[int] = []
+    for order in orders:
+        world = world.obey(order)
+        if isinstance(order, Do) and order.move == 0:
+            began.append(order.job)
+    check(after, world)
+    return after, world, tuple(began)
+
+
+def begin(world: World, seats: Iterable[Seat]) -> Node:
+    """The node in which these jobs were prepared, one after another."""
+    state = State(world.budget, world.host_budget, depth=world.depth)
+    for one in seats:
+        event = Prepared(one)
+        state, world, _ = react(state, world.hear(event), event)
+    return state, world
+
+
+def _normal(state: State, *, endless: bool) -> State:
+    """The same as far as decisions go: virtual times count from the clock on; jobs without an end are as at the beginning."""
+    seats = [replace(s, virtual_us=max(s.virtual_us - state.clock_us, 0.0)) for s in state.seats]
+    if endless:
+        seats = [replace(s, steps_left=_ENDLESS_STEPS, batches=2) for s in seats]
+    return replace(state, seats=tuple(seats), clock_us=0.0)
+
+
+def _endless(world: World) -> World:
+    """The world with as many steps and batches to come as before."""
+    return replace(world, bodies=tuple(replace(b, steps=_ENDLESS_STEPS, loads=0, loaded=2) for b in world.bodies))
+
+
+def explore(world: World, seats: Iterable[Seat], *, most: int = 1_000_000) -> Explored:
+    """Every node that can be reached, each checked; raises `Broken` with the events that led there."""
+    state, at = begin(world, seats)
+    first = (_normal(state, endless=False), at)
+    index: dict[Node, int] = {first: 0}
+    nodes: list[Node] = [first]
+    came: list[tuple[int, Event | None]] = [(-1, None)]
+    after: list[list[int]] = []
+    for here, (state, at) in enumerate(nodes):  # grows
+        out: list[int] = []
+        for event, heard in at.happens():
+            try:
+                then_state, then, _ = react(state, heard, event)
+            except Exception as error:
+                raise Broken(f"{error}\nafter {_story(came, here)} and {event}") from error
+            node = (_normal(then_state, endless=False), then)
+            known = index.setdefault(node, len(nodes))
+            if known == len(nodes):
+                nodes.append(node)
+                came.append((here, event))
+            out.append(known)
+        after.append(out)
+        if len(nodes) > most:
+            raise Broken(f"more than {most} nodes")
+    left = without_ends(after)
+    if left:
+        raise Broken(f"{len(left)} nodes lie on or before a cycle; the first after {_story(came, min(left))}")
+    return Explored(len(nodes), frozenset(at.fates for (_, at), out in zip(nodes, after, strict=True) if not out))
+
+
+def _story(came: list[tuple[int, Event | None]], here: int) -> list[Event]:
+    """The events that led there."""
+    events: list[Event] = []
+    while here:
+        here, event = came[here]
+        assert event is not None
+        events.append(event)
+    return events[::-1]
+
+
+def without_ends(after: list[list[int]]) -> list[int]:
+    """The nodes from which a cycle can be reached."""
+    before: list[list[int]] = [[] for _ in after]
+    for node, nexts in enumerate(after):
+        for one in nexts:
+            before[one].append(node)
+    open_ways = [len(nexts) for nexts in after]
+    ended = [node for node, count in enumerate(open_ways) if not count]
+    for node in ended:  # grows
+        for one in before[node]:
+            open_ways[one] -= 1
+            if not open_ways[one]:
+                ended.append(one)
+    return [node for node, count in enumerate(open_ways) if count]
+
+
+def longest_waits(world: World, seats: Iterable[Seat], *, overtakes: int, most: int = 1_000_000) -> dict[JobId, int]:
+    """Of jobs without an end that always have a batch: how many iterations of others can begin, at most, between two of each.
+
+    What is under way is over before more than `overtakes` other things are. Raises `Broken` if a job can wait for ever.
+    """
+    state, at = begin(world, seats)
+    for body in at.bodies:
+        for _ in range(2):
+            now = at.body(body.job)
+            assert now is not None
+            state, at, _ = react(state, at.with_body(replace(now, loaded=now.loaded + 1)), BatchReady(body.job))
+    first: tuple[State, World, _Ages] = (_normal(state, endless=True), _endless(at), ())
+    index: dict[tuple[State, World, _Ages], int] = {first: 0}
+    nodes: list[tuple[State, World, _Ages]] = [first]
+    after: list[list[tuple[int, tuple[int, ...]]]] = []
+    for state, at, ages in nodes:  # grows
+        out: list[tuple[int, tuple[int, ...]]] = []
+        age = dict(ages)
+        possible = list(at.completions())
+        oldest = max([age.get(_name(event), 0) for event, _ in possible])
+        for event, heard in possible:
+            if oldest >= overtakes and age.get(_name(event), 0) < oldest:
+                continue
+            try:
+                then_state, then, began = react(state, heard, event)
+            except Exception as error:
+                raise Broken(f"{error}\nin {state} at {event}") from error
+            older = tuple((_name(other), age.get(_name(other), 0) + 1) for other, _ in possible if other is not event)
+            node = (_normal(then_state, endless=True), _endless(then), older)
+            known = index.setdefault(node, len(nodes))
+            if known == len(nodes):
+                nodes.append(node)
+            out.append((known, began))
+        after.append(out)
+        if len(nodes) > most:
+            raise Broken(f"more than {most} nodes")
+    return {body.job: _longest(after, body.job) for body in at.bodies}
+
+
+def _name(event: Event) -> tuple[type, JobId]:
+    """Of what is under way for a job, each kind once: the oldest of its launches, its wait, its state on its way."""
+    assert not isinstance(event, Prepared | Budgeted)
+    return type(event), event.job
+
+
+def _longest(after: list[list[tuple[int, tuple[int, ...]]]], job: int) -> int:
+    """The most iterations that begin on a way on which none of `job` does."""
+    ways = [[(to, len(began)) for to, began in out if job not in began] for out in after]
+    if without_ends([[to for to, _ in out] for out in ways]):
+        raise Broken(f"job {job} can wait for ever")
+    most = [-1] * len(ways)
+    for start in range(len(ways)):
+        todo = [start]
+        while todo:
+            node = todo[-1]
+            if most[node] >= 0:
+                todo.pop()
+                continue
+            open_ways = [to for to, _ in ways[node] if most[to] < 0]
+            if open_ways:
+                todo += open_ways
+                continue
+            most[node] = max([count + most[to] for to, count in ways[node]], default=0)
+            todo.pop()
+    return max(most)
+
+
+def wander(world: World, seats: Iterable[Seat], rng: random.Random) -> tuple[State, World, list[int]]:
+    """One way through, taken at random to its end; and whose iterations began, in order."""
+    state, at = begin(world, seats)
+    story: list[Event] = []
+    order: list[int] = []
+    while True:
+        possible = list(at.happens())
+        if not possible:
+            return state, at, order
+        event, heard = rng.choice(possible)
+        story.append(event)
+        try:
+            state, at, began = react(state, heard, event)
+        except Exception as error:
+            raise Broken(f"{error}\nafter {story}") from error
+        order += began

@@ -1,0 +1,246 @@
+"""What the controller decides about, without JAX: jobs, their states, the launches and copies under way, and the user.
+
+    World ::= Body* launches late scripts     hashable: two worlds in which the same can happen are equal
+
+`happens` is an event that could come now, `obey` carries an order out. It keeps its own account of where every state is and
+of what lies on the device, from nothing but what it was told to do, and raises `Broken` at what must never be said:
+
+    a move out of order, or while the state is away or on its way;   a launch too many in flight;   an overrun, also for a moment
+    a park in the middle of an iteration;   a new plan for a state that is on the device;   anything after `Dismiss`
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tensile_jax.exec.controller.events import BatchReady, Budgeted, Died, Ended, Event, Moved, Prepared, Renewed, Waited, Wished
+from tensile_jax.exec.controller.orders import Admit, Adopt, Apply, Decline, Dismiss, Do, Order, Park, Rest, Unpark
+from tensile_jax.exec.controller.state import JobId, Seat, Wish
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Demand
+
+
+class Broken(AssertionError):
+    """The controller said what it must not say, or left undone what it must do."""
+
+
+def demand(kinds: str, *steps: int, parked: int = 0, us: float = 1.0, switch_us: float = 0.0, host: int | None = None) -> Demand:
+    """Kinds as letters (I, L, W); holds and needs in turn: hold, need, hold, ..., hold. A launch takes `us`."""
+    holds, needs = steps[::2], steps[1::2]
+    letters = {"I": INSTANT, "L": LAUNCH, "W": WAIT}
+    return Demand(
+        tuple(letters[k] for k in kinds), needs, holds, parked, holds[0], holds[0] if host is None else host, us, switch_us
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One job, as it is. `here`: its state is on the device; `moving`: on the way there, or away from there."""
+
+    job: JobId
+    demand: Demand
+    steps: int
+    loads: int
+    wish: Wish = "run"
+    seated: bool = False
+    here: bool = False
+    moving: bool = False
+    waiting: bool = False
+    position: int = 0
+    loaded: int = 0
+    renewal: Demand | None = None
+    rested: bool = False
+
+    @property
+    def device_bytes(self) -> int:
+        """But for what its launches in flight need for themselves."""
+        if not self.seated:
+            return 0
+        if self.moving:
+            return self.demand.holds[0]
+        return self.demand.holds[self.position] if self.here else self.demand.parked_bytes
+
+    @property
+    def wants(self) -> bool:
+        """It would begin an iteration."""
+        ready = self.position == 0 and self.loaded > 0 and self.steps > 0
+        return ready and self.wish == "run" and self.renewal is None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """`launches` are (job, what it needs for itself, us) in order; `late` is what comes of jobs that died; `scripts` the user's.
+
+    `fates` says of every job that is gone how it ended.
+    """
+
+    budget: int
+    host_budget: float
+    depth: int
+    bodies: tuple[Body, ...] = ()
+    launches: tuple[tuple[JobId, int, float], ...] = ()
+    late: tuple[Event, ...] = ()
+    scripts: tuple[tuple[Event, ...], ...] = ()
+    asked: int | None = None
+    fates: tuple[tuple[JobId, str], ...] = ()
+
+    @property
+    def device_bytes(self) -> int:
+        """On the device now: what all hold, and what the launch that runs needs besides."""
+        return sum(b.device_bytes for b in self.bodies) + (self.launches[0][1] if self.launches else 0)
+
+    @property
+    def host_bytes(self) -> int:
+        """The most that the admitted jobs can have on the host."""
+        return sum(b.demand.host_bytes for b in self.bodies if b.seated)
+
+    @property
+    def underway(self) -> bool:
+        """The device or a link works for somebody."""
+        return bool(self.launches) or any(b.waiting or b.moving for b in self.bodies)
+
+    def body(self, job: JobId) -> Body | None:
+        """The job, if it is not gone."""
+        return next((b for b in self.bodies if b.job == job), None)
+
+    def could_run(self, body: Body, budget: int | None = None) -> bool:
+        """Whether the job could run an iteration if all others were parked."""
+        others = sum(b.demand.parked_bytes for b in self.bodies if b.seated and b is not body)
+        return others + body.demand.peak_bytes <= (self.budget if budget is None else budget)
+
+    def with_body(self, body: Body) -> "World":
+        """The same, with the job as it is now."""
+        return replace(self, bodies=tuple(body if b.job == body.job else b for b in self.bodies))
+
+    # -- what can happen --------------------------------------------------------------------------------------------------------
+
+    def completions(self) -> Iterator[tuple[Event, "World"]]:
+        """What of the work under way may be told next: launches end in order, all else at any time."""
+        if self.launches:
+            job, _, us = self.launches[0]
+            yield Ended(job, us), replace(self, launches=self.launches[1:])
+        for body in self.bodies:
+            if body.waiting:
+                yield Waited(body.job), self.with_body(replace(body, waiting=False, position=body.position + 1))
+            if body.moving:
+                yield Moved(body.job), self.with_body(replace(body, moving=False))
+
+    def happens(self) -> Iterator[tuple[Event, "World"]]:
+        """Every event that may come now, and the world in which it has come."""
+        yield from self.completions()
+        for body in self.bodies:
+            if body.loads:
+                yield BatchReady(body.job), self.with_body(replace(body, loads=body.loads - 1, loaded=body.loaded + 1))
+        for event in dict.fromkeys(self.late):
+            late = list(self.late)
+            late.remove(event)
+            yield event, replace(self, late=tuple(late))
+        for k, script in enumerate(self.scripts):
+            if script:
+                scripts = (*self.scripts[:k], script[1:], *self.scripts[k + 1 :])
+                yield script[0], replace(self, scripts=scripts).hear(script[0])
+
+    def hear(self, event: Event) -> "World":
+        """The world once the user, or a job, has done this."""
+        if isinstance(event, Prepared):
+            seat = event.seat
+            return replace(self, bodies=(*self.bodies, Body(seat.job, seat.demand, seat.steps_left, seat.steps_left)))
+        if isinstance(event, Budgeted):
+            return replace(self, asked=event.nbytes)
+        body = self.body(event.job)
+        if isinstance(event, Died):
+            launches = tuple(one for one in self.launches if one[0] != event.job)
+            late: list[Event] = [Ended(job, us) for job, _, us in self.launches if job == event.job]
+            if body is not None:
+                late += [Waited(event.job)] * body.waiting + [Moved(event.job)] * body.moving + [BatchReady(event.job)]
+            after = self if body is None else self.gone(body, "died")
+            return replace(after, launches=launches, late=(*self.late, *late))
+        if body is None:
+            return self
+        if isinstance(event, Wished):
+            wish = "stop" if body.wish == "stop" else event.wish
+            return self.with_body(replace(body, wish=wish, rested=False))
+        if isinstance(event, Renewed):
+            if not body.seated:  # nothing is said of it
+                return self.with_body(replace(body, demand=event.demand))
+            return self.with_body(replace(body, renewal=event.demand))
+        raise AssertionError(f"a world of these tests is never told {event}")
+
+    def gone(self, body: Body, how: str) -> "World":
+        """The world without the job."""
+        bodies = tuple(b for b in self.bodies if b.job != body.job)
+        return replace(self, bodies=bodies, fates=tuple(sorted((*self.fates, (body.job, how)))))
+
+    # -- what is carried out ----------------------------------------------------------------------------------------------------
+
+    def obey(self, order: Order) -> "World":
+        """The world once the order is carried out, or, where that takes time, under way."""
+        if isinstance(order, Apply):
+            after = self._apply(order.nbytes)
+        else:
+            body = self.body(order.job)
+            if body is None:
+                raise Broken(f"{order}, but the job is gone")
+            after = self._do(body, order.move) if isinstance(order, Do) else self._say(body, order)
+        if after.device_bytes > after.budget:
+            raise Broken(f"{order} brings {after.device_bytes} bytes on the device, of {after.budget}")
+        if after.host_bytes > after.host_budget:
+            raise Broken(f"{order} brings {after.host_bytes} bytes on the host, of {after.host_budget}")
+        return after
+
+    def _apply(self, nbytes: int) -> "World":
+        if self.asked is None:
+            raise Broken(f"{nbytes} bytes of budget, for which nobody asked")
+        if nbytes != self.asked:
+            if nbytes != self.budget or any(b.here and b.demand.idle_bytes > b.demand.parked_bytes for b in self.bodies):
+                raise Broken(f"{self.asked} bytes of budget refused, though they can be had")
+        elif nbytes < self.budget and (self.underway or any(b.position for b in self.bodies)):
+            raise Broken(f"a budget of {nbytes} bytes while something is under way")
+        return replace(self, budget=nbytes, asked=None)
+
+    def _do(self, body: Body, move: int) -> "World":
+        own = [one for one in self.launches if one[0] == body.job]
+        if not body.here or body.moving or body.waiting or move != body.position or (own and self.depth == 1):
+            raise Broken(f"move {move} of {body}, with {own} in flight")
+        if move == 0 and (not body.wants or self.asked is not None):
+            raise Broken(f"an iteration of {body}, which must not begin now")
+        demand = body.demand
+        kind, held = demand.kinds[move], demand.holds[move + 1]
+        if self.device_bytes - body.device_bytes + demand.needs[move] > self.budget and kind != LAUNCH:
+            raise Broken(f"move {move} of {body} needs more than there is while it is under way")
+        if kind == WAIT:
+            return self.with_body(replace(body, waiting=True))
+        position, steps, loaded = move + 1, body.steps, body.loaded
+        if position == len(demand.kinds):
+            position, steps, loaded = 0, steps - 1, loaded - 1
+        after = self.with_body(replace(body, position=position, steps=steps, loaded=loaded))
+        if kind == LAUNCH:
+            after = replace(after, launches=(*self.launches, (body.job, demand.needs[move] - held, demand.step_us)))
+            if len(after.launches) > self.depth:
+                raise Broken(f"{len(after.launches)} launches in flight")
+        return after
+
+    def _say(self, body: Body, order: Order) -> "World":
+        away = not body.here and not body.moving
+        between = body.position == 0 and not body.waiting and not body.moving
+        own = self.depth == 1 and any(one[0] == body.job for one in self.launches)
+        match order:
+            case Admit() if not body.seated and body.wish == "run":
+                return self.with_body(replace(body, seated=True))
+            case Park() if body.here and between and not own:
+                return self.with_body(replace(body, here=False, moving=True))
+            case Unpark() if body.seated and away and body.wants:
+                return self.with_body(replace(body, here=True, moving=True))
+            case Adopt() if body.seated and away and body.renewal is not None:
+                return self.with_body(replace(body, demand=body.renewal, renewal=None))
+            case Decline() if body.seated and away and body.renewal is not None:
+                return self.with_body(replace(body, renewal=None))
+            case Rest() if away and body.wish == "pause" and not body.rested:
+                return self.with_body(replace(body, rested=True))
+            case Dismiss() if away and (body.wish == "stop" or body.steps == 0):
+                return self.gone(body, "stopped" if body.steps else "finished")
+            case _:
+                raise Broken(f"{order} for {body}")
+
+
+def seat(job: int, demand: Demand, *, steps: int = 2, weight: float = 1.0) -> Seat:
+    """A job as it is when it was prepared."""
+    return Seat(JobId(job), demand, weight, steps)

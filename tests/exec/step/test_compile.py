@@ -1,0 +1,55 @@
+"""Compiling leaves JAX's settings as the user has them."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from tensile_jax.exec.step.compile import _short_compilations_cached
+
+NAME = "jax_persistent_cache_min_compile_time_secs"
+LIMIT_S = 10.0
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[None]:
+    """The user has a cache, which keeps what takes two seconds to compile."""
+    before = jax.config.values["jax_compilation_cache_dir"], getattr(jax.config, NAME)
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    jax.config.update(NAME, 2.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before[0])
+    jax.config.update(NAME, before[1])
+
+
+def test_two_that_compile_at_once_put_the_users_settings_back(cache: None) -> None:
+    """The one that began first ends first."""
+    second_in, first_out = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with _short_compilations_cached():
+            second_in.set()
+            assert first_out.wait(LIMIT_S)
+
+    thread = threading.Thread(target=second)
+    with _short_compilations_cached():
+        thread.start()
+        assert second_in.wait(LIMIT_S)
+        assert getattr(jax.config, NAME) == 0
+    first_out.set()
+    thread.join(LIMIT_S)
+    assert getattr(jax.config, NAME) == 2.0
+
+
+def test_what_the_user_sets_meanwhile_stays(cache: None) -> None:
+    with _short_compilations_cached():
+        jax.config.update(NAME, 5.0)
+    assert getattr(jax.config, NAME) == 5.0
+
+
+def test_a_failed_compilation_puts_them_back(cache: None) -> None:
+    with pytest.raises(ZeroDivisionError), _short_compilations_cached():
+        raise ZeroDivisionError
+    assert getattr(jax.config, NAME) == 2.0

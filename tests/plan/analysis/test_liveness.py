@@ -1,0 +1,266 @@
+"""Activity, order, retention and stays, worked by hand on graphs that fit on paper."""
+
+import dataclasses
+import random
+
+import pytest
+
+from tensile_jax.ir import Graph, OperatorId, Tensor, TensorId
+from tensile_jax.plan import order
+from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan.analysis.residency import (
+    Absence,
+    Absences,
+    Stay,
+    away_bytes,
+    find_stays,
+    stored_bytes,
+    stored_unless_swapped,
+)
+from tensile_jax.plan.analysis.retention import emit, retain
+from tests.builders import graph_of, tensor_named, training_graph
+
+# x -> a -> b -> y, with a read again at the end:      place 0    1    2
+CHAIN = graph_of(["a = heavy(x)", "b = light(a)", "y = heavy(b, a)"], inputs="x", outputs="y", sizes={"a": 10, "b": 20, "y": 40})
+
+
+def ids(graph: Graph, names: str) -> list[TensorId]:
+    return [tensor_named(graph, name) for name in names.split()]
+
+
+# -- activity -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_begins_where_it_is_made_and_ends_where_it_is_last_read() -> None:
+    activity = find_activity(CHAIN)
+    x, a, b, y = ids(CHAIN, "x a b y")
+    assert [activity.begin[t] for t in (x, a, b, y)] == [-1, 0, 1, 2]
+    assert [activity.end[t] for t in (x, a, b, y)] == [3, 2, 2, 3]  # x is the caller's, y the result: both never end
+    assert [activity.uses[t] for t in (x, a, b, y)] == [(0,), (1, 2), (2,), ()]
+    assert activity.kept_by_caller == {x}
+
+
+def test_a_donated_input_ends_where_it_is_last_read() -> None:
+    graph = graph_of(["a = heavy(x)", "y = heavy(a)"], inputs="x", outputs="y", donated="x")
+    activity = find_activity(graph)
+    assert activity.end[tensor_named(graph, "x")] == 0
+    assert activity.kept_by_caller == frozenset()
+
+
+def test_a_constant_belongs_to_the_caller() -> None:
+    graph = graph_of(["y = heavy(x, c)"], inputs="x", constants="c", outputs="y", donated="x")
+    assert find_activity(graph).kept_by_caller == {tensor_named(graph, "c")}
+
+
+def test_a_result_that_nothing_reads_ends_where_it_is_made() -> None:
+    graph = graph_of(["a, b = heavy(x)", "y = heavy(a)"], inputs="x", outputs="y")
+    assert find_activity(graph).end[tensor_named(graph, "b")] == 0
+
+
+def test_an_update_is_heir_to_the_donated_state_that_it_replaces() -> None:
+    lines = ["g = heavy(w, x)", "v = light(w, g)"]
+    donated = graph_of(lines, inputs="w x", outputs="v", carried={"w": "v"}, donated="w")
+    w, v = ids(donated, "w v")
+    assert find_activity(donated).heir[w] == v
+    assert retain(find_activity(donated), {}).heirs == {w: v}
+    kept = graph_of(lines, inputs="w x", outputs="v", carried={"w": "v"})
+    assert set(find_activity(kept).heir) == {-1}
+
+
+def test_an_update_is_no_heir_while_the_old_state_is_still_read_or_if_it_has_another_size() -> None:
+    late = graph_of(["v = light(w)", "y = heavy(w, v)"], inputs="w", outputs="v y", carried={"w": "v"}, donated="w")
+    assert set(find_activity(late).heir) == {-1}
+    other = graph_of(["v = light(w)"], inputs="w", outputs="v", carried={"w": "v"}, donated="w", sizes={"w": 8})
+    assert set(find_activity(other).heir) == {-1}
+
+
+def test_state_that_is_returned_as_it_came_is_not_its_own_heir() -> None:
+    graph = graph_of(["y = heavy(w)"], inputs="w", outputs="y w", carried={"w": "w"}, donated="w")
+    activity = find_activity(graph)
+    assert set(activity.heir) == {-1}
+    assert activity.end[tensor_named(graph, "w")] == 1
+
+
+# -- retention and emission -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_dropped_makes_its_inputs_stay_for_those_who_compute_it_again() -> None:
+    graph = graph_of(
+        ["a = heavy(x)", "b = light(a)", "c = heavy(b)", "d = heavy(c)", "y = heavy(d, b)"], inputs="x", outputs="y", donated="x"
+    )
+    a, b = ids(graph, "a b")
+    kept = retain(find_activity(graph), {})
+    assert (kept.end[a], kept.end[b]) == (1, 4)
+    dropped = retain(find_activity(graph), {b: 2})
+    assert (dropped.end[a], dropped.end[b]) == (4, 2)
+    assert dropped.reruns[1] == (4,)
+    last = emit(dropped, 4, 5)
+    assert (last.again, last.inputs) == ((1,), tuple(sorted(ids(graph, "a d"))))
+    together = emit(dropped, 0, 5)
+    assert together.again == (), "what the segment makes itself is never made twice"
+    assert emit(dropped, 0, 4).outputs == tuple(ids(graph, "a d"))
+
+
+def test_a_chain_of_dropped_tensors_starts_from_what_is_stored() -> None:
+    graph = graph_of(["a = light(x)", "b = light(a)", "c = heavy(b)", "y = heavy(c, b)"], inputs="x", outputs="y")
+    a, b, x, c = ids(graph, "a b x c")
+    retention = retain(find_activity(graph), {a: 1, b: 2})
+    assert emit(retention, 3, 4).again == (0, 1)
+    assert emit(retention, 3, 4).inputs == (x, c)
+
+
+# -- stays ----------------------------------------------------------------------------------------------------------------------
+
+
+def stored(graph: Graph, absences: Absences | None = None) -> list[int]:
+    stays = find_stays(retain(find_activity(graph), {}), absences or {})
+    return stored_bytes(stays, len(graph.operators)).tolist()
+
+
+def test_stored_bytes_at_every_boundary() -> None:
+    assert stored(CHAIN) == [100, 110, 130, 140]
+
+
+def test_updated_state_adds_nothing_where_the_old_state_was_donated() -> None:
+    lines = ["g = heavy(w, x)", "v = light(w, g)", "y = heavy(x)"]
+    options = {"inputs": "w x", "outputs": "v y", "carried": {"w": "v"}, "sizes": {"x": 1, "y": 1}}
+    assert stored(graph_of(lines, donated="w", **options)) == [101, 201, 101, 102]
+    assert stored(graph_of(lines, **options)) == [101, 201, 201, 202]
+
+
+def test_a_swapped_tensor_is_away_between_its_two_copies() -> None:
+    graph = graph_of(
+        ["a = heavy(x)", "b = heavy(x)", "c = heavy(b)", "d = heavy(c)", "y = heavy(a, d)"],
+        inputs="x",
+        outputs="y",
+        sizes={"a": 1000},
+    )
+    a = tensor_named(graph, "a")
+    away = {a: (Absence(a, 1, 3, 0.0),)}
+    assert stored(graph) == [100, 1100, 1200, 1200, 1200, 200]
+    assert stored(graph, away) == [100, 1100, 200, 200, 1200, 200]
+    assert away_bytes(retain(find_activity(graph), {}), away).tolist() == [0, 0, 1000, 1000, 0, 0]
+    pieces = [s for s in find_stays(retain(find_activity(graph), {}), away) if s.tensor == a]
+    assert pieces == [Stay(a, 1000, 0, 1, False), Stay(a, 1000, 3, 4, False)]
+
+
+# -- order ----------------------------------------------------------------------------------------------------------------------
+
+
+def is_topological(graph: Graph) -> bool:
+    known = {t.id for t in graph.tensors if t.producer is None}
+    for op in graph.operators:
+        if not known.issuperset(op.inputs):
+            return False
+        known.update(op.outputs)
+    return True
+
+
+def test_updates_are_placed_right_after_their_gradients() -> None:
+    graph = order(training_graph(3))
+    place = {op.outputs[0]: k for k, op in enumerate(graph.operators)}
+    heavy = [k for k, op in enumerate(graph.operators) if op.kind == "heavy"]
+    for k in range(3):
+        gradient, update = place[tensor_named(graph, f"g{k}")], place[tensor_named(graph, f"v{k}")]
+        assert gradient < update
+        assert not any(gradient < h < update for h in heavy)
+
+
+UPDATE_BEFORE_THE_PEAK = [
+    "a = heavy(x)", "g = heavy(a)", "b = heavy(a)", "c = heavy(b)", "y = heavy(c)", "v = light(w, g)"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("donated", "last"), [("w", 4), ("", 5)])
+def test_an_early_update_that_raises_the_peak_stays_late_where_state_is_not_donated(donated: str, last: int) -> None:
+    graph = graph_of(
+        UPDATE_BEFORE_THE_PEAK, inputs="x w", outputs="y v", carried={"w": "v"}, donated=donated,
+        sizes={"g": 1000, "w": 1000, "v": 1000, "b": 2000} if donated else {"g": 1, "w": 1000, "v": 1000, "b": 2000},
+    )  # fmt: skip
+    assert order(graph).operators[-1].id == last
+
+
+def test_temporaries_of_an_update_that_xla_fuses_do_not_push_it_late() -> None:
+    graph = graph_of(
+        ["a = heavy(x)", "b = heavy(a)", "g = heavy(b)", "y = heavy(a, b)", "s = light(g)", "r = light(s)", "v = light(w, r, s)"],
+        inputs="x w", outputs="y v", carried={"w": "v"}, donated="w", sizes=dict.fromkeys("wgsrv", 1000),
+    )  # fmt: skip
+    assert [op.id for op in order(graph).operators] == [0, 1, 2, 4, 5, 6, 3]
+
+
+def test_a_large_gradient_of_small_operands_waits_until_the_activations_are_gone() -> None:
+    lines = ["a = heavy(x)", "h = heavy(a, w)", "d = light(h)", "g = heavy(a, d)", "v = light(w, g)", "e = heavy(d, s)"]
+    sizes = {"w": 4000, "g": 4000, "v": 4000, "a": 500, "h": 500, "d": 500, "e": 10}
+
+    def ordered(saved: int) -> list[int]:
+        graph = graph_of(
+            ["s = heavy(x)", *lines], inputs="x w", outputs="e v", carried={"w": "v"}, donated="w", sizes={**sizes, "s": saved}
+        )
+        return [op.id for op in order(graph).operators]
+
+    assert ordered(3000) == [0, 1, 2, 3, 6, 4, 5]  # g is made when s is gone
+    assert ordered(5) == [0, 1, 2, 3, 4, 5, 6]  # s is no burden, so the gradient is consumed at once
+
+
+def test_a_gradient_that_is_no_larger_than_its_operands_does_not_wait() -> None:
+    lines = ["s = heavy(x)", "a = heavy(x)", "d = heavy(a, w)", "g = heavy(a, d)", "v = light(w, g)", "e = heavy(d, s)"]
+    sizes = {"w": 900, "g": 900, "v": 900, "a": 500, "d": 500, "s": 3000}
+    graph = graph_of(lines, inputs="x w", outputs="e v", carried={"w": "v"}, donated="w", sizes=sizes)
+    assert [op.id for op in order(graph).operators] == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_depends_on_inputs_alone_goes_right_before_its_first_reader() -> None:
+    graph = order(graph_of(["m = light(x)", "a = heavy(x)", "b = heavy(a)", "y = heavy(b, m)"], inputs="x", outputs="y"))
+    assert [op.id for op in graph.operators] == [1, 2, 0, 3]
+
+
+def random_graph(seed: int) -> Graph:
+    rng = random.Random(seed)
+    names, lines, sizes = ["x", "w"], [], {"x": rng.randrange(1, 1000), "w": rng.randrange(1, 1000)}
+    for k in range(rng.randrange(1, 25)):
+        kind = rng.choice(["heavy", "light", "light", "reduction"])
+        reads = rng.sample(names, min(len(names), rng.randrange(1, 4)))
+        lines.append(f"t{k} = {kind}({', '.join(reads)})")
+        sizes[f"t{k}"] = rng.randrange(0, 1000)
+        names.append(f"t{k}")
+    outputs = {names[-1], *rng.sample(names[2:], min(2, len(names) - 2))}
+    return graph_of(lines, sizes=sizes, inputs="x w", outputs=" ".join(sorted(outputs)), donated=rng.choice(["", "w", "x w"]))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_any_order_is_topological_and_of_the_same_operators(seed: int) -> None:
+    graph = random_graph(seed)
+    ordered = order(graph)
+    assert is_topological(ordered)
+    assert sorted(op.id for op in ordered.operators) == [op.id for op in graph.operators]
+    assert ordered.tensors == graph.tensors and ordered.outputs == graph.outputs
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_stored_bytes_are_those_of_a_naive_count(seed: int) -> None:
+    graph = random_graph(seed)
+    activity = find_activity(graph)
+    naive = [
+        sum(t.nbytes for t in graph.tensors if activity.begin[t.id] < b <= activity.end[t.id] and t.nbytes)
+        for b in range(len(graph.operators) + 1)
+    ]
+    assert stored(graph) == naive
+    assert stored_unless_swapped(retain(activity, {})).tolist() == naive
+
+
+# -- the graph itself -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_out_of_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="topological order: light_1 reads a before it is there"):
+        dataclasses.replace(CHAIN, operators=(CHAIN.operators[1], CHAIN.operators[0], CHAIN.operators[2]))
+
+
+def test_a_graph_whose_tensors_are_out_of_place_is_refused() -> None:
+    with pytest.raises(ValueError, match="at the place that their id names"):
+        dataclasses.replace(CHAIN, tensors=CHAIN.tensors[::-1])
+
+
+def test_a_tensor_of_negative_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="Tensor a must have a size of 0 bytes or more: got -1"):
+        Tensor(TensorId(0), "a", "batch", -1, (), "float32", OperatorId(0))

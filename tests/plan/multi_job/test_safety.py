@@ -1,0 +1,112 @@
+"""Admission is exact: the same answer as trying every interleaving."""
+
+import random
+from functools import cache
+
+import pytest
+
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Demand, descents
+from tensile_jax.plan.multi_job.safety import Under, can_finish, serial_peak
+
+
+def demand(*steps: int, parked: int = 0) -> Demand:
+    """Holds and needs in turn: hold, need, hold, ..., hold."""
+    holds, needs = steps[::2], steps[1::2]
+    return Demand((LAUNCH,) * len(needs), needs, holds, parked, holds[0], holds[0])
+
+
+def by_trying(budget: int, under_way: list[Under], resting: int) -> bool:
+    """Every interleaving, one move at a time."""
+
+    @cache
+    def possible(at: tuple[int, ...]) -> bool:
+        def held(k: int) -> int:
+            one = under_way[k]
+            return one.rest_bytes if at[k] == len(one.demand.kinds) else one.demand.holds[at[k]]
+
+        total = resting + sum(map(held, range(len(at))))
+        if total > budget:
+            return False
+        if all(at[k] == len(one.demand.kinds) for k, one in enumerate(under_way)):
+            return True
+        for k, one in enumerate(under_way):
+            if at[k] < len(one.demand.kinds) and total - held(k) + one.demand.needs[at[k]] <= budget:
+                after = at[:k] + (at[k] + 1,) + at[k + 1 :]
+                if possible(after):
+                    return True
+        return False
+
+    return possible(tuple(one.position for one in under_way))
+
+
+def random_demand(rng: random.Random) -> Demand:
+    count = rng.randint(1, 5)
+    idle = rng.randint(0, 4)
+    holds = [idle, *(rng.randint(0, 8) for _ in range(count - 1)), idle]
+    needs = [max(holds[i], holds[i + 1]) + rng.choice([0, 0, 1, 3]) for i in range(count)]
+    return Demand((LAUNCH,) * count, tuple(needs), tuple(holds), rng.randint(0, min(holds)), idle, idle)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_finds_an_order_exactly_where_there_is_one(seed: int) -> None:
+    rng = random.Random(seed)
+    answers: list[bool] = []
+    for _ in range(200):
+        under_way: list[Under] = []
+        for _ in range(rng.randint(1, 3)):
+            one = random_demand(rng)
+            rest = rng.choice([one.parked_bytes, one.idle_bytes])
+            under_way.append(Under(one, rng.randint(0, len(one.kinds) - 1), rest))
+        resting = rng.randint(0, 3)
+        budget = rng.randint(4, 24)
+        answers.append(can_finish(budget, under_way, resting_bytes=resting))
+        assert answers[-1] == by_trying(budget, under_way, resting), (budget, under_way, resting)
+    assert 20 < sum(answers) < 180
+
+
+def test_one_jobs_peak_falls_into_anothers_valley() -> None:
+    job = demand(2, 10, 3, 10, 2)
+    assert can_finish(13, [Under(job, 1, 2), Under(job, 1, 2)])  # 3 + 10
+    assert not can_finish(12, [Under(job, 1, 2), Under(job, 1, 2)])
+
+
+def test_a_chain_that_only_rises_is_decided_from_its_end() -> None:
+    rising = demand(0, 4, 4, 8, 0)
+    assert can_finish(8, [Under(rising, 0, 0), Under(rising, 0, 0)])
+    assert not can_finish(8, [Under(rising, 1, 0), Under(rising, 1, 0)])  # each waits for the other
+
+
+def test_where_jobs_cannot_be_parked_they_must_all_fit_at_rest() -> None:
+    streamed = demand(4, 5, 1, 5, 4)
+    assert can_finish(9, [Under(streamed, 1, 4), Under(streamed, 1, 4)])
+    assert not can_finish(8, [Under(streamed, 1, 4), Under(streamed, 1, 4)])
+
+
+def test_the_serial_peak_is_the_highest_job_beside_the_others_at_rest() -> None:
+    assert serial_peak([(demand(2, 10, 2), 2), (demand(3, 6, 3), 0)]) == 10
+    assert serial_peak([]) == 0
+
+
+def test_a_descent_is_the_first_place_that_is_no_higher() -> None:
+    assert descents([5, 9, 4], [2, 3, 1, 2]) == ((2, 2, -1, -1), (9, 9, 4, 0))
+    assert descents([1], [1, 1]) == ((1, -1), (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "needs", "holds", "parked", "says"),
+    [
+        ((LAUNCH,), (4,), (1, 5), 0, "must need what is held"),
+        ((LAUNCH,), (4,), (1, 2), 0, "must end as it began"),
+        ((LAUNCH,), (4,), (1, 1), 2, "no less than what stays when parked"),
+        ((WAIT, INSTANT), (4,), (1, 1), 0, "one more hold"),
+        ((), (), (1,), 0, "one more hold"),
+        ((WAIT, LAUNCH), (1, 1), (1, 1, 1), 0, "neither begin nor end with a wait"),
+        ((LAUNCH, WAIT, LAUNCH), (1, 2, 1), (1, 1, 1, 1), 0, "is a wait and must need what is held before it, 1 bytes: got 2"),
+        ((LAUNCH, WAIT), (1, 1), (1, 1, 1), 0, "neither begin nor end with a wait"),
+    ],
+)
+def test_a_demand_that_cannot_be_is_refused(
+    kinds: tuple[int, ...], needs: tuple[int, ...], holds: tuple[int, ...], parked: int, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        Demand(kinds, needs, holds, parked, 0, 0)

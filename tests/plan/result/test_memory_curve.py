@@ -1,0 +1,179 @@
+"""What a plan says that its segments hold is what its replay counts, and never more than its policy has counted."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tensile_jax.ir import Graph
+from tensile_jax.plan import LEAST, POLICIES, WHOLE, Ladder, Layout, Measured, assemble, check, floor, layout, order, whole_peak
+from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan.analysis.retention import retain
+from tensile_jax.plan_format import Plan
+from tests.builders import PROFILE, graph_of, header_for, tensor_named
+
+_SIZES = (0, 4, 1_000, 65_536, 100_000, 300_000)
+
+
+def planned(graph: Graph, boundaries: tuple[int, ...], dropped: dict[str, int]) -> Plan:
+    """The plan of the graph cut there, without workspaces."""
+    retention = retain(find_activity(graph), {tensor_named(graph, name): last for name, last in dropped.items()})
+    ladder = Ladder(graph, PROFILE, state_may_stay_out=False)
+    chosen = Layout(retention, {}, boundaries, (0,) * (len(boundaries) - 1))
+    return assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header_for(graph))
+
+
+def test_donated_state_that_nothing_reads_is_handed_to_the_segment_that_makes_its_update() -> None:
+    graph = graph_of(
+        ["v = heavy(x)", "y = heavy(v)"], inputs="w x", outputs="v y", carried={"w": "v"}, donated="w", sizes={"w": 7, "v": 7}
+    )
+    plan = planned(graph, (0, 1, 2), {})
+    assert plan.segments[0].donated == (tensor_named(graph, "w"),)
+    assert [s.device_bytes for s in plan.segments] == [7 + 100, 7 + 100 + 100]  # w or v, x; y
+    check(plan, graph)
+
+
+def test_donated_state_of_which_a_cast_is_still_there_is_handed_over() -> None:
+    """The moment m is read through its cast c only. Dropped after place 2, c is stored where the update's segment begins."""
+    graph = graph_of(
+        ["c = light(m)", "g = heavy(x)", "u = heavy(c, g)", "p = heavy(c, u)", "n = light(p)"],
+        inputs="m x",
+        outputs="n",
+        carried={"m": "n"},
+        donated="m",
+        sizes={"m": 10, "n": 10, "c": 20, "u": 20, "p": 20},
+    )
+    plan = planned(graph, (0, 2, 5), {"c": 2})
+    first, last = plan.segments
+    assert tensor_named(graph, "m") not in graph.operators[2].inputs
+    assert last.donated == (tensor_named(graph, "m"),)
+    assert tensor_named(graph, "m") not in (*first.frees, *last.frees)
+    assert last.resident_bytes == 10 + 100 + 20 + 100  # m or n, x, c, g
+    check(plan, graph)
+
+
+def test_state_released_before_its_update_is_made_is_not_counted_in_between() -> None:
+    graph = graph_of(
+        ["c = heavy(m)", "y = heavy(c)", "n = heavy(y)"], inputs="m", outputs="n", carried={"m": "n"}, donated="m",
+        sizes={"m": 10, "n": 10},
+    )  # fmt: skip
+    plan = planned(graph, (0, 1, 2, 3), {})
+    assert [s.donated for s in plan.segments] == [(), (), ()]
+    assert [s.resident_bytes for s in plan.segments] == [10 + 100, 100 + 100, 100 + 10]
+    check(plan, graph)
+
+
+def test_state_that_comes_back_in_the_place_of_other_state_stays_where_it_is() -> None:
+    """The caller owns t, which is the next s; s and r change places. None of them can be sent out as somebody's update."""
+    size = 2**17
+    graph = graph_of(
+        ["a = heavy(s, x)", "b = heavy(a)", "u = heavy(t, b)", "c = heavy(r, q)"],
+        inputs="s t r q x",
+        outputs="t u q r c",
+        carried={"s": "t", "t": "u", "r": "q", "q": "r"},
+        donated="s r q",
+        sizes=dict.fromkeys("struqabcx", size),
+    )
+    ladder = Ladder(order(graph), PROFILE, state_may_stay_out=True)
+    for policy in POLICIES.values():
+        for limit in (LEAST, 3 * size, 5 * size, 8 * size):
+            choice = policy(ladder, limit, Measured())
+            if choice is not None and choice.rung != WHOLE:
+                chosen = layout(ladder, choice, Measured())
+                header = header_for(ladder.graph, state_memory="any")
+                check(assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header), ladder.graph)
+
+
+def random_graph(rng: random.Random) -> Graph:
+    """State that is updated directly, through casts, or not from itself at all; that passes through, or changes places."""
+    states = [f"s{i}" for i in range(rng.randint(1, 4))]
+    sizes = {name: rng.choice(_SIZES) for name in ("x", *states)}
+    names, lines = ["x", *states], list[str]()
+
+    def make(kind: str, reads: list[str], nbytes: int | None = None) -> str:
+        name = f"t{len(lines)}"
+        lines.append(f"{name} = {kind}({', '.join(dict.fromkeys(reads))})")
+        sizes[name] = rng.choice(_SIZES) if nbytes is None else nbytes
+        names.append(name)
+        return name
+
+    def anything() -> None:
+        kind = rng.choice(("heavy", "heavy", "light", "light", "reduction"))
+        make(kind, [rng.choice(names[-3:]), *rng.sample(names, k=rng.randint(0, 2))])
+
+    for _ in range(rng.randint(1, 12)):
+        anything()
+    carried: dict[str, str] = {}
+    for old in rng.sample(states, k=len(states)):
+        gradient = rng.choice(names[-5:])
+        form = rng.choice(("direct", "cast", "cast", "unread", "same", "another"))
+        if form == "direct":
+            new = make("light", [old, gradient], sizes[old])
+        elif form == "cast":
+            wide = make(rng.choice(("light", "light", "heavy")), [old], 2 * sizes[old])
+            sums = [make("light", [wide, gradient], 2 * sizes[old]) for _ in range(rng.randint(1, 2))]
+            for _ in range(rng.randint(0, 2)):
+                anything()
+            new = make("light", [sums[-1]], sizes[old])
+        elif form == "unread":
+            new = make("light", [gradient], sizes[old])
+        else:
+            new = old if form == "same" else rng.choice(states)
+        if new not in carried.values():
+            carried[old] = new
+        for _ in range(rng.randint(0, 2)):
+            anything()
+    results = dict.fromkeys([*carried.values(), *rng.sample(names, k=rng.randint(0, 2)), names[-1]])
+    return graph_of(
+        lines,
+        sizes=sizes,
+        inputs=" ".join(["x", *states]),
+        outputs=" ".join(results),
+        carried=carried,
+        donated=" ".join(s for s in ("x", *states) if rng.random() < 0.8),
+        flops=rng.choice((0, 10_000, 1_000_000)),
+    )
+
+
+def hold_to_account(rng: random.Random, graph: Graph, state_memory: str) -> None:
+    """Every policy's plans at several budgets, before compiling and with workspaces that compiling might have shown."""
+    ladder = Ladder(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
+    header = header_for(ladder.graph, state_memory=state_memory)
+    least, _ = floor(ladder, Measured())
+    top = max(least, whole_peak(ladder, Measured()))
+    for policy in POLICIES.values():
+        measured = Measured()
+        for part in sorted((rng.random(), rng.random() / 4, 0.0), reverse=True):
+            limit = least + part * (top - least)
+            choice = policy(ladder, limit, measured)
+            if choice is None or choice.rung == WHOLE:
+                continue
+            chosen = layout(ladder, choice, measured)
+            plan = assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header)
+            check(plan, ladder.graph)
+            assert limit == LEAST or plan.peak_bytes <= limit
+            assert chosen.least_bytes is not None
+            for segment, counted in zip(plan.segments, chosen.least_bytes, strict=True):
+                assert segment.resident_bytes + segment.workspace_bytes <= segment.device_bytes == counted
+            shown = {(choice.rung, a, b): rng.choice((0, 1_000, 65_536)) for a, b in pairwise(choice.boundaries)}
+            measured = Measured({**measured.workspaces, **shown})
+
+
+ACCOUNTS = given(seed=st.integers(0, 2**32), state_memory=st.sampled_from(["device", "any"]))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@ACCOUNTS
+def test_policy_plan_and_replay_agree_on_bytes_for_any_graph(seed: int, state_memory: str) -> None:
+    rng = random.Random(seed)
+    hold_to_account(rng, random_graph(rng), state_memory)
+
+
+@pytest.mark.slow
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@ACCOUNTS
+def test_policy_plan_and_replay_agree_on_bytes_for_many_graphs(seed: int, state_memory: str) -> None:
+    rng = random.Random(seed)
+    hold_to_account(rng, random_graph(rng), state_memory)
