@@ -14,7 +14,7 @@ import jax
 import tensile_jax as tensile
 from benchmarks.loop import loop_us_per_segment
 from tensile_jax.exec.step.compile import peak_of
-from tensile_jax.models import load
+from tensile_jax.installed_models import MODELS
 
 
 @click.command()
@@ -40,7 +40,7 @@ def main(
         jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     sizes = {"sequence_length": sequence_length} if sequence_length else {}
-    built = load(model)(batch_size=batch_size, **sizes)
+    built = MODELS[model](batch_size=batch_size, **sizes)
     state: Any = built.init()
     feed = built.batches()
     batches = [jax.tree.map(jax.numpy.asarray, next(feed)) for _ in range(max(steps, 1))]

@@ -18,7 +18,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
-from tensile_jax.models import load
+from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
 from tensile_jax.profiles import load_profile
 from tensile_jax.trace import trace_step
@@ -34,7 +34,7 @@ def main() -> None:
     device = h200()
     rows: list[dict[str, Any]] = []
     for name, batch_size, budgets in _CASES:
-        model = load(name)(batch_size=batch_size)
+        model = MODELS[name](batch_size=batch_size)
         compiler = H200Compiler(device)
         arguments = placed((model.state_shape, model.batch_shape), device)
         step = trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})

@@ -27,8 +27,7 @@ import jax
 
 import tensile_jax as tensile
 from tensile_jax.exec.step.compile import peak_of
-from tensile_jax.models import load
-from tensile_jax.models.model import Model
+from tensile_jax.installed_models import MODELS, Model
 
 _PLAIN_S = 3.0  # how long each measurement of plain jit takes at least
 _GOOD = 0.75  # of plain jit's throughput; `--lowest` looks for the lowest budget that gives as much
@@ -60,7 +59,7 @@ class Alone:
 def build(spec: str) -> Alone:
     """Of `model:batch_size`."""
     name, _, size = spec.partition(":")
-    model = load(name)(batch_size=int(size), **(_GPT if name == "gpt" else {"image_size": 32} if name == "cnn" else {}))
+    model = MODELS[name](batch_size=int(size), **(_GPT if name == "gpt" else {"image_size": 32} if name == "cnn" else {}))
     feed = model.batches()
     batches = [next(feed) for _ in range(4)]
     jit = jax.jit(model.step, donate_argnums=0).lower(model.state_shape, batches[0]).compile()

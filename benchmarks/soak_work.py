@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 import tensile_jax as tensile
-from tensile_jax.models import load
-from tensile_jax.models.model import Model
+from tensile_jax.installed_models import MODELS, Model
 
 _SIZES: tuple[tuple[str, dict[str, int]], ...] = (
     ("mlp", {"batch_size": 32, "width": 64}),
@@ -48,7 +47,7 @@ def kinds() -> list[Kind]:
     """All of them."""
     found: list[Kind] = []
     for name, sizes in _SIZES:
-        model = load(name)(**sizes)
+        model = MODELS[name](**sizes)
         feed = model.batches()
         found.append(Kind(model, jax.tree.map(np.array, model.init()), [next(feed) for _ in range(8)]))
     return found

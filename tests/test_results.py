@@ -17,7 +17,7 @@ import optax
 import pytest
 from flax import nnx
 
-from tensile_jax.models import load
+from tensile_jax.installed_models import MODELS
 from tests.builders import (
     ROWS,
     WIDTH,
@@ -211,7 +211,7 @@ def test_every_framework_gives_what_jit_gives(name: str) -> None:
 
 # -- models -------------------------------------------------------------------------------------------------------------
 
-MODELS: dict[str, dict[str, Any]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "mlp": {"batch_size": 256, "width": 64},
     "cnn": {"batch_size": 32},
     "gpt": {"batch_size": 4, "sequence_length": 32, "width": 32, "heads": 2, "layers": 2},
@@ -222,14 +222,14 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def model_case(name: str) -> Case:
     # Momentum in the place of Adam: where Adam divides rounding by rounding no tolerance would mean anything.
-    model = load(name)(**MODELS[name], optimizer=optax.sgd(1e-3, momentum=0.9))
+    model = MODELS[name](**SIZES[name], optimizer=optax.sgd(1e-3, momentum=0.9))
     given = model.batches()
     real = [next(given) for _ in range(2)]
     return Case(model.step, model.init(), lambda i: real[i % 2], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "vgg16" else n for n in MODELS if n != "resnet50"]
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "vgg16" else n for n in SIZES if n != "resnet50"]
 )
 def test_every_model_gives_what_jit_gives(name: str) -> None:
     check_case(model_case(name), part=0.3)

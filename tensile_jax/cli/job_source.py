@@ -16,8 +16,7 @@ import msgspec
 from tensile_jax.cli.jobs_file import JobEntry
 from tensile_jax.cli.refusal import Refusal
 from tensile_jax.exec.actor.entrypoint import Entrypoint
-from tensile_jax.models import load
-from tensile_jax.models.model import Model
+from tensile_jax.installed_models import MODELS, Model
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +48,7 @@ def model_of(entry: JobEntry) -> Model | None:
     """
     if entry.model is None:
         return None
-    function = load(entry.model)
+    function = MODELS[entry.model]
     with_line = f"{entry.where}.args"
     try:
         inspect.signature(function).bind(**entry.args)

@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from tensile_jax.cli.toml_lines import KeyPath
 from tensile_jax.errors import JobsFileError
-from tensile_jax.models import MODELS
+from tensile_jax.installed_models import MODELS
 from tensile_jax.plan_format import PolicyName
 
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"

@@ -24,7 +24,7 @@ from tensile_jax.cli.tally import Tally
 from tensile_jax.cli.watch import Watch
 from tensile_jax.exec.runtime.runtime import Runtime
 from tensile_jax.exec.step.transfer import to_device
-from tensile_jax.models.model import Model
+from tensile_jax.installed_models import Model
 from tensile_jax.runtime_records import JobStatus, Record
 
 CHECKPOINTS = "checkpoints"

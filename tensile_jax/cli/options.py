@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import click
 from click.core import ParameterSource
@@ -14,11 +14,8 @@ from tensile_jax.atomic_file import try_to_write
 from tensile_jax.budget import parse_budget
 from tensile_jax.cli.refusal import Refusal, refusing_options
 from tensile_jax.errors import BudgetError
-from tensile_jax.models import MODELS, load
+from tensile_jax.installed_models import MODELS, Model
 from tensile_jax.plan_format import PolicyName
-
-if TYPE_CHECKING:  # at run time this would import JAX
-    from tensile_jax.models.model import Model
 
 _LARGEST = 2**63 - 1  # what JAX, and whatever reads JSON, takes for an integer
 _SEED = click.IntRange(0, _LARGEST)
@@ -46,12 +43,12 @@ class ModelChoice:
                 f"--sequence-length={self.sequence_length} is not for {self.name}, which reads images. Use --image-size."
             )
 
-    def build(self) -> "Model":
+    def build(self) -> Model:
         """The model; imports JAX."""
         sizes = {"image_size": self.image_size, "sequence_length": self.sequence_length}
         given = {name: size for name, size in sizes.items() if size is not None}
         with refusing_options():
-            return load(self.name)(batch_size=self.batch_size, seed=self.seed, **given)
+            return MODELS[self.name](batch_size=self.batch_size, seed=self.seed, **given)
 
 
 @dataclass(frozen=True, slots=True)

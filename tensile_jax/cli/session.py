@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -14,7 +15,7 @@ from tensile_jax.cli.refusal import Refusal, refusing_options
 from tensile_jax.cli.train import Training, Watch, train
 from tensile_jax.cli.units import format_us
 from tensile_jax.exec.step.transfer import to_device
-from tensile_jax.models.model import Batch, Model
+from tensile_jax.installed_models import Model
 from tensile_jax.plan_format import Plan, format_bytes
 
 
@@ -69,7 +70,7 @@ def run_session(
     return _outcome(choice, model, step, plan, training, steps=steps, accuracy=accuracy), plan
 
 
-def refused_early(model: Model) -> Iterator[Batch]:
+def refused_early(model: Model) -> Iterator[Any]:
     """The model's batches. What is wrong with them is said now, not after compiling."""
     with refusing_options():
         first = next(model.batches())

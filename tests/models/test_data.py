@@ -6,9 +6,8 @@ from itertools import islice
 
 import numpy as np
 import pytest
-
-from tensile_jax.models import data
-from tensile_jax.models.data import Batch, digit_batches, digits, photograph_batches, text_batches
+from tensile_models import data
+from tensile_models.data import Batch, digit_batches, digits, photograph_batches, text_batches
 
 STREAMS: dict[str, Callable[[int], Iterator[Batch]]] = {
     "digits": lambda seed: digit_batches(batch_size=4, seed=seed),

@@ -1,21 +1,20 @@
 """Models: published sizes, steps that learn, readable names, clear refusals."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from tensile_models.cnn import cnn
+from tensile_models.gpt import gpt, gpt2_small
+from tensile_models.mlp import mlp
+from tensile_models.model import Model, count
+from tensile_models.resnet import resnet50
+from tensile_models.vgg import vgg16
 
-import tensile_jax.models
-from tensile_jax.models import MODELS, load
-from tensile_jax.models.gpt import gpt2_small
-from tensile_jax.models.model import Model, count
-
+MODELS: dict[str, Callable[..., Model]] = {"cnn": cnn, "gpt": gpt, "mlp": mlp, "resnet50": resnet50, "vgg16": vgg16}
 SMALL: dict[str, dict[str, Any]] = {
     "resnet50": {"batch_size": 2, "image_size": 32, "classes": 10},
     "vgg16": {"batch_size": 2, "image_size": 32, "classes": 10},
@@ -51,13 +50,13 @@ def test_gpt2_small_has_the_published_size() -> None:
 
 
 def test_adam_keeps_two_moments_for_each_parameter() -> None:
-    model = load("mlp")(batch_size=1)
+    model = mlp(batch_size=1)
     assert count(model.state_shape.opt_state) == 2 * model.parameters + 1  # and its own counter
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_step_keeps_the_shapes_of_its_state(name: str) -> None:
-    model = load(name)(**SMALL[name])
+    model = MODELS[name](**SMALL[name])
     state, metrics = jax.eval_shape(model.step, model.state_shape, model.batch_shape)
     assert shapes_of(state) == shapes_of(model.state_shape)
     assert shapes_of(metrics) == {"loss": ((), jnp.float32), "accuracy": ((), jnp.float32)}
@@ -65,13 +64,13 @@ def test_a_step_keeps_the_shapes_of_its_state(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_real_batches_have_the_promised_shapes(name: str) -> None:
-    model = load(name)(**SMALL[name])
+    model = MODELS[name](**SMALL[name])
     assert shapes_of(next(model.batches())) == shapes_of(model.batch_shape)
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_few_steps_on_one_batch_lower_its_loss(name: str) -> None:
-    model = load(name)(**SMALL[name])
+    model = MODELS[name](**SMALL[name])
     state, batch = model.init(), next(model.batches())
     assert shapes_of(state) == shapes_of(model.state_shape)
     step = jax.jit(model.step, donate_argnums=0)
@@ -85,7 +84,7 @@ def test_a_few_steps_on_one_batch_lower_its_loss(name: str) -> None:
 
 @pytest.mark.smoke
 def test_the_cnn_learns_the_digits() -> None:
-    model = load("cnn")(batch_size=128)
+    model = cnn(batch_size=128)
     step = jax.jit(model.step, donate_argnums=0)
     state = model.init()
     for _, batch in zip(range(100), model.batches(), strict=False):
@@ -96,24 +95,24 @@ def test_the_cnn_learns_the_digits() -> None:
 
 def test_the_first_state_is_the_same_each_time_and_another_for_another_seed() -> None:
     def kernel(seed: int) -> Any:
-        return load("mlp")(batch_size=1, seed=seed).init().params["Dense_0"]["kernel"]
+        return mlp(batch_size=1, seed=seed).init().params["Dense_0"]["kernel"]
 
     assert bool(jnp.all(kernel(0) == kernel(0)))
     assert not bool(jnp.any(kernel(0) == kernel(1)))
 
 
 def test_every_parameter_of_a_resnet_has_a_name_that_a_person_recognises() -> None:
-    stacks = name_stacks(load("resnet50")(batch_size=1, image_size=32))
+    stacks = name_stacks(resnet50(batch_size=1, image_size=32))
     assert {"jvp(ResNet)/Block_3/Conv_1", "transpose(jvp(ResNet))/Block_3/Conv_1"} <= stacks
 
 
 def test_every_layer_of_a_decoder_has_its_own_name() -> None:
-    stacks = name_stacks(load("gpt")(**SMALL["gpt"]))
+    stacks = name_stacks(gpt(**SMALL["gpt"]))
     assert {"jvp(GPT)/Block_0/Attention/QKV", "jvp(GPT)/Block_1/Down"} <= stacks
 
 
 def test_a_decoder_in_bfloat16_keeps_its_parameters_and_loss_in_float32() -> None:
-    model = load("gpt")(**SMALL["gpt"], dtype=jnp.bfloat16)
+    model = gpt(**SMALL["gpt"], dtype=jnp.bfloat16)
     jaxpr = jax.make_jaxpr(model.step)(model.state_shape, model.batch_shape)
     products = {eqn.outvars[0].aval.dtype for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"}  # pyright: ignore[reportAttributeAccessIssue]  (aval is an array's)
     assert jnp.dtype(jnp.bfloat16) in products
@@ -121,7 +120,7 @@ def test_a_decoder_in_bfloat16_keeps_its_parameters_and_loss_in_float32() -> Non
 
 
 def test_the_step_is_named_train_step_and_takes_the_given_optimizer() -> None:
-    model = load("mlp")(batch_size=1, optimizer=optax.sgd(0.1))
+    model = mlp(batch_size=1, optimizer=optax.sgd(0.1))
     assert model.step.__name__ == "train_step"
     assert count(model.state_shape.opt_state) == 0
 
@@ -144,25 +143,27 @@ def test_a_bad_size_is_refused_with_argument_value_and_remedy(
     name: str, sizes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        load(name)(**sizes)
+        MODELS[name](**sizes)
 
 
-def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="got 'resnet'. Choose one of: cnn, gpt, mlp, resnet50, vgg16"):
-        load("resnet")
-    assert "resnet" not in MODELS
-    assert len(MODELS) == len(SMALL)
+@pytest.mark.parametrize("rate", [0.0, -1e-3, float("nan"), True, "fast"])
+def test_a_learning_rate_that_is_no_number_above_zero_is_refused(rate: Any) -> None:
+    with pytest.raises(ValueError, match="learning_rate must be a number above zero: got .*. The model's own is 0.001"):
+        mlp(batch_size=2, learning_rate=rate)
 
 
-def test_listing_the_models_loads_neither_jax_nor_flax() -> None:
-    # A bare parent package, so that only `tensile_jax.models` itself is measured.
-    script = f"""
-import json, sys, types
-parent = types.ModuleType("tensile_jax")
-parent.__path__ = [{str(Path(tensile_jax.models.__file__).parents[1])!r}]
-sys.modules["tensile_jax"] = parent
-from tensile_jax.models import MODELS
-print(json.dumps([sorted(MODELS), [name for name in ("jax", "flax", "optax", "numpy") if name in sys.modules]]))
-"""
-    listed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert json.loads(listed.stdout) == [sorted(SMALL), []]
+def test_a_learning_rate_beside_an_optimizer_is_refused() -> None:
+    with pytest.raises(ValueError, match="learning_rate=0.1 is for Adam, and an optimizer is given. Leave one of them out"):
+        mlp(batch_size=2, learning_rate=0.1, optimizer=optax.sgd(0.1))
+
+
+def test_a_learning_rate_is_the_one_of_adam() -> None:
+    def change(rate: float | None) -> float:
+        model = mlp(batch_size=2, learning_rate=rate)
+        state = model.init()
+        after, _ = model.step(state, next(model.batches()))
+        before = state.params["Dense_0"]["kernel"]
+        return float(jnp.abs(after.params["Dense_0"]["kernel"] - before).max())
+
+    assert change(None) == change(1e-3)  # Adam's first step moves every parameter by its rate
+    assert change(5e-3) == pytest.approx(5e-3, rel=1e-2)

@@ -12,8 +12,8 @@ import optax
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
+from tensile_jax.installed_models import MODELS
 from tensile_jax.ir import Graph, Operator
-from tensile_jax.models import load
 from tensile_jax.trace import trace_step
 from tests.builders import batch, optimizer_state, optimizer_step, sgd_step, weights
 
@@ -46,7 +46,7 @@ def test_arguments_and_results_are_named_by_their_paths() -> None:
 
 
 def test_every_tensor_and_operator_of_a_model_has_a_name_and_only_one_tensor_has_it() -> None:
-    model = load("mlp")(batch_size=4)
+    model = MODELS["mlp"](batch_size=4)
     traced = graph(model.step, model.state_shape, model.batch_shape)
     names = [t.name for t in traced.tensors]
     assert len(set(names)) == len(names)

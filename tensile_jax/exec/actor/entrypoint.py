@@ -1,7 +1,7 @@
 """A job by name: `Entrypoint`, made into (step, state, batches) where it is to run.
 
     target ::= package.module:function      called with `args`; returns (step, state, batches), or a model
-             | name                         a model of `tensile_jax.models`, made with `args` as its sizes
+             | name                         an installed model (`installed_models.py`), made with `args` as its sizes
 
 It is plain data, so it can be written in a file and sent to another process, which functions and arrays often cannot.
 """
@@ -14,9 +14,10 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Self
 
+from tensile_jax.installed_models import MODELS
+
 _TARGET = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<function>[^\W\d]\w*(?:\.[^\W\d]\w*)*)\Z")
 _NAME = re.compile(r"[^\W\d]\w*\Z")
-_MODELS = "tensile_jax.models"  # imported when asked for: the planner knows no model
 
 Made = tuple[Callable[..., Any], Any, Any]
 """(step, state, batches), as `Runtime.submit` takes them."""
@@ -50,9 +51,8 @@ class Entrypoint:
         Raises:
             ValueError: there is no such model.
         """
-        known = sorted(import_module(_MODELS).MODELS)
-        if name not in known:
-            raise ValueError(f"model {name!r} is not known. Choose one of: {', '.join(known)}.")
+        if name not in MODELS:
+            raise ValueError(f"model {name!r} is not known. Choose one of: {', '.join(MODELS)}.")
         return cls(name, args)
 
     @property
@@ -92,7 +92,7 @@ class Entrypoint:
     def _function(self) -> Callable[..., Any]:
         if ":" not in self.target:
             self.of_model(self.target)
-            return import_module(_MODELS).load(self.target)
+            return MODELS[self.target]
         module, _, path = self.target.partition(":")
         try:
             found: Any = import_module(module)

@@ -7,13 +7,13 @@ import pytest
 import tensile_jax as tensile
 from tensile_jax.exec.actor.memory_demand import demand_of, metrics_bytes
 from tensile_jax.exec.step.instructions import Op, instructions_of
+from tensile_jax.installed_models import MODELS
 from tensile_jax.ir import Graph
-from tensile_jax.models import load
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Demand
 from tensile_jax.plan_format import Plan
 from tensile_jax.profiles import load_profile
 
-MODELS = {
+SIZES = {
     "mlp": {"batch_size": 32},
     "cnn": {"batch_size": 64, "image_size": 16},
     "gpt": {"batch_size": 4, "sequence_length": 64},
@@ -23,7 +23,7 @@ PARTS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
 
 def plans_of(name: str, profile: str) -> list[tuple[Plan, Graph]]:
     """The plans of a model's step with its state donated, at every part of the vanilla peak that can be kept."""
-    model = load(name)(**MODELS[name])
+    model = MODELS[name](**SIZES[name])
     shapes = model.state_shape, model.batch_shape
     base = tensile.jit(model.step, donate_argnums=0, policy="none").plan(*shapes)
     found: list[tuple[Plan, Graph]] = []
@@ -40,7 +40,7 @@ def plans_of(name: str, profile: str) -> list[tuple[Plan, Graph]]:
 
 
 @pytest.mark.parametrize("profile", ["cpu", "h200"])
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(SIZES))
 def test_what_is_held_at_each_launch_is_what_the_plan_says(name: str, profile: str) -> None:
     segmented = 0
     for plan, graph in plans_of(name, profile):

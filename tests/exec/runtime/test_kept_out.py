@@ -12,7 +12,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.exec.runtime.joint_plan import prepare_beside
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
-from tensile_jax.models import load
+from tensile_jax.installed_models import MODELS
 from tensile_jax.profiles import load_profile
 from tensile_jax.runtime_records import JobEvent
 from tensile_jax.trace import trace_step
@@ -36,8 +36,8 @@ def same_bits(a: Any, b: Any) -> bool:
 
 
 def test_one_jobs_state_makes_room_for_the_other_and_no_bit_changes() -> None:
-    large = load("cnn")(batch_size=64, image_size=16, seed=0)
-    small = load("cnn")(batch_size=32, image_size=16, seed=1)
+    large = MODELS["cnn"](batch_size=64, image_size=16, seed=0)
+    small = MODELS["cnn"](batch_size=32, image_size=16, seed=1)
     renewed: list[JobEvent] = []
     # 12,200 KiB: the large one's peak fits, but not beside all of the small one's state
     with tensile.Runtime(budget="12200KiB", look="always", device_profile="h200") as runtime:
@@ -77,7 +77,7 @@ def plan_only(prepared: PreparedStep, budget_bytes: int) -> Any:
 
 @pytest.mark.parametrize("most", ["most_swapped", "most_on_host"])
 def test_a_job_that_may_swap_no_more_gets_a_plan_without_swaps(most: str) -> None:
-    model, device = load("cnn")(batch_size=64, image_size=16), jax.devices()[0]
+    model, device = MODELS["cnn"](batch_size=64, image_size=16), jax.devices()[0]
     traced = trace_step(jax.jit(model.step, donate_argnums=0), model.step, (model.state_shape, model.batch_shape), {})
     profile = load_profile("cpu")
     prepared = PreparedStep(traced, None, Options("auto", profile, "any"), Compiler(device))

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.models import load
+from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import POLICIES
 from tests.builders import batch, fresh, kinds_of, low_budget, numbers, optimizer_state, optimizer_step
 
@@ -44,7 +44,7 @@ def perceptron() -> tuple[Any, Any, list[Any]]:
 
 
 def transformer() -> tuple[Any, Any, list[Any]]:
-    model = load("gpt")(batch_size=8, sequence_length=64, width=64, heads=2, layers=2)
+    model = MODELS["gpt"](batch_size=8, sequence_length=64, width=64, heads=2, layers=2)
     feed = model.batches()
     return model.step, model.init(), [jax.tree.map(jnp.asarray, next(feed)) for _ in range(3)]
 

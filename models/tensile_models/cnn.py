@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from tensile_jax.models import data
-from tensile_jax.models.model import Model, check_sizes
-from tensile_jax.models.training import build_model
-
-SMALLEST_IMAGE = 8  # the digits as they are
+from tensile_models import data
+from tensile_models.inputs import digit_input
+from tensile_models.model import Model, check_sizes
+from tensile_models.training import adam_or, build_model
 
 
 def cnn(
@@ -23,26 +22,13 @@ def cnn(
     image_size: int = 8,
     width: int = 32,
     seed: int = 0,
+    learning_rate: float | None = None,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Model:
-    """The network on digits of `image_size`, trained with Adam unless `optimizer` is given."""
+    """The network on digits of `image_size`, trained with Adam (rate 3e-3) unless `optimizer` is given."""
     check_sizes(batch_size=batch_size, width=width)
-    check_sizes(at_least=SMALLEST_IMAGE, image_size=image_size)
-    check_sizes(at_least=0, seed=seed)
-    return build_model(
-        "cnn",
-        CNN(width=width),
-        inputs="image",
-        labels="label",
-        batch_shape={
-            "image": jax.ShapeDtypeStruct((batch_size, image_size, image_size, 1), jnp.float32),
-            "label": jax.ShapeDtypeStruct((batch_size,), jnp.int32),
-        },
-        optimizer=optax.adam(3e-3) if optimizer is None else optimizer,
-        seed=seed,
-        batches=lambda: data.digit_batches(batch_size=batch_size, image_size=image_size, seed=seed),
-        test=lambda: data.digits(test=True, image_size=image_size),
-    )
+    source = digit_input(batch_size=batch_size, image_size=image_size, seed=seed)
+    return build_model("cnn", CNN(width=width), source, seed=seed, optimizer=adam_or(optimizer, learning_rate, usual=3e-3))
 
 
 class CNN(nn.Module):

@@ -20,9 +20,10 @@ import optax
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from tensile_jax.models import data
-from tensile_jax.models.model import Model, check_sizes
-from tensile_jax.models.training import build_model
+from tensile_models import data
+from tensile_models.inputs import text_input
+from tensile_models.model import Model, check_sizes
+from tensile_models.training import adam_or, build_model
 
 
 def gpt(
@@ -35,18 +36,12 @@ def gpt(
     layers: int = 4,
     dtype: DTypeLike = jnp.float32,
     seed: int = 0,
+    learning_rate: float | None = None,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Model:
-    """A decoder on English text, small by default, trained with Adam unless told otherwise."""
-    check_sizes(
-        batch_size=batch_size,
-        sequence_length=sequence_length,
-        width=width,
-        heads=heads,
-        layers=layers,
-    )
+    """A decoder on English text, small by default, trained with Adam (rate 1e-3) unless `optimizer` is given."""
+    check_sizes(batch_size=batch_size, sequence_length=sequence_length, width=width, heads=heads, layers=layers)
     check_sizes(at_least=data.BYTES, vocabulary=vocabulary)
-    check_sizes(at_least=0, seed=seed)
     if width % heads:
         raise ValueError(
             f"heads must divide width: got heads={heads}, width={width}. "
@@ -56,18 +51,10 @@ def gpt(
         raise ValueError(
             f"dtype must be a floating type: got {jnp.dtype(dtype).name}. Pass jnp.float32, jnp.bfloat16 or jnp.float16."
         )
-    tokens = jax.ShapeDtypeStruct((batch_size, sequence_length), jnp.int32)
-    return build_model(
-        "gpt",
-        GPT(vocabulary, sequence_length, width, heads, layers, dtype),
-        inputs="tokens",
-        labels="targets",
-        batch_shape={"tokens": tokens, "targets": tokens},
-        optimizer=optax.adam(1e-3) if optimizer is None else optimizer,
-        seed=seed,
-        batches=lambda: data.text_batches(batch_size=batch_size, sequence_length=sequence_length, seed=seed),
-        deviation=lambda shape: 0.02,
-    )
+    module = GPT(vocabulary, sequence_length, width, heads, layers, dtype)
+    source = text_input(batch_size=batch_size, sequence_length=sequence_length, seed=seed)
+    optimizer = adam_or(optimizer, learning_rate, usual=1e-3)
+    return build_model("gpt", module, source, seed=seed, optimizer=optimizer, deviation=lambda shape: 0.02)
 
 
 def gpt2_small(
@@ -76,6 +63,7 @@ def gpt2_small(
     sequence_length: int = 1024,
     dtype: DTypeLike = jnp.float32,
     seed: int = 0,
+    learning_rate: float | None = None,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Model:
     """`gpt` at the sizes of GPT-2 small: large for a CPU to run, quick to plan."""
@@ -88,6 +76,7 @@ def gpt2_small(
         layers=12,
         dtype=dtype,
         seed=seed,
+        learning_rate=learning_rate,
         optimizer=optimizer,
     )
 

@@ -7,13 +7,12 @@ shape. There is no dropout. Without batch norm it is trained at a tenth of Adam'
 """
 
 import jax
-import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from tensile_jax.models import data
-from tensile_jax.models.model import Model, check_sizes
-from tensile_jax.models.training import build_model
+from tensile_models.inputs import photograph_input
+from tensile_models.model import Model
+from tensile_models.training import adam_or, build_model
 
 SMALLEST_IMAGE = 32  # five halvings leave one pixel
 STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))  # (convolutions, width)
@@ -26,26 +25,13 @@ def vgg16(
     image_size: int = 224,
     classes: int = 1000,
     seed: int = 0,
+    learning_rate: float | None = None,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Model:
-    """VGG-16 on crops of photographs, trained with Adam unless `optimizer` is given."""
-    check_sizes(batch_size=batch_size)
-    check_sizes(at_least=SMALLEST_IMAGE, image_size=image_size)
-    check_sizes(at_least=data.PHOTOGRAPHS, classes=classes)
-    check_sizes(at_least=0, seed=seed)
-    return build_model(
-        "vgg16",
-        VGG(classes=classes),
-        inputs="image",
-        labels="label",
-        batch_shape={
-            "image": jax.ShapeDtypeStruct((batch_size, image_size, image_size, 3), jnp.float32),
-            "label": jax.ShapeDtypeStruct((batch_size,), jnp.int32),
-        },
-        optimizer=optax.adam(1e-4) if optimizer is None else optimizer,
-        seed=seed,
-        batches=lambda: data.photograph_batches(batch_size=batch_size, image_size=image_size, seed=seed),
-    )
+    """VGG-16 on crops of photographs, trained with Adam (rate 1e-4) unless `optimizer` is given."""
+    source = photograph_input(batch_size=batch_size, image_size=image_size, smallest=SMALLEST_IMAGE, classes=classes, seed=seed)
+    optimizer = adam_or(optimizer, learning_rate, usual=1e-4)
+    return build_model("vgg16", VGG(classes=classes), source, seed=seed, optimizer=optimizer)
 
 
 class VGG(nn.Module):

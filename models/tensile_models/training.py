@@ -11,7 +11,7 @@ takes XLA several times as long to compile (ResNet-50: 9 s against 2 s on two co
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from tensile_jax.models.model import Batch, Metrics, Model, State
+from tensile_models.data import Images
+from tensile_models.inputs import Input
+from tensile_models.model import Batch, Metrics, Model, State
 
-Labelled = tuple[Any, Any]  # (inputs, labels)
 Shape = tuple[int, ...]
 
 
@@ -33,25 +34,19 @@ def he_deviation(shape: Shape) -> float:
 def build_model(
     name: str,
     module: nn.Module,
+    source: Input,
     *,
-    inputs: str,
-    labels: str,
-    batch_shape: Batch,
-    optimizer: optax.GradientTransformation,
     seed: int,
-    batches: Callable[[], Iterator[Batch]],
-    test: Callable[[], Labelled] | None = None,
+    optimizer: optax.GradientTransformation,
     deviation: Callable[[Shape], float] = he_deviation,
 ) -> Model:
-    """A `Model` of `module`, which is called as `module(inputs, train=...)` and gives logits.
+    """A `Model` of `module` on the input `source`. The module is called as `module(inputs, train=...)` and gives logits.
 
     Args:
-        inputs: the name of the batch's array that the module reads.
-        labels: the name of the batch's array of right answers, one for each row of logits.
-        test: inputs and labels to measure accuracy on, loaded when asked for.
+        source: what it reads.
         deviation: the standard deviation with which a kernel of a given shape begins.
     """
-    sample = batch_shape[inputs]
+    sample = source.batch_shape[source.inputs]
 
     def initial_state(key: jax.Array) -> State:
         # One row is enough: no parameter's shape depends on the size of the batch.
@@ -72,13 +67,31 @@ def build_model(
 
     return Model(
         name=name,
-        step=make_step(module, optimizer, inputs=inputs, labels=labels),
+        step=make_step(module, optimizer, inputs=source.inputs, labels=source.labels),
         init=init,
         state_shape=jax.eval_shape(lambda: initial_state(jax.random.key(seed))),
-        batch_shape=batch_shape,
-        batches=batches,
-        evaluate=None if test is None else make_evaluate(module, test),
+        batch_shape=source.batch_shape,
+        batches=source.batches,
+        evaluate=None if source.test is None else make_evaluate(module, source.test),
     )
+
+
+def adam_or(
+    optimizer: optax.GradientTransformation | None, learning_rate: float | None, *, usual: float
+) -> optax.GradientTransformation:
+    """`optimizer`; without one, Adam at `learning_rate`, or at the rate that is usual for the model.
+
+    Raises:
+        ValueError: both are given, or the rate is not a positive number.
+    """
+    if optimizer is None:
+        rate = usual if learning_rate is None else learning_rate
+        if not isinstance(rate, float | int) or isinstance(rate, bool) or not 0 < rate < math.inf:
+            raise ValueError(f"learning_rate must be a number above zero: got {rate!r}. The model's own is {usual}.")
+        return optax.adam(rate)
+    if learning_rate is not None:
+        raise ValueError(f"learning_rate={learning_rate} is for Adam, and an optimizer is given. Leave one of them out.")
+    return optimizer
 
 
 def draw_kernels(key: jax.Array, params: Any, deviation: Callable[[Shape], float]) -> Any:
@@ -127,7 +140,7 @@ def make_step(
     return train_step
 
 
-def make_evaluate(module: nn.Module, test: Callable[[], Labelled]) -> Callable[[State], float]:
+def make_evaluate(module: nn.Module, test: Callable[[], Images]) -> Callable[[State], float]:
     """A function from a state to its accuracy on the test set, in [0, 1]."""
 
     @jax.jit
