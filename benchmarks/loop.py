@@ -8,7 +8,7 @@ import jax
 
 from tensile_jax.api import PlannedFunction
 from tensile_jax.exec.step.executor import Executor
-from tensile_jax.exec.step.instructions import Op, instructions_of
+from tensile_jax.exec.step.instructions import FinishSwapIn, instructions_of
 from tensile_jax.plan import order
 from tensile_jax.trace import trace_step
 
@@ -63,7 +63,7 @@ def loop_us_per_segment(step: PlannedFunction, *args: Any) -> float:
         iteration = executor.begin(arguments)
         began = time.perf_counter()
         for instruction in executor.code:
-            if instruction[0] is not Op.AWAIT:
+            if type(instruction) is not FinishSwapIn:
                 iteration.perform(instruction)
         best = min(best, time.perf_counter() - began)
     return best / len(plan.segments) * 1e6

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from tensile_jax.exec.step.executor import Iteration
-from tensile_jax.exec.step.instructions import Op
+from tensile_jax.exec.step.instructions import Instruction, Launch
 from tensile_jax.exec.step.transfer import DEVICE
 from tensile_jax.exec.step.whole_step import WholeIteration
 
@@ -38,12 +38,12 @@ class Watch:
         in_segments, whole = self._performs
         seen = self._seen
 
-        def perform(iteration: Any, instruction: tuple[Any, ...]) -> None:
+        def perform(iteration: Any, instruction: Instruction) -> None:
             in_segments(iteration, instruction)
-            if instruction[0] is Op.LAUNCH:
-                seen(iteration._executor._workspaces[instruction[-1]])
+            if isinstance(instruction, Launch):
+                seen(iteration._executor._workspaces[instruction.index])
 
-        def perform_whole(iteration: Any, instruction: tuple[Any, ...]) -> None:
+        def perform_whole(iteration: Any, instruction: Any) -> None:
             whole(iteration, instruction)
             made = sum(a.nbytes for a in iteration.env)
             seen(iteration._step._peak_bytes - made)

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 import tensile_jax as tensile
-from tensile_jax.exec.step.instructions import Op
+from tensile_jax.exec.step.instructions import Launch
 from tensile_jax.exec.step.prepared_step import RunningPlan
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.plan.result.build import empty_plan
@@ -300,7 +300,7 @@ def wrap_launches(function: tensile.PlannedFunction, wrap: Callable[[int, Callab
     executor = running(function).executor
     assert executor is not None, "The step runs whole: it has no segments to wrap."
     code = tuple(
-        (op, wrap(rest[-1], rest[0]), *rest[1:]) if op is Op.LAUNCH else (op, *rest) for op, *rest in executor._program.code
+        dataclasses.replace(i, call=wrap(i.index, i.call)) if isinstance(i, Launch) else i for i in executor._program.code
     )
     executor._program = dataclasses.replace(executor._program, code=code)
 

@@ -17,10 +17,10 @@ from tensile_jax.exec.actor.memory_demand import demand_of, metrics_bytes, unuse
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.executor import Executor, Iteration, Observation
-from tensile_jax.exec.step.instructions import Instructions, Op, instructions_of
+from tensile_jax.exec.step.instructions import Instruction, Instructions, StartSwapIn, StartSwapOut, instructions_of
 from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep
 from tensile_jax.exec.step.transfer import Transfer, on_host
-from tensile_jax.exec.step.whole_step import WholeIteration, WholeStep
+from tensile_jax.exec.step.whole_step import LaunchWhole, WholeIteration, WholeStep
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, WAIT, Demand
 from tensile_jax.plan_format import Plan
@@ -250,8 +250,8 @@ class LocalActor:
         assert self._program is not None
         kind = self._program.demand.kinds[move]
         if kind == WAIT:
-            return lambda: iteration.perform(instruction)
-        iteration.perform(instruction)
+            return lambda: iteration.perform(instruction)  # pyright: ignore[reportArgumentType] # as below
+        iteration.perform(instruction)  # pyright: ignore[reportArgumentType] # each kind of iteration has its own instructions
         if kind == INSTANT:
             return _copies(iteration, instruction) if self._watch is not None else None
         latest = iteration.latest
@@ -361,13 +361,13 @@ def _device_bytes(values: Sequence[Any]) -> int:
     return sum(v.nbytes for v in values if isinstance(v, jax.Array) and not v.is_deleted() and not on_host(v))
 
 
-def _copies(iteration: "Iteration | WholeIteration", instruction: tuple[Any, ...]) -> Wait | None:
+def _copies(iteration: "Iteration | WholeIteration", instruction: Instruction | LaunchWhole) -> Wait | None:
     """For the record: when do the copies end that `instruction` has started?"""
-    if not isinstance(iteration, Iteration) or instruction[0] not in (Op.COPY_OUT, Op.COPY_IN):
+    if not isinstance(iteration, Iteration) or not isinstance(instruction, StartSwapOut | StartSwapIn):
         return None
-    lane: LaneName = "out" if instruction[0] is Op.COPY_OUT else "into"
+    lane: LaneName = "out" if isinstance(instruction, StartSwapOut) else "into"
     held = iteration.host if lane == "out" else iteration.env
-    arrays = [held[slot] for slot in instruction[1]]
+    arrays = [held[slot] for slot in instruction.slots]
 
     def wait() -> tuple[LaneName, int]:
         _wait_for_all(arrays)

@@ -11,14 +11,19 @@ there is one launch between the two, with plain jit's peak and the arguments tha
 
 from collections.abc import Sequence
 
-from tensile_jax.exec.step.instructions import Instructions, Op
+from tensile_jax.exec.step.instructions import (
+    FinishSwapIn,
+    FinishSwapOut,
+    Free,
+    Instructions,
+    Launch,
+    StartSwapIn,
+    StartSwapOut,
+)
 from tensile_jax.ir import Graph
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Demand
 from tensile_jax.plan_format import Plan
-
-_KINDS = {Op.LAUNCH: LAUNCH, Op.COPY_OUT: INSTANT, Op.LEAVE: WAIT, Op.COPY_IN: INSTANT, Op.FREE: INSTANT, Op.AWAIT: WAIT}
-
 
 _ARRAY_US = 31.0  # to issue the copy of one array, however small (measured)
 
@@ -51,23 +56,32 @@ def demand_of(plan: Plan, graph: Graph, instructions: Instructions | None, profi
     hosted = host_peak = total(sorted(instructions.arrive_on_host))
     kinds, needs, holds = [INSTANT], [held], [idle, held]
     for instruction in instructions.code:
-        op, need = instruction[0], held
-        if op is Op.LAUNCH:
-            _, _, _, _, writes, drops, index = instruction
-            made = total(range(writes.start, writes.stop))
-            need = metrics + plan.segments[index].device_bytes
-            taken_over = sum(graph.tensors[t].nbytes for t in plan.segments[index].donated if t in graph.donated)
-            held += made - total(drops) - taken_over
-        elif op is Op.COPY_OUT:
-            hosted += total(instruction[1])
-        elif op is Op.COPY_IN:
-            held += total(instruction[1])
-            need = held
-            hosted -= total(instruction[2])
-        elif op in (Op.LEAVE, Op.FREE):
-            held -= total(instruction[1])
+        need = held
+        match instruction:
+            case Launch(index=index, outputs=outputs, drops=drops):
+                made = total(range(outputs.start, outputs.stop))
+                need = metrics + plan.segments[index].device_bytes
+                taken_over = sum(graph.tensors[t].nbytes for t in plan.segments[index].donated if t in graph.donated)
+                held += made - total(drops) - taken_over
+                kind = LAUNCH
+            case StartSwapOut(slots):
+                hosted += total(slots)
+                kind = INSTANT
+            case StartSwapIn(slots, forgotten):
+                held += total(slots)
+                need = held
+                hosted -= total(forgotten)
+                kind = INSTANT
+            case FinishSwapOut(slots):
+                held -= total(slots)
+                kind = WAIT
+            case Free(slots):
+                held -= total(slots)
+                kind = INSTANT
+            case FinishSwapIn():
+                kind = WAIT
         host_peak = max(host_peak, hosted)
-        kinds.append(_KINDS[op])
+        kinds.append(kind)
         needs.append(max(need, held, holds[-1]))
         holds.append(held)
     kinds.append(INSTANT)

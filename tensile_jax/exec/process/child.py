@@ -30,7 +30,7 @@ from tensile_jax.exec.process.isolated_actor import Made, Summary
 from tensile_jax.exec.process.job_process import importing_main
 from tensile_jax.exec.process.payload import Packed, Parcel, Setting, pack_structure, pack_tree
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.instructions import Op
+from tensile_jax.exec.step.instructions import StartSwapIn, StartSwapOut
 from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.exec.step.transfer import Device, Transfer
 
@@ -180,7 +180,7 @@ class _Work:
         self._kept[key] = program
         instructions = code_of(program.prepared, program.compiled)
         code = () if instructions is None else instructions.code
-        copies = frozenset(i for i, one in enumerate(code, start=1) if one[0] in (Op.COPY_OUT, Op.COPY_IN))
+        copies = frozenset(i for i, one in enumerate(code, start=1) if isinstance(one, StartSwapOut | StartSwapIn))
         return Summary(program.plan, program.demand, program.kept_out, program.may_stay_out(), copies)
 
     def on_use(self, key: int) -> None:

@@ -22,7 +22,16 @@ from typing import Any
 import jax
 
 from tensile_jax.errors import OutOfMemory
-from tensile_jax.exec.step.instructions import Instructions, Op
+from tensile_jax.exec.step.instructions import (
+    FinishSwapIn,
+    FinishSwapOut,
+    Free,
+    Instruction,
+    Instructions,
+    Launch,
+    StartSwapIn,
+    StartSwapOut,
+)
 from tensile_jax.exec.step.transfer import Transfer, may_move, on_host
 from tensile_jax.trace import nbytes_of
 
@@ -67,9 +76,9 @@ class Executor:
     def run(self, arguments: Sequence[Any], watch: Observation | None = None) -> list[Any]:
         """The results of one iteration on `arguments`, both flat. Donated arguments are gone afterwards, as with jit."""
         iteration = self.begin(arguments, watch)
-        perform, waits = iteration.perform, Op.AWAIT
+        perform = iteration.perform
         for instruction in self._program.code:
-            if instruction[0] is not waits:  # here a launch may be issued before its inputs have come
+            if type(instruction) is not FinishSwapIn:  # here a launch may be issued before its inputs have come
                 perform(instruction)
         results = self.end(iteration)
         if watch is not None:
@@ -79,7 +88,7 @@ class Executor:
     def begin(self, arguments: Sequence[Any], watch: Observation | None = None) -> "Iteration":
         """An iteration on `arguments`, which are placed where the plan expects them."""
         program = self._program
-        iteration = Iteration(self, program.slots, watch)
+        iteration = Iteration(self, len(program.nbytes), watch)
         for slot, value in zip(program.inputs, arguments, strict=True):
             self._arrive(slot, value, iteration.env, iteration.host)
         for (slot, _), value in zip(program.constants, self._constants, strict=True):
@@ -106,7 +115,7 @@ class Executor:
         return frozenset(place for place, slot in enumerate(self._program.outputs) if slot in self._program.left_on_host)
 
     @property
-    def code(self) -> tuple[tuple[Any, ...], ...]:
+    def code(self) -> tuple[Instruction, ...]:
         """The instructions of an iteration."""
         return self._program.code
 
@@ -132,8 +141,8 @@ class Executor:
 def _slots_used(program: Instructions) -> frozenset[int]:
     """The slots that an instruction reads or moves, or that hold a result."""
     used = set(program.outputs)
-    for op, *operands in program.code:
-        used.update(operands[2] if op is Op.LAUNCH else operands[0])
+    for instruction in program.code:
+        used.update(instruction.inputs if isinstance(instruction, Launch) else instruction.slots)
     return frozenset(used)
 
 
@@ -150,61 +159,62 @@ class Iteration:
         self._wait = not executor._run_ahead
         self._careful = False
 
-    def perform(self, instruction: tuple[Any, ...]) -> None:
+    def perform(self, instruction: Instruction) -> None:
         """Carry out one instruction. They must come in order."""
-        env, host, watch = self.env, self.host, self.watch
-        op = instruction[0]
-        if op is Op.LAUNCH:
-            _, call, read, inputs, outputs, drops, index = instruction
-            previous = self.latest
-            if self._wait and previous is not None and not previous.is_deleted():
-                previous.block_until_ready()
-            began = time.perf_counter() if watch is not None else 0.0
-            if self._careful or watch is not None:
-                self._fetch(inputs)
-                if watch is not None:
-                    watch.stall_us += (time.perf_counter() - began) * 1e6
-                    began = time.perf_counter()
-            try:
-                made = call(*read(env))
-            except Exception as error:
-                made = self._launch_again(call, inputs, error)
-                self._careful = True
-            if watch is not None:
-                self._observe(watch, index, made, began)
-            self.latest = next((value for value in reversed(made) if isinstance(value, jax.Array)), self.latest)
-            env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects gives a witness more
-            for slot in drops:
-                env[slot] = None
-        elif op is Op.COPY_OUT:
-            slots = instruction[1]
-            if self._careful:  # recovery may have sent some there already
-                host.update((slot, env[slot]) for slot in slots if on_host(env[slot]))
-                slots = [slot for slot in slots if slot not in host]
-            host.update(zip(slots, self._transfer.out([env[slot] for slot in slots]), strict=True))
-        elif op is Op.LEAVE:
-            began = time.perf_counter()
-            for slot in instruction[1]:
-                host[slot].block_until_ready()
-                if not (self._careful and on_host(env[slot])):
-                    env[slot].delete()
-                env[slot] = None
+        env, host = self.env, self.host
+        match instruction:
+            case Launch():
+                self._launch(instruction)
+            case StartSwapOut(slots):
+                if self._careful:  # recovery may have sent some there already
+                    host.update((slot, env[slot]) for slot in slots if on_host(env[slot]))
+                    slots = [slot for slot in slots if slot not in host]
+                host.update(zip(slots, self._transfer.out([env[slot] for slot in slots]), strict=True))
+            case FinishSwapOut(slots):
+                began = time.perf_counter()
+                for slot in slots:
+                    host[slot].block_until_ready()
+                    if not (self._careful and on_host(env[slot])):
+                        env[slot].delete()
+                    env[slot] = None
+                if self.watch is not None:
+                    self.watch.stall_us += (time.perf_counter() - began) * 1e6
+            case StartSwapIn(slots, forgotten):
+                for slot, value in zip(slots, self._transfer.into([host[slot] for slot in slots]), strict=True):
+                    env[slot] = value
+                for slot in forgotten:
+                    del host[slot]
+            case FinishSwapIn(slots):
+                for slot in slots:
+                    env[slot].block_until_ready()
+            case Free(slots):
+                for slot in slots:
+                    if isinstance(env[slot], jax.Array):
+                        env[slot].delete()
+                    env[slot] = None
+
+    def _launch(self, launch: Launch) -> None:
+        env, watch, previous = self.env, self.watch, self.latest
+        if self._wait and previous is not None and not previous.is_deleted():
+            previous.block_until_ready()
+        began = time.perf_counter() if watch is not None else 0.0
+        if self._careful or watch is not None:
+            self._fetch(launch.inputs)
             if watch is not None:
                 watch.stall_us += (time.perf_counter() - began) * 1e6
-        elif op is Op.COPY_IN:
-            _, slots, forgotten = instruction
-            for slot, value in zip(slots, self._transfer.into([host[slot] for slot in slots]), strict=True):
-                env[slot] = value
-            for slot in forgotten:
-                del host[slot]
-        elif op is Op.AWAIT:
-            for slot in instruction[1]:
-                env[slot].block_until_ready()
-        else:  # FREE: a donated argument, which the caller still names
-            for slot in instruction[1]:
-                if isinstance(env[slot], jax.Array):
-                    env[slot].delete()
-                env[slot] = None
+                began = time.perf_counter()
+        try:
+            made = launch.call(*launch.arguments(env))
+        except Exception as error:
+            made = self._launch_again(launch.call, launch.inputs, error)
+            self._careful = True
+        if watch is not None:
+            self._observe(watch, launch.index, made, began)
+        self.latest = next((value for value in reversed(made) if isinstance(value, jax.Array)), previous)
+        outputs = launch.outputs
+        env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects gives a witness more
+        for slot in launch.drops:
+            env[slot] = None
 
     def owned(self) -> list[Any]:
         """What it holds that is its own: neither constants nor arguments that were not donated, which others may hold as well."""

@@ -1,20 +1,25 @@
 """A step that runs as one executable, just as `jax.jit` compiles it, in the way in which an `Executor` runs segments."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from tensile_jax.exec.step.executor import Observation
-from tensile_jax.exec.step.instructions import Op
 from tensile_jax.exec.step.transfer import Transfer, on_host
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchWhole:
+    """The instruction to run the step."""
 
 
 class WholeStep:
     """One launch an iteration. `compiled` takes and gives the trees of the user's function."""
 
-    code: tuple[tuple[Any, ...], ...] = ((Op.LAUNCH,),)
+    code = (LaunchWhole(),)
     rest_on_host: frozenset[int] = frozenset()
 
     def __init__(self, compiled: Any, in_tree: Any, peak_bytes: int, transfer: Transfer) -> None:
@@ -49,9 +54,8 @@ class WholeIteration:
         """What it holds that is its own: what the launch made. Before that, letting go is enough."""
         return [] if self.latest is None else self.env
 
-    def perform(self, instruction: tuple[Any, ...]) -> None:
-        """The launch."""
-        del instruction
+    def perform(self, instruction: LaunchWhole) -> None:
+        """Run the step, the only instruction that there is."""
         step = self._step
         args, kwargs = tree_unflatten(step._in_tree, self.env)
         self.env = tree_leaves(step._compiled(*args, **kwargs))

@@ -6,7 +6,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.exec.actor.memory_demand import demand_of, metrics_bytes
-from tensile_jax.exec.step.instructions import Op, instructions_of
+from tensile_jax.exec.step.instructions import FinishSwapIn, FinishSwapOut, Launch, instructions_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.ir import Graph
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Demand
@@ -58,14 +58,14 @@ def test_what_is_held_at_each_launch_is_what_the_plan_says(name: str, profile: s
         assert demand.peak_bytes == plan.peak_bytes + metrics
         assert len(demand.kinds) == len(instructions.code) + 2
         for move, instruction in enumerate(instructions.code, start=1):
-            if instruction[0] is not Op.LAUNCH:
+            if not isinstance(instruction, Launch):
                 continue
-            segment = plan.segments[instruction[-1]]
+            segment = plan.segments[instruction.index]
             made = sum(size[t] for t in segment.outputs) - sum(size[t] for t in segment.donated)
             assert demand.kinds[move] == LAUNCH
             assert demand.holds[move] + made == segment.resident_bytes + metrics
             assert demand.needs[move] == segment.device_bytes + metrics
-        waits = sum(i[0] in (Op.LEAVE, Op.AWAIT) for i in instructions.code)
+        waits = sum(isinstance(i, FinishSwapOut | FinishSwapIn) for i in instructions.code)
         assert demand.kinds.count(WAIT) == waits
     assert segmented
 

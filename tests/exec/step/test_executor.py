@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import tensile_jax as tensile
+from tensile_jax.exec.step.instructions import Launch
 from tests.builders import (
     batch,
     fresh,
@@ -178,7 +179,7 @@ def test_a_segment_whose_executable_compiles_once_runs_wherever_its_content_stan
     function = planned(sgd_step, (weights(12), batch()), part=0.3, donate_argnums=0)
     executor = running(function).executor
     assert executor is not None
-    calls = [rest[0] for op, *rest in executor._program.code if op.name == "LAUNCH"]
+    calls = [instruction.call for instruction in executor.code if isinstance(instruction, Launch)]
     assert len(set(map(id, calls))) < len(calls)
     expect(function(fresh(weights(12)), batch()), sgd_step, weights(12), batch())
 
@@ -197,7 +198,8 @@ def test_a_state_that_is_updated_takes_the_place_of_its_own_old_value() -> None:
         assert [name[t] for t in segment.outputs[: len(segment.donated)]] == [name[t] for t in segment.donated]
     executor = running(function).executor
     assert executor is not None
-    for op, *rest in executor._program.code:
-        if op.name == "LAUNCH":
-            copies = [line for line in rest[0].as_text().splitlines() if " copy(" in line and "f32[512,512]" in line]
+    for instruction in executor.code:
+        if isinstance(instruction, Launch):
+            compiled: Any = instruction.call
+            copies = [line for line in compiled.as_text().splitlines() if " copy(" in line and "f32[512,512]" in line]
             assert not copies
