@@ -32,7 +32,7 @@ from tensile_jax.exec.controller.events import BatchReady, Ended, Event, Moved, 
 from tensile_jax.exec.controller.machine import step
 from tensile_jax.exec.controller.orders import Do, Park, Unpark
 from tensile_jax.exec.controller.state import JobId, Seat, State
-from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Demand
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, MemoryProfile
 
 _RESULTS = Path(__file__).parent / "results" / "controller.json"
 _SHARES = {1: 1.0, 2: 0.75, 4: 0.5, 8: 0.5, 16: 0.4, 64: 0.3}  # number of jobs, budget over the sum of their peaks
@@ -49,7 +49,7 @@ _AHEAD = 2  # batches that a job loads ahead
 class Work:
     """A job. `us[i]` is how long move i takes its lane: the compute lane, or that of its copy; `lanes[i]` says which."""
 
-    demand: Demand
+    demand: MemoryProfile
     us: tuple[float, ...]
     lanes: tuple[str, ...]
     weight: float
@@ -101,7 +101,7 @@ def make_work(rng: random.Random, *, slow_batches: bool) -> Work:
     moves.add(INSTANT, -size)
     switch_us = 2 * state / _LINK_BYTES_PER_US
     step_us = sum(us for us, kind in zip(moves.us, moves.kinds, strict=True) if kind == LAUNCH)
-    demand = Demand(
+    demand = MemoryProfile(
         tuple(moves.kinds), tuple(moves.needs), tuple(moves.holds), 0, state, state + sum(stored), step_us, switch_us
     )  # fmt: skip
     load_us = step_us * (40.0 if slow_batches else rng.uniform(0.1, 0.5))

@@ -28,7 +28,7 @@ from tensile_jax.exec.step.saved_plan import above_budget, load, refuse_saved
 from tensile_jax.exec.step.transfer import Device, Transfer, in_device_memory, to_device
 from tensile_jax.plan.result.comparison import Comparison
 from tensile_jax.plan_format import Plan, PolicyName, contradictions
-from tensile_jax.profiles import load_profile
+from tensile_jax.profiles import load_profile, profile_for
 from tensile_jax.trace import trace_step
 
 _WATCHED_FIRST = 3  # iterations watched after a plan is made
@@ -336,7 +336,7 @@ class PlannedFunction:
                 used = [leaf for leaf, is_used in zip(call.leaves, step.program.used, strict=True) if is_used]
                 placement = placement_of(used, self._jit_options, step.shardings)
                 device = placement.device
-                profile = load_profile(self._profile or ("cpu" if device.platform == "cpu" else "h200"))
+                profile = profile_for(device.platform, self._profile)
                 options = Options(self._policy, profile, self._state_memory, self._progress, self._max_slowdown)
                 if self._saved is not None:  # if it has to be planned again, then as it was
                     policy = cast(PolicyName, self._saved.policy)  # `_read_plan` has looked

@@ -1,13 +1,10 @@
-"""Plan all jobs of a jobs file for one budget, as the runtime would, without running or (but for a share) compiling anything.
+"""Plan all jobs of a jobs file for one budget, as the runtime would, without running anything.
 
-The runtime plans one job after another for what is left beside the others at rest: those that have a plan by that, the others
-by the size of their state. If there is no such plan, for the whole budget. All jobs fit if each can run an iteration while
-the states of all others are on the host, and the host can hold what they send there. Once all are there, some of their state
-may be out while others run.
+Nothing is compiled either, unless the budget is a share of plain jit's peaks. What is decided, and how, is in
+`plan/multi_job/joint_plan.py`; this file traces the jobs and says where they do not fit.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import jax
 
@@ -18,33 +15,16 @@ from tensile_jax.cli.plain_jit import resolve_budget
 from tensile_jax.cli.progress import Live
 from tensile_jax.cli.refusal import DoesNotFit
 from tensile_jax.errors import BudgetTooSmall, JobsFileError, TraceError
-from tensile_jax.exec.actor.actor import Program
-from tensile_jax.exec.actor.local_actor import LocalActor, program_under
+from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, program_under
 from tensile_jax.exec.actor.memory_demand import metrics_bytes
-from tensile_jax.exec.runtime.joint_plan import most_swapped, prepare_beside, share_state
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.plan import DeviceProfile
+from tensile_jax.plan.multi_job.joint_plan import JobPlan, PlannableJob, offload_states, plan_jobs, smallest_budget
 from tensile_jax.plan.multi_job.safety import serial_peak
 from tensile_jax.plan_format import format_bytes
-from tensile_jax.profiles import load_profile
-
-_CLOSE_ENOUGH = 1.005  # where the search for the smallest budget ends
-_MOST_DOUBLINGS = 40
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Planned:
-    """A job's plan, and whether the limit that left room for the others could be kept."""
-
-    program: Program
-    beside_others: bool
-
-    @property
-    def host_bytes(self) -> int:
-        """In host memory at most, with a checkpoint that is written while the job goes on."""
-        return self.program.demand.host_bytes + self.program.demand.state_bytes
+from tensile_jax.profiles import profile_for
 
 
 class _Candidate:
@@ -59,10 +39,10 @@ class _Candidate:
             self.traced: PreparedStep = actor.trace(shapes.batch, options, Compiler(device))
         except TraceError as error:
             raise JobsFileError(f"{entry.where}: {error}") from error
-        self._known: dict[tuple[bool, int], Program | BudgetTooSmall] = {}
+        self._known: dict[tuple[bool, int], LocalProgram | BudgetTooSmall] = {}
         self.floor_bytes = self._find_floor() + metrics_bytes(self.traced.graph)
 
-    def prepare(self, traced: PreparedStep, budget_bytes: int) -> Program:
+    def prepare(self, traced: PreparedStep, budget_bytes: int) -> LocalProgram:
         """The predicted program. Raises: BudgetTooSmall: there is none."""
         key = (traced.options.may_swap, budget_bytes)
         if key not in self._known:
@@ -75,6 +55,10 @@ class _Candidate:
             raise known
         return known
 
+    def plannable(self, entry: JobEntry) -> PlannableJob[LocalProgram]:
+        """The job as it is planned beside others."""
+        return PlannableJob(self.traced, self.prepare, self.state_bytes, self.floor_bytes, entry.max_swap_rate)
+
     def _find_floor(self) -> int:
         try:
             self.prepare(self.traced, 0)
@@ -83,7 +67,7 @@ class _Candidate:
         return 1
 
 
-def plan_jobs(jobs: JobsFile, live: Live) -> JointPlan:
+def plan_jobs_file(jobs: JobsFile, live: Live) -> JointPlan:
     """The plan for all jobs.
 
     Raises:
@@ -92,23 +76,23 @@ def plan_jobs(jobs: JobsFile, live: Live) -> JointPlan:
     """
     find_modules_here()
     budget_bytes, peaks = resolve_budget(jobs, live)
-    profile = load_profile(jobs.device.device_profile or ("cpu" if jax.devices()[0].platform == "cpu" else "h200"))
+    profile = profile_for(jax.devices()[0].platform, jobs.device.device_profile)
     candidates = _candidates(jobs.jobs, profile, live)
     live.wait_for("planning all jobs for one budget")
-    host = jobs.device.host_budget_bytes
-    _refuse_host(candidates, host)
-    rates = [entry.max_swap_rate for entry in jobs.jobs]
-    planned = _plan_all(candidates, rates, budget_bytes, host)
+    _refuse_host(candidates, jobs.device.host_budget_bytes)
+    host_bytes = float("inf") if jobs.device.host_budget_bytes is None else jobs.device.host_budget_bytes
+    plannable = [candidate.plannable(entry) for candidate, entry in zip(candidates, jobs.jobs, strict=True)]
+    planned = plan_jobs(plannable, budget_bytes, host_bytes)
     if planned is None:
         live.wait_for("looking for the smallest budget")
-        smallest = _smallest(candidates, rates, budget_bytes, host)
+        smallest = smallest_budget(plannable, budget_bytes, host_bytes)
         least = max(zip(candidates, jobs.jobs, strict=True), key=lambda pair: pair[0].floor_bytes)
         raise DoesNotFit(
             f"{jobs.file}: device.budget of {format_bytes(budget_bytes)} ({budget_bytes} bytes) is too small for these "
             f"{len(candidates)} jobs: the smallest that works is about {format_bytes(smallest)} ({smallest} bytes). "
             f"{least[1].name} alone needs about {format_bytes(least[0].floor_bytes)}."
         )
-    return _joint(jobs, _shared(planned, rates, budget_bytes, profile), candidates, budget_bytes, peaks)
+    return _joint(jobs, offload_states(planned, plannable, budget_bytes, profile), candidates, budget_bytes, peaks)
 
 
 def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, live: Live) -> list[_Candidate]:
@@ -125,54 +109,6 @@ def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, live: Live)
     return found
 
 
-def _plan_all(
-    candidates: Sequence[_Candidate], rates: Sequence[float], budget_bytes: int, host_budget_bytes: int | None
-) -> list[_Planned] | None:
-    """Every job's plan; None if one has none, or if they cannot all run."""
-    planned: list[_Planned] = []
-    host = float("inf") if host_budget_bytes is None else host_budget_bytes
-    for place, (candidate, rate) in enumerate(zip(candidates, rates, strict=True)):
-        earlier = [one.program for one in planned]
-        limit = budget_bytes - sum(p.demand.idle_bytes for p in earlier) - sum(c.state_bytes for c in candidates[place + 1 :])
-        try:
-            program = prepare_beside(
-                candidate.prepare,
-                candidate.traced,
-                limit,
-                ceiling=budget_bytes,
-                most_swapped=most_swapped(rate, [p.plan for p in earlier]),
-                most_on_host=host - sum(one.host_bytes for one in planned) - candidate.state_bytes,
-            )
-        except BudgetTooSmall:
-            return None
-        planned.append(_Planned(program, program.demand.peak_bytes <= limit))
-    if serial_peak((one.program.demand, one.program.demand.parked_bytes) for one in planned) > budget_bytes:
-        return None
-    return None if sum(one.host_bytes for one in planned) > host else planned
-
-
-def _shared(planned: Sequence[_Planned], rates: Sequence[float], budget_bytes: int, profile: DeviceProfile) -> list[_Planned]:
-    """The same with what of their state is out while the others run, once all are there."""
-    out = share_state([one.program for one in planned], rates, budget_bytes, profile)
-    return [replace(one, program=one.program.keep_out(tensors)) for one, tensors in zip(planned, out, strict=True)]
-
-
-def _smallest(candidates: Sequence[_Candidate], rates: Sequence[float], budget_bytes: int, host_budget_bytes: int | None) -> int:
-    """A budget under which all can be planned, at most half a per cent above one under which they cannot."""
-    low, high = budget_bytes, max(budget_bytes + 1, *(c.floor_bytes for c in candidates))
-    for _ in range(_MOST_DOUBLINGS):
-        if _plan_all(candidates, rates, high, host_budget_bytes) is not None:
-            break
-        low, high = high, high + max(high // 16, 1)
-    while high > low * _CLOSE_ENOUGH and high - low > 1:
-        middle = (low + high) // 2
-        if _plan_all(candidates, rates, middle, host_budget_bytes) is None:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
 def _refuse_host(candidates: Sequence[_Candidate], host_budget_bytes: int | None) -> None:
     """Raises: DoesNotFit: the jobs' states alone are more than the host may hold."""
     states = sum(c.state_bytes for c in candidates)
@@ -185,7 +121,11 @@ def _refuse_host(candidates: Sequence[_Candidate], host_budget_bytes: int | None
 
 
 def _joint(
-    jobs: JobsFile, planned: Sequence[_Planned], candidates: Sequence[_Candidate], budget_bytes: int, peaks: dict[str, int]
+    jobs: JobsFile,
+    planned: Sequence[JobPlan[LocalProgram]],
+    candidates: Sequence[_Candidate],
+    budget_bytes: int,
+    peaks: dict[str, int],
 ) -> JointPlan:
     programs = [one.program for one in planned]
     serial = serial_peak((p.demand, p.demand.idle_bytes) for p in programs)

@@ -58,10 +58,10 @@ def _plan_model(model: ModelChoice, limits: Limits, output: Path | None) -> None
 
 def _plan_jobs(file: Path, output: Path | None) -> None:
     jobs = read_jobs_file(file)
-    from tensile_jax.cli.joint_plan import plan_jobs  # imports JAX
+    from tensile_jax.cli.joint_plan import plan_jobs_file  # imports JAX
 
     with Live(stderr_console()) as live:
-        joint = plan_jobs(jobs, live)
+        joint = plan_jobs_file(jobs, live)
     if output is not None:
         save_json(joint, output)
     readable_console(_READABLE_WIDTH).print(plan_table(joint))

@@ -1,4 +1,7 @@
-"""Device profiles: one TOML file each, by name or by path. Rates in bytes or operations per microsecond."""
+"""The device profiles that come with the package: which there are, how one is read, and which one holds for a device.
+
+A profile is a TOML file with the rates of one device, in bytes or operations per microsecond.
+"""
 
 import tomllib
 from dataclasses import fields
@@ -12,6 +15,15 @@ def profile_names() -> tuple[str, ...]:
     """The profiles that come with the package."""
     here = files("tensile_jax.profiles")
     return tuple(sorted(p.name.removesuffix(".toml") for p in here.iterdir() if p.name.endswith(".toml")))
+
+
+def profile_for(platform: str, name: str | None = None) -> DeviceProfile:
+    """The profile to plan with on a device of that JAX platform: the named one, or by default `cpu` for a CPU and else `h200`.
+
+    Raises:
+        ValueError: as `load_profile`.
+    """
+    return load_profile(name or ("cpu" if platform == "cpu" else "h200"))
 
 
 def load_profile(name: str) -> DeviceProfile:

@@ -16,7 +16,7 @@ from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.multi_job.memory_profile import Demand
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.plan_format import Plan
 
 Wait = Callable[[], Any]
@@ -51,7 +51,7 @@ class Program(Protocol):
     @property
     def plan(self) -> Plan: ...
     @property
-    def demand(self) -> Demand: ...
+    def demand(self) -> MemoryProfile: ...
     @property
     def kept_out(self) -> frozenset[TensorId]: ...
 

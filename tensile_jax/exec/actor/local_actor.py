@@ -22,7 +22,7 @@ from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep
 from tensile_jax.exec.step.transfer import Transfer, on_host
 from tensile_jax.exec.step.whole_step import LaunchWhole, WholeIteration, WholeStep
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.multi_job.memory_profile import INSTANT, WAIT, Demand
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, WAIT, MemoryProfile
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import LaneName
 from tensile_jax.trace import trace_step
@@ -34,7 +34,7 @@ class LocalProgram:
 
     prepared: PreparedStep
     compiled: Compiled
-    demand: Demand
+    demand: MemoryProfile
     kept_out: frozenset[TensorId] = frozenset()
 
     @property

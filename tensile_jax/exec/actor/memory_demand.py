@@ -22,13 +22,13 @@ from tensile_jax.exec.step.instructions import (
 )
 from tensile_jax.ir import Graph
 from tensile_jax.plan import DeviceProfile
-from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Demand
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, MemoryProfile
 from tensile_jax.plan_format import Plan
 
 _ARRAY_US = 31.0  # to issue the copy of one array, however small (measured)
 
 
-def demand_of(plan: Plan, graph: Graph, instructions: Instructions | None, profile: DeviceProfile) -> Demand:
+def demand_of(plan: Plan, graph: Graph, instructions: Instructions | None, profile: DeviceProfile) -> MemoryProfile:
     """The demand of one iteration of `plan`; `instructions` are None for a step that runs whole."""
     state = sum(graph.tensors[pair.output].nbytes for pair in graph.carried)
     carried = {pair.output for pair in graph.carried}
@@ -112,9 +112,9 @@ def _demand(
     host: int,
     profile: DeviceProfile,
     arrays: int,
-) -> Demand:
+) -> MemoryProfile:
     moved = holds[0] - parked
     switch_us = moved / profile.device_to_host_bytes_per_us + moved / profile.host_to_device_bytes_per_us
     switch_us += 2 * _ARRAY_US * arrays
     labels = tuple(s.name for s in plan.segments)
-    return Demand(tuple(kinds), tuple(needs), tuple(holds), parked, state, host, plan.step_us, switch_us, labels)
+    return MemoryProfile(tuple(kinds), tuple(needs), tuple(holds), parked, state, host, plan.step_us, switch_us, labels)

@@ -6,7 +6,7 @@ Times in microseconds.
 from typing import NamedTuple
 
 from tensile_jax.exec.controller.state import JobId, Seat, Wish
-from tensile_jax.plan.multi_job.memory_profile import Demand
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 
 
 class Prepared(NamedTuple):
@@ -60,7 +60,7 @@ class Renewed(NamedTuple):
     """
 
     job: JobId
-    demand: Demand
+    demand: MemoryProfile
 
 
 class Budgeted(NamedTuple):

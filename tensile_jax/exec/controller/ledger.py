@@ -1,6 +1,6 @@
 """The controller's working copy of `State` while one event is dealt with, and its arithmetic of memory.
 
-    held        what all seats hold, by `Demand`                       free   = budget - held - surge
+    held        what all seats hold, by `MemoryProfile`                       free   = budget - held - surge
     settled     what they hold once every iteration is over: a seat that is away what is parked, else what is idle
     can run     a seat, if its peak fits beside what stays of all others when they are parked
     calm        every iteration under way can be finished with the others where they are (`interleave`)
@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from tensile_jax.exec.controller.orders import Order
 from tensile_jax.exec.controller.state import Seat, State
-from tensile_jax.plan.multi_job.memory_profile import LAUNCH, Demand
+from tensile_jax.plan.multi_job.admission import admits
+from tensile_jax.plan.multi_job.memory_profile import LAUNCH, MemoryProfile
 from tensile_jax.plan.multi_job.safety import finishes
 
 
@@ -129,15 +130,17 @@ class Desk:
     @property
     def spare_bytes(self) -> int:
         """What a seat may rise above what stays of it when it is parked, while all others are parked."""
-        limit = self.budget_bytes if self.next_budget_bytes is None else min(self.budget_bytes, self.next_budget_bytes)
-        return limit - self.parked_bytes
+        return self._limit_bytes - self.parked_bytes
 
-    def admits(self, demand: Demand, beside: list[Seat]) -> bool:
+    @property
+    def _limit_bytes(self) -> int:
+        """The budget, or the lower one that waits for iterations to end."""
+        return self.budget_bytes if self.next_budget_bytes is None else min(self.budget_bytes, self.next_budget_bytes)
+
+    def admits(self, demand: MemoryProfile, beside: list[Seat]) -> bool:
         """Whether a job of that demand could run beside those, and all of them that can, with it."""
-        before = self.spare_bytes + self.parked_bytes - sum([s.demand.parked_bytes for s in beside])
-        after = before - demand.parked_bytes
-        host = demand.host_bytes + sum([s.demand.host_bytes for s in beside])
-        return host <= self.host_budget_bytes and demand.rise_bytes <= after and _no_fewer(beside, before, after)
+        others = [s.demand for s in beside]
+        return admits(demand, others, budget_bytes=self._limit_bytes, host_budget_bytes=self.host_budget_bytes)
 
     def next_in_queue(self) -> int:
         """Who is to be admitted as soon as there is room; -1: nobody.
@@ -162,14 +165,10 @@ class Desk:
         """Whether all that can run still could, and the host hold them, if the seat's renewed demand held."""
         seat = self.seats[place]
         assert seat.renewal is not None
-        before = self.spare_bytes
-        after = before + seat.demand.parked_bytes - seat.renewal.parked_bytes
-        host = sum([s.demand.host_bytes for s in self.seats]) - seat.demand.host_bytes + seat.renewal.host_bytes
-        if host > self.host_budget_bytes or (seat.demand.rise_bytes <= before and seat.renewal.rise_bytes > after):
-            return False
-        return _no_fewer([s for s in self.seats if s is not seat], before, after)
-
-
-def _no_fewer(seats: list[Seat], before: int, after: int) -> bool:
-    """Whether those that can run with `before` bytes to spare can run with `after`."""
-    return all(s.demand.rise_bytes <= after for s in seats if s.demand.rise_bytes <= before)
+        return admits(
+            seat.renewal,
+            [s.demand for s in self.seats if s is not seat],
+            budget_bytes=self._limit_bytes,
+            host_budget_bytes=self.host_budget_bytes,
+            replaces=seat.demand,
+        )

@@ -3,7 +3,7 @@
 It knows no JAX, no clock and no thread. What acts (`dispatcher.py`) tells it what has happened and does what it says, in that
 order. A job sits on a `Seat`; between iterations it is at position 0, with its state *here* on the device or *away* on the host.
 
-    held      sum over seats of what they hold, by `Demand`;   a launch holds its outputs from the moment it is issued
+    held      sum over seats of what they hold, by `MemoryProfile`;   a launch holds its outputs from the moment it is issued
     surge     the most that a launch in flight needs beyond what its seat holds once it is over
 
 What it guarantees, whatever happens in whatever order:
@@ -42,7 +42,8 @@ from tensile_jax.exec.controller.fair_share import begin, park, park_one
 from tensile_jax.exec.controller.ledger import Desk
 from tensile_jax.exec.controller.orders import Admit, Adopt, Apply, Decline, Dismiss, Do, Order, Rest
 from tensile_jax.exec.controller.state import JobId, Seat, State, Where
-from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, Demand
+from tensile_jax.plan.multi_job.admission import smallest_budgets
+from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
 
 _AWAY, _COMING, _HERE, _GOING = Where
 
@@ -56,11 +57,9 @@ def step(state: State, event: Event) -> tuple[State, list[Order]]:
     return desk.state(), desk.said
 
 
-def smallest_need(state: State, demand: Demand) -> tuple[int, int]:
+def smallest_need(state: State, demand: MemoryProfile) -> tuple[int, int]:
     """(device, host) bytes of budget with which a job of that demand could be admitted beside the seats that there are."""
-    demands = [demand, *(s.demand for s in state.seats)]
-    device = sum(d.parked_bytes for d in demands) + max(d.rise_bytes for d in demands)
-    return device, sum(d.host_bytes for d in demands)
+    return smallest_budgets([demand, *(s.demand for s in state.seats)])
 
 
 def _tell(desk: Desk, event: Event) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, NewType
 
-from tensile_jax.plan.multi_job.memory_profile import Demand
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 
 JobId = NewType("JobId", int)
 Wish = Literal["run", "pause", "stop"]
@@ -37,7 +37,7 @@ class Seat:
     """
 
     job: JobId
-    demand: Demand
+    demand: MemoryProfile
     weight: float
     steps_left: int
     wish: Wish = "run"
@@ -45,7 +45,7 @@ class Seat:
     position: int = 0
     busy: bool = False
     batches: int = 0
-    renewal: Demand | None = None
+    renewal: MemoryProfile | None = None
     rested: bool = False
     virtual_us: float = 0.0
     passed: int = 0

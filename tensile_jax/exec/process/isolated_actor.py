@@ -30,7 +30,7 @@ from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.exec.step.transfer import Device, on_host
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.multi_job.memory_profile import INSTANT, Demand
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, MemoryProfile
 from tensile_jax.plan_format import Plan
 
 
@@ -47,7 +47,7 @@ class Summary:
     """What the runtime gets to know of a program; `copies` are the moves that start copies."""
 
     plan: Plan
-    demand: Demand
+    demand: MemoryProfile
     kept_out: frozenset[TensorId]
     may_stay_out: tuple[tuple[TensorId, int], ...]
     copies: frozenset[int]
@@ -88,7 +88,7 @@ class RemoteProgram(_Remote):
         return self.summary.plan
 
     @property
-    def demand(self) -> Demand:
+    def demand(self) -> MemoryProfile:
         """What it asks of memory."""
         return self.summary.demand
 

@@ -28,7 +28,7 @@ from tensile_jax.exec.controller.events import Died, Ended, Event, Moved, Renewe
 from tensile_jax.exec.controller.orders import Admit, Adopt, Apply, Decline, Dismiss, Do, Order, Park, Rest, Unpark
 from tensile_jax.exec.controller.state import JobId, State
 from tensile_jax.exec.runtime.recorder import Recorder
-from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, Demand
+from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
 from tensile_jax.runtime_records import LaneName, Level, Span
 
 _COPY_THREADS = 16
@@ -44,7 +44,7 @@ class Listener(Protocol):
     def moved(self, job: JobId, lane: LaneName) -> None: ...  # in another thread
     def rested(self, job: JobId, state: Kept, *, steps: int) -> None: ...  # in the metrics thread, after the last metrics
     def renewed(self, job: JobId, *, steps: int) -> None: ...
-    def declined(self, job: JobId, demand: Demand) -> None: ...
+    def declined(self, job: JobId, demand: MemoryProfile) -> None: ...
     def dismissed(self, job: JobId, state: Kept, *, steps: int) -> None: ...  # in the metrics thread, after the last metrics
     def died(self, job: JobId, error: BaseException, state: Kept | None, *, steps: int) -> None: ...
     def applied(self, nbytes: int) -> None: ...
@@ -65,7 +65,7 @@ class _Hand:
     name: str
     actor: Actor
     take_batch: Callable[[], Any]
-    demand: Demand
+    demand: MemoryProfile
     rest_every: int | None
     steps: int
     tally: Tally
@@ -90,7 +90,7 @@ class Dispatcher:
         self._look_always = look_always
         self._inbox: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._hands: dict[JobId, _Hand] = {}
-        self._renewals: dict[JobId, Demand] = {}
+        self._renewals: dict[JobId, MemoryProfile] = {}
         self.tallies: dict[JobId, Tally] = {}  # of all jobs that ever were
         self._lane = ThreadPoolExecutor(1, "tensile-launches")
         self._copies = ThreadPoolExecutor(_COPY_THREADS, "tensile-copies")
@@ -137,7 +137,7 @@ class Dispatcher:
         name: str,
         actor: Actor,
         take_batch: Callable[[], Any],
-        demand: Demand,
+        demand: MemoryProfile,
         *,
         steps: int,
         rest_every: int | None,
@@ -148,7 +148,7 @@ class Dispatcher:
         """
         self._hands[job] = _Hand(name, actor, take_batch, demand, rest_every, steps, self.tallies.setdefault(job, Tally()))
 
-    def renew(self, job: JobId, demand: Demand) -> None:
+    def renew(self, job: JobId, demand: MemoryProfile) -> None:
         """What `Adopt` will bring, or `Admit`, if it still waits: told at once. In the dispatcher's thread."""
         if job in self._hands:
             self._renewals[job] = demand

@@ -11,7 +11,7 @@ import numpy as np
 from tensile_jax.exec.actor.actor import Kept
 from tensile_jax.exec.controller.events import Wished
 from tensile_jax.exec.controller.state import JobId
-from tensile_jax.plan.multi_job.memory_profile import Demand
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.plan_format import format_bytes
 from tensile_jax.runtime_records import FINAL, LaneName
 
@@ -92,7 +92,7 @@ class JobListener:
             out = f", {len(renewed.kept_out)} tensors of its state out while others run" if renewed.kept_out else ""
             runtime._tell(one, "renewed", f"{len(plan.segments)} segments, peak {format_bytes(plan.peak_bytes)}{out}")
 
-    def declined(self, job: JobId, demand: Demand) -> None:
+    def declined(self, job: JobId, demand: MemoryProfile) -> None:
         runtime, one = self._runtime, self._runtime._jobs[job]
         state = runtime._dispatcher.state
         with runtime._changed:

@@ -14,9 +14,10 @@ from tensile_jax.exec.controller.events import Prepared
 from tensile_jax.exec.controller.machine import smallest_need
 from tensile_jax.exec.controller.state import Seat
 from tensile_jax.exec.runtime.job import Job, is_leaving
-from tensile_jax.exec.runtime.joint_plan import most_swapped, prepare_beside, share_state
 from tensile_jax.exec.step.prepared_step import Options
-from tensile_jax.plan.multi_job.memory_profile import Demand
+from tensile_jax.plan.multi_job.admission import JobLimits, most_swapped_bytes, plan_job
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
+from tensile_jax.plan.multi_job.state_offload import offload_state
 from tensile_jax.plan_format import Plan, format_bytes
 from tensile_jax.runtime_records import FINAL
 
@@ -63,14 +64,13 @@ class Planning:
             return
         try:
             limit = self._limit_for(job)
-            program = prepare_beside(
-                job._actor.prepare,
-                prepared,
-                limit,
-                ceiling=self._ceiling(job),
-                most_swapped=most_swapped(job._asked.max_swap_rate, self._plans_of_others(job)),
-                most_on_host=self._host_left(job),
+            limits = JobLimits(
+                beside_bytes=limit,
+                alone_bytes=self._ceiling(job),
+                most_swapped_bytes=most_swapped_bytes(job._asked.max_swap_rate, self._plans_of_others(job)),
+                most_host_bytes=self._host_left(job),
             )
+            program = plan_job(job._actor.prepare, prepared, limits)
             demand = self._with_snapshot(job, program)
             self._refuse_more_than_host(job, demand)
         except BaseException as error:
@@ -124,7 +124,7 @@ class Planning:
             job._note = f"waits: beside the others it needs a budget of {format_bytes(device)}, {format_bytes(host)} on the host"
             self._runtime._tell(job, "queued", job._note, {"device_bytes": device, "host_bytes": host})
 
-    def _with_snapshot(self, job: Job, program: Program) -> Demand:
+    def _with_snapshot(self, job: Job, program: Program) -> MemoryProfile:
         """What the job asks of memory, with the host memory of a checkpoint that is written while it goes on."""
         return replace(program.demand, host_bytes=program.demand.host_bytes + self._snapshot_bytes(job))
 
@@ -137,7 +137,7 @@ class Planning:
         others = sum(seat.demand.host_bytes for seat in state.seats if seat.job != job._number)
         return state.host_budget_bytes - others - self._snapshot_bytes(job)
 
-    def _refuse_more_than_host(self, job: Job, demand: Demand) -> None:
+    def _refuse_more_than_host(self, job: Job, demand: MemoryProfile) -> None:
         host_budget = self._runtime._dispatcher.state.host_budget_bytes
         if demand.host_bytes > host_budget:
             raise BudgetTooSmall(
@@ -178,7 +178,7 @@ class Planning:
         with self._runtime._changed:
             jobs = [job for job in self._runtime._jobs.values() if job._state == "running" and job._own_program is not None]
             programs = [job._own_program for job in jobs]
-        found = share_state(
+        found = offload_state(
             [p for p in programs if p is not None],
             [job._asked.max_swap_rate for job in jobs],
             self._runtime._budget_bytes,
@@ -201,9 +201,8 @@ class Planning:
             return
         try:
             ceiling = self._ceiling(job) - self._parked_beside(job)
-            renewed = prepare_beside(
-                job._actor.prepare, program.prepared, self._limit_for(job), ceiling=ceiling, most_on_host=self._host_left(job)
-            )
+            limits = JobLimits(self._limit_for(job), ceiling, most_host_bytes=self._host_left(job))
+            renewed = plan_job(job._actor.prepare, program.prepared, limits)
         except BudgetTooSmall as error:
             with self._runtime._changed:
                 job._state = "queued" if job._state == "running" else job._state

@@ -55,7 +55,7 @@ from tensile_jax.exec.runtime.submission import (
 )
 from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.plan_format import PolicyName
-from tensile_jax.profiles import load_profile
+from tensile_jax.profiles import profile_for
 from tensile_jax.runtime_records import FINAL, EventName, JobEvent, Record, Status
 
 _RUN_AHEAD = 3  # launches in flight, on a device whose memory follows the order of launches
@@ -89,7 +89,7 @@ class Runtime:
             raise TypeError(f"device must be one of jax.devices(), such as jax.devices()[0]: got {device!r}.")
         self._device = jax.devices()[0] if device is None else device
         self._on_cpu = self._device.platform == "cpu"
-        self._profile = load_profile(device_profile or ("cpu" if self._on_cpu else "h200"))
+        self._profile = profile_for(self._device.platform, device_profile)
         self._transfer = Transfer(self._device)
         self._folder = None if checkpoints is None else Path(checkpoints).absolute()
         if look not in ("sampled", "always"):

@@ -8,7 +8,7 @@
     holds[0] = holds[n] = idle_bytes: between iterations, the state that lies on the device
     parked_bytes: what stays there when the whole state has gone to the host
 
-Half of what follows from that is worked out when a `Demand` is made, so that a decision costs little:
+Half of what follows from that is worked out when a `MemoryProfile` is made, so that a decision costs little:
 
     idle_bytes  between iterations, the state that lies on the device;   peak_bytes   at most
     rise_bytes  at most, beyond what stays when the state has gone to the host
@@ -28,7 +28,7 @@ INSTANT, WAIT, LAUNCH = range(3)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Demand:
+class MemoryProfile:
     """One iteration. `host_bytes` is the most that it, or the parked job, has on the host; `state_bytes` what is parked.
 
     `labels` name the segment of each launch, for people. `step_us` is predicted.

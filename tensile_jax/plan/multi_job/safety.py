@@ -17,13 +17,13 @@ The same question is Dijkstra's (the banker's algorithm), who knows only each ch
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tensile_jax.plan.multi_job.memory_profile import Demand, descents
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile, descents
 
 
 class Under(NamedTuple):
     """An iteration under way: at `position`; when it is over, the job can come down to `rest_bytes`."""
 
-    demand: Demand
+    demand: MemoryProfile
     position: int
     rest_bytes: int
 
@@ -34,14 +34,14 @@ def can_finish(budget_bytes: int, under_way: Sequence[Under], *, resting_bytes: 
     return finishes(budget_bytes - resting_bytes - held, under_way)
 
 
-def finishes(free: int, under_way: Sequence[tuple[Demand, int, int]]) -> bool:
+def finishes(free: int, under_way: Sequence[tuple[MemoryProfile, int, int]]) -> bool:
     """Whether all iterations under way, each an `Under`, can end where so many bytes are free beside what everybody holds now."""
     if free < 0:
         return False
     lowest: list[Under] = []  # chains that are lower now than at rest
     left = under_way
     while left:
-        stuck: list[tuple[Demand, int, int]] = []
+        stuck: list[tuple[MemoryProfile, int, int]] = []
         moved = False
         for one in left:
             demand, position, rest = one
@@ -93,7 +93,7 @@ def _can_rise(free: int, lowest: Sequence[Under]) -> bool:
     return all(at[k] == len(holds) - 1 for k, (holds, _, _) in enumerate(chains))
 
 
-def serial_peak(demands: Iterable[tuple[Demand, int]]) -> int:
+def serial_peak(demands: Iterable[tuple[MemoryProfile, int]]) -> int:
     """What all jobs need, one iteration at a time, each of the others holding the number of bytes that stands beside it."""
     jobs = list(demands)
     resting = sum(rest for _, rest in jobs)

@@ -22,13 +22,14 @@ from dataclasses import dataclass
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.multi_job.admission import JobProgram
 
 _WORTH = 0.1  # of a round: what copies may take from computation; parking costs about as much
 
 
 @dataclass(frozen=True, slots=True)
-class Sharer:
-    """One job: its plan without anything kept out, and the state that could be, with its bytes.
+class SharingJob:
+    """One job: what its plan needs with nothing kept out, and the state tensors that could be kept out, with their bytes.
 
     `swapped_bytes` are what its plan copies out in an iteration, and as much back.
     """
@@ -41,22 +42,40 @@ class Sharer:
     candidates: tuple[tuple[TensorId, int], ...]
 
 
-def share(jobs: Sequence[Sharer], budget_bytes: int, profile: DeviceProfile) -> tuple[frozenset[TensorId], ...]:
+def offload_state(
+    programs: Sequence[JobProgram], max_swap_rates: Sequence[float], budget_bytes: int, profile: DeviceProfile
+) -> tuple[frozenset[TensorId], ...]:
+    """For each program, which is one with nothing kept out, the state tensors that are to be on the host between their uses."""
+    jobs = [
+        SharingJob(
+            program.demand.peak_bytes,
+            program.demand.idle_bytes,
+            program.plan.step_us,
+            program.plan.swapped_out_bytes,
+            rate,
+            program.may_stay_out(),
+        )
+        for program, rate in zip(programs, max_swap_rates, strict=True)
+    ]
+    return choose_offloaded(jobs, budget_bytes, profile)
+
+
+def choose_offloaded(jobs: Sequence[SharingJob], budget_bytes: int, profile: DeviceProfile) -> tuple[frozenset[TensorId], ...]:
     """For each job, the state tensors that are to be on the host between their uses."""
-    helped = [j for j in range(len(jobs)) if _lacks(jobs, j, [0] * len(jobs), budget_bytes) > 0]
+    helped = [j for j in range(len(jobs)) if _shortage(jobs, j, [0] * len(jobs), budget_bytes) > 0]
     while helped:
         chosen = _choose(jobs, helped, budget_bytes, profile)
         out = [sum(nbytes for _, nbytes in of_job) for of_job in chosen]
-        still = [j for j in helped if _lacks(jobs, j, out, budget_bytes) > 0]
+        still = [j for j in helped if _shortage(jobs, j, out, budget_bytes) > 0]
         if not still:
             return tuple(frozenset(t for t, _ in of_job) for of_job in _needed(jobs, chosen, budget_bytes, helped))
-        worst = max(still, key=lambda j: (_lacks(jobs, j, out, budget_bytes), -j))
+        worst = max(still, key=lambda j: (_shortage(jobs, j, out, budget_bytes), -j))
         helped.remove(worst)
     return tuple(frozenset[TensorId]() for _ in jobs)
 
 
-def _lacks(jobs: Sequence[Sharer], j: int, out: Sequence[int], budget_bytes: int) -> int:
-    """Bytes that job j lacks for its turn; not above zero if it has room."""
+def _shortage(jobs: Sequence[SharingJob], j: int, out: Sequence[int], budget_bytes: int) -> int:
+    """Bytes that job j lacks for an iteration while the others are at rest; not above zero if it has room."""
     others = sum(job.idle_bytes - out[k] for k, job in enumerate(jobs) if k != j)
     return jobs[j].peak_bytes + others - budget_bytes
 
@@ -64,7 +83,7 @@ def _lacks(jobs: Sequence[Sharer], j: int, out: Sequence[int], budget_bytes: int
 _Chosen = list[list[tuple[TensorId, int]]]
 
 
-def _choose(jobs: Sequence[Sharer], helped: Sequence[int], budget_bytes: int, profile: DeviceProfile) -> _Chosen:
+def _choose(jobs: Sequence[SharingJob], helped: Sequence[int], budget_bytes: int, profile: DeviceProfile) -> _Chosen:
     """The largest tensors first, until every one of `helped` has room or nothing more may go."""
     chosen: _Chosen = [[] for _ in jobs]
     out = [0] * len(jobs)
@@ -73,7 +92,7 @@ def _choose(jobs: Sequence[Sharer], helped: Sequence[int], budget_bytes: int, pr
     candidates = sorted((-nbytes, k, t) for k, job in enumerate(jobs) for t, nbytes in job.candidates)
     for size, k, t in candidates:
         nbytes = -size
-        if not any(j != k and _lacks(jobs, j, out, budget_bytes) > 0 for j in helped):
+        if not any(j != k and _shortage(jobs, j, out, budget_bytes) > 0 for j in helped):
             continue
         total = sum(swapped)
         if jobs[k].max_swap_rate == 0 or swapped[k] > jobs[k].max_swap_rate * total:
@@ -88,12 +107,12 @@ def _choose(jobs: Sequence[Sharer], helped: Sequence[int], budget_bytes: int, pr
     return chosen
 
 
-def _needed(jobs: Sequence[Sharer], chosen: _Chosen, budget_bytes: int, helped: Sequence[int]) -> _Chosen:
+def _needed(jobs: Sequence[SharingJob], chosen: _Chosen, budget_bytes: int, helped: Sequence[int]) -> _Chosen:
     """What is left when all that nobody needs is taken back, the smallest first."""
     out = [sum(nbytes for _, nbytes in of_job) for of_job in chosen]
     for nbytes, k, t in sorted((nbytes, k, t) for k, of_job in enumerate(chosen) for t, nbytes in of_job):
         without = [nb - (nbytes if at == k else 0) for at, nb in enumerate(out)]
-        if all(_lacks(jobs, j, without, budget_bytes) <= 0 for j in helped):
+        if all(_shortage(jobs, j, without, budget_bytes) <= 0 for j in helped):
             out = without
             chosen[k].remove((t, nbytes))
     return chosen

@@ -9,7 +9,7 @@ from tensile_jax.exec.actor.memory_demand import demand_of, metrics_bytes
 from tensile_jax.exec.step.instructions import FinishSwapIn, FinishSwapOut, Launch, instructions_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.ir import Graph
-from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Demand
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, MemoryProfile
 from tensile_jax.plan_format import Plan
 from tensile_jax.profiles import load_profile
 
@@ -75,7 +75,7 @@ def test_state_that_stays_out_is_not_held_between_iterations() -> None:
     assert out
     for plan, graph in out:
         instructions = instructions_of(plan, graph, [None] * len(plan.segments))
-        demand: Demand = demand_of(plan, graph, instructions, load_profile("cpu"))
+        demand: MemoryProfile = demand_of(plan, graph, instructions, load_profile("cpu"))
         left = sum(instructions.nbytes[slot] for slot in instructions.left_on_host)
         assert demand.idle_bytes == demand.state_bytes - left + metrics_bytes(graph)
         assert demand.host_bytes >= demand.state_bytes and demand.parked_bytes == metrics_bytes(graph)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from tensile_jax.exec.controller.events import Budgeted, Died, Event, Prepared, Renewed, Wished
 from tensile_jax.exec.controller.state import JobId, Seat
-from tensile_jax.plan.multi_job.memory_profile import Demand
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tests.exec.controller.world import World, demand, seat
 
 
-def random_demand(rng: random.Random) -> Demand:
+def random_demand(rng: random.Random) -> MemoryProfile:
     """One to four moves of any kind, at most 11 bytes, some of which may stay when it is parked."""
     while True:
         count, idle = rng.randint(1, 4), rng.randint(0, 4)

@@ -12,7 +12,7 @@ import pytest
 
 from tensile_jax.exec.controller.events import Budgeted, Died, Event, Prepared, Renewed, Wished
 from tensile_jax.exec.controller.state import JobId, State
-from tensile_jax.plan.multi_job.memory_profile import Demand
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tests.exec.controller import explore as exploring
 from tests.exec.controller.explore import explore, longest_waits, wander
 from tests.exec.controller.small_worlds import random_world
@@ -53,7 +53,7 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-def least_budget(demands: list[Demand]) -> int:
+def least_budget(demands: list[MemoryProfile]) -> int:
     """With which all can run, though one after another."""
     return sum(d.parked_bytes for d in demands) + max(d.rise_bytes for d in demands)
 

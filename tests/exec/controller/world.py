@@ -15,18 +15,20 @@ from dataclasses import dataclass, replace
 from tensile_jax.exec.controller.events import BatchReady, Budgeted, Died, Ended, Event, Moved, Prepared, Renewed, Waited, Wished
 from tensile_jax.exec.controller.orders import Admit, Adopt, Apply, Decline, Dismiss, Do, Order, Park, Rest, Unpark
 from tensile_jax.exec.controller.state import JobId, Seat, Wish
-from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Demand
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, MemoryProfile
 
 
 class Broken(AssertionError):
     """The controller said what it must not say, or left undone what it must do."""
 
 
-def demand(kinds: str, *steps: int, parked: int = 0, us: float = 1.0, switch_us: float = 0.0, host: int | None = None) -> Demand:
+def demand(
+    kinds: str, *steps: int, parked: int = 0, us: float = 1.0, switch_us: float = 0.0, host: int | None = None
+) -> MemoryProfile:
     """Kinds as letters (I, L, W); holds and needs in turn: hold, need, hold, ..., hold. A launch takes `us`."""
     holds, needs = steps[::2], steps[1::2]
     letters = {"I": INSTANT, "L": LAUNCH, "W": WAIT}
-    return Demand(
+    return MemoryProfile(
         tuple(letters[k] for k in kinds), needs, holds, parked, holds[0], holds[0] if host is None else host, us, switch_us
     )
 
@@ -36,7 +38,7 @@ class Body:
     """One job, as it is. `here`: its state is on the device; `moving`: on the way there, or away from there."""
 
     job: JobId
-    demand: Demand
+    demand: MemoryProfile
     steps: int
     loads: int
     wish: Wish = "run"
@@ -46,7 +48,7 @@ class Body:
     waiting: bool = False
     position: int = 0
     loaded: int = 0
-    renewal: Demand | None = None
+    renewal: MemoryProfile | None = None
     rested: bool = False
 
     @property
@@ -241,6 +243,6 @@ class World:
                 raise Broken(f"{order} for {body}")
 
 
-def seat(job: int, demand: Demand, *, steps: int = 2, weight: float = 1.0) -> Seat:
+def seat(job: int, demand: MemoryProfile, *, steps: int = 2, weight: float = 1.0) -> Seat:
     """A job as it is when it was prepared."""
     return Seat(JobId(job), demand, weight, steps)

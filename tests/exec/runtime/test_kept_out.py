@@ -9,10 +9,10 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.budget import Budget
-from tensile_jax.exec.runtime.joint_plan import prepare_beside
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.installed_models import MODELS
+from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
 from tensile_jax.profiles import load_profile
 from tensile_jax.runtime_records import JobEvent
 from tensile_jax.trace import trace_step
@@ -75,18 +75,18 @@ def plan_only(prepared: PreparedStep, budget_bytes: int) -> Any:
     return SimpleNamespace(plan=plan, demand=SimpleNamespace(host_bytes=plan.swapped_out_bytes))
 
 
-@pytest.mark.parametrize("most", ["most_swapped", "most_on_host"])
+@pytest.mark.parametrize("most", ["most_swapped_bytes", "most_host_bytes"])
 def test_a_job_that_may_swap_no_more_gets_a_plan_without_swaps(most: str) -> None:
     model, device = MODELS["cnn"](batch_size=64, image_size=16), jax.devices()[0]
     traced = trace_step(jax.jit(model.step, donate_argnums=0), model.step, (model.state_shape, model.batch_shape), {})
     profile = load_profile("cpu")
     prepared = PreparedStep(traced, None, Options("auto", profile, "any"), Compiler(device))
     limit = 7500 * 1024  # auto swaps here
-    free = prepare_beside(plan_only, prepared, limit, ceiling=limit).plan
-    bound = prepare_beside(plan_only, prepared, limit, ceiling=limit, **{most: 0}).plan
+    free = plan_job(plan_only, prepared, JobLimits(limit, limit)).plan
+    bound = plan_job(plan_only, prepared, JobLimits(limit, limit, **{most: 0})).plan
     assert free.swapped_out_bytes > 0 and bound.swapped_out_bytes == 0
     assert bound.peak_bytes <= limit and bound.step_us > free.step_us
-    lowest = prepare_beside(plan_only, prepared, free.floor_bytes, ceiling=limit, **{most: 0}).plan
+    lowest = plan_job(plan_only, prepared, JobLimits(free.floor_bytes, limit, **{most: 0})).plan
     assert lowest.swapped_out_bytes == 0 and lowest.peak_bytes <= limit  # with a higher peak, rather than swaps
-    tight = prepare_beside(plan_only, prepared, free.floor_bytes, ceiling=free.floor_bytes, **{most: 0}).plan
+    tight = plan_job(plan_only, prepared, JobLimits(free.floor_bytes, free.floor_bytes, **{most: 0})).plan
     assert tight.swapped_out_bytes > 0  # only swaps keep that

@@ -5,14 +5,14 @@ from functools import cache
 
 import pytest
 
-from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Demand, descents
+from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, MemoryProfile, descents
 from tensile_jax.plan.multi_job.safety import Under, can_finish, serial_peak
 
 
-def demand(*steps: int, parked: int = 0) -> Demand:
+def demand(*steps: int, parked: int = 0) -> MemoryProfile:
     """Holds and needs in turn: hold, need, hold, ..., hold."""
     holds, needs = steps[::2], steps[1::2]
-    return Demand((LAUNCH,) * len(needs), needs, holds, parked, holds[0], holds[0])
+    return MemoryProfile((LAUNCH,) * len(needs), needs, holds, parked, holds[0], holds[0])
 
 
 def by_trying(budget: int, under_way: list[Under], resting: int) -> bool:
@@ -39,12 +39,12 @@ def by_trying(budget: int, under_way: list[Under], resting: int) -> bool:
     return possible(tuple(one.position for one in under_way))
 
 
-def random_demand(rng: random.Random) -> Demand:
+def random_demand(rng: random.Random) -> MemoryProfile:
     count = rng.randint(1, 5)
     idle = rng.randint(0, 4)
     holds = [idle, *(rng.randint(0, 8) for _ in range(count - 1)), idle]
     needs = [max(holds[i], holds[i + 1]) + rng.choice([0, 0, 1, 3]) for i in range(count)]
-    return Demand((LAUNCH,) * count, tuple(needs), tuple(holds), rng.randint(0, min(holds)), idle, idle)
+    return MemoryProfile((LAUNCH,) * count, tuple(needs), tuple(holds), rng.randint(0, min(holds)), idle, idle)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -109,4 +109,4 @@ def test_a_demand_that_cannot_be_is_refused(
     kinds: tuple[int, ...], needs: tuple[int, ...], holds: tuple[int, ...], parked: int, says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
-        Demand(kinds, needs, holds, parked, 0, 0)
+        MemoryProfile(kinds, needs, holds, parked, 0, 0)

@@ -1,0 +1,152 @@
+"""The rule by which a job is admitted beside others under one budget, and the limits under which a new job is planned.
+
+A job is *parked* when its whole state is in host memory; `parked_bytes` of it remain on the device all the same. A job can run if
+its peak fits beside what remains of all other jobs when they are parked:
+
+    spare       = budget - sum over all jobs k of parked_k
+    can_run(j)  <=>  peak_j - parked_j <= spare
+
+A job is admitted if it can run beside the others, if every other job that can run without it can run with it, and if host memory
+can hold what all jobs need there at most. So the smallest budgets for some jobs are
+
+    device      sum over k of parked_k + max over k of (peak_k - parked_k)
+    host        sum over k of host_k
+
+Segments of a new job are chosen under what is left beside the other jobs at rest, so that no state has to move when the jobs take
+turns. If there is no such plan, they are chosen under the whole budget, and the jobs' states take turns on the device. The number
+of bytes that a job swaps is limited by its maximal swapping rate (TENSILE section IV-D).
+
+The runtime's controller and `tensile plan JOBS.toml` both decide by this file. Sizes in bytes.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
+from tensile_jax.plan_format import Plan
+
+
+class SmallestBudgets(NamedTuple):
+    """The least device memory and host memory with which some jobs can all run."""
+
+    device_bytes: int
+    host_bytes: int
+
+
+def smallest_budgets(jobs: Iterable[MemoryProfile]) -> SmallestBudgets:
+    """The smallest budgets under which all of these jobs can be admitted together."""
+    jobs = list(jobs)
+    device_bytes = sum(job.parked_bytes for job in jobs) + max((job.rise_bytes for job in jobs), default=0)
+    return SmallestBudgets(device_bytes, sum(job.host_bytes for job in jobs))
+
+
+def admits(
+    job: MemoryProfile,
+    others: Sequence[MemoryProfile],
+    *,
+    budget_bytes: float,
+    host_budget_bytes: float,
+    replaces: MemoryProfile | None = None,
+) -> bool:
+    """Whether the job may run beside the others, as above.
+
+    Args:
+        replaces: the profile that the job has had so far, if it was admitted before and asks for another one. A job that could
+            not run with its old profile need not be able to run with the new one.
+    """
+    if job.host_bytes + sum([other.host_bytes for other in others]) > host_budget_bytes:
+        return False
+    without = budget_bytes - sum([other.parked_bytes for other in others])
+    before = without if replaces is None else without - replaces.parked_bytes
+    after = without - job.parked_bytes
+    if job.rise_bytes > after and (replaces is None or replaces.rise_bytes <= before):
+        return False
+    return all([other.rise_bytes <= after for other in others if other.rise_bytes <= before])
+
+
+class JobProgram(Protocol):
+    """A job's plan, compiled or only predicted, and its memory profile."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def demand(self) -> MemoryProfile: ...
+
+    def keep_out(self, tensors: frozenset[TensorId]) -> Self:
+        """The same segments with these state tensors on the host between their uses."""
+        ...
+
+    def may_stay_out(self) -> tuple[tuple[TensorId, int], ...]:
+        """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
+        ...
+
+
+Program = TypeVar("Program", bound=JobProgram)
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """Under which limits a job is planned.
+
+    Attributes:
+        beside_bytes: what its plan may need while the other jobs hold what they hold at rest.
+        alone_bytes: what its plan may need while the other jobs are parked.
+        most_swapped_bytes: what its plan may swap in an iteration, out and in added up.
+        most_host_bytes: what its plan may need in host memory.
+    """
+
+    beside_bytes: int
+    alone_bytes: int
+    most_swapped_bytes: float = float("inf")
+    most_host_bytes: float = float("inf")
+
+
+def plan_job(prepare: Callable[[Any, int], Program], traced: Any, limits: JobLimits) -> Program:
+    """The plan that leaves the other jobs where they are at rest; if there is none, the plan for which they are parked.
+
+    The plan keeps the limits of swapping and of host memory, unless only swaps keep the device budget.
+
+    Args:
+        prepare: gives a traced step's program under a budget in bytes, or raises BudgetTooSmall.
+        traced: what `prepare` takes; its method `without_swaps` gives the same step, of which only plans without swaps are made.
+
+    Raises:
+        BudgetTooSmall: there is no plan under `alone_bytes`.
+    """
+    program = _beside_or_alone(prepare, traced, limits)
+    swaps_little = swapped_bytes(program.plan) <= limits.most_swapped_bytes
+    if swaps_little and program.demand.host_bytes <= limits.most_host_bytes:
+        return program
+    try:
+        without = _beside_or_alone(prepare, traced.without_swaps(), limits)
+    except BudgetTooSmall:
+        return program
+    return program if swaps_little and without.demand.host_bytes > limits.most_host_bytes else without
+
+
+def _beside_or_alone(prepare: Callable[[Any, int], Program], traced: Any, limits: JobLimits) -> Program:
+    if limits.beside_bytes > 0:
+        try:
+            return prepare(traced, limits.beside_bytes)
+        except BudgetTooSmall as error:
+            if error.floor_bytes > limits.alone_bytes:
+                raise
+    return prepare(traced, limits.alone_bytes)
+
+
+def most_swapped_bytes(max_swap_rate: float, others: Iterable[Plan]) -> float:
+    """The bytes that a job may swap in an iteration, by its maximal swapping rate and what the plans of the others swap.
+
+    The rate is the job's part of all that is swapped: rate = own / (own + others).
+    """
+    if max_swap_rate >= 1:
+        return float("inf")
+    return max_swap_rate / (1 - max_swap_rate) * sum(swapped_bytes(plan) for plan in others)
+
+
+def swapped_bytes(plan: Plan) -> int:
+    """What a plan copies over the link in an iteration, out and in added up."""
+    return plan.swapped_out_bytes + plan.swapped_in_bytes

@@ -1,0 +1,90 @@
+"""Plans for several jobs that share one budget, as the runtime would make them if the jobs came in this order.
+
+Each job is planned for what is left beside the others at rest: for those before it their plans say how much that is, for those
+after it the size of their state. If there is no such plan, the job is planned for the whole budget (`admission.py`). All jobs fit
+if each can run an iteration while the states of all others are on the host, and if the host can hold what the jobs keep there.
+When all jobs are there, some of their state may be on the host between its uses (`state_offload.py`). Sizes in bytes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic
+
+from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.multi_job.admission import JobLimits, Program, most_swapped_bytes, plan_job, smallest_budgets
+from tensile_jax.plan.multi_job.state_offload import offload_state
+
+_CLOSE_ENOUGH = 1.005  # where the search for the smallest budget ends
+_MOST_DOUBLINGS = 40
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannableJob(Generic[Program]):
+    """A traced job, the function that plans it under a budget, and the least budget under which it can be planned alone."""
+
+    traced: Any
+    prepare: Callable[[Any, int], Program]
+    state_bytes: int
+    floor_bytes: int
+    max_swap_rate: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobPlan(Generic[Program]):
+    """A job's program, and whether it keeps the limit that leaves room for the others at rest."""
+
+    program: Program
+    beside_others: bool
+
+    @property
+    def host_bytes(self) -> int:
+        """In host memory at most, with a checkpoint that is written while the job goes on."""
+        return self.program.demand.host_bytes + self.program.demand.state_bytes
+
+
+def plan_jobs(
+    jobs: Sequence[PlannableJob[Program]], budget_bytes: int, host_budget_bytes: float
+) -> list[JobPlan[Program]] | None:
+    """Every job's plan; None if one has none, or if the jobs cannot all run."""
+    planned: list[JobPlan[Program]] = []
+    for place, job in enumerate(jobs):
+        at_rest = sum(one.program.demand.idle_bytes for one in planned) + sum(later.state_bytes for later in jobs[place + 1 :])
+        limits = JobLimits(
+            beside_bytes=budget_bytes - at_rest,
+            alone_bytes=budget_bytes,
+            most_swapped_bytes=most_swapped_bytes(job.max_swap_rate, [one.program.plan for one in planned]),
+            most_host_bytes=host_budget_bytes - sum(one.host_bytes for one in planned) - job.state_bytes,
+        )
+        try:
+            program = plan_job(job.prepare, job.traced, limits)
+        except BudgetTooSmall:
+            return None
+        planned.append(JobPlan(program, program.demand.peak_bytes <= limits.beside_bytes))
+    needed = smallest_budgets(replace(one.program.demand, host_bytes=one.host_bytes) for one in planned)
+    return planned if needed.device_bytes <= budget_bytes and needed.host_bytes <= host_budget_bytes else None
+
+
+def offload_states(
+    planned: Sequence[JobPlan[Program]], jobs: Sequence[PlannableJob[Program]], budget_bytes: int, profile: DeviceProfile
+) -> list[JobPlan[Program]]:
+    """The same plans with some state on the host between its uses, where others need the room for their turn."""
+    rates = [job.max_swap_rate for job in jobs]
+    offloaded = offload_state([one.program for one in planned], rates, budget_bytes, profile)
+    return [replace(one, program=one.program.keep_out(tensors)) for one, tensors in zip(planned, offloaded, strict=True)]
+
+
+def smallest_budget(jobs: Sequence[PlannableJob[Program]], budget_bytes: int, host_budget_bytes: float) -> int:
+    """A budget above the given one under which all jobs fit, at most half a per cent above one under which they do not."""
+    low, high = budget_bytes, max(budget_bytes + 1, *(job.floor_bytes for job in jobs))
+    for _ in range(_MOST_DOUBLINGS):
+        if plan_jobs(jobs, high, host_budget_bytes) is not None:
+            break
+        low, high = high, high + max(high // 16, 1)
+    while high > low * _CLOSE_ENOUGH and high - low > 1:
+        middle = (low + high) // 2
+        if plan_jobs(jobs, middle, host_budget_bytes) is None:
+            low = middle
+        else:
+            high = middle
+    return high
