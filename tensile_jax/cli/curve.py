@@ -1,6 +1,6 @@
 """The memory curve of a plan, one bar for each segment:
 
-    segment_004  |############::::   !    |   512 MiB  <- peak
+    segment 4    |############::::   !    |   512 MiB  <- peak
                   resident    workspace  budget
 
 `#` is what lies on the device while the segment runs, `:` the segment's own workspace, `!` the budget. Where the terminal

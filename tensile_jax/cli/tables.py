@@ -38,11 +38,12 @@ def add_rest(table: Table, what: str, sizes: Sequence[int]) -> None:
 
 def segments_table(plan: Plan) -> Table:
     """One row for each segment, in the order in which they run."""
-    table = table_of("Segments", ">#", ">on device", ">workspace", ">begins", ">runs", ">again", ">waits", ">frees")
+    table = table_of("Segments", ">#", "name", ">on device", ">workspace", ">begins", ">runs", ">again", ">waits", ">frees")
     sizes = {tensor.id: tensor.nbytes for tensor in plan.tensors}
     for index, segment in enumerate(plan.segments):
         table.add_row(
             str(index),
+            segment.name,
             format_bytes(segment.device_bytes),
             format_bytes(segment.workspace_bytes),
             format_us(segment.begin_us),

@@ -25,6 +25,7 @@ from tensile_jax.plan.analysis.rerun_latency import rerun_latency
 from tensile_jax.plan.analysis.residency import Absence, Absences
 from tensile_jax.plan.analysis.retention import Emission, Retention, emit
 from tensile_jax.plan.result.memory_curve import resident_bytes
+from tensile_jax.plan.result.segment_names import segment_names
 from tensile_jax.plan.result.simulate import simulate
 from tensile_jax.plan_format import SCHEMA_VERSION, Event, EventKind, Plan, PlannedTensor, Segment, ranges
 
@@ -58,6 +59,7 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
     outgoing, incoming = _copies(retention, absences, bounds)
     frees = _frees(retention, emissions, heirs)
     let_go = _let_go(retention, absences, bounds)
+    names = segment_names(activity, bounds)
     elapsed = np.concatenate([[0.0], np.cumsum(np.array(latencies, dtype=float))])
 
     segments: list[Segment] = []
@@ -69,7 +71,7 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
         own_us = float(elapsed[emission.end] - elapsed[emission.begin])
         segments.append(
             Segment(
-                name=f"segment_{index:03d}",
+                name=names[index],
                 operators=ranges([graph.operators[p].id for p in range(emission.begin, emission.end)]),
                 recomputes=ranges([graph.operators[p].id for p in emission.again]),
                 inputs=emission.inputs,

@@ -1,6 +1,7 @@
 """The replay accepts every plan that the planner makes, and refuses each way of breaking one."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,6 +181,14 @@ def test_segments_in_another_order_are_refused(graph: Graph, plan: Plan) -> None
         segments[i], segments[i + 1] = segments[i + 1], segments[i]
         with pytest.raises(InvalidPlan):
             check(dataclasses.replace(plan, segments=tuple(segments)), graph)
+
+
+def test_a_saved_plan_whose_segments_have_other_names_is_read_and_stands(graph: Graph, plan: Plan, tmp_path: Path) -> None:
+    numbered = tuple(dataclasses.replace(s, name=f"segment_{i:03d}") for i, s in enumerate(plan.segments))  # of earlier versions
+    dataclasses.replace(plan, segments=numbered).save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    check(loaded, graph)
+    assert loaded.segments == numbered and loaded.events == plan.events
 
 
 def test_a_segment_that_was_lost_is_refused(graph: Graph, plan: Plan) -> None:
