@@ -9,7 +9,7 @@
 Modules that import JAX are imported inside the commands, so that help and `tensile show` answer at once.
 """
 
-from tensile_jax.cli.stop_signals import listening
+from tensile_jax.cli.signals import listening
 
 with listening():  # before anything else, so that Ctrl-C while modules are imported ends without a traceback
     from tensile_jax.cli.main import main

@@ -1,8 +1,8 @@
-"""Read `jobs.toml`: several jobs, the budget that they share, and what is the same for all of them.
+"""Reads `jobs.toml`: several training jobs, and the budget of device memory that they share.
 
     [device]
     budget = "50%"            # of the sum of the jobs' plain-jit peaks; or bytes, or "8GiB"
-    host_budget = "64GiB"     # of pinned host memory; left out: no limit
+    host_budget = "64GiB"     # of pinned host memory; without this key there is no limit
 
     [defaults]                # any key of a job but its name
     steps = 200
@@ -15,27 +15,39 @@
     entrypoint = "package.module:make_job"
     start_after = "resnet50:100"
 
-A job's own key goes before the default; its `args` are added to the default ones, one by one; its `model` puts a default
-`entrypoint` out of force, and the other way round. What comes out has every default filled in and every copy (`count`) by
-itself; `msgspec.json.encode` writes it. Nothing is imported from where a job comes: whether an entrypoint exists, and which
-`args` it takes, is found out when the job is made.
+A job's own key takes precedence over the default. Its `args` are merged with the default `args`. Its `model` replaces a default
+`entrypoint`, and the reverse. The result has every default filled in, and a separate entry for each copy (`count`);
+`msgspec.json.encode` writes the result. Reading imports nothing from an entrypoint's module: whether the entrypoint exists, and
+which `args` it takes, is found out when the job is made.
+
+Every error names the file, the line, the key, the value and the remedy:
+
+    jobs.toml, line 7: jobs[1].stpes is not a key of a job. Did you mean steps? Known: args, checkpoint_every, ...
+
+`jobs[1]` is the second job, because jobs count from zero.
 """
 
+import difflib
+import json
 import re
+import sys
 import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from tensile_jax.budget import Budget, parse_budget
-from tensile_jax.cli.jobs_keys import DEFAULTS_KEYS, DEVICE_KEYS, JOB_KEYS, NAME, Source, shown
-from tensile_jax.cli.start_after import AfterJob, check_starts, read_start
 from tensile_jax.cli.toml_lines import KeyPath, find_lines
 from tensile_jax.errors import BudgetError, JobsFileError
+from tensile_jax.installed_models import MODELS
 from tensile_jax.plan_format import PolicyName
 
-_TABLES = ("defaults", "device", "jobs")
-_SOURCES = ("model", "entrypoint")
+# -- what a file that was read says -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +60,19 @@ class DeviceTable:
 
 
 @dataclass(frozen=True, slots=True)
+class AfterJob:
+    """A job starts when `job` has done `step` steps; None: when `job` has ended, however it ended."""
+
+    job: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class JobEntry:
     """One job of the file.
 
     Attributes:
-        where: file, line and key of its table, with which a message about it begins.
+        where: file, line and key of the job's table, with which a message about the job begins.
         model, entrypoint: one of them; the other is None.
         priority: its weight when jobs share.
         start_after: seconds since the run began, or another job.
@@ -65,42 +85,111 @@ class JobEntry:
     entrypoint: str | None
     args: dict[str, Any]
     steps: int
-    priority: float
-    start_after: float | AfterJob
-    max_swap_rate: float
-    max_slowdown: float | None
-    checkpoint_every: int | None
-    isolation: Literal["thread", "process"]
-    policy: PolicyName
+    priority: float = 1.0
+    start_after: float | AfterJob = 0.0
+    max_swap_rate: float = 1.0
+    max_slowdown: float | None = None
+    checkpoint_every: int | None = None
+    isolation: Literal["thread", "process"] = "thread"
+    policy: PolicyName = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class JobsFile:
-    """A file that was read, its jobs in the order in which it has them."""
+    """A file that was read, with its jobs in the file's order."""
 
     file: str
     device: DeviceTable
     jobs: tuple[JobEntry, ...]
 
 
+# -- the keys, what their values may be, in types and in words, and an example of each ------------------------------------------
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
+_AFTER = rf"\A{_NAME}(:[1-9][0-9]{{0,17}})?\Z"
+_ENTRYPOINT = r"\A[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z"
+_FINITE = sys.float_info.max
+_LONGEST_VALUE = 60
+_MOST_COPIES = 1000
+_MOST_DIGITS = 18  # of an integer that JAX, and every reader of JSON, accepts
+
+
+def _meta(must_be: str, example: str, **limits: Any) -> Meta:
+    return Meta(description=must_be, examples=[example], **limits)
+
+
+def _count(example: str) -> Meta:
+    return _meta(f"a whole number of at least 1, of at most {_MOST_DIGITS} digits", example, ge=1, lt=10**_MOST_DIGITS)
+
+
+class _DeviceKeys(msgspec.Struct, forbid_unknown_fields=True):
+    budget: Annotated[
+        int | str | None,
+        _meta("a number of bytes above zero, a size, or a share of the sum of the jobs' plain-jit peaks", '"8GiB" or "50%"'),
+    ] = None
+    host_budget: Annotated[int | str | None, _meta("a number of bytes above zero, or a size", '"64GiB"')] = None
+    device_profile: Annotated[str | None, _meta("the name of a profile, or the path of a .toml file", '"h200"')] = None
+
+
+_Name = Annotated[
+    str,
+    _meta("1 to 100 letters, digits, _, - and ., and begin with a letter, a digit or _", '"resnet-a"', pattern=rf"\A{_NAME}\Z"),
+]
+_MODEL = rf"\A({'|'.join(map(re.escape, MODELS))})\Z"
+_Model = Annotated[str, _meta(f"a known model: {', '.join(sorted(MODELS))}", '"resnet50"', pattern=_MODEL)]
+_Entrypoint = Annotated[str, _meta("a module and a function in it", '"package.module:make_job"', pattern=_ENTRYPOINT)]
+
+
+class _DefaultKeys(msgspec.Struct, forbid_unknown_fields=True):
+    model: _Model | None = None
+    entrypoint: _Entrypoint | None = None
+    args: Annotated[dict[str, Any] | None, _meta("a table of keyword arguments", "{batch_size = 8, seed = 0}")] = None
+    steps: Annotated[int, _count("100")] | None = None
+    priority: Annotated[float, _meta("a number above 0", "2.0", gt=0, le=_FINITE)] | None = None
+    start_after: Annotated[
+        Annotated[float, Meta(ge=0, le=_FINITE)] | Annotated[str, Meta(pattern=_AFTER)] | None,
+        _meta("seconds of at least 0, the name of another job, or that and a step of it", '30.0 or "resnet" or "resnet:100"'),
+    ] = None
+    count: Annotated[int, _meta(f"a whole number from 1 to {_MOST_COPIES}", "3", ge=1, le=_MOST_COPIES)] | None = None
+    max_swap_rate: Annotated[float, _meta("a number above 0, at most 1", "0.5", gt=0, le=1)] | None = None
+    max_slowdown: Annotated[float, _meta("a number of at least 1", "1.2", ge=1, le=_FINITE)] | None = None
+    checkpoint_every: Annotated[int, _count("50")] | None = None
+    isolation: Annotated[Literal["thread", "process"] | None, _meta('"thread" or "process"', '"process"')] = None
+    policy: Annotated[PolicyName | None, _meta(f"one of: {', '.join(get_args(PolicyName))}", '"auto"')] = None
+
+
+class _JobKeys(_DefaultKeys, forbid_unknown_fields=True):
+    name: _Name | None = None
+
+
+class _Tables(msgspec.Struct, forbid_unknown_fields=True):
+    device: _DeviceKeys = msgspec.field(default_factory=_DeviceKeys)
+    defaults: _DefaultKeys = msgspec.field(default_factory=_DefaultKeys)
+    jobs: list[_JobKeys] = []
+
+
+_KEYS: Mapping[str, type[msgspec.Struct]] = {"device": _DeviceKeys, "defaults": _DefaultKeys, "jobs": _JobKeys}
+_WHOSE = {"device": "key of [device]", "defaults": "key of [defaults]", "jobs": "key of a job"}
+_SOURCES = ("model", "entrypoint")
+_AT = re.compile(r" - at `\$([^`]*)`\Z")
+_UNKNOWN = re.compile(r"\AObject contains unknown field `(.*)`\Z", re.DOTALL)
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------------
+
+
 def read_jobs_file(path: Path | str) -> JobsFile:
     """The jobs that the file asks for.
 
     Raises:
-        JobsFileError: it cannot be read; a table, key or value is not one that there is; jobs do not go together.
+        JobsFileError: it cannot be read; a table, key or value is not allowed; jobs do not go together.
     """
     text = _text_of(path)
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
         raise JobsFileError(_syntax(str(path), str(error), text)) from error
-    source = Source(str(path), find_lines(text))
-    source.check_known((), tables, _TABLES, of="table of a jobs file")
-    device = _device(source, tables.get("device"))
-    defaults = source.check_keys(("defaults",), tables.get("defaults", {}), DEFAULTS_KEYS, of="key of [defaults]")
-    _check_args(source, ("defaults",), defaults)
-    _check_one_source(source, ("defaults",), defaults)
-    return JobsFile(str(path), device, _jobs(source, tables.get("jobs", []), defaults))
+    return _Reader(str(path), text, tables).read()
 
 
 def _text_of(path: Path | str) -> str:
@@ -116,7 +205,7 @@ def _text_of(path: Path | str) -> str:
 
 
 def _syntax(file: str, story: str, text: str) -> str:
-    """tomllib's story, with its line where all our errors have it."""
+    """tomllib's message, with the line where all our errors have it."""
     place = re.search(r" \(at line (\d+), (column \d+)\)\Z", story)
     if place:
         return f"{file}, line {place[1]}, {place[2]}: {story[: place.start()]}. Write it as TOML."
@@ -125,112 +214,210 @@ def _syntax(file: str, story: str, text: str) -> str:
     return f"{file}, line {max(line, 1)}: {story.removesuffix(' (at end of document)')}. Write it as TOML."
 
 
-def _device(source: Source, table: Any) -> DeviceTable:
-    known = source.check_keys(("device",), {} if table is None else table, DEVICE_KEYS, of="key of [device]")
-    if "budget" not in known:
-        raise source.error(
-            ("device", "budget"),
-            ' is missing: the memory that all jobs share. Add below [device], for example: budget = "8GiB", '
-            'or "50%" of the sum of the jobs\' plain-jit peaks',
-        )
-    budgets: dict[str, Budget] = {}
-    for name in [name for name in ("budget", "host_budget") if name in known]:
+class _Reader:
+    """Turns the tables of one file into a `JobsFile`, or refuses them by their lines."""
+
+    def __init__(self, file: str, text: str, tables: dict[str, Any]) -> None:
+        self._file = file
+        self._text = text
+        self._tables = tables
+
+    def read(self) -> JobsFile:
         try:
-            budgets[name] = parse_budget(known[name])
+            tables = msgspec.convert(self._tables, _Tables)
+        except msgspec.ValidationError as error:
+            raise self._refuse(str(error)) from error
+        device = self._device(tables.device)
+        for path, keys in ((("defaults",), tables.defaults), *((("jobs", i), keys) for i, keys in enumerate(tables.jobs))):
+            self._check_args(path, keys)
+            self._check_one_source(path, keys)
+        if not tables.jobs:
+            raise self._no_jobs("there is none")
+        jobs: dict[str, tuple[JobEntry, int]] = {}
+        for number, own in enumerate(tables.jobs):
+            for job in self._copies(number, own, tables.defaults):
+                if job.name in jobs:
+                    raise self._named_twice(job.name, number, jobs[job.name][1], own)
+                jobs[job.name] = job, number
+        self._check_starts(jobs)
+        return JobsFile(self._file, device, tuple(job for job, _ in jobs.values()))
+
+    def _device(self, keys: _DeviceKeys) -> DeviceTable:
+        if keys.budget is None:
+            raise self._error(
+                ("device", "budget"),
+                ' is missing: the memory that all jobs share. Add below [device], for example: budget = "8GiB", '
+                'or "50%" of the sum of the jobs\' plain-jit peaks',
+            )
+        host = None if keys.host_budget is None else self._budget("host_budget", keys.host_budget)
+        if host is not None and host.nbytes is None:
+            raise self._must_be(("device", "host_budget"))
+        if keys.device_profile is not None:
+            from tensile_jax.profiles import load_profile  # imports NumPy
+
+            try:
+                load_profile(keys.device_profile)
+            except (ValueError, TypeError, OSError) as error:
+                story = str(error).removeprefix("device_profile ")
+                raise self._error(("device", "device_profile"), f": {story}") from error
+        return DeviceTable(self._budget("budget", keys.budget), None if host is None else host.nbytes, keys.device_profile)
+
+    def _budget(self, name: str, value: int | str) -> Budget:
+        try:
+            return parse_budget(value)
         except BudgetError as error:
-            raise source.must_be(("device", name), known[name], DEVICE_KEYS[name]) from error
-    host = budgets.get("host_budget")
-    if host is not None and host.nbytes is None:
-        raise source.must_be(("device", "host_budget"), known["host_budget"], DEVICE_KEYS["host_budget"])
-    profile = known.get("device_profile")
-    if profile is not None:
-        _check_profile(source, profile)
-    return DeviceTable(budgets["budget"], None if host is None else host.nbytes, profile)
+            raise self._must_be(("device", name)) from error
+
+    def _copies(self, number: int, own: _JobKeys, defaults: _DefaultKeys) -> Iterable[JobEntry]:
+        path = ("jobs", number)
+        given, inherited = _given(own), _given(defaults)
+        if any(source in given for source in _SOURCES):
+            inherited = {name: value for name, value in inherited.items() if name not in _SOURCES}
+        keys = {**inherited, **given, "args": {**(defaults.args or {}), **(own.args or {})}}
+        model, entrypoint = keys.setdefault("model", None), keys.setdefault("entrypoint", None)
+        if model is None and entrypoint is None:
+            raise self._error(path, ' has neither model nor entrypoint. Add one, for example: model = "resnet50"')
+        if "steps" not in keys:
+            raise self._error((*path, "steps"), " is missing. Add it here or to [defaults], for example: steps = 100")
+        name = keys.pop("name", None) or model or re.split("[:.]", entrypoint)[-1]
+        if not re.fullmatch(_NAME, name):  # the name of an entrypoint's function: the type has checked a name of its own
+            raise self._error((*path, "name"), f" is missing, and {_shown(name)} cannot be one. Add one of letters, digits and _")
+        count = keys.pop("count", 1)
+        if isinstance(start := keys.get("start_after"), str):
+            job, _, step = start.partition(":")
+            keys["start_after"] = AfterJob(job, int(step) if step else None)
+        names = [name] if count == 1 else [f"{name}-{copy}" for copy in range(1, count + 1)]
+        return [JobEntry(where=self._where(path), name=each, **keys) for each in names]
+
+    # -- what goes together -----------------------------------------------------------------------------------------------------
+
+    def _check_args(self, path: KeyPath, keys: _DefaultKeys) -> None:
+        for name in keys.args or {}:
+            if not name.isidentifier():
+                raise self._error((*path, "args", name), " is not the name of an argument. Use letters, digits and _.")
+
+    def _check_one_source(self, path: KeyPath, keys: _DefaultKeys) -> None:
+        if keys.model is not None and keys.entrypoint is not None:
+            later = max(_SOURCES, key=lambda name: self._line_of((*path, name)))
+            value = _shown(getattr(keys, later))
+            raise self._error((*path, later), f" = {value}: model and entrypoint exclude each other. Leave one out.")
+
+    def _named_twice(self, name: str, number: int, first: int, own: _JobKeys) -> JobsFileError:
+        holder = f"jobs[{first}], line {self._line_of(('jobs', first))}"
+        if own.name is not None:
+            return self._error(
+                ("jobs", number, "name"), f": {_shown(name)} is the name of {holder}, already. Choose another one."
+            )
+        story = f' has no name of its own and would be called "{name}", as is {holder}. Give it one: name = "{name}-b"'
+        return self._error(("jobs", number), story)
+
+    def _check_starts(self, jobs: Mapping[str, tuple[JobEntry, int]]) -> None:
+        """Every job must start some time. A job waits for one other at most, so a cycle is found by walking from job to job."""
+
+        def refuse(name: str, story: str) -> JobsFileError:
+            own = ("jobs", jobs[name][1], "start_after")
+            return self._error(own if "start_after" in self._value_at(own[:2]) else ("defaults", "start_after"), story)
+
+        waits = {name: job.start_after for name, (job, _) in jobs.items() if isinstance(job.start_after, AfterJob)}
+        for name, after in waits.items():
+            if after.job not in jobs:
+                story = f' waits for "{after.job}", and there is no such job.{_guess(after.job, jobs)} Known: {", ".join(jobs)}.'
+                raise refuse(name, story)
+            steps = jobs[after.job][0].steps
+            if after.step is not None and after.step > steps:
+                raise refuse(name, f" waits for step {after.step} of {after.job}, which does {steps}. Name one of these steps.")
+        for name in waits:
+            chain = [name]
+            while (after := waits.get(chain[-1])) is not None and after.job not in chain:
+                chain.append(after.job)
+            if after is not None and after.job == name:
+                story = ", which waits for ".join([*chain[1:], name] if chain[1:] else ["itself"])
+                story = f": {name} waits for {story}: none would ever start. Let one start by itself: start_after = 0"
+                raise refuse(name, story)
+
+    # -- errors -----------------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, story: str) -> JobsFileError:
+        """msgspec's error in the words of the file: msgspec gives the path of a value, or the name of an unknown key."""
+        at = _AT.search(story)
+        path: KeyPath = ()
+        if at is not None:
+            story = story[: at.start()]
+            path = tuple(int(number) if number else name for number, name in re.findall(r"\[(\d+)\]|\.([^.\[]+)", at[1]))
+        if unknown := _UNKNOWN.match(story):
+            known = _KEYS[str(path[0])].__struct_fields__ if path else _Tables.__struct_fields__
+            whose = _WHOSE[str(path[0])] if path else "table of a jobs file"
+            guess = _guess(unknown[1], known)
+            return self._error((*path, unknown[1]), f" is not a {whose}.{guess} Known: {', '.join(sorted(known))}.")
+        if path == ("jobs",):
+            value = self._value_at(path)
+            return self._no_jobs("got one table" if isinstance(value, dict) else f"got {_shown(value)}")
+        if path[1:] == () or path[0] == "jobs" and len(path) == 2:
+            value = _shown(self._value_at(path))
+            return self._error(path, f" must be a table: got {value}. Write its keys below [{_dotted(path)}].")
+        return self._must_be(path)
+
+    def _must_be(self, path: KeyPath) -> JobsFileError:
+        """The value at `path` is not one that its key can have."""
+        hint = get_type_hints(_KEYS[str(path[0])], include_extras=True)[str(path[-1])]
+        metas = [meta for part in (hint, *get_args(hint)) for meta in getattr(part, "__metadata__", ())]
+        meta = next(meta for meta in metas if meta.description)
+        got = _shown(self._value_at(path))
+        return self._error(path, f" must be {meta.description}: got {got}. For example: {path[-1]} = {meta.examples[0]}")
+
+    def _no_jobs(self, got: str) -> JobsFileError:
+        return self._error(("jobs",), f" must be tables, one for each job: {got}. Head each of them with [[jobs]].")
+
+    def _error(self, path: KeyPath, story: str) -> JobsFileError:
+        """`story` goes on after the key's name."""
+        return JobsFileError(f"{self._where(path)}{story}")
+
+    def _where(self, path: KeyPath) -> str:
+        """`jobs.toml, line 7: jobs[1]`."""
+        return f"{self._file}, line {self._line_of(path)}: {_dotted(path)}"
+
+    @cached_property
+    def _lines(self) -> Mapping[KeyPath, int]:
+        return find_lines(self._text)
+
+    def _line_of(self, path: KeyPath) -> int:
+        """The line of the key, or of the table in which it would be."""
+        while path and path not in self._lines:
+            path = path[:-1]
+        return self._lines.get(path, 1)
+
+    def _value_at(self, path: KeyPath) -> Any:
+        value: Any = self._tables
+        for part in path:
+            value = value[part]
+        return value
 
 
-def _check_profile(source: Source, name: str) -> None:
-    from tensile_jax.profiles import load_profile  # imports NumPy
-
-    try:
-        load_profile(name)
-    except (ValueError, TypeError, OSError) as error:
-        story = str(error).removeprefix("device_profile ")
-        raise source.error(("device", "device_profile"), f": {story}") from error
+def _given(keys: msgspec.Struct) -> dict[str, Any]:
+    """The keys that are in the file; TOML has no null."""
+    return {name: value for name, value in msgspec.structs.asdict(keys).items() if value is not None}
 
 
-def _jobs(source: Source, tables: Any, defaults: dict[str, Any]) -> tuple[JobEntry, ...]:
-    if not isinstance(tables, list) or not tables:
-        got = "got one table" if isinstance(tables, dict) else "there is none" if tables == [] else f"got {shown(tables)}"
-        raise source.error(("jobs",), f" must be tables, one for each job: {got}. Head each of them with [[jobs]].")
-    jobs: dict[str, JobEntry] = {}
-    numbers: dict[str, int] = {}
-    for number, table in enumerate(tables):
-        for job in _copies(source, number, table, defaults):
-            if job.name in jobs:
-                raise _named_twice(source, job.name, number, numbers[job.name], table)
-            jobs[job.name], numbers[job.name] = job, number
-
-    def refuse(name: str, story: str) -> JobsFileError:
-        own = "start_after" in tables[numbers[name]]
-        return source.error(("jobs", numbers[name], "start_after") if own else ("defaults", "start_after"), story)
-
-    starts = {name: job.start_after for name, job in jobs.items()}
-    check_starts(starts, steps={name: job.steps for name, job in jobs.items()}, refuse=refuse)
-    return tuple(jobs.values())
+def _guess(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
-def _copies(source: Source, number: int, table: Any, defaults: dict[str, Any]) -> list[JobEntry]:
-    path = ("jobs", number)
-    own = source.check_keys(path, table, JOB_KEYS, of="key of a job")
-    _check_args(source, path, own)
-    _check_one_source(source, path, own)
-    inherited = {k: v for k, v in defaults.items() if not (k in _SOURCES and any(s in own for s in _SOURCES))}
-    keys = {**inherited, **own, "args": {**defaults.get("args", {}), **own.get("args", {})}}
-    model, entrypoint = keys.get("model"), keys.get("entrypoint")
-    if model is None and entrypoint is None:
-        raise source.error(path, ' has neither model nor entrypoint. Add one, for example: model = "resnet50"')
-    if "steps" not in keys:
-        raise source.error((*path, "steps"), " is missing. Add it here or to [defaults], for example: steps = 100")
-    name = own.get("name") or model or re.split("[:.]", entrypoint or "")[-1]
-    if not re.fullmatch(NAME, name):  # of the entrypoint: an own one was checked before
-        raise source.error((*path, "name"), f" is missing, and {shown(name)} cannot be one. Add one of letters, digits and _")
-    count = keys.get("count", 1)
-    return [
-        JobEntry(
-            where=source.where(path),
-            name=name if count == 1 else f"{name}-{copy}",
-            model=model,
-            entrypoint=entrypoint,
-            args=keys["args"],
-            steps=keys["steps"],
-            priority=keys.get("priority", 1.0),
-            start_after=read_start(keys.get("start_after", 0.0)),
-            max_swap_rate=keys.get("max_swap_rate", 1.0),
-            max_slowdown=keys.get("max_slowdown"),
-            checkpoint_every=keys.get("checkpoint_every"),
-            isolation=keys.get("isolation", "thread"),
-            policy=keys.get("policy", "auto"),
-        )
-        for copy in range(1, count + 1)
-    ]
+def _dotted(path: KeyPath) -> str:
+    """A path as one writes it.
+
+    >>> _dotted(("jobs", 1, "args", "seed"))
+    'jobs[1].args.seed'
+    """
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
-def _check_args(source: Source, path: KeyPath, keys: dict[str, Any]) -> None:
-    for name in keys.get("args", {}):
-        if not name.isidentifier():
-            raise source.error((*path, "args", name), " is not the name of an argument. Use letters, digits and _.")
+def _shown(value: Any) -> str:
+    """A value about as TOML writes it, cut off where it is long.
 
-
-def _check_one_source(source: Source, path: KeyPath, keys: dict[str, Any]) -> None:
-    if all(name in keys for name in _SOURCES):
-        later = max(_SOURCES, key=lambda name: source.line_of((*path, name)))
-        raise source.error((*path, later), f" = {shown(keys[later])}: model and entrypoint exclude each other. Leave one out.")
-
-
-def _named_twice(source: Source, name: str, number: int, first: int, table: dict[str, Any]) -> JobsFileError:
-    holder = f"jobs[{first}], line {source.line_of(('jobs', first))}"
-    if "name" in table:
-        return source.error(("jobs", number, "name"), f": {shown(name)} is the name of {holder}, already. Choose another one.")
-    return source.error(
-        ("jobs", number), f' has no name of its own and would be called "{name}", as is {holder}. Give it one: name = "{name}-b"'
-    )
+    >>> _shown(True), _shown("a"), _shown(float("nan")), _shown("b" * 100)[-5:]
+    ('true', '"a"', 'nan', 'bb...')
+    """
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    text = text.replace("NaN", "nan").replace("Infinity", "inf") if isinstance(value, float) else text
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

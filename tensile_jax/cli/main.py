@@ -1,4 +1,4 @@
-"""The group of commands, and how errors leave it: one line on stderr and an exit code, never a traceback."""
+"""The group of all commands, and how errors leave it: one line on stderr and an exit code, never a traceback."""
 
 import os
 import sys
@@ -6,17 +6,16 @@ from typing import Any
 
 import click
 
-from tensile_jax.cli.compare import compare
-from tensile_jax.cli.demo import demo
-from tensile_jax.cli.plan import plan
-from tensile_jax.cli.refusal import Failure, in_one_line
-from tensile_jax.cli.run import run
-from tensile_jax.cli.run_picture import picture
-from tensile_jax.cli.schema import schema
-from tensile_jax.cli.show import show
-from tensile_jax.cli.status import status
-from tensile_jax.cli.steer import budget, cancel, pause, resume
-from tensile_jax.cli.stop_signals import INTERRUPTED, flush_output, listen_to_the_end
+from tensile_jax.cli.commands.compare import compare
+from tensile_jax.cli.commands.control import budget, cancel, pause, resume, status
+from tensile_jax.cli.commands.demo import demo
+from tensile_jax.cli.commands.picture import picture
+from tensile_jax.cli.commands.plan import plan
+from tensile_jax.cli.commands.run import run
+from tensile_jax.cli.commands.schema import schema
+from tensile_jax.cli.commands.show import show
+from tensile_jax.cli.errors import Failure, in_one_line
+from tensile_jax.cli.signals import INTERRUPTED, flush_output, listen_to_the_end
 
 _TRACEBACK = "TENSILE_TRACEBACK"
 
@@ -31,7 +30,7 @@ class _Commands(click.Group):
         sys.exit(self._exit_code())
 
     def _exit_code(self) -> int:
-        """What comes of the command line; also of what nobody has foreseen, which only here is kept from being a traceback."""
+        """The exit code of the command line; only here an unforeseen exception is kept from being a traceback."""
         try:
             try:
                 self.main()
@@ -57,7 +56,7 @@ class _Commands(click.Group):
         try:
             with in_one_line():
                 return super().invoke(ctx)
-        except KeyboardInterrupt:  # where somebody else's process calls the commands, and hears the signals
+        except KeyboardInterrupt:  # where another process calls the commands, and takes the signals itself
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)
 

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from tensile_jax.atomic_file import try_to_write
 from tensile_jax.budget import parse_budget
-from tensile_jax.cli.refusal import Refusal, refusing_options
+from tensile_jax.cli.errors import Refusal, refusing_options
 from tensile_jax.errors import BudgetError
 from tensile_jax.installed_models import MODELS, Model
 from tensile_jax.plan_format import PolicyName
@@ -111,12 +111,12 @@ def takes_model_or_jobs(
             **others: Any,
         ) -> Any:
             if source is not None and not source.endswith(_JOBS_SUFFIX):
-                _refuse_typed(for_jobs, f"is for a jobs file, and {source} is a model. Leave it out.")
+                refuse_typed(for_jobs, f"is for a jobs file, and {source} is a model. Leave it out.")
                 return command(source=ModelChoice(source, batch_size, image_size, sequence_length, seed), **others)
             sizes = ("batch_size", "image_size", "sequence_length", "seed")
             for_model = {*sizes, *others} - {*for_jobs, *for_both} | _LIMITS
             where = "a jobs file" if source is None else source
-            _refuse_typed(for_model, f"is for a model; {where} says that in keys of its own. Leave it out, or write it there.")
+            refuse_typed(for_model, f"is for a model; {where} says that in keys of its own. Leave it out, or write it there.")
             return command(source=None if source is None else Path(source), **others)
 
         decorated = with_source
@@ -151,7 +151,7 @@ def _known_model(ctx: click.Context, parameter: click.Parameter, value: str) -> 
     return value
 
 
-def _refuse_typed(names: Collection[str], story: str) -> None:
+def refuse_typed(names: Collection[str], story: str) -> None:
     """Raises: Refusal: one of these parameters was typed."""
     context = click.get_current_context()
     for parameter in context.command.params:

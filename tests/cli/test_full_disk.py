@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tensile_jax.cli import main
-from tensile_jax.cli.past_run import read_events
-from tensile_jax.cli.run_folder import RunFolder
+from tensile_jax.cli.run.folder import RunFolder, read_events
 from tensile_jax.runtime_records import JobEvent
 from tests.cli.plans import PLAN
 from tests.cli.records import RECORD
@@ -98,7 +97,7 @@ def test_a_comparison_and_its_pictures_are_written_whole_or_not_at_all(here: Pat
 def told(folder: RunFolder) -> None:
     for event in (JobEvent(0.0, "queued", "gpt", 0), *(JobEvent(1.0, "step", "gpt", step) for step in (1, 2, 3))):
         folder.tell(event)
-    folder.write_versions(device_kind="cpu", date="2026-11-22")
+    folder.write_versions(device_kind="cpu")
     folder.write_plan("gpt", PLAN)
     folder.write_log("gpt", "Traceback ...\nValueError: no batch")
     folder.write_record(RECORD)

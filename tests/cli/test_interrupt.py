@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tensile_jax.cli.run_folder import RunFolder
+from tensile_jax.cli.run.folder import RunFolder
 from tensile_jax.plan_format import Plan
 from tests.cli.plans import PLAN
 from tests.cli.records import RECORD

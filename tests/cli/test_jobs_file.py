@@ -9,8 +9,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.budget import Budget
-from tensile_jax.cli.jobs_file import DeviceTable, JobEntry, JobsFile, read_jobs_file
-from tensile_jax.cli.start_after import AfterJob
+from tensile_jax.cli.jobs_file import AfterJob, DeviceTable, JobEntry, JobsFile, read_jobs_file
 
 GOOD = """\
 [device]

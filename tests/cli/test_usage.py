@@ -186,7 +186,7 @@ def test_a_training_goes_on_when_nobody_reads_how_it_goes_on(tmp_path: Path, std
 
 _MISTAKE = """
 from tensile_jax.cli import main
-from tensile_jax.cli.show import show
+from tensile_jax.cli.commands.show import show
 def mistaken(**arguments):
     raise LookupError("of our own")
 show.callback = mistaken

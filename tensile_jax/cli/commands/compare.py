@@ -1,0 +1,116 @@
+"""`tensile compare`: what every policy would make of a model's step, as two tables, a JSON file and a picture."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import click
+from rich.table import Table
+
+from tensile_jax.cli.errors import Refusal
+from tensile_jax.cli.formatting import format_us, readable_console, table_of
+from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, state_memory_option, takes_model, writable_file
+from tensile_jax.cli.progress import Live, stderr_console
+from tensile_jax.plan_format import PolicyName, format_bytes, save_json
+
+if TYPE_CHECKING:  # at run time this would import NumPy
+    from tensile_jax.plan.result.comparison import Comparison, Entry
+
+
+@click.command(short_help="Plan a model's step with every policy.")
+@takes_model
+@device_profile_option
+@state_memory_option
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
+@click.option(
+    "--picture",
+    metavar="NAME",
+    type=click.Path(path_type=Path),
+    callback=writable_file,
+    help="Draw the curve: NAME.png and NAME.svg.",
+)
+def compare(
+    model: ModelChoice,
+    device_profile: str | None,
+    state_memory: Literal["device", "any"],
+    output: Path | None,
+    picture: Path | None,
+) -> None:
+    """Plan MODEL's step with every policy, under many budgets, without running it.
+
+    MSR, EOR and CBR are the paper's: memory saved, time, and their ratio, against policy "none". All of it is predicted from the
+    device profile.
+    """
+    if picture is not None and find_spec("matplotlib") is None:
+        raise Refusal("--picture needs matplotlib: pip install 'tensile_jax[plot]'")
+    from tensile_jax.cli.run.single_model import planned_step  # imports JAX
+
+    limits = Limits(None, "auto", device_profile, state_memory)
+    with Live(stderr_console()) as live:
+        live.wait_for("tracing")
+        built = model.build()
+        made = planned_step(built, limits, live=live).compare(built.state_shape, built.batch_shape)
+    title = f"{model.name}, batch {model.batch_size}"
+    if output is not None:
+        save_json(made, output)
+    drawn: tuple[Path, ...] = ()
+    if picture is not None:
+        from tensile_jax.cli.pictures.tradeoff import draw  # imports matplotlib
+
+        drawn = draw(made, picture, title=title)
+    console = readable_console(110)
+    console.print(_least_table(made, title=title))
+    console.print(_budgets_table(made))
+    if output is not None:
+        click.echo(f"Written to {output}")
+    for file in drawn:
+        click.echo(f"Drawn: {file}")
+
+
+def _least_table(made: "Comparison", *, title: str) -> Table:
+    """Every policy with as little memory as it can do with, and `auto` at the same peak."""
+    columns = (">peak", ">MSR", ">EOR", ">CBR", ">swapped", ">again", ">waits", ">auto's EOR there")
+    heading = f"{title}, {made.device_profile} (predicted): as little memory as each policy can do with"
+    table = table_of(heading, "policy", *columns)
+    table.add_row(*_cells(made.vanilla), "")
+    for entry, beside in made.least:
+        fits = beside.peak_bytes <= entry.peak_bytes
+        table.add_row(*_cells(entry), f"{beside.eor:.3f}" + ("" if fits else f" at {format_bytes(beside.peak_bytes)}"))
+    table.add_row(*_cells(made.curve[-1]), "", style="bold")
+    table.caption = (
+        f"MSR, EOR, CBR against none; plain jit is predicted to take {made.whole.eor:.3f} of its time at "
+        f"{made.whole.peak_bytes / made.vanilla.peak_bytes:.3f} of its peak"
+    )
+    return table
+
+
+def _cells(entry: "Entry") -> tuple[str, ...]:
+    return (
+        entry.policy,
+        format_bytes(entry.peak_bytes),
+        f"{entry.msr:.3f}",
+        f"{entry.eor:.3f}",
+        f"{entry.cbr:.3f}",
+        format_bytes(entry.swapped_bytes),
+        format_us(entry.recomputed_us),
+        format_us(entry.stall_us),
+    )
+
+
+def _budgets_table(made: "Comparison") -> Table:
+    """EOR of every policy under every budget, and the peak it then has."""
+    shares = (f">{b.share:.0%}" for b in made.budgets)
+    table = table_of("EOR (and peak) under a budget, both as parts of none's", "policy", *shares)
+    for policy in get_args(PolicyName):
+        if policy == "none":
+            continue
+        entries = [b.of(policy) for b in made.budgets]
+        cells = ("" if e is None else f"{e.eor:.3f} ({1 - e.msr:.2f})" for e in entries)
+        table.add_row(policy, *cells, style="bold" if policy == "auto" else "")
+    table.add_row("capuchin's first iteration", *(f"{b.passive_eor:.3f}" for b in made.budgets), style="dim")
+    table.add_row("bound", *("" if b.bound_eor is None else f"{b.bound_eor:.3f}" for b in made.budgets), style="dim")
+    table.caption = (
+        "empty: the policy cannot keep the budget; bound: no plan is faster; "
+        "capuchin measures in its first iteration, the others need none"
+    )
+    return table

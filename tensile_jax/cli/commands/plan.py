@@ -1,0 +1,73 @@
+"""`tensile plan`: plans a model's step, or several jobs that share a budget, without running anything."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from tensile_jax.budget import parse_budget
+from tensile_jax.cli.formatting import readable_console
+from tensile_jax.cli.jobs_file import read_jobs_file
+from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
+from tensile_jax.cli.progress import Live, stderr_console
+from tensile_jax.cli.run.report import plan_lines, plan_table
+from tensile_jax.plan_format import save_json
+
+_READABLE_WIDTH = 120
+
+
+@click.command(short_help="Plan a model's step, or several jobs, without running them.")
+@takes_model_or_jobs(for_jobs=(), for_both=("source", "output"))
+@takes_limits
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
+def plan(source: ModelChoice | Path, limits: Limits, output: Path | None) -> None:
+    """Plan MODEL (cnn, gpt, mlp, resnet50, vgg16) without running it, or all jobs of the file JOBS.toml under their budget.
+
+    Workspaces are estimates, and with them the peak, since nothing is compiled; only a budget in per cent compiles plain jit, on
+    this machine. tensile run --plan starts from what is written here, corrects the estimates and keeps the budget.
+    Exit code 3: no plan keeps the budget.
+    """
+    if isinstance(source, Path):
+        _plan_jobs(source, output)
+    else:
+        _plan_model(source, limits, output)
+
+
+def _plan_model(model: ModelChoice, limits: Limits, output: Path | None) -> None:
+    from tensile_jax.cli.run.single_model import planned_step  # imports JAX
+
+    with Live(stderr_console()) as live:
+        live.wait_for("tracing and planning")
+        built = model.build()
+        step = planned_step(built, limits, live=live)
+        made = step.plan(built.state_shape, built.batch_shape)
+        live.wait_for("bounding what any plan can do")
+        made = replace(made, bound_us=step.bound_us(built.state_shape, built.batch_shape))
+    if output is not None:
+        made.save(output)
+    click.echo(str(made))
+    if limits.budget is not None and parse_budget(limits.budget).share is not None and limits.device_profile is not None:
+        click.echo(
+            f"--budget={limits.budget} is of plain jit's peak as compiled for this machine, not for the profile.", err=True
+        )
+    if output is not None:
+        click.echo(
+            f"Written to {output}; see it with: tensile show {output}; start from it with: tensile run ... --plan {output}"
+        )
+
+
+def _plan_jobs(file: Path, output: Path | None) -> None:
+    jobs = read_jobs_file(file)
+    from tensile_jax.cli.run.joint_plan import plan_jobs_file  # imports JAX
+
+    with Live(stderr_console()) as live:
+        joint = plan_jobs_file(jobs, live)
+    if output is not None:
+        save_json(joint, output)
+    readable_console(_READABLE_WIDTH).print(plan_table(joint))
+    for line in plan_lines(joint):
+        click.echo(line)
+    if jobs.device.budget.share is not None and jobs.device.device_profile is not None:
+        click.echo("The budget is a share of plain jit's peaks as compiled for this machine, not for the profile.", err=True)
+    if output is not None:
+        click.echo(f"Written to {output}")

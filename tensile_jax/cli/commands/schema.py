@@ -1,0 +1,25 @@
+"""`tensile schema`: the JSON Schema (2020-12) of what the other commands write."""
+
+import click
+import msgspec
+
+from tensile_jax.cli.run.report import JobsOutcome, JointPlan, Outcome
+from tensile_jax.plan_format import plan_schema
+
+_WRITTEN = {
+    "plan-jobs": ("tensile plan JOBS.toml", JointPlan),
+    "run": ("tensile run", Outcome),
+    "run-jobs": ("tensile run JOBS.toml", JobsOutcome),
+}
+
+
+@click.command(short_help="Print a JSON Schema.")
+@click.argument("document", metavar="plan|plan-jobs|run|run-jobs", type=click.Choice(["plan", *_WRITTEN]))
+def schema(document: str) -> None:
+    """Print the JSON Schema of what plan and run write, for a model or (plan-jobs, run-jobs) for a file of jobs."""
+    if document == "plan":
+        made = plan_schema()
+    else:
+        title, written = _WRITTEN[document]
+        made = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **msgspec.json.schema(written)}
+    click.echo(msgspec.json.format(msgspec.json.encode(made), indent=1))

@@ -1,0 +1,117 @@
+"""Errors on the command line: one line each, in the words of the command line, with an exit code.
+
+    Refusal     2  an option, file or step that was typed cannot be
+    DoesNotFit  3  no plan keeps the budget
+    Failure     1  what was typed was right, and it failed all the same
+
+The API names its arguments (`image_size=8`, `state_memory="any"`); a person who typed options is told of options
+(`--image-size=8`, `--state-memory=any`).
+"""
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import click
+
+from tensile_jax.errors import BudgetTooSmall, JobsFileError, TensileError
+
+_ARGUMENTS = ("batch_size", "image_size", "sequence_length", "device_profile", "state_memory", "max_slowdown", "policy", "seed")
+_OPTION = re.compile(rf"\b({'|'.join(_ARGUMENTS)})\b")
+_IN_QUOTES = re.compile(r'(--[a-z-]+=)"([^"]*)"')
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+_HELP_WAS_ASKED_FOR: type[Exception] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
+
+
+class _OneLine(click.ClickException):
+    """`Error: message` on stderr, in one line, whatever it quotes."""
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.split())
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in line))
+
+
+class Refusal(_OneLine):
+    """What was typed, or a file that was named, cannot be. Exit code 2."""
+
+    exit_code = 2
+
+    @staticmethod
+    def of_path(error: OSError, what: str, remedy: str) -> "Refusal | Failure":
+        """The system refuses a path that was typed; where the disk is full, the path is not to blame."""
+        if error.errno in _FULL:
+            return Failure(f"{what}: {error.strerror}.")
+        return Refusal(f"{what}: {error.strerror}. {remedy}")
+
+
+class DoesNotFit(Refusal):
+    """No plan keeps the budget; the message names the smallest that works. Exit code 3."""
+
+    exit_code = 3
+
+
+class Failure(_OneLine):
+    """What was typed was right, and it failed all the same: a full disk, or our own mistake. Exit code 1."""
+
+    exit_code = 1
+
+    @classmethod
+    def of_system(cls, error: OSError) -> Self:
+        """The system refused something."""
+        what = error.strerror or str(error) or type(error).__name__
+        return cls(f"{what}." if error.filename is None else f"{error.filename}: {what}.")
+
+    @classmethod
+    def unforeseen(cls, error: Exception, *, remedy: str) -> Self:
+        """An exception that nobody has thought of."""
+        return cls(f"{type(error).__name__}: {error or 'without a message'}. {remedy}".replace("..", "."))
+
+
+def in_options(message: str) -> str:
+    """`message` with the API's arguments written as options.
+
+    >>> in_options("image_size must be at least 8: got 4. Pass image_size=8 or more.")
+    '--image-size must be at least 8: got 4. Pass --image-size=8 or more.'
+    """
+    message = _OPTION.sub(lambda found: "--" + found[1].replace("_", "-"), message)
+    message = _IN_QUOTES.sub(r"\1\2", message)
+    message = re.sub(r"\Abudget\b", "--budget", message)
+    message = re.sub(r"\Aplan= ", "--plan ", message)
+    message = message.replace("Make a new one with step.plan(...)", "Make a new one with tensile plan")
+    return message.replace("Save the plan again with plan.save(path)", "Make it again with tensile plan")
+
+
+@contextmanager
+def refusing_options() -> Iterator[None]:
+    """Inside it, a `ValueError`, `TypeError` or `OverflowError` is about what was typed."""
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Refusal(in_options(str(error))) from error
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Inside it, what can be foreseen leaves as one line with its exit code. What cannot leaves as it is."""
+    try:
+        yield
+    except click.UsageError as error:
+        if isinstance(error, _HELP_WAS_ASKED_FOR):
+            raise
+        help_at = f" Try: {error.ctx.command_path} --help" if error.ctx is not None else ""
+        raise Refusal(error.format_message() + help_at) from error
+    except BudgetTooSmall as error:
+        raise DoesNotFit(in_options(str(error))) from error
+    except JobsFileError as error:
+        raise Refusal(str(error)) from error  # it names keys of the file, not options
+    except TensileError as error:
+        kind = Refusal if isinstance(error, ValueError) else Failure  # a caller's mistake is a ValueError as well
+        raise kind(in_options(str(error))) from error
+    except ModuleNotFoundError as error:
+        raise Refusal(in_options(str(error))) from error
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise Failure.of_system(error) from error

@@ -1,0 +1,1 @@
+"""The pictures that commands draw with matplotlib."""

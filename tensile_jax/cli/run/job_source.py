@@ -1,0 +1,138 @@
+"""What a job of a jobs file trains: its model or entrypoint, checked before anything runs, and its peak under plain `jax.jit`.
+
+A model knows its shapes. An entrypoint must be called for them, and what it makes is freed again.
+"""
+
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+
+from tensile_jax.cli.errors import Refusal
+from tensile_jax.cli.jobs_file import JobEntry, JobsFile
+from tensile_jax.cli.progress import Live
+from tensile_jax.exec.actor.entrypoint import Entrypoint
+from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.installed_models import MODELS, Model
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shapes:
+    """A step, and a `ShapeDtypeStruct` for each array of its state and batch."""
+
+    step: Callable[..., Any]
+    state: Any
+    batch: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainStep:
+    """An executable of plain jit, the most device memory that it takes, and how long XLA took."""
+
+    compiled: Any
+    peak_bytes: int
+    compile_s: float
+
+
+def find_modules_here() -> None:
+    """Entrypoints may lie in the folder in which the command was typed, as for `python -m`."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def entrypoint_of(entry: JobEntry) -> Entrypoint:
+    """How the job is made."""
+    return Entrypoint(entry.model or entry.entrypoint or "", entry.args)
+
+
+def model_of(entry: JobEntry) -> Model | None:
+    """The job's model; None if it has an entrypoint.
+
+    Raises:
+        Refusal: the model does not take its `args`.
+    """
+    if entry.model is None:
+        return None
+    function = MODELS[entry.model]
+    with_line = f"{entry.where}.args"
+    try:
+        inspect.signature(function).bind(**entry.args)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(function).parameters)
+        raise Refusal(f"{with_line}: {entry.model}: {error}. It takes: {known}.") from error
+    try:
+        return function(**entry.args)
+    except (ValueError, TypeError) as error:
+        raise Refusal(f"{with_line}: {error}") from error
+
+
+def shapes_of(entry: JobEntry) -> Shapes:
+    """Its step and shapes. An entrypoint makes its state for that, which is freed when this returns.
+
+    Raises:
+        Refusal: it cannot be made.
+    """
+    model = model_of(entry)
+    if model is not None:
+        return Shapes(model.step, model.state_shape, model.batch_shape)
+    try:
+        step, state, batches = entrypoint_of(entry).make()
+        given = batches if isinstance(batches, Iterable) else batches()
+        batch = next(iter(given))
+    except StopIteration as error:
+        raise Refusal(f"{entry.where}: its batches gave nothing. Give at least one batch.") from error
+    except (ImportError, TypeError, ValueError) as error:
+        raise Refusal(f"{entry.where}: {error}") from error
+    return Shapes(step, _shapes(state), _shapes(batch))
+
+
+def _shapes(tree: Any) -> Any:
+    def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+        seen = jax.typeof(leaf)
+        return jax.ShapeDtypeStruct(seen.shape, seen.dtype, weak_type=getattr(seen, "weak_type", False))
+
+    return jax.tree.map(shape_of, tree)
+
+
+def same_source(entry: JobEntry) -> bytes:
+    """Equal for jobs that train the same thing at the same sizes."""
+    return msgspec.json.encode((entry.model, entry.entrypoint, sorted(entry.args.items())), enc_hook=str)
+
+
+def compile_plain(shapes: Shapes) -> PlainStep:
+    """The step as plain jit compiles it, its state donated."""
+    began = time.perf_counter()
+    compiled = jax.jit(shapes.step, donate_argnums=0).lower(shapes.state, shapes.batch).compile()
+    return PlainStep(compiled, peak_of(compiled), time.perf_counter() - began)
+
+
+def resolve_budget(jobs: JobsFile, live: Live, known: Mapping[str, int] | None = None) -> tuple[int, dict[str, int]]:
+    """The budget in bytes, and plain jit's peaks by job: `known`, or compiled for where the budget is a share; or none."""
+    budget = jobs.device.budget
+    peaks = dict(known or {})
+    if budget.nbytes is not None:
+        return budget.nbytes, peaks
+    peaks = peaks or _plain_peaks(jobs.jobs, live)
+    return budget.resolve(sum(peaks.values())), peaks
+
+
+def _plain_peaks(entries: Iterable[JobEntry], live: Live) -> dict[str, int]:
+    """Each job's peak under plain jit, by its name; what several jobs train is compiled once."""
+    groups: dict[bytes, list[JobEntry]] = {}
+    for entry in entries:
+        groups.setdefault(same_source(entry), []).append(entry)
+    peaks: dict[str, int] = {}
+    what = "compiling plain jit, of whose peaks the budget is a share"
+    for done, group in enumerate(groups.values()):
+        live.tell(what, done, len(groups), group[0].name)
+        peak_bytes = compile_plain(shapes_of(group[0])).peak_bytes
+        peaks.update({entry.name: peak_bytes for entry in group})
+    live.tell(what, len(groups), len(groups))
+    return peaks

@@ -1,0 +1,162 @@
+"""Plans all jobs of a jobs file for one budget, as the runtime would, without running anything.
+
+Nothing is compiled either, unless the budget is a share of plain jit's peaks. The module
+`plan/multi_job/joint_plan.py` decides; this module traces the jobs and refuses what does not fit.
+"""
+
+from collections.abc import Sequence
+
+import jax
+
+from tensile_jax.cli.errors import DoesNotFit
+from tensile_jax.cli.jobs_file import JobEntry, JobsFile
+from tensile_jax.cli.progress import Live
+from tensile_jax.cli.run.job_source import Shapes, find_modules_here, resolve_budget, same_source, shapes_of
+from tensile_jax.cli.run.report import JointPlan, PlannedJob
+from tensile_jax.errors import BudgetTooSmall, JobsFileError, TraceError
+from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, program_under
+from tensile_jax.exec.actor.memory_demand import metrics_bytes
+from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.step.transfer import Transfer
+from tensile_jax.plan import DeviceProfile
+from tensile_jax.plan.multi_job.joint_plan import JobPlan, PlannableJob, offload_states, plan_jobs, smallest_budget
+from tensile_jax.plan.multi_job.safety import serial_peak
+from tensile_jax.plan_format import format_bytes
+from tensile_jax.profiles import profile_for
+
+
+class _Candidate:
+    """A traced job, which can be planned for any limit. Copies of a job share one."""
+
+    def __init__(self, shapes: Shapes, entry: JobEntry, profile: DeviceProfile) -> None:
+        device = jax.devices()[0]
+        actor = LocalActor(shapes.step, shapes.state, Transfer(device))
+        options = Options(entry.policy, profile, "any", max_slowdown=entry.max_slowdown)
+        self.state_bytes = actor.state_bytes
+        try:
+            self.traced: PreparedStep = actor.trace(shapes.batch, options, Compiler(device))
+        except TraceError as error:
+            raise JobsFileError(f"{entry.where}: {error}") from error
+        self._known: dict[tuple[bool, int], LocalProgram | BudgetTooSmall] = {}
+        self.floor_bytes = self._find_floor() + metrics_bytes(self.traced.graph)
+
+    def prepare(self, traced: PreparedStep, budget_bytes: int) -> LocalProgram:
+        """The predicted program. Raises: BudgetTooSmall: there is none."""
+        key = (traced.options.may_swap, budget_bytes)
+        if key not in self._known:
+            try:
+                self._known[key] = program_under(traced, budget_bytes, traced.predicted)
+            except BudgetTooSmall as error:
+                self._known[key] = error
+        known = self._known[key]
+        if isinstance(known, BudgetTooSmall):
+            raise known
+        return known
+
+    def plannable(self, entry: JobEntry) -> PlannableJob[LocalProgram]:
+        """The job as it is planned beside others."""
+        return PlannableJob(self.traced, self.prepare, self.state_bytes, self.floor_bytes, entry.max_swap_rate)
+
+    def _find_floor(self) -> int:
+        try:
+            self.prepare(self.traced, 0)
+        except BudgetTooSmall as error:
+            return error.floor_bytes
+        return 1
+
+
+def plan_jobs_file(jobs: JobsFile, live: Live) -> JointPlan:
+    """The plan for all jobs.
+
+    Raises:
+        DoesNotFit: there is none under the budget; the message names about the smallest for which there is.
+        Refusal: a job cannot be made.
+    """
+    find_modules_here()
+    budget_bytes, peaks = resolve_budget(jobs, live)
+    profile = profile_for(jax.devices()[0].platform, jobs.device.device_profile)
+    candidates = _candidates(jobs.jobs, profile, live)
+    live.wait_for("planning all jobs for one budget")
+    _refuse_host(candidates, jobs.device.host_budget_bytes)
+    host_bytes = float("inf") if jobs.device.host_budget_bytes is None else jobs.device.host_budget_bytes
+    plannable = [candidate.plannable(entry) for candidate, entry in zip(candidates, jobs.jobs, strict=True)]
+    planned = plan_jobs(plannable, budget_bytes, host_bytes)
+    if planned is None:
+        live.wait_for("looking for the smallest budget")
+        smallest = smallest_budget(plannable, budget_bytes, host_bytes)
+        least = max(zip(candidates, jobs.jobs, strict=True), key=lambda pair: pair[0].floor_bytes)
+        raise DoesNotFit(
+            f"{jobs.file}: device.budget of {format_bytes(budget_bytes)} ({budget_bytes} bytes) is too small for these "
+            f"{len(candidates)} jobs: the smallest that works is about {format_bytes(smallest)} ({smallest} bytes). "
+            f"{least[1].name} alone needs about {format_bytes(least[0].floor_bytes)}."
+        )
+    return _joint(jobs, offload_states(planned, plannable, budget_bytes, profile), candidates, budget_bytes, peaks)
+
+
+def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, live: Live) -> list[_Candidate]:
+    made: dict[tuple[bytes, str, float | None], _Candidate] = {}
+    found: list[_Candidate] = []
+    what = "tracing"
+    for done, entry in enumerate(entries):
+        live.tell(what, done, len(entries), entry.name)
+        key = (same_source(entry), entry.policy, entry.max_slowdown)
+        if key not in made:
+            made[key] = _Candidate(shapes_of(entry), entry, profile)
+        found.append(made[key])
+    live.tell(what, len(entries), len(entries))
+    return found
+
+
+def _refuse_host(candidates: Sequence[_Candidate], host_budget_bytes: int | None) -> None:
+    """Raises: DoesNotFit: the jobs' states alone are more than the host may hold."""
+    states = sum(c.state_bytes for c in candidates)
+    if host_budget_bytes is not None and 2 * states > host_budget_bytes:
+        raise DoesNotFit(
+            f"device.host_budget of {format_bytes(host_budget_bytes)} is too small: the jobs' states come to "
+            f"{format_bytes(states)}, and host memory must hold them and their checkpoints while these are written. Give at "
+            f"least twice that ({2 * states} bytes)."
+        )
+
+
+def _joint(
+    jobs: JobsFile,
+    planned: Sequence[JobPlan[LocalProgram]],
+    candidates: Sequence[_Candidate],
+    budget_bytes: int,
+    peaks: dict[str, int],
+) -> JointPlan:
+    programs = [one.program for one in planned]
+    serial = serial_peak((p.demand, p.demand.idle_bytes) for p in programs)
+    found = [
+        PlannedJob(
+            name=entry.name,
+            model=entry.model,
+            entrypoint=entry.entrypoint,
+            peak_bytes=program.demand.peak_bytes,
+            idle_bytes=program.demand.idle_bytes,
+            parked_bytes=program.demand.parked_bytes,
+            host_bytes=one.host_bytes,
+            floor_bytes=candidate.floor_bytes,
+            jit_peak_bytes=peaks.get(entry.name),
+            step_us=program.plan.step_us,
+            switch_us=program.demand.switch_us,
+            swapped_bytes=program.plan.swapped_out_bytes + program.plan.swapped_in_bytes,
+            segments=len(program.plan.segments),
+            kept_out_tensors=len(program.kept_out),
+            beside_others=one.beside_others,
+        )
+        for entry, one, program, candidate in zip(jobs.jobs, planned, programs, candidates, strict=True)
+    ]
+    return JointPlan(
+        file=jobs.file,
+        device_profile=programs[0].plan.device_profile,
+        budget_bytes=budget_bytes,
+        host_budget_bytes=jobs.device.host_budget_bytes,
+        host_bytes=sum(one.host_bytes for one in planned),
+        serial_peak_bytes=serial,
+        peak_sum_bytes=sum(p.demand.peak_bytes for p in programs),
+        round_us=sum(p.plan.step_us for p in programs),
+        take_turns=serial > budget_bytes,
+        jobs=tuple(found),
+    )

@@ -1,0 +1,274 @@
+"""What commands report at their end, as a table for a person and as one JSON object: runs, and plans for several jobs.
+
+    Outcome      `tensile run MODEL`       one model
+    JobsOutcome  `tensile run JOBS.toml`   several jobs under one budget
+    JointPlan    `tensile plan JOBS.toml`  the same, predicted
+
+Bytes, microseconds and seconds, as the names say. What was not measured, or is no number, is null. A job's memory `at rest` is
+what it holds between iterations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from tensile_jax.cli.formatting import format_accuracy, format_losses, format_share, format_us, job_table
+from tensile_jax.plan_format import format_bytes
+from tensile_jax.runtime_records import JobState
+
+# -- one model ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished or interrupted training of one model.
+
+    `peak_bytes`, `step_us`, `stall_us`, `recomputed_us` are measured; `predicted_...` are the plan's. `step_us` is the median
+    without the first step.
+    """
+
+    model: str
+    parameters: int
+    batch_size: int
+    image_size: int | None
+    sequence_length: int | None
+    device: str
+    policy: str
+    state_memory: str
+    steps_asked: int
+    steps_done: int
+    interrupted: bool
+    budget_bytes: int | None
+    peak_bytes: int
+    predicted_peak_bytes: int
+    jit_peak_bytes: int | None
+    step_us: float | None
+    predicted_step_us: float
+    stall_us: float
+    swapped_bytes: int
+    passive_swap_ins: int
+    recomputed_us: float
+    out_of_memory: int
+    segments: int
+    distinct_segments: int
+    trace_s: float
+    plan_s: float
+    compile_s: float
+    loss_first: float | None
+    loss_last: float | None
+    test_accuracy: float | None
+
+
+def outcome_table(outcome: Outcome) -> Table:
+    """Two columns: what, and how much."""
+    o = outcome
+    jit = "" if o.jit_peak_bytes is None else f", {format_share(o.peak_bytes, o.jit_peak_bytes)} of plain jit's"
+    first, last = ("none" if loss is None else f"{loss:.4f}" for loss in (o.loss_first, o.loss_last))
+    rows = {
+        "steps": f"{o.steps_done} of {o.steps_asked} (interrupted)" if o.interrupted else str(o.steps_done),
+        "peak measured": f"{format_bytes(o.peak_bytes)}{jit}",
+        "peak predicted": format_bytes(o.predicted_peak_bytes),
+        "budget": "none" if o.budget_bytes is None else format_bytes(o.budget_bytes),
+        "step time": "one step is too few to tell" if o.step_us is None else format_us(o.step_us),
+        "waiting for copies": f"{format_us(o.stall_us)} a step",
+        "swapped": f"{format_bytes(o.swapped_bytes)} a step, both ways",
+        "recomputed": f"{format_us(o.recomputed_us)} a step",
+        "segments": str(o.segments) if o.segments > 1 else "1: the step runs whole, as plain jit",
+        "compiling": f"{o.compile_s:.1f} s",
+        "loss": f"{first} -> {last}",
+    }
+    if o.out_of_memory:
+        rows["out of memory"] = f"{o.out_of_memory} times, recovered"
+    if o.test_accuracy is not None:
+        rows["test accuracy"] = format_accuracy(o.test_accuracy)
+    table = Table("", f"{o.model} on {o.device}, batch {o.batch_size}", title_justify="left")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class PlainJob:
+    """A job that was trained with plain `jax.jit`, to be compared with.
+
+    `peak_bytes` is XLA's figure; `time_s` is from the job's compiling to its last step, without the test.
+    """
+
+    name: str
+    peak_bytes: int
+    compile_s: float
+    time_s: float
+    loss_first: float
+    loss_last: float
+    test_accuracy: float | None
+
+
+# -- several jobs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """One job.
+
+    Attributes:
+        state, note: how it ended, and why.
+        steps_done, loss_first, loss_last, time_s: earlier parts of a resumed run are counted in; `time_s` is from its
+            submission to its end, so it holds what it waited for others.
+        peak_bytes: measured, of the job alone; `planned_peak_bytes`: its last plan's; `jit_peak_bytes`: plain jit's.
+        test_accuracy: of a model that has a test set, once it has finished.
+    """
+
+    name: str
+    model: str | None
+    entrypoint: str | None
+    state: JobState
+    note: str
+    steps_asked: int
+    steps_done: int
+    loss_first: float | None
+    loss_last: float | None
+    peak_bytes: int | None
+    planned_peak_bytes: int | None
+    jit_peak_bytes: int | None
+    time_s: float
+    test_accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobsOutcome:
+    """A run. `peak_bytes` is measured, of all jobs together; `troubles` are what its folder could not take."""
+
+    folder: str
+    device: str
+    interrupted: bool
+    budget_bytes: int
+    host_budget_bytes: int | None
+    peak_bytes: int
+    time_s: float
+    troubles: tuple[str, ...]
+    jobs: tuple[JobOutcome, ...]
+
+
+def jobs_table(outcome: JobsOutcome) -> Table:
+    """A row for each job."""
+    tested = any(job.test_accuracy is not None for job in outcome.jobs)
+    columns = ("steps", "loss", "peak", "planned", "time", *(["test"] if tested else []))
+    table = job_table(len(outcome.jobs), outcome.device, *columns)
+    table.add_column("ended", no_wrap=True, min_width=len("cancelled"))
+    for job in outcome.jobs:
+        table.add_row(
+            job.name,
+            f"{job.steps_done}/{job.steps_asked}",
+            format_losses(job.loss_first, job.loss_last),
+            *(format_bytes(nbytes) if nbytes else "" for nbytes in (job.peak_bytes, job.planned_peak_bytes)),
+            f"{job.time_s:.1f} s",
+            *([format_accuracy(job.test_accuracy)] if tested else []),
+            job.state,
+            style="red" if job.state == "failed" else "",
+        )
+    return table
+
+
+def jobs_lines(outcome: JobsOutcome) -> Sequence[str]:
+    """What is said below the table: the shared peak against budget and plain jit, how to go on, where things are."""
+    together = (
+        f"Together: {format_bytes(outcome.peak_bytes)} at most of {format_bytes(outcome.budget_bytes)} "
+        f"({format_share(outcome.peak_bytes, outcome.budget_bytes)} of the budget), {outcome.time_s:.1f} s"
+    )
+    known = [job.jit_peak_bytes for job in outcome.jobs if job.jit_peak_bytes is not None]
+    if known and len(known) == len(outcome.jobs):
+        together += f"; plain jit's peaks come to {format_bytes(sum(known))}"
+    lines = [together]
+    if outcome.interrupted:
+        lines.append(f"Interrupted; go on with: tensile run --resume {outcome.folder}")
+    for job in outcome.jobs:
+        log = f"; see {outcome.folder}/jobs/{job.name}/log.txt" if job.state == "failed" else ""
+        if job.note or log:
+            lines.append(f"{job.name} {job.state}: {job.note or 'without a reason'}{log}")
+    return [*lines, f"Run folder: {outcome.folder}"]
+
+
+# -- several jobs, planned ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """One job.
+
+    Attributes:
+        peak_bytes, idle_bytes, parked_bytes: on the device at most, between iterations, and with its state on the host.
+        host_bytes: in host memory at most.
+        floor_bytes: the least peak that it can be planned for.
+        step_us: of its step; `switch_us`: to send its state to the host and fetch it again.
+        kept_out_tensors: how many of its state are on the host between their uses, so that others have room.
+        beside_others: its plan keeps to what the other jobs leave while they are at rest. Otherwise the job is planned for the
+            whole budget, and states take turns on the device.
+    """
+
+    name: str
+    model: str | None
+    entrypoint: str | None
+    peak_bytes: int
+    idle_bytes: int
+    parked_bytes: int
+    host_bytes: int
+    floor_bytes: int
+    jit_peak_bytes: int | None
+    step_us: float
+    switch_us: float
+    swapped_bytes: int
+    segments: int
+    kept_out_tensors: int
+    beside_others: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JointPlan:
+    """All jobs under one budget.
+
+    Attributes:
+        serial_peak_bytes: the maximum over jobs of (its peak + the others' memory at rest): one iteration runs after the other,
+            and all states are on the device. `peak_sum_bytes`: all peaks added up.
+        round_us: one iteration of each job.
+        take_turns: some states must leave the device for other jobs.
+    """
+
+    file: str
+    device_profile: str
+    budget_bytes: int
+    host_budget_bytes: int | None
+    host_bytes: int
+    serial_peak_bytes: int
+    peak_sum_bytes: int
+    round_us: float
+    take_turns: bool
+    jobs: tuple[PlannedJob, ...]
+
+
+def plan_table(joint: JointPlan) -> Table:
+    """A row for each job."""
+    known = all(job.jit_peak_bytes is not None for job in joint.jobs)
+    columns = ("peak", "at rest", "least", *(("plain jit",) if known else ()), "step time", "swapped", "segments")
+    table = job_table(len(joint.jobs), f"{joint.device_profile} (predicted)", *columns)
+    for job in joint.jobs:
+        sizes = (job.peak_bytes, job.idle_bytes, job.floor_bytes, *((job.jit_peak_bytes or 0,) if known else ()))
+        costs = (format_us(job.step_us), format_bytes(job.swapped_bytes), str(job.segments))
+        table.add_row(job.name, *map(format_bytes, sizes), *costs)
+    return table
+
+
+def plan_lines(joint: JointPlan) -> list[str]:
+    """What is said below the table."""
+    lines = [
+        f"Budget: {format_bytes(joint.budget_bytes)}. The highest job beside the others at rest: "
+        f"{format_bytes(joint.serial_peak_bytes)}; all peaks added up: {format_bytes(joint.peak_sum_bytes)}.",
+        f"One step of each job: {format_us(joint.round_us)}, when the device is never idle.",
+    ]
+    out = [job for job in joint.jobs if job.kept_out_tensors]
+    if out:
+        what = ", ".join(f"{job.kept_out_tensors} tensors of {job.name}'s state" for job in out)
+        lines.append(f"While other jobs run, {what} are in host memory, so that all have room.")
+    if joint.take_turns:
+        lines.append("The jobs' states do not fit on the device at once: they take turns, and wait in host memory meanwhile.")
+    return lines

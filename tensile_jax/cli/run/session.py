@@ -1,0 +1,364 @@
+"""Runs the jobs of a jobs file on a `Runtime`, from the budget to the outcome: `tensile run JOBS.toml` and `--resume RUN`.
+
+`begin_jobs` makes a new run folder, and `resume_jobs` goes on in an earlier one. `JobsRun` submits each job to the runtime when
+it is due and writes down what happens, with two threads beside the one that calls `JobsRun.run`:
+
+    follower   puts the runtime's events into the inbox
+    maker      makes one job after another and submits it; `make_job` is user code and may hang
+    inbox      events, jobs that could not be made, the wish to stop; the calling thread takes them one by one
+"""
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+
+import jax
+from rich.console import Console
+
+from tensile_jax.cli.errors import Refusal
+from tensile_jax.cli.formatting import one_line
+from tensile_jax.cli.jobs_file import JobEntry, JobsFile
+from tensile_jax.cli.progress import Live
+from tensile_jax.cli.run.control import serving
+from tensile_jax.cli.run.folder import RunConfig, RunFolder, read_events
+from tensile_jax.cli.run.job_source import entrypoint_of, find_modules_here, model_of, resolve_budget, same_source
+from tensile_jax.cli.run.live_view import LiveView
+from tensile_jax.cli.run.pending_jobs import JobProgress, PendingJobs
+from tensile_jax.cli.run.report import JobOutcome, JobsOutcome
+from tensile_jax.cli.signals import StopRequest, stopping_on_signals
+from tensile_jax.exec.runtime.job import Job
+from tensile_jax.exec.runtime.runtime import Runtime
+from tensile_jax.exec.step.transfer import to_device
+from tensile_jax.installed_models import Model
+from tensile_jax.runtime_records import FINAL, JobEvent, JobStatus, Record, Status
+
+_CHECKPOINTS = "checkpoints"
+
+
+def begin_jobs(
+    jobs: JobsFile, path: Path, console: Console, *, jit_peaks: Mapping[str, int] | None = None
+) -> tuple[JobsOutcome, Record]:
+    """A new run, in a folder of its own: how it ended, and what it recorded.
+
+    `jit_peaks`, by job, are compiled for where they are needed and not given.
+
+    Raises:
+        Refusal: a job's model or `args` cannot be, or the folder cannot be made.
+        OSError: the folder does not take its config, without which the run could not be resumed.
+    """
+    find_modules_here()
+    for job in jobs.jobs:
+        model_of(job)
+    RunFolder.refuse_used(path)
+    with Live(console) as live:
+        budget_bytes, peaks = resolve_budget(jobs, live, jit_peaks)
+    config = RunConfig(jobs, budget_bytes, peaks)
+    with stopping_on_signals() as stop:  # from before there is a folder, which is therefore always left in good order
+        folder = RunFolder.create(path)
+        try:
+            folder.write_config(config)
+        except OSError:
+            folder.discard()
+            raise
+        return _run(config, folder, {}, console, stop)
+
+
+def resume_jobs(config: RunConfig, path: Path, console: Console) -> tuple[JobsOutcome, Record]:
+    """Go on with a run that was interrupted or killed, from its jobs' latest checkpoints."""
+    find_modules_here()
+    progress: dict[str, JobProgress] = {}
+    if (path / "events.jsonl").exists():
+        for event in read_events(path):
+            progress.setdefault(event.job, JobProgress()).add(event)
+    if all(job.name in progress and progress[job.name].state == "finished" for job in config.jobs_file.jobs):
+        raise Refusal(f"--resume={path}: all jobs of this run have finished. Begin another one with the jobs file.")
+    with stopping_on_signals() as stop:
+        return _run(config, RunFolder.reopen(path), progress, console, stop)
+
+
+def _run(
+    config: RunConfig, folder: RunFolder, progress: Mapping[str, JobProgress], console: Console, stop: StopRequest
+) -> tuple[JobsOutcome, Record]:
+    device = config.jobs_file.device
+    runtime = Runtime(
+        config.budget_bytes,
+        host_budget=device.host_budget_bytes,
+        device_profile=device.device_profile,
+        checkpoints=folder.path / _CHECKPOINTS,
+    )
+    run = JobsRun(runtime, folder, config.jobs_file.jobs, progress)
+    stop.call(run.stop)
+    with runtime, serving(folder.path, run):
+        folder.write_versions(device_kind=jax.devices()[0].device_kind)
+        console.print(f"Run folder: {folder.path}; from another terminal: tensile status {folder.path}", markup=False)
+        with LiveView(console, run.status) as view:
+            run.run(view.tell)
+        record = runtime.record()
+        folder.write_record(record)
+        outcome = _outcome(config, folder, runtime, run)
+        folder.write_outcome(outcome)
+    return outcome, record
+
+
+def _outcome(config: RunConfig, folder: RunFolder, runtime: Runtime, run: "JobsRun") -> JobsOutcome:
+    entries = config.jobs_file.jobs
+    status = run.status()
+    accuracies = {} if run.interrupted else _accuracies(entries, runtime)
+    outcomes: list[JobOutcome] = []
+    for entry, job in zip(entries, status.jobs, strict=True):
+        progress = run.progress[entry.name]
+        outcomes.append(
+            JobOutcome(
+                name=entry.name,
+                model=entry.model,
+                entrypoint=entry.entrypoint,
+                state=progress.state or "cancelled",
+                note=progress.note,
+                steps_asked=entry.steps,
+                steps_done=progress.step,
+                loss_first=progress.loss_first,
+                loss_last=progress.loss_last,
+                peak_bytes=job.peak_bytes or None,
+                planned_peak_bytes=job.planned_bytes or None,
+                jit_peak_bytes=config.jit_peaks.get(entry.name),
+                time_s=progress.time_s,
+                test_accuracy=accuracies.get(entry.name),
+            )
+        )
+    return JobsOutcome(
+        folder=str(folder.path),
+        device=jax.devices()[0].device_kind,
+        interrupted=run.interrupted,
+        budget_bytes=status.budget_bytes,
+        host_budget_bytes=config.jobs_file.device.host_budget_bytes,
+        peak_bytes=runtime.peak_bytes,
+        time_s=max((event.time_s for event in runtime.events()), default=0.0),
+        troubles=folder.troubles,
+        jobs=tuple(outcomes),
+    )
+
+
+def _accuracies(entries: Sequence[JobEntry], runtime: Runtime) -> dict[str, float]:
+    """Of models that have a test set, once they have finished: measured now, when nothing else is on the device."""
+    finished = {job.name: job for job in runtime.jobs if job.status.state == "finished"}
+    models: dict[bytes, Model | None] = {}
+    found: dict[str, float] = {}
+    for entry in entries:
+        if entry.name in finished:
+            source = same_source(entry)
+            model = models[source] = models[source] if source in models else model_of(entry)
+            if model is not None and model.evaluate is not None:
+                found[entry.name] = model.evaluate(to_device(finished[entry.name].result()))
+    return found
+
+
+# -- the run ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _NotMade:
+    """A job could not be made or submitted."""
+
+    name: str
+    error: BaseException
+
+
+class _Stop:
+    """Every job is to end after its iteration."""
+
+
+class JobsRun:
+    """A run of `entries`. A second terminal controls it by the methods of a `Controllable`.
+
+    `progress` is what earlier parts of the run came to: jobs that had finished are not run again.
+
+    Attributes:
+        progress: by name; what the jobs have come to so far.
+        interrupted: `stop` was called before all had ended.
+    """
+
+    def __init__(
+        self, runtime: Runtime, folder: RunFolder, entries: Sequence[JobEntry], progress: Mapping[str, JobProgress]
+    ) -> None:
+        self._runtime = runtime
+        self._folder = folder
+        self._entries = {entry.name: entry for entry in entries}
+        self._began = monotonic()
+        self._inbox: queue.SimpleQueue[JobEvent | _NotMade | _Stop] = queue.SimpleQueue()
+        self._to_make: queue.SimpleQueue[JobEntry | None] = queue.SimpleQueue()
+        self._plans_written: dict[str, int] = {}
+        self._submitting = threading.Lock()  # nothing is submitted once all is to stop
+        self.progress = {name: progress.get(name, JobProgress()) for name in self._entries}
+        for one in self.progress.values():
+            one.state = one.state if one.state == "finished" else None
+        self._pending = PendingJobs(entry for name, entry in self._entries.items() if self.progress[name].state is None)
+        self.interrupted = False
+
+    def stop(self) -> None:
+        """Let every job end after its iteration. Only notes it: may be called from any thread."""
+        self._inbox.put(_Stop())
+
+    def run(self, watch: Callable[[JobEvent], None]) -> None:
+        """Until every job has ended, and the runtime is closed. `watch` is told all events."""
+        follower = threading.Thread(target=self._follow, name="tensile-follower", daemon=True)
+        threading.Thread(target=self._make_all, name="tensile-maker", daemon=True).start()
+        follower.start()
+        while not all(one.state in FINAL for one in self.progress.values()):
+            for entry in self._pending.take_due(monotonic() - self._began, self.progress):
+                self._to_make.put(entry)
+            start_s = self._pending.next_start_s()
+            with suppress(queue.Empty):
+                wait_s = None if start_s is None else max(0.0, start_s - (monotonic() - self._began))
+                self._take(self._inbox.get(timeout=wait_s), watch)
+        self._to_make.put(None)
+        self._runtime.close()
+        follower.join()
+        while not self._inbox.empty():
+            self._take(self._inbox.get(), watch)
+
+    def _follow(self) -> None:
+        for event in self._runtime.events(until_closed=True):
+            self._inbox.put(event)
+
+    # -- what happens -----------------------------------------------------------------------------------------------------------
+
+    def _take(self, news: JobEvent | _NotMade | _Stop, watch: Callable[[JobEvent], None]) -> None:
+        if isinstance(news, JobEvent):
+            self._take_event(news)
+            watch(news)
+        elif isinstance(news, _NotMade):
+            self._pending.made(news.name)
+            if self.progress[news.name].state is None and self._job(news.name) is None:
+                self._put_event(news.name, "failed", one_line(f"{type(news.error).__name__}: {news.error}"))
+            self._write_traceback(news.name, news.error)
+        else:
+            with self._submitting:
+                self.interrupted = True
+            for name in self._pending.clear():
+                if self._job(name) is None:
+                    self._put_event(name, "cancelled", "interrupted before it began")
+            self._runtime.stop()
+
+    def _take_event(self, event: JobEvent) -> None:
+        self._folder.tell(event)
+        job = self._job(event.job)
+        if job is not None and event.kind in ("planned", "renewed"):
+            plans = job.plans
+            for _, plan in plans[self._plans_written.get(job.name, 0) :]:
+                self._folder.write_plan(job.name, plan)
+            self._plans_written[job.name] = len(plans)
+        if job is not None and event.kind == "failed":
+            self._write_traceback(event.job, job.exception())
+        if event.job in self.progress:
+            self.progress[event.job].add(event)
+
+    def _write_traceback(self, name: str, error: BaseException | None) -> None:
+        if error is not None:
+            self._folder.write_log(name, "".join(traceback.format_exception(error)))
+
+    def _job(self, name: str) -> Job | None:
+        return next((job for job in self._runtime.jobs if job.name == name), None)
+
+    def _put_event(self, name: str, kind: Literal["failed", "cancelled"], note: str) -> None:
+        """An event of a job that the runtime does not have."""
+        self._inbox.put(JobEvent(self._runtime.status().time_s, kind, name, self.progress[name].step, note))
+
+    # -- making and submitting jobs ---------------------------------------------------------------------------------------------
+
+    def _make_all(self) -> None:
+        while (entry := self._to_make.get()) is not None:
+            try:
+                self._make(entry)
+            except BaseException as error:  # SystemExit in user code ends the job, not this thread
+                self._inbox.put(_NotMade(entry.name, error))
+
+    def _make(self, entry: JobEntry) -> None:
+        entrypoint = entrypoint_of(entry)
+        made: tuple[Any, ...] = (entrypoint, None, None) if entry.isolation == "process" else entrypoint.make()
+        with self._submitting:
+            if self.interrupted:
+                return
+            job = self._runtime.submit(
+                *made,
+                steps=entry.steps,
+                name=entry.name,
+                priority=entry.priority,
+                max_swap_rate=entry.max_swap_rate,
+                max_slowdown=entry.max_slowdown,
+                policy=entry.policy,
+                checkpoint_every=entry.checkpoint_every,
+                resume=True,  # from the run's own folder: there is nothing in it but when the run is resumed
+                isolation=entry.isolation,
+            )
+        if self._pending.made(entry.name):
+            with suppress(ValueError):  # it has ended already
+                job.cancel()
+
+    # -- for a second terminal: a `Controllable` --------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """The runtime's status, with all jobs of the file in its order."""
+        outside = {name: self._status_outside(entry) for name, entry in self._entries.items()}
+        status = self._runtime.status()
+        known = {job.name: job for job in status.jobs}
+        return replace(status, jobs=tuple(known.get(name, outside[name]) for name in self._entries))
+
+    def _status_outside(self, entry: JobEntry) -> JobStatus:
+        """The status of a job that the runtime does not have."""
+        progress = self.progress[entry.name]
+        state, note = self._pending.state_of(entry.name) or (progress.state or "preparing", progress.note)
+        return JobStatus(
+            name=entry.name,
+            state=state,
+            priority=entry.priority,
+            step=progress.step,
+            steps=entry.steps,
+            loss=progress.loss_last,
+            steps_per_s=None,
+            device_bytes=0,
+            peak_bytes=0,
+            planned_bytes=0,
+            host_bytes=0,
+            stall_us=0.0,
+            swapped_bytes=0,
+            note=note,
+        )
+
+    def pause(self, job: str) -> None:
+        """Raises: ValueError: it has not begun, has ended, or there is no such job."""
+        self._refuse_outside(job, "paused")
+        self._runtime.pause(job)
+
+    def resume(self, job: str) -> None:
+        """Raises: ValueError: as `pause`."""
+        self._refuse_outside(job, "resumed")
+        self._runtime.resume(job)
+
+    def cancel(self, job: str) -> None:
+        """A job that has not begun never will. Raises: ValueError: it has ended, or there is no such job."""
+        match self._pending.cancel(job):
+            case "at once":
+                self._put_event(job, "cancelled", "before it was due")
+            case "not pending":
+                self._refuse_outside(job, "cancelled")
+                self._runtime.cancel(job)
+            case "when made":
+                pass
+
+    def set_budget(self, budget: int | str) -> None:
+        """For all jobs together."""
+        self._runtime.set_budget(budget)
+
+    def _refuse_outside(self, job: str, done: str) -> None:
+        if job not in self._entries:
+            raise ValueError(f"there is no job {job!r}. There are: {', '.join(self._entries)}.")
+        if self._pending.state_of(job) is not None:
+            raise ValueError(f"{job} has not begun: it cannot be {done} yet, only cancelled.")
+        if self._job(job) is None:
+            raise ValueError(f"{job} is {self.progress[job].state}; it cannot be {done}.")

@@ -1,0 +1,195 @@
+"""Trains one model by itself: `tensile run MODEL` with `tensile.jit`, and `tensile demo` with plain `jax.jit`, to compare with.
+
+One model does not run on a `Runtime`, as several jobs do, because it is asked for and reports what a runtime has not: a state
+that stays on the device, a saved plan to start from, no budget at all, the times of tracing and planning, and each step's own
+time.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tensile_jax.api import PlannedFunction, jit
+from tensile_jax.atomic_file import try_to_write
+from tensile_jax.cli.errors import Refusal, refusing_options
+from tensile_jax.cli.formatting import format_us
+from tensile_jax.cli.jobs_file import JobEntry
+from tensile_jax.cli.options import Limits, ModelChoice
+from tensile_jax.cli.progress import Live
+from tensile_jax.cli.run.job_source import compile_plain, model_of, shapes_of
+from tensile_jax.cli.run.report import Outcome, PlainJob
+from tensile_jax.cli.signals import StopRequest, stopping_on_signals
+from tensile_jax.exec.step.transfer import to_device
+from tensile_jax.installed_models import Model
+from tensile_jax.plan_format import Plan, format_bytes
+
+
+def keep_compiled(folder: Path | None) -> None:
+    """From here on, what XLA compiles is kept in the folder for the next run; None: nothing is kept.
+
+    Raises:
+        Refusal: it cannot be made or written, of which JAX would only warn, in many lines, at every compilation.
+    """
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try_to_write(folder / "compiled")
+    except OSError as error:
+        raise Refusal.of_path(error, f"--compile-cache={folder} cannot be written", "Name another folder.") from error
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # whoever names a folder wants it used
+
+
+def planned_step(model: Model, limits: Limits, *, live: Live, saved: Plan | None = None) -> PlannedFunction:
+    """The model's step under the limits, its compiling shown."""
+    with refusing_options():
+        return jit(
+            model.step,
+            budget=limits.budget,
+            max_slowdown=limits.max_slowdown,
+            policy=limits.policy,
+            device_profile=limits.device_profile,
+            state_memory=limits.state_memory,
+            plan=saved,
+            progress=live.tell,
+            donate_argnums=0,
+        )
+
+
+def run_model(choice: ModelChoice, limits: Limits, *, steps: int, saved: Plan | None, live: Live) -> tuple[Outcome, Plan]:
+    """Train under the limits, and say how it went; also the plan that ran last."""
+    model = choice.build()
+    step = planned_step(model, limits, live=live, saved=saved)
+    with refusing_options():
+        next(model.batches())  # what is wrong with the input is said now, not after compiling
+    state = model.init()
+    live.wait_for("tracing, planning, compiling")
+
+    def watch(done: int, loss: float, us: float) -> None:
+        budget = step.plan(model.state_shape, model.batch_shape).budget_bytes
+        of_budget = "" if budget is None else f" of {format_bytes(budget)}"
+        peak = format_bytes(step.report().peak_bytes)
+        live.tell("training", done, steps, f"loss {loss:.4f}, {format_us(us)}, peak {peak}{of_budget}")
+
+    training = _train(step, state, model.batches(), steps=steps, watch=watch, interruptible=True)
+    plan = step.plan(model.state_shape, model.batch_shape)
+    accuracy = None
+    if model.evaluate is not None:
+        live.wait_for("measuring test accuracy")
+        accuracy = model.evaluate(to_device(training.state))
+    report = step.report()
+    outcome = Outcome(
+        model=choice.name,
+        parameters=model.parameters,
+        batch_size=choice.batch_size,
+        image_size=model.batch_shape["image"].shape[1] if "image" in model.batch_shape else None,
+        sequence_length=model.batch_shape["tokens"].shape[1] if "tokens" in model.batch_shape else None,
+        device=jax.devices()[0].device_kind,
+        policy=plan.policy,
+        state_memory=plan.state_memory,
+        steps_asked=steps,
+        steps_done=len(training.losses),
+        interrupted=training.interrupted,
+        budget_bytes=plan.budget_bytes,
+        peak_bytes=report.peak_bytes,
+        predicted_peak_bytes=plan.peak_bytes,
+        jit_peak_bytes=plan.jit_peak_bytes,
+        step_us=statistics.median(training.times_us[1:]) if len(training.times_us) > 1 else None,
+        predicted_step_us=plan.step_us,
+        stall_us=report.stall_us,
+        swapped_bytes=report.swapped_bytes,
+        passive_swap_ins=report.passive_swap_ins,
+        recomputed_us=report.recomputed_us,
+        out_of_memory=report.out_of_memory,
+        segments=report.segments,
+        distinct_segments=report.distinct_segments,
+        trace_s=report.trace_s,
+        plan_s=report.plan_s,
+        compile_s=report.compile_s,
+        loss_first=training.losses[0],
+        loss_last=training.losses[-1],
+        test_accuracy=accuracy,
+    )
+    return outcome, plan
+
+
+def run_plain(entry: JobEntry, live: Live) -> PlainJob:
+    """Train the model of `entry` with plain jit; everything of it is freed before this returns.
+
+    Raises:
+        Refusal: it cannot be made.
+    """
+    model = model_of(entry)
+    assert model is not None
+    live.wait_for(f"{entry.name}: compiling plain jit")
+    began = time.perf_counter()
+    plain = compile_plain(shapes_of(entry))
+
+    def watch(done: int, loss: float, us: float) -> None:
+        live.tell(f"{entry.name}: training with plain jit", done, entry.steps, f"loss {loss:.4f}, {format_us(us)}")
+
+    training = _train(plain.compiled, model.init(), model.batches(), steps=entry.steps, watch=watch)
+    found = PlainJob(
+        name=entry.name,
+        peak_bytes=plain.peak_bytes,
+        compile_s=plain.compile_s,
+        time_s=time.perf_counter() - began,
+        loss_first=training.losses[0],
+        loss_last=training.losses[-1],
+        test_accuracy=None if model.evaluate is None else model.evaluate(training.state),
+    )
+    del training, plain, model
+    gc.collect()
+    jax.clear_caches()
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Training:
+    """The last state, and the loss and time (microseconds) of each step; `interrupted`: a signal has asked for an end."""
+
+    state: Any
+    losses: tuple[float, ...]
+    times_us: tuple[float, ...]
+    interrupted: bool
+
+
+def _train(
+    step: Callable[..., tuple[Any, Any]],
+    state: Any,
+    batches: Iterable[Any],
+    *,
+    steps: int,
+    watch: Callable[[int, float, float], None],
+    interruptible: bool = False,
+) -> _Training:
+    """`steps` steps from `state`, which is donated. Each is waited for, so that its time is its own.
+
+    `watch` is told after each step: the steps done, the step's loss, and its time in microseconds.
+
+    `interruptible`: from the end of the first step on, the first Ctrl-C or SIGTERM ends the training after the step that is under
+    way. Before that there is nothing to keep, and a signal ends the process at once, as it always does without it.
+    """
+    losses: list[float] = []
+    times_us: list[float] = []
+    stop = StopRequest()
+    with ExitStack() as listening:
+        for done, batch in zip(range(1, steps + 1), batches, strict=False):
+            began = time.perf_counter()
+            state, metrics = jax.block_until_ready(step(state, batch))
+            times_us.append((time.perf_counter() - began) * 1e6)
+            losses.append(float(metrics["loss"]))
+            if interruptible and done == 1:
+                stop = listening.enter_context(stopping_on_signals())
+            watch(done, losses[-1], times_us[-1])
+            if stop.asked:
+                break
+    return _Training(state, tuple(losses), tuple(times_us), stop.asked)

@@ -1,0 +1,85 @@
+"""The trace of a run for Perfetto: what it recorded, as Chrome trace events, for https://ui.perfetto.dev or chrome://tracing.
+
+    "M"  names of processes and tracks, and their order
+    "X"  a span: begins at `ts`, lasts `dur`
+    "C"  a counter: from `ts` on it has these values
+
+Three processes: the jobs, a track each, with the segments that ran; the link, a track each way; memory, as counters, of which
+"device bytes" has a series for each job: chrome://tracing stacks them, Perfetto shows them beside each other. Times in
+microseconds, as the format has them.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from typing import Any
+
+from tensile_jax.runtime_records import LaneName, Level, Record, Span
+
+_COMPUTE, _LINK, _MEMORY = 1, 2, 3
+_LINK_TRACKS: dict[LaneName, tuple[int, str]] = {"out": (1, "device to host"), "into": (2, "host to device")}
+
+
+def trace_events(record: Record) -> dict[str, Any]:
+    """The JSON object of the trace, `ts` ascending."""
+    tracks = {job: number for number, job in enumerate(_jobs(record), start=1)}
+    events = [_span(span, tracks) for span in record.spans if isfinite(span.begin_us) and isfinite(span.end_us)]
+    events += _memory(record.levels, tuple(tracks))
+    events.sort(key=lambda event: event["ts"])
+    return {"traceEvents": [*_names(tracks), *events], "displayTimeUnit": "ms"}
+
+
+def _jobs(record: Record) -> list[str]:
+    """In the order in which they appear."""
+    spans = ((span.begin_us, span.job) for span in record.spans)
+    levels = ((level.time_us, job) for level in record.levels for job in level.jobs)
+    return list(dict.fromkeys(job for _, job in sorted((*spans, *levels), key=lambda pair: pair[0])))
+
+
+def _names(tracks: dict[str, int]) -> Iterable[dict[str, Any]]:
+    for pid, name in ((_COMPUTE, "jobs"), (_LINK, "link"), (_MEMORY, "memory")):
+        yield _metadata("process_name", pid, 0, {"name": name})
+        yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
+    named = [(_COMPUTE, number, job) for job, number in tracks.items()]
+    named += [(_LINK, number, name) for number, name in _LINK_TRACKS.values()]
+    for pid, tid, name in named:
+        yield _metadata("thread_name", pid, tid, {"name": name})
+        yield _metadata("thread_sort_index", pid, tid, {"sort_index": tid})
+
+
+def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _span(span: Span, tracks: dict[str, int]) -> dict[str, Any]:
+    if span.lane == "compute":
+        pid, tid, name = _COMPUTE, tracks[span.job], span.name
+    else:
+        pid, tid, name = _LINK, _LINK_TRACKS[span.lane][0], f"{span.job}: {span.name}"
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": span.lane,
+        "pid": pid,
+        "tid": tid,
+        "ts": span.begin_us,
+        "dur": max(0.0, span.end_us - span.begin_us),
+        "args": {"job": span.job, "step": span.step, "nbytes": span.nbytes},
+    }
+
+
+def _memory(levels: Sequence[Level], jobs: tuple[str, ...]) -> Iterable[dict[str, Any]]:
+    """A job that holds nothing is zero, not absent: a counter keeps its last value. The budget is told where it changes."""
+    budget: int | None = None
+    for level in levels:
+        if not isfinite(level.time_us):
+            continue
+        yield _counter("device bytes", level.time_us, {job: level.jobs.get(job, 0) for job in jobs})
+        if level.measured_bytes is not None:
+            yield _counter("measured bytes", level.time_us, {"bytes": level.measured_bytes})
+        if level.budget_bytes != budget:
+            budget = level.budget_bytes
+            yield _counter("budget", level.time_us, {"bytes": budget})
+
+
+def _counter(name: str, ts: float, values: dict[str, int]) -> dict[str, Any]:
+    return {"ph": "C", "name": name, "cat": "memory", "pid": _MEMORY, "tid": 0, "ts": ts, "args": values}

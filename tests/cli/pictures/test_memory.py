@@ -1,0 +1,154 @@
+"""The picture of a run's memory, and that thinning it hides no peak."""
+
+import dataclasses
+import math
+import random
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from tensile_jax.cli import main
+from tensile_jax.cli.pictures.memory import _busy, _groups, _window, draw_memory, thin
+from tensile_jax.cli.run.folder import RunFolder
+from tensile_jax.runtime_records import Level, Record, Span
+from tests.cli.plans import PLAN
+from tests.cli.records import MIB, RECORD
+
+
+def planned(level: Level) -> int:
+    return level.planned_bytes
+
+
+def png_size(file: Path) -> tuple[int, int]:
+    head = file.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", head[16:])
+    return width, height
+
+
+def test_the_picture_is_of_the_size_that_a_readme_shows(tmp_path: Path) -> None:
+    file = draw_memory(RECORD, tmp_path / "new" / "memory.png", jit_peaks={"a": 9 * MIB, "b": 9 * MIB})
+    width, height = png_size(file)
+    assert width == 1350  # 900 points of a README at half again the resolution
+    assert 600 <= height <= 900
+
+
+def test_few_levels_are_all_kept() -> None:
+    assert thin(RECORD.levels, columns=1000, begin_us=0, end_us=400, height=planned) == RECORD.levels
+
+
+def test_of_a_column_the_highest_stays_and_the_last_where_it_holds_on() -> None:
+    levels = [Level(float(t), 99, {"a": nbytes}) for t, nbytes in ((0, 1), (1, 7), (2, 3), (25, 2), (31, 2), (32, 5))]
+    kept = thin(levels, columns=4, begin_us=0, end_us=40, height=planned)
+    assert [(level.time_us, level.planned_bytes) for level in kept] == [(1, 7), (2, 3), (25, 2), (32, 5)]
+
+
+def test_the_level_at_the_windows_beginning_is_kept() -> None:
+    kept = thin(RECORD.levels, columns=100, begin_us=120, end_us=200, height=planned)
+    assert [level.time_us for level in kept] == [100.0, 150.0]
+
+
+def test_every_columns_maximum_survives_in_100_000_levels() -> None:
+    rng = random.Random(1)
+    times = sorted(rng.uniform(0, 1e6) for _ in range(100_000))
+    levels = [Level(t, 1 << 40, {"a": rng.randrange(1 << 20), "b": rng.randrange(1 << 20)}) for t in times]
+    kept = thin(levels, columns=500, begin_us=0, end_us=1e6, height=planned)
+    assert len(kept) <= 1000
+
+    def maxima(some: tuple[Level, ...] | list[Level]) -> list[int]:
+        most = [0] * 500
+        for level in some:
+            column = int(level.time_us / 2000)
+            most[column] = max(most[column], level.planned_bytes)
+        return most
+
+    assert maxima(kept) == maxima(levels)
+
+
+def test_busy_parts_of_columns_are_exact() -> None:
+    window = _window(Record((), (Level(0.0, 1, {}), Level(800.0, 1, {}))), None, None)
+    spans = [Span("out", "a", "x", 0, 10.25, 12.75, 1), Span("out", "a", "x", 0, 799.5, 900.0, 1)]
+    expected = np.zeros(800)
+    expected[[10, 11, 12, 799]] = 0.75, 1.0, 0.75, 0.5
+    np.testing.assert_allclose(_busy(spans, window), expected, atol=1e-9)
+
+
+def test_from_the_eighth_job_on_the_smallest_share_gray() -> None:
+    levels = [Level(0.0, 99, {f"job{i}": i for i in range(12)})]
+    assert list(_groups(levels, [])) == ["job6", "job7", "job8", "job9", "job10", "job11", "6 others"]
+    assert list(_groups(levels[:0], RECORD.spans)) == ["a", "b"]
+
+
+def test_many_jobs_without_measurements_can_be_drawn(tmp_path: Path) -> None:
+    levels = tuple(Level(t * 1e6, 200, {f"job{i}": t + i for i in range(12)}) for t in range(9))
+    assert png_size(draw_memory(Record((), levels), tmp_path / "m.png"))[0] == 1350
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_config({})
+    for job in ("a", "b"):
+        folder.write_plan(job, dataclasses.replace(PLAN, jit_peak_bytes=12 * MIB))
+    folder.write_record(RECORD)
+    return folder.path
+
+
+def picture(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["picture", *map(str, arguments)])
+
+
+def test_the_command_draws_what_the_folder_recorded(run: Path, tmp_path: Path) -> None:
+    drawn = picture(run, "-o", tmp_path / "m.png", "--from", "0.0001", "--to", "0.0002")
+    assert (drawn.exit_code, drawn.stdout) == (0, f"Drawn: {tmp_path / 'm.png'}\n"), drawn.output
+    assert png_size(tmp_path / "m.png")[0] == 1350
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--from", "2"], "Error: --from and --to leave nothing to draw: from 2 s to 0.0004 s of a run"),
+        (
+            ["--from", "0.0003", "--to", "0.0002"],
+            "Error: --from and --to leave nothing to draw: from 0.0003 s to 0.0002 s of a run",
+        ),
+        (["--to", "-1"], "-1.0 is not in the range"),
+    ],
+)
+def test_seconds_outside_the_run_are_refused(run: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    refused = picture(run, "-o", tmp_path / "m.png", *arguments)
+    assert refused.exit_code == 2
+    assert message in refused.stderr
+    assert not (tmp_path / "m.png").exists()
+
+
+def test_a_run_that_has_not_ended_is_refused(run: Path, tmp_path: Path) -> None:
+    (run / "record.json").unlink()
+    refused = picture(run, "-o", tmp_path / "m.png")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "record.json cannot be read" in refused.stderr
+
+
+def test_an_empty_record_is_refused(run: Path, tmp_path: Path) -> None:
+    RunFolder(run).write_record(Record((), ()))
+    refused = picture(run, "-o", tmp_path / "m.png")
+    assert (refused.exit_code, "The record is empty" in refused.stderr) == (2, True)
+
+
+def test_without_matplotlib_the_extra_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("tensile_jax.cli.commands.picture.find_spec", lambda name: None)
+    refused = picture(run, "-o", tmp_path / "m.png")
+    assert (refused.exit_code, refused.stderr) == (
+        2, "Error: tensile picture needs matplotlib: pip install 'tensile_jax[plot]'\n",
+    )  # fmt: skip
+
+
+def test_a_window_ends_where_the_last_span_does() -> None:
+    window = _window(RECORD, None, None)
+    assert (window.begin_us, window.end_us, window.time_unit) == (0.0, 400.0, "ms")
+    assert math.isclose(window.at(400.0), 0.4)
