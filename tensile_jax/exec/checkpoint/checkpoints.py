@@ -1,19 +1,19 @@
-"""Checkpoints of one job's state: complete or not there, and bit for bit.
+"""The checkpoints of one job: which of them a folder keeps, and which one a job resumes from.
 
     folder/
       tensile.json                      marks the folder as one of a job's checkpoints
-      tensile.lock                      whose run the folder is now (`exec/checkpoint/folder_lock.py`)
-      120/                              the state after step 120 (its files: `exec/checkpoint/manifest.py`)
+      tensile.lock                      says which run has the folder now (`folder_lock.py`)
+      120/                              the state after step 120 (for the files in it see `format.py`)
       120-1/                            the same step, saved once more; the higher number counts
-      .tensile-writing-120-PID/         is being written by that process
-      .tensile-removing-60-PID/         is being removed
+      .tensile-writing-120-PID/         the process PID is writing it
+      .tensile-removing-60-PID/         the process PID is removing it
 
-A checkpoint is written under another name and renamed once all of it is on the disk, so that no crash and no full disk damages
-those which are there. Whatever is read is first compared with its checksums.
+A checkpoint is written under another name and renamed when all of it is on the disk. So no crash and no full disk damages a
+checkpoint that exists. Whatever is read is compared with its checksums first.
 
-The folder is the user's. Nothing but the files of checkpoints is ever removed, and of checkpoints only those that can be read:
-what is damaged, or written by a later version, stays where it is until the user removes it. A file or folder of the user's stays
-even where its name is a number, and also inside a checkpoint, which then stays as well.
+The folder is the user's. Only the files of checkpoints are ever removed, and only of checkpoints that can be read: a checkpoint
+that is damaged, or that a later version has written, stays where it is until the user removes it. A file or folder of the user's
+stays even if its name is a number. It stays inside a checkpoint as well, and then so does the checkpoint.
 """
 
 import operator
@@ -26,21 +26,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from tensile_jax.errors import CheckpointError
-from tensile_jax.exec.checkpoint.leaves import describe, find_difference
-from tensile_jax.exec.checkpoint.manifest import (
+from tensile_jax.exec.checkpoint.format import (
+    Manifest,
     Unreadable,
     erase,
     has_others,
     is_checkpoint,
-    load_leaves,
+    load_state,
     mark_folder,
-    read_checkpoint,
+    read_manifest,
     sync,
     write_checkpoint,
 )
+from tensile_jax.exec.checkpoint.leaves import describe, find_difference
 
 _NAME = re.compile(r"(0|[1-9][0-9]{0,17})(?:-([1-9][0-9]{0,8}))?\Z")
 _WRITING, _REMOVING = ".tensile-writing-", ".tensile-removing-"
@@ -56,9 +55,9 @@ class _Found:
 
 
 class Checkpoints:
-    """The checkpoints in one folder, of which the newest `keep` stay. It is made when the first is saved.
+    """The checkpoints in one folder, of which the newest `keep` stay. The first save makes the folder.
 
-    To save a step declares that whatever was saved after it belongs to a past that was given up: later ones go as well. Whoever
+    Saving a step declares that whatever was saved after that step is given up: later checkpoints are removed as well. Whoever
     saves must hold the folder's lock.
     """
 
@@ -69,12 +68,12 @@ class Checkpoints:
         self._keep = keep
         self._one_at_a_time = threading.Lock()
         self._closed = False
-        self._whole: set[Path] = set()  # those that this object has written, or found to be whole
+        self._whole: dict[Path, Manifest] = {}  # of the checkpoints that this object has written, or found to be whole
 
     def save(self, step: int, state: Any) -> str:
-        """Write `state` as that after `step` steps; its arrays are only read, and must stay as they are until this returns.
+        """Write `state` as the state after `step` steps; its arrays are only read, and must stay as they are until this returns.
 
-        Needs host memory of the size of the largest leaf that lies on a device, and no device memory.
+        Needs host memory for a copy of what NumPy cannot read where it lies, and no device memory.
 
         Returns:
             Why an older checkpoint could not be removed; empty where nothing went wrong.
@@ -90,20 +89,20 @@ class Checkpoints:
         with self._one_at_a_time:
             if not self._closed:
                 mark_folder(self.folder)
-            with self._told_as(step, "saved"):
+            with self._errors_named(step, "saved"):
                 if self._closed:
                     raise ValueError("it was closed")
                 final = self._free_path(step)
                 writing = self._hidden(_WRITING, final)
                 try:
-                    write_checkpoint(writing, name=self.folder.name, step=step, leaves=leaves, state=state)
+                    manifest = write_checkpoint(writing, job=self.folder.name, step=step, leaves=leaves, state=state)
                     writing.rename(final)
                     sync(self.folder)
                 except BaseException:
                     with suppress(OSError):  # what stays is removed when the folder is next used
                         erase(writing)
                     raise
-                self._whole.add(final)
+                self._whole[final] = manifest
             try:
                 self._remove_past(step, final)
             except OSError as error:
@@ -120,11 +119,11 @@ class Checkpoints:
         return tuple(one.step for one in self._found())
 
     def find_last(self) -> tuple[int | None, str]:
-        """The step from which a run goes on; and what is wrong with newer ones, if that is only that they are damaged.
+        """The step from which a run goes on; and what is wrong with newer checkpoints, if they are only damaged.
 
         Raises:
-            CheckpointError: no checkpoint can be read, or the newest are of a later version: whoever began at step 0, or at an
-                older step, would lose what they hold.
+            CheckpointError: no checkpoint can be read, or a later version has written the newest ones. A run that began at
+                step 0, or at an older step, would lose what they hold.
         """
         bad: list[str] = []
         with self._one_at_a_time:
@@ -147,27 +146,27 @@ class Checkpoints:
     def restore(self, step: int, like: Any) -> Any:
         """The state after `step`, in the structure of `like`, whose leaves are arrays, `ShapeDtypeStruct`s or Python scalars.
 
-        Leaves come back as they were saved: arrays as NumPy arrays, weakly typed ones and keys as `jax.Array`s in pinned host
+        Leaves come back as they were saved: arrays as NumPy arrays, weakly typed arrays and keys as `jax.Array`s in pinned host
         memory, Python scalars as such.
 
         Raises:
-            CheckpointError: there is none of that step, it is damaged, or of another structure, shape or dtype.
+            CheckpointError: there is no checkpoint of that step, it is damaged, or its structure, a shape or a dtype differs.
         """
-        wanted, structure = describe(like), jax.tree.structure(like)
-        with self._one_at_a_time, self._told_as(step, "restored"):
+        wanted = describe(like)
+        with self._one_at_a_time, self._errors_named(step, "restored"):
             ones = [one for one in self._found() if one.step == step]
             if not ones:
                 raise ValueError(f"there is none; there are those of steps {sorted(set(self.steps()))}")
             readings = [(one, self._read(one)) for one in ones]
-            one, description = next(((o, r) for o, r in readings if not isinstance(r, Unreadable)), readings[0])
-            if isinstance(description, Unreadable):
-                raise ValueError(f"{description.reason}. Restore an older one: latest() names the newest that is whole")
-            if difference := find_difference(description.leaves, wanted):
+            one, manifest = next(((o, r) for o, r in readings if not isinstance(r, Unreadable)), readings[0])
+            if isinstance(manifest, Unreadable):
+                raise ValueError(f"{manifest.reason}. Restore an older one: latest() names the newest that is whole")
+            if difference := find_difference(manifest.leaves, wanted):
                 raise ValueError(f"{difference}. Pass a state of the step that was saved")
-            return jax.tree.unflatten(structure, load_leaves(one.path, description))
+            return load_state(one.path, manifest, like)
 
     def remove_leftovers(self) -> None:
-        """Remove what processes that have died were writing or removing. Whoever calls holds the folder's lock."""
+        """Remove what processes that have died were writing or removing. The caller holds the folder's lock."""
         with suppress(OSError):  # a folder that cannot be read says so when it is used
             for path in self.folder.iterdir():
                 if path.name.startswith((_WRITING, _REMOVING)):
@@ -175,13 +174,13 @@ class Checkpoints:
                         erase(path) if path.is_dir() else path.unlink()
 
     def close(self) -> None:
-        """Waits for what another thread does here; nothing is saved afterwards."""
+        """Wait for what another thread does here; nothing is saved afterwards."""
         with self._one_at_a_time:
             self._closed = True
 
     @contextmanager
-    def _told_as(self, step: int, what: str) -> Iterator[None]:
-        """Turn what goes wrong inside, be it the disk's or the device's, into an error that says which checkpoint."""
+    def _errors_named(self, step: int, what: str) -> Iterator[None]:
+        """Turn whatever goes wrong inside into an error that names the checkpoint."""
         try:
             yield
         except Exception as error:
@@ -201,38 +200,41 @@ class Checkpoints:
         found = [_Found(int(match[1]), int(match[2] or 0), path) for match, path in matches]
         return sorted(found, key=lambda one: (one.step, one.number), reverse=True)
 
-    def _read(self, one: _Found) -> Any:
-        """Its description, or an `Unreadable`."""
-        found = read_checkpoint(one.path, one.step)
+    def _read(self, one: _Found) -> Manifest | Unreadable:
+        found = read_manifest(one.path, one.step)
         if not isinstance(found, Unreadable):
-            self._whole.add(one.path)
+            self._whole[one.path] = found
         return found
 
     def _free_path(self, step: int) -> Path:
-        """A name for that step which nothing has, not even something of the user's, and that is newer than all of the step."""
+        """A name for that step which nothing has, not even a file of the user's, and whose number is the highest of the step."""
         number = max((one.number + 1 for one in self._found() if one.step == step), default=0)
         while os.path.lexists(path := self.folder / (f"{step}-{number}" if number else f"{step}")):
             number += 1
         return path
 
     def _hidden(self, prefix: str, path: Path) -> Path:
-        """What it is called while it is written or removed; what was left under that name is removed."""
+        """The name of a checkpoint while it is written or removed; what was left under that name is removed."""
         hidden = path.with_name(f"{prefix}{path.name}-{os.getpid()}")
         erase(hidden)
         return hidden
 
     def _remove_past(self, step: int, final: Path) -> None:
+        """Remove the checkpoints that are not needed once `final` is there."""
         kept = 1
         for one in self._found():
-            if one.path == final or (one.path not in self._whole and isinstance(self._read(one), Unreadable)):
+            if one.path == final:
+                continue
+            manifest = self._whole.get(one.path) or self._read(one)
+            if isinstance(manifest, Unreadable):
                 continue
             if one.step < step and kept < self._keep:
                 kept += 1
-            elif not has_others(one.path):
+            elif not has_others(one.path, manifest):
                 self._remove(one.path)
 
     def _remove(self, path: Path) -> None:
         doomed = self._hidden(_REMOVING, path)
         path.rename(doomed)  # or half of it might be taken for a checkpoint
         erase(doomed)
-        self._whole.discard(path)
+        self._whole.pop(path, None)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tensile_jax.errors import CheckpointError
-from tensile_jax.exec.checkpoint.manifest import mark_folder
+from tensile_jax.exec.checkpoint.format import mark_folder
 
 _LOCK = "tensile.lock"
 _MOST_DIGITS = 20

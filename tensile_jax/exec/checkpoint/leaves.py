@@ -1,15 +1,16 @@
-"""The leaves of a pytree as bytes in host memory, and back: what a checkpoint is made of.
+"""Describes the leaves of a pytree in host memory, so that each one can be stored or sent and comes back bit for bit.
 
     Leaf ::= path kind dtype shape text
     kind ::= array | weak | key | bool | int | float | complex
 
-    array    bytes; comes back as a NumPy array
-    weak     bytes of a weakly typed `jax.Array`, whose dtype yields to others'; comes back as one, in pinned host memory
-    key      bytes of the data of typed PRNG keys, `text` names their generator; comes back as one, in pinned host memory
-    others   a Python scalar, in `text`; no bytes
+    array    an array; it comes back as a NumPy array
+    weak     a weakly typed `jax.Array`, whose dtype yields to the dtypes of others; it comes back as one, in pinned host memory
+    key      typed PRNG keys, of which the words are stored; `text` names their generator; they come back in pinned host memory
+    others   a Python scalar, whose exact value is `text`
 
-Every leaf comes back bit for bit, whatever its dtype, and none is brought into the device's memory: bytes do not ask what they
-mean. `None` is no leaf but part of the structure. A weakly typed array is made by a small program on the CPU.
+`describe` gives the description of each leaf and `to_host` its numbers as a NumPy array; `from_host` puts both together again.
+None of these functions brings anything into the device's memory. `None` is not a leaf but part of the structure. A small program
+on the CPU makes the weakly typed arrays.
 """
 
 import struct
@@ -27,12 +28,14 @@ from tensile_jax.exec.step.transfer import HOST
 Kind = Literal["array", "weak", "key", "bool", "int", "float", "complex"]
 
 _DTYPES: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
-"""Of a Python scalar, by its type."""
+"""The dtype of a Python scalar, by the type of the scalar."""
+
+_SCALARS = frozenset(scalar.__name__ for scalar in _DTYPES)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What is written of one leaf beside its bytes. `shape` is that of the keys where it is of those."""
+    """What is known of one leaf beside its numbers. `shape` is the shape of the keys where the leaf consists of keys."""
 
     path: str
     kind: Kind
@@ -41,16 +44,16 @@ class Leaf:
     text: str = ""
 
     @property
-    def stored(self) -> bool:
-        """Whether it has bytes of its own."""
-        return self.kind in ("array", "weak", "key") and 0 not in self.shape
+    def has_numbers(self) -> bool:
+        """Whether `to_host` has something to give that is not in the description already."""
+        return self.kind not in _SCALARS and 0 not in self.shape
 
 
 def describe(tree: Any) -> tuple[Leaf, ...]:
-    """The leaves of `tree`, which may be of arrays, of `ShapeDtypeStruct`s, or of both, in their order.
+    """The leaves of `tree` in their order. They may be arrays, `ShapeDtypeStruct`s and Python scalars.
 
     Raises:
-        TypeError: a leaf is none of them, and no scalar.
+        TypeError: a leaf is none of these.
     """
     return tuple(_describe(f"state{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree.leaves_with_path(tree))
 
@@ -61,7 +64,7 @@ def _describe(path: str, leaf: Any) -> Leaf:
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         raise TypeError(f"{path} is a {type(leaf).__name__}, which no checkpoint holds. State is made of arrays and numbers.")
     shape = tuple(leaf.shape)
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if is_key(leaf):
         generator = str(jax.random.key_impl(leaf)) if isinstance(leaf, jax.Array) else ""
         return Leaf(path, "key", str(leaf.dtype), shape, generator)
     if not (jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_):
@@ -70,10 +73,15 @@ def _describe(path: str, leaf: Any) -> Leaf:
     return Leaf(path, "weak" if weak else "array", np.dtype(leaf.dtype).name, shape)
 
 
-def find_difference(saved: tuple[Leaf, ...], like: tuple[Leaf, ...]) -> str | None:
-    """How the first leaf that differs does so; None where the one may be restored in the place of the other.
+def is_key(leaf: Any) -> bool:
+    """Whether `leaf` consists of typed PRNG keys."""
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
-    A step turns scalars and 64-bit arrays of NumPy into what JAX makes of them; such a leaf of `like` agrees with both.
+
+def find_difference(saved: tuple[Leaf, ...], like: tuple[Leaf, ...]) -> str | None:
+    """How the first leaf that differs does so; None where a saved state may be restored in the place of `like`.
+
+    A step turns Python scalars and NumPy's 64-bit arrays into what JAX makes of them; such a leaf of `like` agrees with both.
     """
     for there, here in zip(saved, like, strict=False):
         if there.path != here.path:
@@ -91,10 +99,7 @@ def _agree(saved: Leaf, like: Leaf) -> bool:
     if "key" in (saved.kind, like.kind):
         return saved.dtype == like.dtype
     would_be = {like.dtype, _canonical(like.dtype)}
-    return saved.dtype in would_be or (saved.kind in _DTYPES_BY_NAME and _canonical(saved.dtype) in would_be)
-
-
-_DTYPES_BY_NAME = frozenset(scalar.__name__ for scalar in _DTYPES)
+    return saved.dtype in would_be or (saved.kind in _SCALARS and _canonical(saved.dtype) in would_be)
 
 
 def _canonical(dtype: str) -> str:
@@ -105,35 +110,26 @@ def _say(leaf: Leaf) -> str:
     return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
 
 
-def to_bytes(leaf: Any) -> np.ndarray:
-    """The bytes of an array or of keys, one after another, in host memory; on a CPU they may be the array's own."""
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    host = np.asarray(leaf)
-    if not host.dtype.isnative:
-        host = host.astype(host.dtype.newbyteorder("="))
-    return np.ascontiguousarray(host).reshape(-1).view(np.uint8)
+def to_host(leaf: Any) -> np.ndarray:
+    """The numbers of an array, or the words of keys, in host memory; on a CPU the memory may be the array's own."""
+    host = np.asarray(jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf)
+    return host if host.dtype.isnative else host.astype(host.dtype.newbyteorder("="))
 
 
-def from_bytes(leaf: Leaf, stored: np.ndarray | None) -> Any:
-    """The leaf whose bytes, if it has any, are `stored`.
-
-    Raises:
-        ValueError: they are not as many as the description says.
-    """
-    if leaf.kind in _DTYPES_BY_NAME:
+def from_host(leaf: Leaf, numbers: np.ndarray | None) -> Any:
+    """The leaf that was described as `leaf`; `numbers` is what `to_host` gave, or None where the leaf has no numbers."""
+    if leaf.kind in _SCALARS:
         return _read_scalar(leaf.kind, leaf.text)
-    raw = np.empty(0, np.uint8) if stored is None else stored
     if leaf.kind == "key":
-        return _keys(leaf, raw)
-    host = raw.view(np.dtype(leaf.dtype)).reshape(leaf.shape)
+        words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=leaf.text)))
+        return keys_on_host(np.empty((*leaf.shape, *words.shape), words.dtype) if numbers is None else numbers, leaf.text)
+    host = np.empty(leaf.shape, np.dtype(leaf.dtype)) if numbers is None else numbers
     return jax.device_put(weaken(host), _pinned()) if leaf.kind == "weak" else host
 
 
-def _keys(leaf: Leaf, raw: np.ndarray) -> jax.Array:
-    words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=leaf.text)))
-    data = raw.view(words.dtype).reshape(*leaf.shape, *words.shape)
-    return jax.random.wrap_key_data(jax.device_put(data, _pinned()), impl=leaf.text)
+def keys_on_host(words: np.ndarray, generator: str) -> jax.Array:
+    """The typed PRNG keys that consist of these words, in pinned host memory."""
+    return jax.random.wrap_key_data(jax.device_put(words, _pinned()), impl=generator)
 
 
 def weaken(host: np.ndarray) -> Any:

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from tensile_jax.exec.actor.entrypoint import Entrypoint
-from tensile_jax.exec.checkpoint.leaves import Leaf, describe, from_bytes, to_bytes
+from tensile_jax.exec.checkpoint.leaves import Leaf, describe, from_host, to_host
 from tensile_jax.exec.step.transfer import Device
 
 _MAIN = b"__main__"
@@ -73,7 +73,7 @@ class Packed:
 
     def unpack(self, structure: Any) -> Any:
         """The pytree."""
-        return jax.tree.unflatten(structure, [from_bytes(leaf, raw) for leaf, raw in zip(self.leaves, self.stored, strict=True)])
+        return jax.tree.unflatten(structure, [from_host(leaf, raw) for leaf, raw in zip(self.leaves, self.stored, strict=True)])
 
 
 def pack_tree(tree: Any) -> Packed:
@@ -84,7 +84,7 @@ def pack_tree(tree: Any) -> Packed:
     """
     leaves = describe(tree)
     values = jax.tree.leaves(tree)
-    return Packed(leaves, tuple(to_bytes(v) if leaf.stored else None for leaf, v in zip(leaves, values, strict=True)))
+    return Packed(leaves, tuple(to_host(v) if leaf.has_numbers else None for leaf, v in zip(leaves, values, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,10 @@
 """Checkpoints: whatever a state is made of comes back bit for bit, and no crash, full disk or damage costs more than one."""
 
 import fcntl
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -236,12 +238,15 @@ def test_a_step_saved_again_replaces_itself_and_what_came_after_it(tmp_path: Pat
 
 def test_beside_the_bytes_lies_what_they_are(tmp_path: Path) -> None:
     Checkpoints(tmp_path / "resnet").save(7, {"w": jnp.ones((2, 3))})
-    mark = {"what": "checkpoints of tensile_jax", "format": 2, "job": "resnet"}
+    mark = {"what": "checkpoints of tensile_jax", "format": 3, "job": "resnet"}
     assert json.loads((tmp_path / "resnet" / "tensile.json").read_text()) == mark
     assert json.loads((tmp_path / "resnet" / "7" / "tensile.json").read_text()) == mark
-    said = json.loads((tmp_path / "resnet" / "7" / "checkpoint.json").read_text())["description"]
-    assert (said["name"], said["step"], said["versions"]["jax"]) == ("resnet", 7, jax.__version__)
+    said = json.loads((tmp_path / "resnet" / "7" / "manifest.json").read_text())["manifest"]
+    assert (said["job"], said["step"], said["versions"]["jax"]) == ("resnet", 7, jax.__version__)
     assert said["leaves"] == [{"path": "state['w']", "kind": "array", "dtype": "float32", "shape": [2, 3], "text": ""}]
+    state = tmp_path / "resnet" / "7" / "state"
+    there = {str(path.relative_to(state)): path.read_bytes() for path in state.rglob("*") if path.is_file()}
+    assert said["files"] == {name: hashlib.sha256(content).hexdigest() for name, content in there.items()}
 
 
 def test_what_is_the_users_in_the_folder_is_left_alone_and_is_no_checkpoint(tmp_path: Path) -> None:
@@ -293,15 +298,15 @@ def test_a_job_without_readable_checkpoints_is_not_resumed_and_told_what_is_ther
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         checkpoints.save(step, [np.arange(1000)])
-    flip(tmp_path / "1" / "state")
-    (tmp_path / "2" / "checkpoint.json").unlink()
+    flip(data_file(tmp_path / "1"))
+    (tmp_path / "2" / "manifest.json").unlink()
     before = contents(tmp_path)
     with pytest.raises(tensile.CheckpointError) as caught:
         Checkpoints(tmp_path).find_last()
     assert str(caught.value) == (
         f"The job in {tmp_path} cannot be resumed: the checkpoint 2 cannot be read: it is damaged: [Errno 2] No such file or "
-        f"directory: '{tmp_path}/2/checkpoint.json'; the checkpoint 1 cannot be read: {tmp_path}/1/state is not as it was "
-        "written. Nothing was changed. Bring them back from a copy; or, to begin anew, move them away, give the job another "
+        f"directory: '{tmp_path}/2/manifest.json'; the checkpoint 1 cannot be read: {data_file(tmp_path / '1')} is not as "
+        "it was written. Nothing was changed. Bring them back from a copy; or, to begin anew, move them away, give the job another "
         "name, or the runtime another folder."
     )
     assert contents(tmp_path) == before
@@ -310,8 +315,8 @@ def test_a_job_without_readable_checkpoints_is_not_resumed_and_told_what_is_ther
 def test_a_job_goes_on_from_an_older_checkpoint_and_keeps_the_damaged_one(tmp_path: Path) -> None:
     for step in (1, 2):
         Checkpoints(tmp_path).save(step, [np.arange(1000)])
-    flip(tmp_path / "2" / "state")
-    damaged = (tmp_path / "2" / "state").read_bytes()
+    flip(data_file(tmp_path / "2"))
+    damaged = contents(tmp_path / "2")
     for step in range(2, 6):
         checkpoints = Checkpoints(tmp_path)  # as after a new start
         last, said = checkpoints.find_last()
@@ -319,14 +324,14 @@ def test_a_job_goes_on_from_an_older_checkpoint_and_keeps_the_damaged_one(tmp_pa
         assert ("the checkpoint 2 cannot be read" in said) == (step == 2)
         checkpoints.save(step, [np.arange(1000)])
     assert names(tmp_path) == ["2", "4", "5"]
-    assert (tmp_path / "2" / "state").read_bytes() == damaged
+    assert contents(tmp_path / "2") == damaged
 
 
 @pytest.mark.parametrize("newest", [True, False])
 def test_what_a_later_version_has_written_stops_a_run_and_is_kept(tmp_path: Path, newest: bool) -> None:
     for step in (1, 2):
         Checkpoints(tmp_path).save(step, [np.arange(1000)])
-    reword(tmp_path / ("2" if newest else "1") / "tensile.json", b'"format":2', b'"format":3,"more":{}')
+    reword(tmp_path / ("2" if newest else "1") / "tensile.json", b'"format":3', b'"format":4,"more":{}')
     if newest:
         with pytest.raises(
             tensile.CheckpointError, match="2 cannot be read: it was written by a later version.*Resume with that"
@@ -354,6 +359,23 @@ def test_a_checkpoint_of_the_first_format_is_told_and_kept(tmp_path: Path) -> No
         Checkpoints(tmp_path).find_last()
     Checkpoints(tmp_path, keep=1).save(5, [1])
     assert names(tmp_path) == ["4", "5"]
+
+
+def test_a_checkpoint_of_the_format_before_is_told_and_kept(tmp_path: Path) -> None:
+    """That one had the bytes of all leaves in a file `state`."""
+    (tmp_path / "4").mkdir()
+    for folder in (tmp_path, tmp_path / "4"):
+        (folder / "tensile.json").write_text('{"what":"checkpoints of tensile_jax","format":2,"job":"job"}')
+    (tmp_path / "4" / "state").write_bytes(bytes(8))
+    (tmp_path / "4" / "checkpoint.json").write_text('{"crc32": 1, "description": {"name": "job", "step": 4}}')
+    before = contents(tmp_path / "4")
+    story = r"the checkpoint 4 cannot be read: it was written by an earlier version of tensile_jax \(format 2; this version reads 3\)"
+    with pytest.raises(tensile.CheckpointError, match=story):
+        Checkpoints(tmp_path).find_last()
+    assert Checkpoints(tmp_path).steps() == (4,)
+    Checkpoints(tmp_path, keep=1).save(5, [1])
+    assert names(tmp_path) == ["4", "5"]
+    assert contents(tmp_path / "4") == before
 
 
 # -- one run at a time --------------------------------------------------------------------------------------------------------
@@ -484,8 +506,8 @@ def test_nothing_is_saved_once_closed(tmp_path: Path) -> None:
 
 
 def data_file(folder: Path) -> Path:
-    """It holds the bytes of the leaves."""
-    return folder / "state"
+    """The file of a checkpoint that holds the numbers of the largest leaf."""
+    return max((path for path in (folder / "state").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 
 def flip(path: Path) -> None:
@@ -508,16 +530,19 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a bit of the data": lambda folder: flip(data_file(folder)),
     "data cut short": lambda folder: truncate(data_file(folder)),
     "data missing": lambda folder: data_file(folder).unlink(),
-    "data too long": lambda folder: (folder / "state").write_bytes((folder / "state").read_bytes() + b"0"),
+    "data too long": lambda folder: data_file(folder).write_bytes(data_file(folder).read_bytes() + b"0"),
+    "a file of orbax missing": lambda folder: (folder / "state" / "_METADATA").unlink(),
+    "a bit of orbax's own description": lambda folder: flip(folder / "state" / "_METADATA"),
+    "all data missing": lambda folder: shutil.rmtree(folder / "state"),
     "mark missing": lambda folder: (folder / "tensile.json").unlink(),
     "mark cut short": lambda folder: truncate(folder / "tensile.json"),
-    "description missing": lambda folder: (folder / "checkpoint.json").unlink(),
-    "description cut short": lambda folder: truncate(folder / "checkpoint.json"),
-    "description empty": lambda folder: (folder / "checkpoint.json").write_bytes(b""),
-    "description not text": lambda folder: (folder / "checkpoint.json").write_bytes(b"\xff\x00"),
-    "a word of the description": lambda folder: reword(folder / "checkpoint.json", b"float32", b"float16"),
-    "of a later format": lambda folder: reword(folder / "tensile.json", b'"format":2', b'"format":3'),
-    "all but the mark missing": lambda folder: [path.unlink() for path in folder.iterdir() if path.name != "tensile.json"],
+    "description missing": lambda folder: (folder / "manifest.json").unlink(),
+    "description cut short": lambda folder: truncate(folder / "manifest.json"),
+    "description empty": lambda folder: (folder / "manifest.json").write_bytes(b""),
+    "description not text": lambda folder: (folder / "manifest.json").write_bytes(b"\xff\x00"),
+    "a word of the description": lambda folder: reword(folder / "manifest.json", b"float32", b"float16"),
+    "of a later format": lambda folder: reword(folder / "tensile.json", b'"format":3', b'"format":4'),
+    "all but the mark missing": lambda folder: (shutil.rmtree(folder / "state"), (folder / "manifest.json").unlink()),
 }
 
 

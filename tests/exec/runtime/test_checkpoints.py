@@ -14,7 +14,7 @@ import tensile_jax as tensile
 from tensile_jax.errors import CheckpointError
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
-from tests.exec.checkpoint.test_checkpoints import contents, flip
+from tests.exec.checkpoint.test_checkpoints import contents, data_file, flip
 from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, Gate, assert_lonely, counting, equal, heavy, total, until, wide
 
@@ -172,7 +172,7 @@ def run_saved(runtime: MakeRuntime, folder: Path, steps: int, **options: Any) ->
 def test_a_job_without_readable_checkpoints_does_not_begin_again(runtime: MakeRuntime, tmp_path: Path) -> None:
     run_saved(runtime, tmp_path, 4)
     for step in ("2", "4"):
-        flip(tmp_path / "saved" / step / "state")
+        flip(data_file(tmp_path / "saved" / step))
     before, work = contents(tmp_path), counting()
     state = work.state()
     with runtime(checkpoints=tmp_path) as run:
@@ -187,7 +187,7 @@ def test_a_job_without_readable_checkpoints_does_not_begin_again(runtime: MakeRu
 
 def test_a_job_goes_on_from_an_older_checkpoint_and_says_so(runtime: MakeRuntime, tmp_path: Path) -> None:
     run_saved(runtime, tmp_path, 4)
-    flip(tmp_path / "saved" / "4" / "state")
+    flip(data_file(tmp_path / "saved" / "4"))
     damaged = contents(tmp_path / "saved" / "4")
     job = run_saved(runtime, tmp_path, 8, resume=True)
     note = next(event.note for event in job._runtime.events() if event.kind == "submitted")

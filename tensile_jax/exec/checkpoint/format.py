@@ -1,0 +1,257 @@
+"""The format of a checkpoint: its files, how they are written, and how damage to them is found.
+
+    folder of a job          tensile.json    `Mark`: tensile_jax keeps checkpoints here
+    folder of a checkpoint   tensile.json    `Mark`: is written first; a folder without it is not ours
+                             state/          an ordinary orbax checkpoint of the user's pytree (`orbax_state.py`)
+                             manifest.json   `SignedManifest`: is written last; the SHA-256 of every file in `state`
+
+A checkpoint is written into a folder with another name, which is renamed when all of it is on the disk. Later formats keep the
+form of the mark, so every version of tensile_jax can say that a later one has written a checkpoint. The checksums find the
+mistakes of a disk, not the work of an attacker.
+"""
+
+import hashlib
+import os
+import platform
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensile_jax.errors import CheckpointError
+from tensile_jax.exec.checkpoint.leaves import Leaf
+
+FORMAT = 3
+"""Of checkpoints. Format 1 had no mark and was never released; format 2 had the bytes of all leaves in one file."""
+
+MARK = "tensile.json"
+_STATE = "state"
+_MANIFEST = "manifest.json"
+_MANIFEST_BEFORE_3 = "checkpoint.json"
+_WHAT = "checkpoints of tensile_jax"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The content of `tensile.json`. `what` is always the same text; `job` is the job's name."""
+
+    what: str
+    format: int
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint holds. `files`: the SHA-256 of every file in `state`, by its path there."""
+
+    job: str
+    step: int
+    versions: dict[str, str]
+    leaves: tuple[Leaf, ...]
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """The content of `manifest.json`. `sha256` is the SHA-256 of the manifest's own JSON, written without spaces."""
+
+    sha256: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Why a checkpoint cannot be restored. `later`: a later version of tensile_jax has written it, and can read it."""
+
+    reason: str
+    later: bool = False
+
+
+# -- a job's folder -------------------------------------------------------------------------------------------------------------
+
+
+def mark_folder(folder: Path) -> None:
+    """Make the folder of a job's checkpoints, and mark it as such. What the user has in it stays as it is.
+
+    Raises:
+        CheckpointError: it cannot be made, a later version has marked it, or it has a `tensile.json` that is not ours.
+    """
+    try:
+        found = _read_mark(folder)
+        if isinstance(found, Unreadable):
+            raise ValueError(found.reason)
+        if found is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            sync(folder.parent)
+            writing = folder / f".tensile-writing-mark-{os.getpid()}"
+            writing.unlink(missing_ok=True)  # of an earlier attempt, which could not remove it
+            try:
+                _write_file(writing, msgspec.json.encode(Mark(_WHAT, FORMAT, folder.name)))
+                writing.rename(folder / MARK)
+            except BaseException:
+                with suppress(OSError):
+                    writing.unlink()
+                raise
+            sync(folder)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder} cannot hold the checkpoints of a job: {error}. Give the job another name, or the runtime another folder.",
+            folder=str(folder),
+            step=None,
+        ) from error
+
+
+def _read_mark(folder: Path) -> Mark | Unreadable | None:
+    """The mark in a folder; None where there is none, so that nothing in the folder is ours."""
+    try:
+        text = (folder / MARK).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return Unreadable(f"{folder / MARK} cannot be read ({error})")
+    try:
+        mark = msgspec.json.decode(text, type=Mark)
+    except ValueError as error:
+        return Unreadable(f"{folder / MARK} is damaged, or not written by tensile_jax ({error})")
+    if mark.what != _WHAT:
+        return Unreadable(f"{folder / MARK} was not written by tensile_jax")
+    if mark.format > FORMAT:
+        return Unreadable(
+            f"it was written by a later version of tensile_jax (format {mark.format}; this version reads {FORMAT})", later=True
+        )
+    return mark
+
+
+# -- a checkpoint ---------------------------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(folder: Path, *, job: str, step: int, leaves: tuple[Leaf, ...], state: Any) -> Manifest:
+    """Write a checkpoint into `folder`, which must not exist, and bring all of it to the disk."""
+    from tensile_jax.exec.checkpoint.orbax_state import write_state  # which imports orbax
+
+    folder.mkdir()
+    _write_file(folder / MARK, msgspec.json.encode(Mark(_WHAT, FORMAT, job)))
+    write_state(folder / _STATE, leaves, state)
+    files: dict[str, str] = {}
+    for parent, _, names in os.walk(folder / _STATE, topdown=False):
+        for path in sorted(Path(parent, name) for name in names):
+            files[path.relative_to(folder / _STATE).as_posix()] = _checksum(path, flush=True)
+        sync(Path(parent))
+    packages = {package: metadata.version(package) for package in ("jax", "jaxlib", "numpy", "orbax-checkpoint")}
+    manifest = Manifest(job, step, {"python": platform.python_version(), **packages}, leaves, files)
+    signed = SignedManifest(hashlib.sha256(msgspec.json.encode(manifest)).hexdigest(), manifest)
+    _write_file(folder / _MANIFEST, msgspec.json.format(msgspec.json.encode(signed), indent=1))
+    sync(folder)
+    return manifest
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint, be it whole or damaged; a folder of the user's with a number for its name is none."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    if (folder / MARK).is_file():
+        return True
+    for name, key in ((_MANIFEST, "manifest"), (_MANIFEST_BEFORE_3, "description")):  # of format 1, or the mark was lost
+        with suppress(OSError, ValueError):
+            return key in msgspec.json.decode((folder / name).read_bytes(), type=dict[str, Any])
+    return False
+
+
+def read_manifest(folder: Path, step: int) -> Manifest | Unreadable:
+    """The manifest of the checkpoint of that step, if the whole checkpoint is as it was written; or what is wrong with it."""
+    mark = _read_mark(folder)
+    if isinstance(mark, Unreadable):
+        return mark
+    if mark is None:
+        return Unreadable(f"{folder / MARK} is missing, without which it may be anybody's")
+    if mark.format < FORMAT:
+        return Unreadable(
+            f"it was written by an earlier version of tensile_jax (format {mark.format}; this version reads {FORMAT})"
+        )
+    try:
+        signed = msgspec.json.decode((folder / _MANIFEST).read_bytes(), type=SignedManifest)
+        manifest = signed.manifest
+        if hashlib.sha256(msgspec.json.encode(manifest)).hexdigest() != signed.sha256:
+            return Unreadable(f"{folder / _MANIFEST} is not as it was written")
+        if manifest.step != step:
+            return Unreadable(f"it is that of step {manifest.step}, and its folder was renamed")
+        for name, checksum in manifest.files.items():
+            if _checksum(path := folder / _STATE / name) != checksum:
+                return Unreadable(f"{path} is not as it was written")
+    except (OSError, ValueError) as error:
+        return Unreadable(f"it is damaged: {error}")
+    return manifest
+
+
+def load_state(folder: Path, manifest: Manifest, like: Any) -> Any:
+    """The state in a checkpoint that `read_manifest` has found whole, in the structure of `like`."""
+    from tensile_jax.exec.checkpoint.orbax_state import read_state  # which imports orbax
+
+    return read_state(folder / _STATE, manifest.leaves, like)
+
+
+def has_others(folder: Path, manifest: Manifest) -> bool:
+    """Whether there is anything in a checkpoint's folder that tensile_jax has not put there."""
+    ours = {folder / MARK, folder / _MANIFEST}
+    for name in manifest.files:
+        path = folder / _STATE / name
+        ours.update((path, *path.parents))
+    return not ours.issuperset(folder.rglob("*"))
+
+
+def erase(folder: Path) -> None:
+    """Remove the files of a checkpoint that is not finished, or not needed any more, and its folder.
+
+    The mark goes last, because without it nobody could tell later whose the rest is. Anything else in the folder stays, and then
+    the folder stays too.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    states = [folder / _STATE] if (folder / MARK).is_file() else []
+    for state in (*states, *folder.glob(f"{_STATE}.orbax-checkpoint-tmp*")):  # the name under which orbax itself writes
+        for parent, folders, names in os.walk(state, topdown=False):
+            for name in names:
+                os.unlink(os.path.join(parent, name))
+            for name in folders:
+                os.rmdir(os.path.join(parent, name))
+        if state.is_dir():
+            state.rmdir()
+    for name in (_MANIFEST, MARK):
+        (folder / name).unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+# -- the disk -------------------------------------------------------------------------------------------------------------------
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    """Write a new file, and bring it to the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        rest = memoryview(content + b"\n")
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _checksum(path: Path, *, flush: bool = False) -> str:
+    """The SHA-256 of a file; with `flush`, the file is brought to the disk first."""
+    with path.open("rb") as file:
+        if flush:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(folder: Path) -> None:
+    """Wait until the list of what is in a folder is on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
