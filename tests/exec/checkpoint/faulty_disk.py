@@ -1,8 +1,8 @@
 """A disk that is full, or whatever else a test wants, at one of the points where something is written.
 
 Whatever Python changes on a disk is a call of one of the functions of `os` below, or a file that is opened for writing, which
-Python's audited events show. `FaultyDisk` counts those below one folder and makes one of them fail; a write that fails has written
-half of its bytes. What tensorstore writes for orbax, in C++, is not seen here: `test_orbax_faults.py` has real faults for that.
+Python's audited events show. `FaultyDisk` counts those below one folder and makes one of them fail; a write that fails has
+written half of its bytes. What tensorstore writes for orbax, in C++, is not seen: `test_orbax_faults.py` has real faults for it.
 """
 
 import errno

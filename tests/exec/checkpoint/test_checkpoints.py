@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -42,6 +43,16 @@ class Pair(NamedTuple):
     second: Any
 
 
+class Unnamed:
+    """A node of which JAX knows no names."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.parts = first, second
+
+
+jax.tree_util.register_pytree_node(Unnamed, lambda node: (node.parts, None), lambda _, parts: Unnamed(*parts))
+
+
 class Layer(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.dense = nnx.Linear(3, 2, rngs=rngs)
@@ -61,12 +72,24 @@ def odd_floats(dtype: Any) -> np.ndarray:
     return np.concatenate([raw.view(dtype), np.zeros(1, dtype), -np.zeros(1, dtype)])
 
 
+RARE_FLOATS = (
+    ml_dtypes.float8_e3m4, ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3b11fnuz, ml_dtypes.float8_e4m3fnuz,
+    ml_dtypes.float8_e5m2fnuz, ml_dtypes.float8_e8m0fnu,
+)  # fmt: skip
+
 STATES: dict[str, Callable[[], Any]] = {
     "float32": lambda: {"w": jnp.asarray(odd_floats(np.float32)), "zeros": jnp.zeros((4, 5)), "minus": -jnp.zeros(3)},
     "narrow floats": lambda: [
         jnp.asarray(odd_floats(dtype)) for dtype in (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn, jnp.float8_e5m2)
     ],
     "narrow integers": lambda: [jnp.arange(-8, 8, dtype=jnp.int4), jnp.arange(16, dtype=jnp.uint4)],
+    "rare dtypes": lambda: [odd_floats(name) for name in RARE_FLOATS] + [np.arange(3, dtype=np.uint16), np.zeros(2, np.int16)],
+    "names that orbax would mix up": lambda: {"a.b": jnp.ones(2), "a": {"b": jnp.zeros(2)}, "c": jnp.zeros(0), "d": 2**80},
+    "odd names": lambda: {"": jnp.ones(1), "..": jnp.zeros(1), "a/b": jnp.ones(2), "a": {"0": jnp.ones(3)}, "{0}": 1.5, "é\n": 1},
+    "numbers for names": lambda: {3: jnp.ones(1), 4: [jnp.zeros(1), {0: np.int8(1)}]},
+    "one array": lambda: jnp.arange(3),
+    "one number": lambda: 5,
+    "nodes without names": lambda: [Unnamed(jnp.ones(2), (np.zeros(1),)), Unnamed(None, 1)],
     "integers": lambda: [jnp.asarray([0, 1, 2**31], jnp.uint32), jnp.asarray([-128, 127], jnp.int8), jnp.asarray([True, False])],
     "complex": lambda: jnp.asarray([1 - 2j, complex("nan-infj")], jnp.complex64),
     "numpy": lambda: [odd_floats(np.float64), np.int64(7), np.arange(6.0).reshape(2, 3).T, np.arange(3, dtype=">i4")],
@@ -306,8 +329,8 @@ def test_a_job_without_readable_checkpoints_is_not_resumed_and_told_what_is_ther
     assert str(caught.value) == (
         f"The job in {tmp_path} cannot be resumed: the checkpoint 2 cannot be read: it is damaged: [Errno 2] No such file or "
         f"directory: '{tmp_path}/2/manifest.json'; the checkpoint 1 cannot be read: {data_file(tmp_path / '1')} is not as "
-        "it was written. Nothing was changed. Bring them back from a copy; or, to begin anew, move them away, give the job another "
-        "name, or the runtime another folder."
+        "it was written. Nothing was changed. Bring them back from a copy; or, to begin anew, move them away, give the job "
+        "another name, or the runtime another folder."
     )
     assert contents(tmp_path) == before
 
@@ -369,7 +392,9 @@ def test_a_checkpoint_of_the_format_before_is_told_and_kept(tmp_path: Path) -> N
     (tmp_path / "4" / "state").write_bytes(bytes(8))
     (tmp_path / "4" / "checkpoint.json").write_text('{"crc32": 1, "description": {"name": "job", "step": 4}}')
     before = contents(tmp_path / "4")
-    story = r"the checkpoint 4 cannot be read: it was written by an earlier version of tensile_jax \(format 2; this version reads 3\)"
+    story = (
+        r"the checkpoint 4 cannot be read: it was written by an earlier version of tensile_jax \(format 2; this version reads 3\)"
+    )
     with pytest.raises(tensile.CheckpointError, match=story):
         Checkpoints(tmp_path).find_last()
     assert Checkpoints(tmp_path).steps() == (4,)

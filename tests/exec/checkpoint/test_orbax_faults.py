@@ -38,12 +38,10 @@ ON_SMALL_DISKS = """
         else:
             assert limit > min(sizes), limit  # tensorstore's files are not of the same sizes each time
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        kept = sorted(os.listdir(folder))
-        assert kept in (["1", "tensile.json"], ["1", "2", "tensile.json"]), (limit, kept)
-        assert checkpoints.latest() == int(kept[-2])
+        assert not any(name.startswith(".tensile") for name in os.listdir(folder)), (limit, os.listdir(folder))
+        assert checkpoints.steps() in ((1,), (2, 1)) and checkpoints.latest() == checkpoints.steps()[0], limit
         checkpoints.save(1, state)
-        now = sorted(os.listdir(folder))
-        assert len(now) == 2 and checkpoints.latest() == 1, now
+        assert checkpoints.steps() == (1,) and checkpoints.latest() == 1, limit
         found = checkpoints.restore(1, state)
         assert all(np.array_equal(a, b) for a, b in zip(found["large"], state["large"], strict=True))
         assert (found["n"], found["x"], found["key"] == state["key"]) == (2**80, 0.5, True)
