@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint bench bench-gpu bench-call bench-controller bench-gap bench-h200 bench-jobs bench-scale compare soak clean
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-controller bench-gap bench-h200 bench-jobs bench-scale compare soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,6 +28,9 @@ lint: $(VENV)/.installed ## ruff, pyright, import-linter
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed ## the documentation as a site, in site/
+	$(BIN)/mkdocs build --quiet --strict
 
 bench: $(VENV)/.installed bench-scale bench-gap bench-jobs bench-call bench-controller ## the figures of the README, on this CPU
 	$(BIN)/python -m benchmarks.run
@@ -70,7 +73,7 @@ test-newest: .venv-newest/.installed
 	.venv-newest/bin/python -m pytest -m smoke $(TESTS)
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A half-made environment has no stamp and is made again from the start.
