@@ -1,0 +1,148 @@
+"""Every code block of the README, of CONTRIBUTING and of the pages in docs/ is run, so that what a reader copies works.
+
+    python     is executed, each block by itself
+    console    its `tensile` commands are run; of `make`, `pip` and `git` it is checked that what they name exists
+    toml       is read as a jobs file
+    text       is what the block above prints, but for numbers and the segment's name
+
+The blocks of a page are run in one folder, in their order. A comment above a block says what is different for the test:
+
+    <!-- test: continues -->         a python block that goes on with the names of the block before
+    <!-- test: file NAME -->         a python block that is also written to a file, which the commands of the page find
+    <!-- test: a run in FOLDER -->   the commands steer a run, for which something stands in
+    <!-- test: exit code N, ... -->  how the commands end
+
+Commands are given a small model in the place of a large one, and a small jobs.toml.
+"""
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tensile_jax.cli import main
+from tensile_jax.cli.control import serving
+from tensile_jax.cli.jobs_file import read_jobs_file
+from tests.cli.steered import Steered
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+BLOCK = re.compile(r"(?:^<!-- test: (?P<note>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+VARIES = re.compile(r"in [^\n]+ \(floor|\d+(\.\d+)?( [KMG]?i?B)?")  # from machine to machine
+
+SMALLER = {"resnet50": "cnn", "gpt": "cnn", "50%": "90%"}
+SMALL_JOBS = """
+[device]
+budget = "1GiB"
+[[jobs]]
+name = "cnn"
+model = "mlp"
+args = {batch_size = 8}
+steps = 2
+"""
+OWN_JOB = """
+[[jobs]]
+entrypoint = "train:make_job"
+steps = 2
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """`place`: page and line, as an editor jumps to them."""
+
+    place: str
+    kind: str
+    note: str
+    text: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
+        line = text.count("\n", 0, found.start("kind")) + 1
+        yield Block(f"{page.name}:{line}", found["kind"], found["note"] or "", found["text"])
+
+
+def programs(page: Path) -> list[Block]:
+    return [block for block in blocks(page) if block.kind == "python"]
+
+
+class Reader:
+    """Does what a reader of one page does, block by block, in the present folder."""
+
+    def __init__(self, page: Path) -> None:
+        self.names: dict[str, Any] = {}
+        self.printed = ""
+        own_job = ""
+        for block in programs(page):
+            if block.note.startswith("file "):
+                Path(block.note.removeprefix("file ")).write_text(block.text)
+                own_job = OWN_JOB
+        Path("jobs.toml").write_text(SMALL_JOBS + own_job)
+
+    def python(self, block: Block) -> None:
+        if block.note != "continues":
+            self.names = {"__name__": "__main__"}
+        printed = StringIO()
+        with redirect_stdout(printed):
+            exec(compile(block.text, block.place, "exec"), self.names)  # noqa: S102 # our own page
+        self.printed = printed.getvalue()
+        if "last_loss" in self.names:
+            assert self.names["last_loss"] < self.names["first_loss"], block.place
+        if "job" in self.names:
+            assert self.names["job"].status.state == "finished", block.place
+
+    def text(self, block: Block) -> None:
+        assert VARIES.sub("#", self.printed) == VARIES.sub("#", block.text), block.place
+
+    def toml(self, block: Block) -> None:
+        Path("of_the_page.toml").write_text(block.text)
+        assert read_jobs_file("of_the_page.toml").jobs
+
+    def console(self, block: Block) -> None:
+        folder = Path(block.note.removeprefix("a run in "))
+        code = re.match(r"exit code (\d+)", block.note)
+        with serving(folder, Steered()) if block.note.startswith("a run in ") else nullcontext():
+            for line in block.text.splitlines():
+                assert line.startswith("$ "), f"{block.place}: {line!r} is no command"
+                self.command(shlex.split(line[2:], comments=True), block.place, exit_code=int(code[1]) if code else 0)
+
+    def command(self, words: list[str], place: str, *, exit_code: int) -> None:
+        first, *rest = words
+        if first == "tensile":
+            done = CliRunner().invoke(main, [SMALLER.get(word, word) for word in rest], catch_exceptions=False)
+            assert done.exit_code == exit_code, f"{place}: {shlex.join(words)}: {done.stderr}"
+            self.printed = done.stdout
+        elif first == "make":
+            targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            assert rest[0] in targets, f"{place}: there is no make {rest[0]}"
+        elif first.endswith("pip"):
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            asked = {name for word in rest for found in re.findall(r"\[(.*)\]", word) for name in found.split(",")}
+            assert asked <= set(extras), f"{place}: {asked}"
+        else:
+            assert first in ("git", ".venv/bin/python") or (ROOT / first).is_file(), f"{place}: {first}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_the_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(page)
+    for block in blocks(page):
+        assert block.kind in ("python", "console", "toml", "text"), f"{block.place}: a block of kind {block.kind!r}"
+        getattr(reader, block.kind)(block)
+
+
+def test_the_page_of_frameworks_has_a_program_for_each() -> None:
+    page = ROOT / "docs" / "frameworks.md"
+    assert re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE) == ["Flax Linen", "Flax NNX", "Equinox"]
+    assert len(programs(page)) == 4
