@@ -29,9 +29,9 @@ import pytest
 from click.testing import CliRunner
 
 from tensile_jax.cli import main
-from tensile_jax.cli.control import serving
 from tensile_jax.cli.jobs_file import read_jobs_file
-from tests.cli.steered import Steered
+from tensile_jax.cli.run.control import serving
+from tests.cli.fake_run import FakeRun
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -111,7 +111,7 @@ class Reader:
     def console(self, block: Block) -> None:
         folder = Path(block.note.removeprefix("a run in "))
         code = re.match(r"exit code (\d+)", block.note)
-        with serving(folder, Steered()) if block.note.startswith("a run in ") else nullcontext():
+        with serving(folder, FakeRun()) if block.note.startswith("a run in ") else nullcontext():
             for line in block.text.splitlines():
                 assert line.startswith("$ "), f"{block.place}: {line!r} is no command"
                 self.command(shlex.split(line[2:], comments=True), block.place, exit_code=int(code[1]) if code else 0)
