@@ -28,10 +28,19 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tensile_jax.exec.controller.events import BatchReady, Ended, Event, Moved, Prepared, Waited
 from tensile_jax.exec.controller.machine import step
-from tensile_jax.exec.controller.orders import Do, Park, Unpark
-from tensile_jax.exec.controller.state import JobId, Seat, State
+from tensile_jax.exec.controller.messages import (
+    BatchLoaded,
+    Event,
+    Issue,
+    LaunchEnded,
+    Park,
+    Prepared,
+    StateMoved,
+    Unpark,
+    WaitEnded,
+)
+from tensile_jax.exec.controller.state import JobId, JobRecord, State
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, MemoryProfile
 
 _RESULTS = Path(__file__).parent / "results" / "controller.json"
@@ -136,8 +145,8 @@ class Simulation:
         self.events: list[tuple[float, int, Event]] = []
         self.state = State(budget_bytes, float("inf"), depth=depth)
         for k, work in enumerate(works):
-            self.tell(Prepared(Seat(JobId(k), work.demand, work.weight, steps_left=10**9)))
-            self.after(work.load_us, BatchReady(JobId(k)))
+            self.tell(Prepared(JobRecord(JobId(k), work.demand, work.weight, steps_left=10**9)))
+            self.after(work.load_us, BatchLoaded(JobId(k)))
 
     def after(self, us: float, event: Event) -> None:
         """`event` comes then."""
@@ -150,12 +159,12 @@ class Simulation:
         self.state, orders = step(self.state, event)
         took = time.perf_counter() - began
         for order in orders:
-            if isinstance(order, Do):
+            if isinstance(order, Issue):
                 self.do(order.job, order.move)
             elif isinstance(order, Park | Unpark):
                 state_us = self.works[order.job].demand.switch_us / 2
                 lane = "out" if isinstance(order, Park) else "into"
-                self.after(self.occupy(lane, state_us) - self.now, Moved(order.job))
+                self.after(self.occupy(lane, state_us) - self.now, StateMoved(order.job))
                 self.run.parks += isinstance(order, Park)
         self.run.decisions.append((took, self.launches - launches))
         self.run.peak_bytes = max(self.run.peak_bytes, self.state.held_bytes)
@@ -174,16 +183,16 @@ class Simulation:
         if kind == LAUNCH:
             self.launches += 1
             self.run.busy_us += us
-            self.after(self.occupy("compute", us) - self.now, Ended(job, us))
+            self.after(self.occupy("compute", us) - self.now, LaunchEnded(job, us))
         elif kind == WAIT:
-            self.after(max(self.copied[job] - self.now, 0.0), Waited(job))
+            self.after(max(self.copied[job] - self.now, 0.0), WaitEnded(job))
         elif work.lanes[move]:
             self.copied[job] = self.occupy(work.lanes[move], us)
         if move == len(work.us) - 1:
             self.batches[job] -= 1
             self.wants_since[job] = self.now
             if self.batches[job] == _AHEAD - 1:
-                self.after(work.load_us, BatchReady(job))
+                self.after(work.load_us, BatchLoaded(job))
 
     def until(self, launches: int) -> Run:
         """Go on until so many launches were issued, or nothing is left to happen."""
@@ -192,18 +201,18 @@ class Simulation:
                 self.run.deadlocks += 1
                 break
             self.now, _, event = heapq.heappop(self.events)
-            if isinstance(event, BatchReady):
+            if isinstance(event, BatchLoaded):
                 job = event.job
                 self.batches[job] += 1
                 if self.batches[job] == 1:
                     self.wants_since[job] = self.now
                 if self.batches[job] < _AHEAD:
-                    self.after(self.works[job].load_us, BatchReady(job))
+                    self.after(self.works[job].load_us, BatchLoaded(job))
             self.tell(event)
         self.run.elapsed_us = self.now
         for job in range(len(self.works)):  # those that wait still
-            seat = self.state.seat(JobId(job))
-            if seat is not None and not seat.position and self.batches[job]:
+            record = self.state.record(JobId(job))
+            if record is not None and not record.position and self.batches[job]:
                 self.run.longest_wait_us = max(self.run.longest_wait_us, self.now - self.wants_since[job])
         return self.run
 

@@ -147,7 +147,7 @@ class Soak:
             time.sleep(0.05)
         self._forget()
         state = self.runtime._dispatcher.state
-        assert not state.seats and not state.queue and state.held_bytes == 0, state
+        assert not state.records and not state.pending and state.held_bytes == 0, state
         for job, kind, fails in self.ended:
             self._settle(job, kind, fails)
         job = kind = None
@@ -158,13 +158,17 @@ class Soak:
 
     def _forget(self) -> None:
         for job in self.runtime.jobs:
-            while job._saving:
+            while not job._stored.life.is_over:
                 time.sleep(0.01)
             self.runtime.forget(job.name)
 
     def _settle(self, job: Job, kind: Kind, fails: bool) -> None:
         """What the job gave is what it would have given alone."""
-        status, state = job.status, job._result
+        status = job.status
+        try:
+            state = job.result()
+        except tensile.JobFailed as error:
+            state = error.state
         refused = status.step == 0 and isinstance(job.exception(), tensile.BudgetTooSmall)
         self.tally.ends["refused" if refused else status.state] += 1
         assert status.state != "failed" or fails or refused, f"{job.name} failed: {status.note}"
@@ -178,14 +182,7 @@ class Soak:
 
     def count_events(self) -> None:
         """In a thread of its own: until the runtime is closed."""
-        seen = 0
-        while not self.runtime._closed or self.runtime._told > seen:
-            with self.runtime._changed:
-                self.runtime._changed.wait_for(lambda seen=seen: self.runtime._told > seen, 0.5)
-                fresh = self.runtime._told - seen
-                events = list(self.runtime._events)[-fresh:] if fresh else []
-                seen += fresh
-            self.tally.events.update(event.kind for event in events)
+        self.tally.events.update(event.kind for event in self.runtime.events(until_closed=True))
 
 
 def soak(minutes: float, seed: int) -> dict[str, Any]:

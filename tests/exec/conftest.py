@@ -1,8 +1,9 @@
-"""A runtime that must leave nothing behind: no thread, no seat, no byte on the device or in pinned host memory."""
+"""A runtime that must leave nothing behind: no thread, no job in the controller, no byte on the device or in pinned memory."""
 
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -38,15 +39,16 @@ def runtime() -> Iterator[MakeRuntime]:
 
     yield make
     for one in made:
-        assert one._closed, "the test left its runtime open"
-        assert not one._dispatcher.state.seats and not one._dispatcher.state.queue
+        assert one._store.closed, "the test left its runtime open"
+        assert not one._dispatcher.state.records and not one._dispatcher.state.pending
         assert one._dispatcher.state.held_bytes == 0
         assert all(level.planned_bytes <= level.budget_bytes for level in one.record().levels)
         assert all((level.measured_bytes or 0) <= level.budget_bytes for level in one.record().levels)
         for job in one.jobs:
-            job._error = None  # a traceback names the test's locals
+            stored = job._stored
+            stored.life = replace(stored.life, error=None)  # a traceback holds the test's locals
     until(lambda: not threads())
     assert bytes_in("device") <= before["device"], "device memory was not given back"
     made.clear()
-    one = job = None
+    one = job = stored = None
     assert bytes_in("pinned_host") <= before["pinned_host"], "pinned host memory was not given back"

@@ -85,7 +85,7 @@ def test_names_in_the_plan_are_those_of_the_objects() -> None:
     with tensile.Runtime("64MiB") as runtime:
         job = runtime.submit(fitting, small_objects(), rows, steps=1, policy="none")
         job.result()
-        program = job._program
+        program = job._stored.program
     assert program is not None
     graph = program.prepared.step.graph  # pyright: ignore[reportAttributeAccessIssue] # a local one
     roles = {graph.tensors[t].name: graph.tensors[t].role for t in graph.inputs}

@@ -12,48 +12,10 @@ thread, which holds no lock then.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tensile_jax.exec.actor.batches import Look, expect_alike, look_at, take_in
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReady:
-    """One more `take()` is allowed; `index` counts from zero, skipped ones included."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchesEnded:
-    """There are no more; `drawn` were given in all, skipped ones included. Those announced can still be taken.
-
-    It is found out when one more is asked for, for which there must be room; where no more are needed, it is not found out.
-    """
-
-    drawn: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UserCodeFailed:
-    """What was raised, with its traceback, and by whom. No batch is drawn afterwards, and if it was a callback none is called."""
-
-    error: BaseException
-    where: Literal["batches", "callback"]
-
-
-@dataclass(frozen=True, slots=True)
-class CallbacksMade:
-    """After `stop()`: every callback has been made, or given up because one has raised."""
-
-
-@dataclass(frozen=True, slots=True)
-class FeedStopped:
-    """After that: the generator is closed, and the thread ends. The last news."""
-
-
-FeedNews = BatchReady | BatchesEnded | UserCodeFailed | CallbacksMade | FeedStopped
+from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, FeedNews, FeedStopped, UserCodeFailed
 
 
 class Feed:

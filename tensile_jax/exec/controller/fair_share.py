@@ -1,174 +1,176 @@
-"""Whose turn it is to begin an iteration, and who makes room for that.
+"""Fair share: which job begins the next iteration, and which jobs are parked to make room for it.
 
-    turn of a seat      its virtual time: its compute time over its weight (stride scheduling, Waldspurger and Weihl 1995);
-                        while it is away, later by `_QUANTUM` times its two copies over its weight
+    turn of a job    its virtual time, which is its compute time over its weight (stride scheduling, Waldspurger and Weihl 1995);
+                     for a parked job later by `_QUANTUM` times the time of its two copies over its weight
 
-The least goes first. Virtual times count from the clock on, which follows the least of those that contend for the device and
-never goes back: who has not wanted to run, for want of a batch or because it was paused, begins again where the others are. Ties
-go to the seat that was taken first.
+The job of the least turn goes first. Virtual times count from the clock on. The clock follows the least virtual time of the jobs
+that contend for the device and never goes back: a job that did not want to run for a while, because it was paused or had no
+batch, begins again where the others are. Of equal turns the job that was admitted first goes first.
 
-Whoever leaves all seats calm may begin, in order of turn: a valley of one job takes another job's work while the first waits for
-copies. But what waits for memory, the seat whose turn it is or an iteration under way, is passed by at most `PATIENCE` iterations
-until it has caught up with the others.
+In order of turn, every job may begin that leaves a safe state, so that one job computes while another waits for copies. But the
+job that waits for memory, be it first in turn or in the middle of an iteration, is overtaken by at most `MOST_OVERTAKINGS`
+iterations until it has caught up with the others.
 
-For the seat whose turn it is, jobs are parked: those first that would not run now, then the one whose turn is furthest off.
+To make room for the job that is first in turn, jobs are parked: those first that would not run now, then the one of the latest
+turn. Times are microseconds.
 """
 
 from dataclasses import replace
 
-from tensile_jax.exec.controller.ledger import Desk
-from tensile_jax.exec.controller.orders import Do, Park, Unpark
-from tensile_jax.exec.controller.state import Seat, Where
+from tensile_jax.exec.controller.ledger import Ledger
+from tensile_jax.exec.controller.messages import Issue, Park, Unpark
+from tensile_jax.exec.controller.state import JobRecord, StatePlace
 
-PATIENCE = 4
+MOST_OVERTAKINGS = 4
 _QUANTUM = 20.0
-_AWAY, _COMING, _HERE, _GOING = Where
+_ON_HOST, _TO_DEVICE, _ON_DEVICE, _TO_HOST = StatePlace
 
 
-def begin(desk: Desk) -> bool:
-    """A new iteration, or what must happen before it can begin."""
-    if desk.next_budget_bytes is not None:
+def begin(ledger: Ledger) -> bool:
+    """Begin an iteration, or order what must happen before one can begin; False where there is nothing to do."""
+    if ledger.next_budget_bytes is not None:
         return False
-    seats, clock_us, spare = desk.seats, desk.clock_us, desk.spare_bytes
-    full = len(desk.in_flight) >= desk.depth
-    if full and not _may_come(desk):
+    records, clock_us, spare = ledger.records, ledger.clock_us, ledger.spare_bytes
+    full = len(ledger.in_flight) >= ledger.depth
+    if full and not _may_unpark(ledger):
         return False
     waiting: list[tuple[float, int]] = []
-    blocked: list[int] = []  # what is under way and not busy waits for memory, if launches may be issued at all
-    for place, s in enumerate(seats):
-        if s.position:
-            if not s.busy:
-                blocked.append(place)
-        elif s.renewal is not None and s.where is _AWAY:
-            return False  # it waits for room
-        elif s.batches and s.wants and s.where is not _GOING and s.demand.rise_bytes <= spare:
-            waiting.append((_turn(s, clock_us), place))
-    if not waiting or (desk.queue and desk.next_in_queue() >= 0):
+    blocked: list[int] = []  # iterations under way that wait for memory, if launches may be issued at all
+    for index, r in enumerate(records):
+        if r.position:
+            if not r.busy:
+                blocked.append(index)
+        elif r.renewal is not None and r.place is _ON_HOST:
+            return False  # the job waits for room for its new plan
+        elif r.batches and r.is_ready and r.place is not _TO_HOST and r.demand.rise_bytes <= spare:
+            waiting.append((_turn(r, clock_us), index))
+    if not waiting or (ledger.pending and ledger.next_pending() >= 0):
         return False
-    if not full and any([seats[p].passed >= PATIENCE for p in blocked]):
+    if not full and any([records[k].overtaken >= MOST_OVERTAKINGS for k in blocked]):
         return False
     waiting.sort()
     first, rise = True, -1
-    for turn, place in waiting:
-        seat = seats[place]
-        if seat.where is _AWAY:
-            makes_room = first and turn <= min([_turn(s, clock_us) for s in seats if s.position], default=turn)
-            rise = _highest_rise(seats) if rise < 0 else rise
-            if _bring(desk, place, rise=None if makes_room else rise):
+    for turn, index in waiting:
+        record = records[index]
+        if record.place is _ON_HOST:
+            makes_room = first and turn <= min([_turn(r, clock_us) for r in records if r.position], default=turn)
+            rise = _highest_rise(records) if rise < 0 else rise
+            if _unpark(ledger, index, rise=None if makes_room else rise):
                 return True
-            rise = max(rise, seat.demand.rise_bytes)
-        elif seat.where is _HERE and not seat.busy and not full:
-            if desk.issue(place):
-                _pass(desk, blocked, place)
-                desk.said.append(Do(seat.job, 0))
+            rise = max(rise, record.demand.rise_bytes)
+        elif record.place is _ON_DEVICE and not record.busy and not full:
+            if ledger.issue(index):
+                _count_overtaking(ledger, blocked, index)
+                ledger.orders.append(Issue(record.job, 0))
                 return True
-            short = desk.settled_bytes - seat.settled_bytes + seat.demand.peak_bytes > desk.budget_bytes
-            if first and short and park_one(desk, but=place):
+            short = ledger.settled_bytes - record.settled_bytes + record.demand.peak_bytes > ledger.budget_bytes
+            if first and short and park_one(ledger, but=index):
                 return True
-        if first and not seat.busy and not any([s.where is _GOING for s in seats]):
-            if seat.passed >= PATIENCE:
+        if first and not record.busy and not any([r.place is _TO_HOST for r in records]):
+            if record.overtaken >= MOST_OVERTAKINGS:
                 return False
-            blocked.append(place)
+            blocked.append(index)
         first = False
     return False
 
 
-def _may_come(desk: Desk) -> bool:
-    """Whether one that is away may find room, or have it made: quickly told, and no only where that is certain."""
-    away = [s for s in desk.seats if s.where is _AWAY and s.batches]
-    if not away:
+def _may_unpark(ledger: Ledger) -> bool:
+    """Whether a parked job may find room, or have room made for it. A quick test, which says no only where that is certain."""
+    parked = [r for r in ledger.records if r.place is _ON_HOST and r.batches]
+    if not parked:
         return False
-    free, settled, spare = desk.budget_bytes - desk.held_bytes, desk.budget_bytes - desk.settled_bytes, desk.spare_bytes
+    free = ledger.budget_bytes - ledger.held_bytes
+    settled, spare = ledger.budget_bytes - ledger.settled_bytes, ledger.spare_bytes
     rise = -1
-    for s in away:
-        more = s.demand.idle_bytes - s.demand.parked_bytes
-        if more <= free and s.demand.rise_bytes <= settled:
-            rise = _highest_rise(desk.seats) if rise < 0 else rise
+    for r in parked:
+        more = r.demand.idle_bytes - r.demand.parked_bytes
+        if more <= free and r.demand.rise_bytes <= settled:
+            rise = _highest_rise(ledger.records) if rise < 0 else rise
             if more + rise <= settled:
                 return True
-    turn = min([_turn(s, desk.clock_us) for s in away])
-    if turn <= desk.clock_us:
+    turn = min([_turn(r, ledger.clock_us) for r in parked])
+    if turn <= ledger.clock_us:
         return True
-    for s in desk.seats:
-        if s.virtual_us < turn and (s.position or (s.where is _HERE and s.wants and s.demand.rise_bytes <= spare)):
-            return False  # it goes before them
+    for r in ledger.records:
+        if r.virtual_us < turn and (r.position or (r.place is _ON_DEVICE and r.is_ready and r.demand.rise_bytes <= spare)):
+            return False  # that job goes before the parked ones
     return True
 
 
-def _highest_rise(seats: list[Seat]) -> int:
-    """Of those that are here: how much more than between iterations one needs at most."""
-    return max([s.demand.peak_bytes - s.demand.idle_bytes for s in seats if s.where is not _AWAY], default=0)
+def _highest_rise(records: list[JobRecord]) -> int:
+    """The most that an iteration of a job on the device needs beyond what the job holds between iterations."""
+    return max([r.demand.peak_bytes - r.demand.idle_bytes for r in records if r.place is not _ON_HOST], default=0)
 
 
-def _pass(desk: Desk, blocked: list[int], place: int) -> None:
-    """An iteration of the seat at `place` has begun, while others were `blocked`; the clock goes on.
+def _count_overtaking(ledger: Ledger, blocked: list[int], index: int) -> None:
+    """The job at `index` has begun an iteration while the `blocked` ones could not: count that, and advance the clock.
 
-    Its patience is whole again once it is not behind all others.
+    The job's own count begins anew once it is not behind all other jobs.
     """
-    spare, launched = desk.spare_bytes, [job for job, _ in desk.in_flight]
-    mine = contending = max(desk.seats[place].virtual_us, desk.clock_us)
+    spare, launched = ledger.spare_bytes, [job for job, _ in ledger.in_flight]
+    mine = contending = max(ledger.records[index].virtual_us, ledger.clock_us)
     others = float("inf")
-    for p, s in enumerate(desk.seats):
-        if p != place and (s.position or (s.wants and s.demand.rise_bytes <= spare)):
-            others = min(others, s.virtual_us)
-            if not s.busy or not s.position or s.job in launched:  # not those that wait for their own copies
-                contending = min(contending, s.virtual_us)
-    if desk.seats[place].passed and (mine >= max(others, desk.clock_us) or others == float("inf")):
-        desk.put(place, replace(desk.seats[place], passed=0))
-    for p in blocked:
-        desk.put(p, replace(desk.seats[p], passed=desk.seats[p].passed + 1))
-    desk.clock_us = max(desk.clock_us, contending)
+    for k, r in enumerate(ledger.records):
+        if k != index and (r.position or (r.is_ready and r.demand.rise_bytes <= spare)):
+            others = min(others, r.virtual_us)
+            if not r.busy or not r.position or r.job in launched:  # not the jobs that wait for their own copies
+                contending = min(contending, r.virtual_us)
+    if ledger.records[index].overtaken and (mine >= max(others, ledger.clock_us) or others == float("inf")):
+        ledger.put(index, replace(ledger.records[index], overtaken=0))
+    for k in blocked:
+        ledger.put(k, replace(ledger.records[k], overtaken=ledger.records[k].overtaken + 1))
+    ledger.clock_us = max(ledger.clock_us, contending)
 
 
-def _bring(desk: Desk, place: int, *, rise: int | None) -> bool:
-    """The seat's state on its way to the device.
+def _unpark(ledger: Ledger, index: int, *, rise: int | None) -> bool:
+    """Order the job's state to be brought to the device; False where there is no room.
 
-    Without a `rise` it is the seat's turn: jobs between iterations make room for its peak. With it, the seat comes only where all
-    who are here, and all who go before it, could still run beside all others at rest: none rises more.
+    Without a `rise` the job is first in turn: jobs between iterations are parked until its peak fits. With a `rise`, its state
+    comes only where all jobs on the device and all that go before it, of which none rises more, could still run.
     """
-    seat = desk.seats[place]
-    demand = seat.demand
+    record = ledger.records[index]
+    demand = record.demand
     more = demand.idle_bytes - demand.parked_bytes
     if rise is None:
-        if desk.settled_bytes + demand.rise_bytes > desk.budget_bytes:
-            return park_one(desk, but=place)
-    elif desk.settled_bytes + max(more + rise, demand.rise_bytes) > desk.budget_bytes:
+        if ledger.settled_bytes + demand.rise_bytes > ledger.budget_bytes:
+            return park_one(ledger, but=index)
+    elif ledger.settled_bytes + max(more + rise, demand.rise_bytes) > ledger.budget_bytes:
         return False
-    if not desk.has_room(more):
+    if not ledger.has_room(more):
         return False
-    desk.put(place, replace(seat, where=_COMING, busy=True))
-    desk.said.append(Unpark(seat.job))
+    ledger.put(index, replace(record, place=_TO_DEVICE, busy=True))
+    ledger.orders.append(Unpark(record.job))
     return True
 
 
-def _turn(seat: Seat, clock_us: float) -> float:
-    """When it is the seat's turn: the least goes first."""
-    turn = max(seat.virtual_us, clock_us)
-    return turn + _QUANTUM * seat.demand.switch_us / seat.weight if seat.where is _AWAY else turn
+def _turn(record: JobRecord, clock_us: float) -> float:
+    """The job's turn: the least goes first."""
+    turn = max(record.virtual_us, clock_us)
+    return turn + _QUANTUM * record.demand.switch_us / record.weight if record.place is _ON_HOST else turn
 
 
-def park(desk: Desk, place: int) -> bool:
-    """The seat's state on its way to the host."""
-    seat = desk.seats[place]
-    desk.put(place, replace(seat, where=_GOING, busy=True))
-    desk.said.append(Park(seat.job))
+def park(ledger: Ledger, index: int) -> bool:
+    """Order the job's state to be copied to the host."""
+    record = ledger.records[index]
+    ledger.put(index, replace(record, place=_TO_HOST, busy=True))
+    ledger.orders.append(Park(record.job))
     return True
 
 
-def park_one(desk: Desk, *, but: int = -1) -> bool:
-    """One job goes away between iterations: one that would not run now, or else the one whose turn is furthest off.
+def park_one(ledger: Ledger, *, but: int = -1) -> bool:
+    """Park one job that is between iterations: one that would not run now, or else the one of the latest turn.
 
-    False while another one is going, and while that one is under way: it is waited for.
+    False while another job is being parked, and while the job to be parked has an iteration under way: both are waited for.
     """
-    spare, clock_us = desk.spare_bytes, desk.clock_us
-    least: tuple[bool, float, int] | None = None
-    for place, s in enumerate(desk.seats):
-        if s.where is _GOING:
+    spare, clock_us = ledger.spare_bytes, ledger.clock_us
+    chosen: tuple[bool, float, int] | None = None
+    for index, r in enumerate(ledger.records):
+        if r.place is _TO_HOST:
             return False
-        if place != but and s.where is _HERE and s.demand.idle_bytes > s.demand.parked_bytes:
-            runs = s.position > 0 or s.busy or (s.wants and s.demand.rise_bytes <= spare)
-            rank = (not runs, _turn(s, clock_us), place)
-            least = rank if least is None else max(least, rank)
-    if least is None or desk.seats[least[2]].position or desk.seats[least[2]].busy:
+        if index != but and r.place is _ON_DEVICE and r.demand.idle_bytes > r.demand.parked_bytes:
+            runs = r.position > 0 or r.busy or (r.is_ready and r.demand.rise_bytes <= spare)
+            rank = (not runs, _turn(r, clock_us), index)
+            chosen = rank if chosen is None else max(chosen, rank)
+    if chosen is None or ledger.records[chosen[2]].position or ledger.records[chosen[2]].busy:
         return False
-    return park(desk, least[2])
+    return park(ledger, chosen[2])

@@ -1,259 +1,263 @@
-"""The Global Controller (TENSILE section III-D) as a pure state machine: (state, event) -> (state, orders), for all jobs.
+"""The controller of several jobs on one device (TENSILE section III-D, "Global Controller"): (state, event) -> (state, orders).
 
-It knows no JAX, no clock and no thread. What acts (`dispatcher.py`) tells it what has happened and does what it says, in that
-order. A job sits on a `Seat`; between iterations it is at position 0, with its state *here* on the device or *away* on the host.
+It is a pure state machine, without JAX, a clock or a thread. The dispatcher (`exec/runtime/dispatcher.py`) tells it what has
+happened and carries out its orders one after another. Each job has a `JobRecord`. Between iterations a job is at position 0, with
+its state on the device, or parked: on the host.
 
-    held      sum over seats of what they hold, by `MemoryProfile`;   a launch holds its outputs from the moment it is issued
-    surge     the most that a launch in flight needs beyond what its seat holds once it is over
+    held       the sum over jobs of what they hold, by `MemoryProfile`; a launch holds its outputs from the moment it is issued
+    transient  the most that a launch in flight needs beyond what its job holds once the launch has ended
 
-What it guarantees, whatever happens in whatever order:
+What the controller guarantees, whatever happens in whatever order:
 
-    held + surge <= budget                     no overrun
-    calm: every iteration under way can be     no deadlock: nobody waits for memory that only the waiting can give back;
-    finished with the others where they are    decided exactly (`plan/multi_job/safety.py`)
-    while the seat whose turn it is waits      no starvation: others may fill what it cannot use; then iterations under way
-    for memory, or an iteration under way,     end, and room is made for it, by parking jobs between iterations
-    at most `PATIENCE` others begin
-    between two launches, no job goes and      no thrashing: who comes though it is not its turn leaves room for all who are
-    comes for ever                             here and for whoever goes before it
+    no overrun      held + transient <= budget
+    no deadlock     the state is safe, as in the banker's algorithm: every iteration under way can be finished with the other jobs
+                    where they are. This is decided exactly (`plan/multi_job/safety.py`)
+    no starvation   while the job that is first in turn, or an iteration under way, waits for memory, at most `MOST_OVERTAKINGS`
+                    iterations of other jobs begin. Then the iterations under way end, and jobs are parked to make room
+    no thrashing    between two launches no job is parked and unparked for ever: a job that is unparked out of turn must leave
+                    room for all jobs on the device and for all that go before it
 
-Who goes next: iterations under way before new ones, then the seat whose turn it is (`fair_share.py`).
+Moves of iterations under way go before new iterations; `fair_share.py` says whose iteration begins next.
 
-What more is to stay on the device, a queued job's constants or a renewed one's, and a lower budget, may have to wait for room:
-then no iteration begins until those under way have ended, and jobs are parked, one by one. Times in microseconds.
+Three requests can need memory that running iterations hold: admitting a pending job (its constants stay on the device), renewing
+a plan (its constants may be larger), and lowering the budget. The controller then starts no new iteration until the running ones
+have ended, and parks jobs one by one. Times are microseconds.
 """
 
 from dataclasses import replace
 
-from tensile_jax.exec.controller.events import (
-    BatchReady,
-    Budgeted,
-    Died,
-    Ended,
+from tensile_jax.exec.controller.fair_share import begin, park, park_one
+from tensile_jax.exec.controller.ledger import Ledger
+from tensile_jax.exec.controller.messages import (
+    Admit,
+    AdoptPlan,
+    ApplyBudget,
+    BatchLoaded,
+    BudgetRequested,
+    DeclinePlan,
     Event,
+    Issue,
     JobEvent,
-    Moved,
+    JobLost,
+    LaunchEnded,
+    Order,
+    PlanRenewed,
     Prepared,
-    Renewed,
-    Waited,
+    Release,
+    ReportPaused,
+    StateMoved,
+    WaitEnded,
     Wished,
 )
-from tensile_jax.exec.controller.fair_share import begin, park, park_one
-from tensile_jax.exec.controller.ledger import Desk
-from tensile_jax.exec.controller.orders import Admit, Adopt, Apply, Decline, Dismiss, Do, Order, Rest
-from tensile_jax.exec.controller.state import JobId, Seat, State, Where
-from tensile_jax.plan.multi_job.admission import smallest_budgets
-from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
-
-_AWAY, _COMING, _HERE, _GOING = Where
+from tensile_jax.exec.controller.state import JobId, JobRecord, State, StatePlace
+from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
 
 
 def step(state: State, event: Event) -> tuple[State, list[Order]]:
     """The state after `event`, and what is to be done now, in that order."""
-    desk = Desk(state)
-    _tell(desk, event)
-    while _leave(desk) or _budget(desk) or (desk.queue and _admit(desk)) or _continue(desk) or begin(desk):
+    ledger = Ledger(state)
+    _record(ledger, event)
+    while _settle(ledger) or _change_budget(ledger) or (ledger.pending and _admit(ledger)) or _proceed(ledger) or begin(ledger):
         pass
-    return desk.state(), desk.said
+    return ledger.state(), ledger.orders
 
 
-def smallest_need(state: State, demand: MemoryProfile) -> tuple[int, int]:
-    """(device, host) bytes of budget with which a job of that demand could be admitted beside the seats that there are."""
-    return smallest_budgets([demand, *(s.demand for s in state.seats)])
+# -- what has happened --------------------------------------------------------------------------------------------------------
 
 
-def _tell(desk: Desk, event: Event) -> None:
-    """Write down what has happened; nothing is decided yet. What is said of a job that is gone is late."""
-    if isinstance(event, Budgeted):
-        desk.next_budget_bytes = event.nbytes
+def _record(ledger: Ledger, event: Event) -> None:
+    """Write down what has happened, without deciding anything. An event of a job that is gone comes late and is dropped."""
+    if isinstance(event, BudgetRequested):
+        ledger.next_budget_bytes = event.nbytes
         return
     if isinstance(event, Prepared):
-        job = event.seat.job
-        if any(s.job == job for s in (*desk.seats, *desk.queue)) or any(one == job for one, _ in desk.in_flight):
+        job = event.record.job
+        if any(r.job == job for r in (*ledger.records, *ledger.pending)) or any(one == job for one, _ in ledger.in_flight):
             raise ValueError(f"A job's number must never be used again: got a second job {job}.")
-        desk.queue = (*desk.queue, event.seat)
+        ledger.pending = (*ledger.pending, event.record)
         return
-    job, seats = event.job, desk.seats
-    for place, seat in enumerate(seats):  # noqa: B007
-        if seat.job == job:
+    job, records = event.job, ledger.records
+    for index, record in enumerate(records):  # noqa: B007
+        if record.job == job:
             break
     else:
-        _tell_others(desk, event)
+        _record_of_others(ledger, event)
         return
-    if isinstance(event, Ended):
-        if _land(desk, job):
-            virtual_us = max(seat.virtual_us, desk.clock_us) + event.us / seat.weight
-            busy = seat.busy and desk.depth > 1  # then it waits for something else
-            seats[place] = seat.worked(virtual_us, busy=busy)
-    elif isinstance(event, Waited):
-        desk.put(place, seat.at(seat.position + 1, busy=False))
-    elif isinstance(event, Moved):
-        desk.put(place, replace(seat, where=_HERE if seat.where is _COMING else _AWAY, busy=False))
-    elif isinstance(event, BatchReady):
-        seats[place] = replace(seat, batches=seat.batches + 1)
-    elif isinstance(event, Renewed):
-        seats[place] = replace(seat, renewal=event.demand)
-    elif isinstance(event, Died):
-        desk.remove(place)
-        _land_all(desk, job)
-    elif seat.wish != "stop":  # from there is no way back
-        seats[place] = replace(seat, wish=event.wish, rested=False)
-
-
-def _tell_others(desk: Desk, event: JobEvent) -> None:
-    """The job has no seat. In the queue, a renewed demand holds at once."""
-    job = event.job
-    if isinstance(event, Ended):
-        _land(desk, job)  # of a job that was dismissed: its copies to the host were told of first
-    elif isinstance(event, Died):
-        desk.queue = tuple([s for s in desk.queue if s.job != job])
-        _land_all(desk, job)
+    if isinstance(event, LaunchEnded):
+        if _end_launch(ledger, job):
+            virtual_us = max(record.virtual_us, ledger.clock_us) + event.us / record.weight
+            busy = record.busy and ledger.depth > 1  # then the job waits for something else
+            records[index] = record.after_launch(virtual_us, busy=busy)
+    elif isinstance(event, WaitEnded):
+        ledger.put(index, record.at(record.position + 1, busy=False))
+    elif isinstance(event, StateMoved):
+        arrived = StatePlace.ON_DEVICE if record.place is StatePlace.TO_DEVICE else StatePlace.ON_HOST
+        ledger.put(index, replace(record, place=arrived, busy=False))
+    elif isinstance(event, PlanRenewed):
+        records[index] = replace(record, renewal=event.demand)
+    elif isinstance(event, JobLost):
+        ledger.remove(index)
+        _end_all_launches(ledger, job)
     else:
-        desk.queue = tuple([_told(s, event) if s.job == job else s for s in desk.queue])
+        records[index] = _with_batch_or_wish(record, event)
 
 
-def _told(seat: Seat, event: JobEvent) -> Seat:
-    if isinstance(event, BatchReady):
-        return replace(seat, batches=seat.batches + 1)
-    if isinstance(event, Wished) and seat.wish != "stop":
-        return replace(seat, wish=event.wish, rested=False)
-    return replace(seat, demand=event.demand) if isinstance(event, Renewed) else seat
+def _record_of_others(ledger: Ledger, event: JobEvent) -> None:
+    """The job is pending, where a new plan holds at once; or it is gone."""
+    job = event.job
+    if isinstance(event, LaunchEnded):
+        _end_launch(ledger, job)  # of a job that was released: its state was on the host before this launch was reported
+    elif isinstance(event, JobLost):
+        ledger.pending = tuple([r for r in ledger.pending if r.job != job])
+        _end_all_launches(ledger, job)
+    elif isinstance(event, PlanRenewed):
+        ledger.pending = tuple([replace(r, demand=event.demand) if r.job == job else r for r in ledger.pending])
+    elif isinstance(event, BatchLoaded | Wished):
+        ledger.pending = tuple([_with_batch_or_wish(r, event) if r.job == job else r for r in ledger.pending])
 
 
-def _land(desk: Desk, job: JobId) -> bool:
-    """The job's oldest launch is in flight no more; False if there is none, of a job that died."""
-    in_flight = desk.in_flight
+def _with_batch_or_wish(record: JobRecord, event: BatchLoaded | Wished) -> JobRecord:
+    if isinstance(event, BatchLoaded):
+        return replace(record, batches=record.batches + 1)
+    return record if record.wish == "stop" else replace(record, wish=event.wish, pause_reported=False)  # a stop is final
+
+
+def _end_launch(ledger: Ledger, job: JobId) -> bool:
+    """Remove the job's oldest launch from those in flight; False if there is none, since the job was lost."""
+    in_flight = ledger.in_flight
     for k, (one, _) in enumerate(in_flight):
         if one == job:
-            desk.in_flight = in_flight[:k] + in_flight[k + 1 :]
+            ledger.in_flight = in_flight[:k] + in_flight[k + 1 :]
             return True
     return False
 
 
-def _land_all(desk: Desk, job: JobId) -> None:
-    desk.in_flight = tuple([one for one in desk.in_flight if one[0] != job])
+def _end_all_launches(ledger: Ledger, job: JobId) -> None:
+    ledger.in_flight = tuple([one for one in ledger.in_flight if one[0] != job])
 
 
 # -- between iterations -------------------------------------------------------------------------------------------------------
 
 
-def _leave(desk: Desk) -> bool:
-    """Who has nothing to do between iterations goes away; who is away is dismissed, renewed, or rests."""
+def _settle(ledger: Ledger) -> bool:
+    """Park a job that is to stop, to pause or to change its plan; once it is parked, do that."""
     leaving = [
-        place for place, s in enumerate(desk.seats)
-        if not s.position and not s.busy and (s.wish != "run" or not s.steps_left or s.renewal is not None)
+        index for index, r in enumerate(ledger.records)
+        if not r.position and not r.busy and (r.wish != "run" or not r.steps_left or r.renewal is not None)
     ]  # fmt: skip
-    for place in leaving:
-        seat = desk.seats[place]
-        if seat.where is _HERE:
-            return park(desk, place)
-        if seat.wish == "stop" or not seat.steps_left:
-            desk.remove(place)
-            desk.said.append(Dismiss(seat.job))
+    for index in leaving:
+        record = ledger.records[index]
+        if record.place is StatePlace.ON_DEVICE:
+            return park(ledger, index)
+        if record.wish == "stop" or not record.steps_left:
+            ledger.remove(index)
+            ledger.orders.append(Release(record.job))
             return True
-        if seat.renewal is not None and _renew(desk, place):
+        if record.renewal is not None and _renew(ledger, index):
             return True
-        if seat.renewal is None and not seat.rested:
-            desk.put(place, replace(seat, rested=True))
-            desk.said.append(Rest(seat.job))
+        if record.renewal is None and not record.pause_reported:
+            ledger.put(index, replace(record, pause_reported=True))
+            ledger.orders.append(ReportPaused(record.job))
             return True
     return False
 
 
-def _renew(desk: Desk, place: int) -> bool:
-    """The seat's renewed demand holds, if no other is the worse for it; False while it waits for room."""
-    seat = desk.seats[place]
-    assert seat.renewal is not None
-    more = seat.renewal.parked_bytes - seat.demand.parked_bytes
-    if desk.can_renew(place):
-        if desk.has_room(more):
-            desk.put(place, replace(seat, demand=seat.renewal, renewal=None))
-            desk.said.append(Adopt(seat.job))
+def _renew(ledger: Ledger, index: int) -> bool:
+    """Adopt the job's new plan, or decline it if another job could not run beside it; False while the job waits for room."""
+    record = ledger.records[index]
+    assert record.renewal is not None
+    more = record.renewal.parked_bytes - record.demand.parked_bytes
+    if ledger.can_renew(index):
+        if ledger.has_room(more):
+            ledger.put(index, replace(record, demand=record.renewal, renewal=None))
+            ledger.orders.append(AdoptPlan(record.job))
             return True
-        if not desk.at_rest:
+        if not ledger.is_idle:
             return False
-        if park_one(desk):
+        if park_one(ledger):
             return True
-    desk.put(place, replace(seat, renewal=None))
-    desk.said.append(Decline(seat.job))
+    ledger.put(index, replace(record, renewal=None))
+    ledger.orders.append(DeclinePlan(record.job))
     return True
 
 
 # -- what waits for all iterations to end -------------------------------------------------------------------------------------
 
 
-def _budget(desk: Desk) -> bool:
-    """The new budget holds, or, where jobs that cannot be parked hold more, the old one."""
-    nbytes = desk.next_budget_bytes
+def _change_budget(ledger: Ledger) -> bool:
+    """Apply the requested budget; or the old one again, where the jobs hold more than the requested even when all are parked."""
+    nbytes = ledger.next_budget_bytes
     if nbytes is None:
         return False
-    if nbytes < desk.budget_bytes:
-        if not desk.at_rest:
+    if nbytes < ledger.budget_bytes:
+        if not ledger.is_idle:
             return False
-        if desk.held_bytes > nbytes:
-            if park_one(desk):
+        if ledger.held_bytes > nbytes:
+            if park_one(ledger):
                 return True
-            nbytes = desk.budget_bytes
-    desk.budget_bytes, desk.next_budget_bytes = nbytes, None
-    desk.said.append(Apply(nbytes))
+            nbytes = ledger.budget_bytes
+    ledger.budget_bytes, ledger.next_budget_bytes = nbytes, None
+    ledger.orders.append(ApplyBudget(nbytes))
     return True
 
 
-def _admit(desk: Desk) -> bool:
-    for k, seat in enumerate(desk.queue):
-        if seat.wish == "stop" or not seat.steps_left:
-            desk.queue = desk.queue[:k] + desk.queue[k + 1 :]
-            desk.said.append(Dismiss(seat.job))
+def _admit(ledger: Ledger) -> bool:
+    """Release or report a pending job that is to stop or to pause; else admit the next one, once there is room for it."""
+    for k, record in enumerate(ledger.pending):
+        if record.wish == "stop" or not record.steps_left:
+            ledger.pending = ledger.pending[:k] + ledger.pending[k + 1 :]
+            ledger.orders.append(Release(record.job))
             return True
-        if seat.wish == "pause" and not seat.rested:
-            desk.queue = (*desk.queue[:k], replace(seat, rested=True), *desk.queue[k + 1 :])
-            desk.said.append(Rest(seat.job))
+        if record.wish == "pause" and not record.pause_reported:
+            reported = replace(record, pause_reported=True)
+            ledger.pending = (*ledger.pending[:k], reported, *ledger.pending[k + 1 :])
+            ledger.orders.append(ReportPaused(record.job))
             return True
-    k = desk.next_in_queue()
+    k = ledger.next_pending()
     if k < 0:
         return False
-    seat = desk.queue[k]
-    if not desk.has_room(seat.demand.parked_bytes):
-        return desk.at_rest and park_one(desk)
-    desk.queue = desk.queue[:k] + desk.queue[k + 1 :]
-    desk.add(seat)
-    desk.said.append(Admit(seat.job))
+    record = ledger.pending[k]
+    if not ledger.has_room(record.demand.parked_bytes):
+        return ledger.is_idle and park_one(ledger)
+    ledger.pending = ledger.pending[:k] + ledger.pending[k + 1 :]
+    ledger.add(record)
+    ledger.orders.append(Admit(record.job))
     return True
 
 
 # -- iterations under way -----------------------------------------------------------------------------------------------------
 
 
-def _continue(desk: Desk) -> bool:
-    """Moves of iterations under way, until one of these iterations is over."""
-    seats, said = desk.seats, desk.said
-    full, clock_us = len(desk.in_flight) >= desk.depth, desk.clock_us
+def _proceed(ledger: Ledger) -> bool:
+    """Issue moves of iterations under way, in order of virtual time, until one of these iterations is over."""
+    records, orders = ledger.records, ledger.orders
+    full, clock_us = len(ledger.in_flight) >= ledger.depth, ledger.clock_us
     ready = [
-        (s.virtual_us if s.virtual_us > clock_us else clock_us, place) for place, s in enumerate(seats)
-        if s.position and not s.busy and not (full and s.demand.kinds[s.position] == LAUNCH)
+        (r.virtual_us if r.virtual_us > clock_us else clock_us, index) for index, r in enumerate(records)
+        if r.position and not r.busy and not (full and r.demand.kinds[r.position] == LAUNCH)
     ]  # fmt: skip
     if len(ready) > 1:
         ready.sort()
     blocked = False
-    for _, place in ready:
+    for _, index in ready:
         while True:
-            seat = seats[place]
-            position = seat.position
-            kind = seat.demand.kinds[position]
+            record = records[index]
+            position = record.position
+            kind = record.demand.kinds[position]
             if kind == WAIT:
-                seats[place] = seat.at(position, busy=True)
-                said.append(Do(seat.job, position))
+                records[index] = record.at(position, busy=True)
+                orders.append(Issue(record.job, position))
                 break
             if kind == LAUNCH and full:
                 break
-            if not desk.issue(place):
+            if not ledger.issue(index):
                 blocked = True
                 break
-            said.append(Do(seat.job, position))
-            seat = seats[place]
-            if not seat.position or (blocked and kind != LAUNCH):
-                return True  # one whose turn is earlier may have waited for that; after a launch it is asked when that ends
-            full = len(desk.in_flight) >= desk.depth
-            if seat.busy:
+            orders.append(Issue(record.job, position))
+            record = records[index]
+            if not record.position or (blocked and kind != LAUNCH):
+                return True  # a job of an earlier turn may have waited for that memory; after a launch it is asked when that ends
+            full = len(ledger.in_flight) >= ledger.depth
+            if record.busy:
                 break
     return False

@@ -1,6 +1,6 @@
-"""What the controller knows: `State`, with one `Seat` a job.
+"""What the controller knows: `State`, which holds one `JobRecord` for each job.
 
-Plain frozen data, without JAX, a clock or a thread. Sizes in bytes, times in microseconds.
+All of it is frozen data without JAX, a clock or a thread. Sizes are bytes, times are microseconds.
 """
 
 from dataclasses import dataclass
@@ -11,29 +11,32 @@ from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 
 JobId = NewType("JobId", int)
 Wish = Literal["run", "pause", "stop"]
+"""What the user wants of a job."""
 
 
-class Where(IntEnum):
-    """Where a job's state is between iterations."""
+class StatePlace(IntEnum):
+    """Where a job's state is between iterations: on the host, on the device, or being copied from one to the other."""
 
-    AWAY = 0
-    COMING = 1
-    HERE = 2
-    GOING = 3
+    ON_HOST = 0
+    TO_DEVICE = 1
+    ON_DEVICE = 2
+    TO_HOST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """One admitted or queued job.
+class JobRecord:
+    """One job, admitted or pending.
 
     Attributes:
+        demand: what an iteration of the job's plan needs, move by move.
+        weight: the job's share of the device's time, relative to the other jobs.
         position: the next move of the iteration under way; 0 between iterations.
-        busy: something of it is under way that must end before its next move.
-        batches: how many are loaded, the one that is worked on included.
-        renewal: what it will ask for once its state has been away.
-        rested: it is paused, and that has been said.
-        virtual_us: its compute time over its weight, from `State.clock_us` on where that is later.
-        passed: how many iterations of others began while it was its turn, and since, while it waited for their memory.
+        busy: a launch or a copy of the job must end before the job's next move.
+        batches: how many batches are loaded, including the one of the iteration under way.
+        renewal: the demand of a new plan, which the job takes over once its state is on the host.
+        pause_reported: the job is paused, and `ReportPaused` has been ordered.
+        virtual_us: the job's compute time over its weight; it counts from `State.clock_us` on where that is later.
+        overtaken: how many iterations of other jobs began while this job was first in turn but waited for memory.
     """
 
     job: JobId
@@ -41,77 +44,80 @@ class Seat:
     weight: float
     steps_left: int
     wish: Wish = "run"
-    where: Where = Where.AWAY
+    place: StatePlace = StatePlace.ON_HOST
     position: int = 0
     busy: bool = False
     batches: int = 0
     renewal: MemoryProfile | None = None
-    rested: bool = False
+    pause_reported: bool = False
     virtual_us: float = 0.0
-    passed: int = 0
+    overtaken: int = 0
 
     @property
     def held_bytes(self) -> int:
-        """On the device, but for the surge of a launch in flight."""
-        if self.where is Where.HERE:
+        """What the job holds on the device, without the transient bytes of its launches in flight."""
+        if self.place is StatePlace.ON_DEVICE:
             return self.demand.holds[self.position]
-        return self.demand.parked_bytes if self.where is Where.AWAY else self.demand.holds[0]
+        return self.demand.parked_bytes if self.place is StatePlace.ON_HOST else self.demand.holds[0]
 
     @property
     def settled_bytes(self) -> int:
-        """What it holds once its iteration is over."""
-        return self.demand.parked_bytes if self.where is Where.AWAY else self.demand.idle_bytes
+        """What the job will hold once its iteration is over."""
+        return self.demand.parked_bytes if self.place is StatePlace.ON_HOST else self.demand.idle_bytes
 
-    def at(self, position: int, *, busy: bool) -> "Seat":
-        """The same seat there. By hand, as `worked`: `dataclasses.replace` takes twice as long, and a launch needs three."""
-        return Seat(
-            self.job, self.demand, self.weight, self.steps_left, self.wish, self.where, position, busy, self.batches,
-            self.renewal, self.rested, self.virtual_us, self.passed,
+    def at(self, position: int, *, busy: bool) -> "JobRecord":
+        """The record at another position. It is written out, since `dataclasses.replace` takes twice as long."""
+        return JobRecord(
+            self.job, self.demand, self.weight, self.steps_left, self.wish, self.place, position, busy, self.batches,
+            self.renewal, self.pause_reported, self.virtual_us, self.overtaken,
         )  # fmt: skip
 
-    def worked(self, virtual_us: float, *, busy: bool) -> "Seat":
-        """The same seat after a launch of it."""
-        return Seat(
-            self.job, self.demand, self.weight, self.steps_left, self.wish, self.where, self.position, busy, self.batches,
-            self.renewal, self.rested, virtual_us, self.passed,
+    def after_launch(self, virtual_us: float, *, busy: bool) -> "JobRecord":
+        """The record after one of the job's launches has ended."""
+        return JobRecord(
+            self.job, self.demand, self.weight, self.steps_left, self.wish, self.place, self.position, busy, self.batches,
+            self.renewal, self.pause_reported, virtual_us, self.overtaken,
         )  # fmt: skip
 
     @property
-    def wants(self) -> bool:
-        """It would begin an iteration if it could."""
+    def is_ready(self) -> bool:
+        """Whether the job would begin an iteration if there were memory."""
         ready = self.position == 0 and self.batches > 0 and self.steps_left > 0
         return ready and self.wish == "run" and self.renewal is None
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that the controller knows. A `State` begins without seats; `step` alone fills it.
+    """Everything that the controller knows. A `State` begins without jobs; only `machine.step` adds them.
 
     Attributes:
-        depth: so many launches may be in flight; `in_flight` are (job, surge), in order.
-        next_budget_bytes: a lower budget that waits for iterations to end.
-        clock_us: the least virtual time of those that worked or wanted to at the last begin of an iteration.
-        seats_bytes: the sum of what the seats hold; `settled_bytes`: of what they hold once their iterations are over;
-            `parked_bytes`: of what they would hold if all were parked.
+        depth: how many launches may be in flight.
+        records: the admitted jobs.
+        pending: the jobs that wait to be admitted.
+        in_flight: (job, transient bytes) of each launch in flight, in order of issue.
+        next_budget_bytes: a budget that was requested and does not hold yet.
+        clock_us: the least virtual time of the jobs that contended for the device when an iteration last began.
+        jobs_bytes: the sum of `held_bytes` over the records; `settled_bytes` and `parked_bytes` likewise: what the jobs hold once
+            their iterations are over, and what they would hold if all were parked.
     """
 
     budget_bytes: int
     host_budget_bytes: float
     depth: int = 1
-    seats: tuple[Seat, ...] = ()
-    queue: tuple[Seat, ...] = ()
+    records: tuple[JobRecord, ...] = ()
+    pending: tuple[JobRecord, ...] = ()
     in_flight: tuple[tuple[JobId, int], ...] = ()
     next_budget_bytes: int | None = None
     clock_us: float = 0.0
-    seats_bytes: int = 0
+    jobs_bytes: int = 0
     settled_bytes: int = 0
     parked_bytes: int = 0
 
     @property
     def held_bytes(self) -> int:
-        """On the device by account, the running launch's surge included."""
-        return self.seats_bytes + max([surge for _, surge in self.in_flight], default=0)
+        """What is on the device by account, including the largest transient need of a launch in flight."""
+        return self.jobs_bytes + max([transient for _, transient in self.in_flight], default=0)
 
-    def seat(self, job: JobId) -> Seat | None:
-        """The seat of an admitted or queued job."""
-        return next((s for s in (*self.seats, *self.queue) if s.job == job), None)
+    def record(self, job: JobId) -> JobRecord | None:
+        """The record of a job, admitted or pending; None if there is none."""
+        return next((r for r in (*self.records, *self.pending) if r.job == job), None)

@@ -19,7 +19,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tensile_jax.exec.actor.feed import Feed, FeedNews, FeedStopped, UserCodeFailed
+from tensile_jax.exec.actor.feed import Feed
+from tensile_jax.exec.actor.feed_news import FeedNews, FeedStopped, UserCodeFailed
 from tensile_jax.exec.actor.lifted_job import lifted_job
 from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, code_of
 from tensile_jax.exec.actor.missing import NO_BATCH

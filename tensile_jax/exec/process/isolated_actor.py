@@ -21,7 +21,7 @@ import numpy as np
 
 from tensile_jax.exec.actor.actor import Kept, Wait
 from tensile_jax.exec.actor.entrypoint import Entrypoint
-from tensile_jax.exec.actor.feed import BatchReady
+from tensile_jax.exec.actor.feed_news import BatchReady
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.process.carried_exception import Thrown
 from tensile_jax.exec.process.job_process import JobProcess

@@ -1,15 +1,18 @@
-"""Carries out what the controller says, for all jobs, in that order; and tells it what has happened.
+"""The dispatcher: carries out the controller's orders for all jobs, one after another, and tells it what has happened.
 
-One thread issues every launch and every copy for a device: on a GPU the order of issue is the schedule. It never waits for the
-device and never runs a user's code. Three kinds of threads wait in its place and put an event into its inbox when they are
-through:
+One thread issues every launch and every copy for a device: on a GPU the order of issue is the schedule. This thread never waits
+for the device and never runs user code. Three kinds of threads wait in its place, and put an event into its inbox when what they
+wait for is over:
 
-    launches    one thread, in order of launch: when did each end, and how long did it take
-    copies      several, for LEAVE, AWAIT and states on their way
-    metrics     one thread, in order of steps: reads what a step returned beside its state, and hands it to the job; says after
-                that that a job rests or has ended
+    launches    one thread, in order of launch: it measures when each launch ended and how long it took
+    copies      several, for LEAVE and AWAIT, and for states on their way
+    metrics     one thread, in order of steps: it reads what a step returned beside its state and posts that as news of the job;
+                after the last metrics it posts that the job is paused, has ended or is lost
 
 Whatever an actor raises costs its own job only. Should anything else raise, all jobs fail with it: nobody waits for ever.
+
+The dispatcher's threads must not keep a runtime that nobody else holds. So they hold neither the runtime nor its store: they post
+news (`lifecycle.py`) of a job by its number.
 """
 
 import queue
@@ -20,13 +23,32 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tensile_jax.exec.actor.actor import Actor, Kept, Wait
 from tensile_jax.exec.controller import machine as controller
-from tensile_jax.exec.controller.events import Died, Ended, Event, Moved, Renewed, Waited, Wished
-from tensile_jax.exec.controller.orders import Admit, Adopt, Apply, Decline, Dismiss, Do, Order, Park, Rest, Unpark
+from tensile_jax.exec.controller.messages import (
+    Admit,
+    AdoptPlan,
+    ApplyBudget,
+    DeclinePlan,
+    Event,
+    Issue,
+    JobLost,
+    LaunchEnded,
+    Order,
+    Park,
+    PlanRenewed,
+    Release,
+    ReportPaused,
+    StateMoved,
+    Unpark,
+    WaitEnded,
+    Wished,
+)
 from tensile_jax.exec.controller.state import JobId, State
+from tensile_jax.exec.runtime import lifecycle
+from tensile_jax.exec.runtime.measured import Measured, numbers_of
 from tensile_jax.exec.runtime.recorder import Recorder
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
 from tensile_jax.runtime_records import LaneName, Level, Span
@@ -36,62 +58,62 @@ _WATCHED_FIRST = 3  # iterations of each plan whose live bytes are looked at; th
 _WATCHED_EVERY = 50
 
 
-class Listener(Protocol):
-    """Who is told, in the dispatcher's thread, what became of a job. Must return at once."""
-
-    def admitted(self, job: JobId) -> None: ...
-    def stepped(self, job: JobId, metrics: Any, *, us: float) -> None: ...  # in the metrics thread
-    def moved(self, job: JobId, lane: LaneName) -> None: ...  # in another thread
-    def rested(self, job: JobId, state: Kept, *, steps: int) -> None: ...  # in the metrics thread, after the last metrics
-    def renewed(self, job: JobId, *, steps: int) -> None: ...
-    def declined(self, job: JobId, demand: MemoryProfile) -> None: ...
-    def dismissed(self, job: JobId, state: Kept, *, steps: int) -> None: ...  # in the metrics thread, after the last metrics
-    def died(self, job: JobId, error: BaseException, state: Kept | None, *, steps: int) -> None: ...
-    def applied(self, nbytes: int) -> None: ...
-
-
 @dataclass(slots=True)
-class Tally:
-    """What was measured of a job: the most bytes of its own at a watched launch, and microseconds of waiting for copies."""
+class _Job:
+    """A job, admitted or pending, as the dispatcher knows it.
 
-    peak_bytes: int = 0
-    stall_us: float = 0.0
-
-
-@dataclass(slots=True)
-class _Hand:
-    """An admitted or queued job as the dispatcher knows it."""
+    Attributes:
+        steps: how many are done.
+        began: when the iteration under way began; `segment` is the next one to be launched.
+        since_plan: how many iterations of the plan in use have ended.
+        watched: live bytes are looked at in this iteration.
+        checkpoint_due: the job pauses for its checkpoint after this iteration, whatever the user wishes meanwhile.
+    """
 
     name: str
     actor: Actor
     take_batch: Callable[[], Any]
     demand: MemoryProfile
-    rest_every: int | None
+    checkpoint_every: int | None
     steps: int
-    tally: Tally
+    measured: Measured
     began: float = 0.0
-    segment: int = 0  # the next one to be launched
+    segment: int = 0
     since_plan: int = 0
     watched: bool = False
-    rest_due: bool = False  # it rests for its checkpoint after this iteration, whatever the user wishes meanwhile
+    checkpoint_due: bool = False
 
 
 class Dispatcher:
-    """The thread. `state` may be read from any thread; it is replaced, never changed."""
+    """The thread. `state` may be read from any thread; it is replaced, never changed.
 
-    def __init__(self, state: State, listener: Listener, *, look_always: bool = False) -> None:
+    Args:
+        post: told of jobs what `lifecycle.py` calls news. Must return at once.
+        applied: told, in the dispatcher's thread, which budget holds from now on. Must return at once.
+        look_always: live bytes are looked at at each launch, not at some.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        post: Callable[[JobId, lifecycle.News], None],
+        applied: Callable[[int], None],
+        *,
+        look_always: bool = False,
+    ) -> None:
         self.state = state
         self.recorder = Recorder()
         self.peak_bytes = 0  # measured
         self.began = time.perf_counter()
         self.decided_us = 0.0  # of this thread's own time, in the controller
         self.launches = 0
-        self._listener = listener
+        self.measured: dict[JobId, Measured] = {}  # of all jobs that ever were
+        self._post = post
+        self._applied = applied
         self._look_always = look_always
         self._inbox: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
-        self._hands: dict[JobId, _Hand] = {}
+        self._jobs: dict[JobId, _Job] = {}
         self._renewals: dict[JobId, MemoryProfile] = {}
-        self.tallies: dict[JobId, Tally] = {}  # of all jobs that ever were
         self._lane = ThreadPoolExecutor(1, "tensile-launches")
         self._copies = ThreadPoolExecutor(_COPY_THREADS, "tensile-copies")
         self._metrics = ThreadPoolExecutor(1, "tensile-metrics")
@@ -140,27 +162,24 @@ class Dispatcher:
         demand: MemoryProfile,
         *,
         steps: int,
-        rest_every: int | None,
+        checkpoint_every: int | None,
     ) -> None:
         """`actor` is the one for `job`, of which `Prepared` will tell next. In the dispatcher's thread.
 
-        `steps` are done already. With `rest_every` the job rests after each so many steps.
+        `steps` are done already. With `checkpoint_every` the job pauses after each so many steps.
         """
-        self._hands[job] = _Hand(name, actor, take_batch, demand, rest_every, steps, self.tallies.setdefault(job, Tally()))
+        measured = self.measured.setdefault(job, Measured())
+        self._jobs[job] = _Job(name, actor, take_batch, demand, checkpoint_every, steps, measured)
 
     def renew(self, job: JobId, demand: MemoryProfile) -> None:
-        """What `Adopt` will bring, or `Admit`, if it still waits: told at once. In the dispatcher's thread."""
-        if job in self._hands:
+        """The job's renewed plan, to be adopted, asks that of memory. In the dispatcher's thread."""
+        if job in self._jobs:
             self._renewals[job] = demand
-            self.handle(Renewed(job, demand))
+            self.handle(PlanRenewed(job, demand))
 
     def now(self) -> float:
         """Microseconds since the beginning."""
         return (time.perf_counter() - self.began) * 1e6
-
-    def seated(self, job: JobId) -> bool:
-        """Whether the job has left the queue."""
-        return any(seat.job == job for seat in self.state.seats)
 
     # -- the thread -------------------------------------------------------------------------------------------------------------
 
@@ -177,14 +196,14 @@ class Dispatcher:
             except Exception as error:  # a mistake of ours
                 state = self.state
                 self.state = State(state.budget_bytes, state.host_budget_bytes, state.depth)
-                for job in tuple(self._hands):
+                for job in tuple(self._jobs):
                     self._lose(job, error)
             del event  # and what it names, before the next one comes
 
     def _is_too_soon(self, event: Event) -> bool:
-        """Whether it is the wish to run of a job that must rest first; that wish is looked up when it rests."""
-        hand = self._hands.get(event.job) if isinstance(event, Wished) and event.wish == "run" else None
-        return hand is not None and hand.rest_due
+        """Whether it is the wish to run of a job that must first pause for its checkpoint; then the wish is looked up."""
+        entry = self._jobs.get(event.job) if isinstance(event, Wished) and event.wish == "run" else None
+        return entry is not None and entry.checkpoint_due
 
     def handle(self, event: Event) -> None:
         """One event, at once. In the dispatcher's thread."""
@@ -193,11 +212,11 @@ class Dispatcher:
         self.decided_us += (time.thread_time() - began) * 1e6
         for order in orders:
             job = getattr(order, "job", None)
-            hand = None if job is None else self._hands.get(job)
-            if job is not None and hand is None:
-                continue  # it died on the way here
+            entry = None if job is None else self._jobs.get(job)
+            if job is not None and entry is None:
+                continue  # it was lost meanwhile
             try:
-                self._obey(order, hand)
+                self._carry_out(order, entry)
             except Exception as error:
                 assert job is not None  # only actors raise
                 self._lose(job, error)
@@ -205,18 +224,18 @@ class Dispatcher:
             self._record_level()
 
     def _lose(self, job: JobId, error: BaseException) -> None:
-        """The job is gone, and what it held is given back: once its launches in flight have ended, the others may have that.
+        """Forget the job, and give back what it held: once its launches in flight have ended, other jobs may have that memory.
 
-        Where it has failed between two iterations its state is still whole, and goes to the host first.
+        Where the job has failed between two iterations its state is still whole, and is copied to the host first.
         """
-        hand = self._hands.pop(job, None)
-        if hand is None:
+        entry = self._jobs.pop(job, None)
+        if entry is None:
             return
         self._renewals.pop(job, None)
         rescued = None
         with suppress(Exception):  # a device that is broken gives nothing back
-            rescued = hand.actor.rescue()
-        hand.actor.drop()
+            rescued = entry.actor.rescue()
+        entry.actor.drop()
         _forget_frames(error)
 
         def give_back() -> None:
@@ -225,79 +244,79 @@ class Dispatcher:
                 with suppress(Exception):
                     rescued[1]()
                     kept = rescued[0]
-            self.call(lambda: bury(kept))
+            self.call(lambda: report(kept))
 
-        def bury(kept: Kept | None) -> None:
-            self.handle(Died(job))
-            self._listener.died(job, error, kept, steps=hand.steps)
+        def report(kept: Kept | None) -> None:
+            self.handle(JobLost(job))
+            self._metrics.submit(self._post, job, lifecycle.Lost(error, kept, entry.steps))
 
         self._lane.submit(give_back)
 
-    def _obey(self, order: Order, hand: _Hand | None) -> None:
-        if isinstance(order, Apply):
-            self._listener.applied(order.nbytes)
+    def _carry_out(self, order: Order, entry: _Job | None) -> None:
+        if isinstance(order, ApplyBudget):
+            self._applied(order.nbytes)
             return
-        assert hand is not None  # all others concern a job
-        job, actor = order.job, hand.actor
-        if isinstance(order, Do):
-            self._do(job, hand, order.move)
+        assert entry is not None  # all others concern a job
+        job, actor = order.job, entry.actor
+        if isinstance(order, Issue):
+            self._issue(job, entry, order.move)
         elif isinstance(order, Park):
-            self._move(job, hand, actor.park(), "out")
+            self._move(job, entry, actor.park(), "out")
         elif isinstance(order, Unpark):
-            self._move(job, hand, actor.unpark(), "into")
+            self._move(job, entry, actor.unpark(), "into")
         elif isinstance(order, Admit):
             actor.admit()
-            hand.demand = self._renewals.pop(job, hand.demand)  # it may have been renewed while it waited
-            self._listener.admitted(job)
-        elif isinstance(order, Adopt):
+            entry.demand = self._renewals.pop(job, entry.demand)  # it may have been renewed while it was pending
+            self._post(job, lifecycle.Admitted())
+        elif isinstance(order, AdoptPlan):
             actor.adopt()
-            hand.demand, hand.since_plan = self._renewals.pop(job), 0
-            self._listener.renewed(job, steps=hand.steps)
-        elif isinstance(order, Decline):
-            self._listener.declined(job, self._renewals.pop(job, hand.demand))
-        elif isinstance(order, Rest):
-            hand.rest_due = False
-            self._metrics.submit(self._say, self._listener.rested, job, actor.state(), hand.steps)
+            entry.demand, entry.since_plan = self._renewals.pop(job), 0
+            self._post(job, lifecycle.PlanAdopted(entry.steps))
+        elif isinstance(order, DeclinePlan):
+            self._post(job, lifecycle.PlanDeclined(self._renewals.pop(job, entry.demand)))
+        elif isinstance(order, ReportPaused):
+            entry.checkpoint_due = False
+            self._metrics.submit(self._post_last, job, lifecycle.Paused(actor.state(), entry.steps))
         else:
-            assert isinstance(order, Dismiss)
+            assert isinstance(order, Release)
             state = actor.state()
             actor.retire()
-            self._hands.pop(job)
-            self._metrics.submit(self._say, self._listener.dismissed, job, state, hand.steps)
+            self._jobs.pop(job)
+            self._metrics.submit(self._post_last, job, lifecycle.Released(state, entry.steps))
 
-    def _do(self, job: JobId, hand: _Hand, move: int) -> None:
-        demand, actor = hand.demand, hand.actor
+    def _issue(self, job: JobId, entry: _Job, move: int) -> None:
+        demand, actor = entry.demand, entry.actor
         kind, last = demand.kinds[move], len(demand.kinds) - 1
         began = self.now()
         if move == 0:
-            hand.watched = self._look_always or hand.since_plan < _WATCHED_FIRST or hand.since_plan % _WATCHED_EVERY == 0
-            hand.began, hand.segment = began, 0
-            if hand.rest_every is not None and (hand.steps + 1) % hand.rest_every == 0:
-                hand.rest_due = True
+            entry.watched = self._look_always or entry.since_plan < _WATCHED_FIRST or entry.since_plan % _WATCHED_EVERY == 0
+            entry.began, entry.segment = began, 0
+            if entry.checkpoint_every is not None and (entry.steps + 1) % entry.checkpoint_every == 0:
+                entry.checkpoint_due = True
                 self.tell(Wished(job, "pause"))  # heard before this iteration ends
-            actor.begin(hand.take_batch(), watch=hand.watched)
+            actor.begin(entry.take_batch(), watch=entry.watched)
             return
         wait = actor.issue(move)
         if kind == LAUNCH:
             assert wait is not None
             self.launches += 1
-            looks = self._look(job, hand) if hand.watched else []
-            label = demand.labels[hand.segment] if hand.segment < len(demand.labels) else f"move {move}"
-            hand.segment += 1
-            self._leave_to(self._lane, self._launched, job, hand, wait, label, began, looks)
+            looks = self._look(job, entry) if entry.watched else []
+            label = demand.labels[entry.segment] if entry.segment < len(demand.labels) else f"move {move}"
+            entry.segment += 1
+            self._leave_to(self._lane, self._launched, job, entry, wait, label, began, looks)
         elif wait is not None:
             if kind == WAIT:
-                self._leave_to(self._copies, self._waited, job, hand, wait)
+                self._leave_to(self._copies, self._waited, job, entry, wait)
             else:
-                self._copies.submit(self._copied, hand, wait, began)
+                self._copies.submit(self._copied, entry, wait, began)
         elif move == last:
-            hand.steps += 1
-            hand.since_plan += 1
-            self._leave_to(self._metrics, self._read, job, actor.take_metrics(), began - hand.began)
+            entry.steps += 1
+            entry.since_plan += 1
+            self._leave_to(self._metrics, self._read, job, actor.take_metrics(), began - entry.began)
 
-    def _move(self, job: JobId, hand: _Hand, wait: Wait, lane: LaneName) -> None:
-        nbytes = hand.demand.idle_bytes - hand.demand.parked_bytes
-        self._leave_to(self._copies, self._moved, job, hand, wait, lane, nbytes)
+    def _move(self, job: JobId, entry: _Job, wait: Wait, lane: LaneName) -> None:
+        nbytes = entry.demand.idle_bytes - entry.demand.parked_bytes
+        self._leave_to(self._copies, self._moved, job, entry, wait, lane, nbytes)
 
     # -- in other threads -------------------------------------------------------------------------------------------------------
 
@@ -312,59 +331,63 @@ class Dispatcher:
 
         pool.submit(work)
 
-    def _launched(self, job: JobId, hand: _Hand, wait: Wait, label: str, issued: float, looks: Sequence[Wait]) -> None:
+    def _launched(self, job: JobId, entry: _Job, wait: Wait, label: str, issued: float, looks: Sequence[Wait]) -> None:
         began = max(issued, self._lane_free)
         wait()
         ended = self._lane_free = self.now()
-        self._span("compute", hand, label, began, ended, 0)
+        self._span("compute", entry, label, began, ended, 0)
         if looks:
             with suppress(Exception):  # of another job, which has died since
                 found = [look() for look in looks]
-                self.call(lambda: self._looked(hand, found))
-        self.tell(Ended(job, ended - began))
+                self.call(lambda: self._looked(entry, found))
+        self.tell(LaunchEnded(job, ended - began))
 
-    def _waited(self, job: JobId, hand: _Hand, wait: Wait) -> None:
+    def _waited(self, job: JobId, entry: _Job, wait: Wait) -> None:
         began = self.now()
         wait()
-        hand.tally.stall_us += self.now() - began
-        self.tell(Waited(job))
+        entry.measured.stall_us += self.now() - began
+        self.tell(WaitEnded(job))
 
-    def _copied(self, hand: _Hand, wait: Wait, began: float) -> None:
+    def _copied(self, entry: _Job, wait: Wait, began: float) -> None:
         """A copy that nobody waits for yet; what goes wrong with it is found out by who does."""
         with suppress(Exception):
             lane, nbytes = wait()
-            self._span(lane, hand, "tensors", began, self.now(), nbytes)
+            self._span(lane, entry, "tensors", began, self.now(), nbytes)
 
-    def _moved(self, job: JobId, hand: _Hand, wait: Wait, lane: LaneName, nbytes: int) -> None:
+    def _moved(self, job: JobId, entry: _Job, wait: Wait, lane: LaneName, nbytes: int) -> None:
         began = self.now()
         wait()
-        self._span(lane, hand, "state", began, self.now(), nbytes)
-        self._listener.moved(job, lane)
-        self.tell(Moved(job))
+        self._span(lane, entry, "state", began, self.now(), nbytes)
+        if lane == "out":
+            self._post(job, lifecycle.Parked())
+        self.tell(StateMoved(job))
 
     def _read(self, job: JobId, wait: Wait, us: float) -> None:
-        self._listener.stepped(job, wait(), us=us)
+        metrics = wait()
+        values = numbers_of(metrics)
+        self.measured[job].add_step(us, values)
+        self._post(job, lifecycle.Stepped(metrics, {**values, "step_us": us}))
 
-    def _say(self, call: Callable[..., None], job: JobId, state: Kept, steps: int) -> None:
-        """`call` of the listener; should it fail, so does the job."""
+    def _post_last(self, job: JobId, news: lifecycle.Paused | lifecycle.Released) -> None:
+        """In the metrics thread, after the last metrics. Should that fail, so does the job."""
         try:
-            call(job, state, steps=steps)
+            self._post(job, news)
         except Exception as error:
             self.fail(job, error)
-            self._listener.died(job, error, None, steps=steps)
+            self._post(job, lifecycle.Lost(error, None, news.steps))
 
     # -- what is recorded -------------------------------------------------------------------------------------------------------
 
-    def _look(self, job: JobId, hand: _Hand) -> list[Wait]:
+    def _look(self, job: JobId, entry: _Job) -> list[Wait]:
         """What lies on the device right after a launch, by the arrays themselves: of the job, then of the others."""
-        return [hand.actor.watched_bytes(), *(one.actor.live_bytes() for other, one in self._hands.items() if other != job)]
+        return [entry.actor.watched_bytes(), *(one.actor.live_bytes() for other, one in self._jobs.items() if other != job)]
 
-    def _looked(self, hand: _Hand, found: Sequence[int | None]) -> None:
+    def _looked(self, entry: _Job, found: Sequence[int | None]) -> None:
         """In the dispatcher's thread, before it hears that the launch is over."""
         watched = found[0]
         if watched is None:
             return
-        hand.tally.peak_bytes = max(hand.tally.peak_bytes, watched)
+        entry.measured.peak_bytes = max(entry.measured.peak_bytes, watched)
         known = [nbytes for nbytes in found if nbytes is not None]
         if len(known) == len(found):
             self.peak_bytes = max(self.peak_bytes, sum(known))
@@ -372,15 +395,15 @@ class Dispatcher:
 
     def _record_level(self, measured: int | None = None) -> None:
         state = self.state
-        jobs = {self._hands[s.job].name: s.held_bytes for s in state.seats if s.job in self._hands}
+        jobs = {self._jobs[s.job].name: s.held_bytes for s in state.records if s.job in self._jobs}
         for job, surge in state.in_flight[:1]:
-            if job in self._hands:
-                name = self._hands[job].name
+            if job in self._jobs:
+                name = self._jobs[job].name
                 jobs[name] = jobs.get(name, 0) + surge
         self.recorder.add_level(Level(self.now(), state.budget_bytes, jobs, measured))
 
-    def _span(self, lane: LaneName, hand: _Hand, name: str, began: float, ended: float, nbytes: int) -> None:
-        self.recorder.spans.append(Span(lane, hand.name, name, hand.steps, began, ended, nbytes))
+    def _span(self, lane: LaneName, entry: _Job, name: str, began: float, ended: float, nbytes: int) -> None:
+        self.recorder.spans.append(Span(lane, entry.name, name, entry.steps, began, ended, nbytes))
 
 
 def _forget_frames(error: BaseException | None) -> None:

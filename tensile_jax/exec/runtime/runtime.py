@@ -6,20 +6,24 @@
         for event in runtime.events(): ...
         state = a.result()
 
-The paper's four components (TENSILE section III-D) are the *Global Controller* (`exec/controller/machine.py`), the
-*Memory Scheduler* (`exec/runtime/planner_thread.py`), and for each job an *Executor* and a *Swap Executor*
-(`exec/actor/actor.py`, `exec/actor/local_actor.py`).
+The runtime itself decides little. It checks what the user asks, hears the news of every job, asks the job's lifecycle
+(`lifecycle.py`) what follows from it, and performs these effects, all under the lock of its store (`store.py`):
 
-A job's segments are chosen once, when it is prepared; who else is there changes what leaves the device and when, never a
-result. Only where the budget is lowered below what a job needs are its segments chosen again, which changes rounding.
+    lifecycle        what becomes of one job                       pure
+    controller       who holds memory, and who runs next           pure; "Global Controller" (TENSILE section III-D)
+    dispatcher       carries out the controller's orders           a thread, and threads that wait for it
+    planner          makes plans                                   a thread; "Memory Scheduler"
+    saver            writes checkpoints, fetches last states       two threads
+    actor, feed      for each job: its state and compiled plan     "Executor" and "Swap Executor"; the feed is a thread
+
+A job's segments are chosen once, when it is prepared. Other jobs change what leaves the device and when, never a result. Only
+where the budget is lowered below what a job needs are its segments chosen again, which changes rounding.
 """
 
-import itertools
-import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -31,35 +35,29 @@ from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed import Feed
 from tensile_jax.exec.actor.lifted_job import PutBack, lifted_job
 from tensile_jax.exec.actor.local_actor import LocalActor
+from tensile_jax.exec.actor.missing import NO_BATCH
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
-from tensile_jax.exec.controller.events import Budgeted
-from tensile_jax.exec.controller.state import JobId, State
+from tensile_jax.exec.controller.messages import BudgetRequested
+from tensile_jax.exec.controller.state import JobId, State, Wish
 from tensile_jax.exec.process.isolated_actor import IsolatedActor
-from tensile_jax.exec.runtime.course import Course
+from tensile_jax.exec.runtime import lifecycle
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job import Job
-from tensile_jax.exec.runtime.job_listener import JobListener
-from tensile_jax.exec.runtime.planner_thread import Scheduler
-from tensile_jax.exec.runtime.planning import Planning
-from tensile_jax.exec.runtime.saver import Keeping
+from tensile_jax.exec.runtime.lifecycle import Effect, Lifecycle, News
+from tensile_jax.exec.runtime.planner import Planner, PlannerThread
+from tensile_jax.exec.runtime.saver import Saver
 from tensile_jax.exec.runtime.status import status
-from tensile_jax.exec.runtime.submission import (
-    Isolation,
-    Submission,
-    bytes_of,
-    name_of,
-    refuse_half_a_job,
-    refuse_unfit_name,
-    refuse_unfit_state,
-)
+from tensile_jax.exec.runtime.store import Post, Store, StoredJob
+from tensile_jax.exec.runtime.submission import Isolation, Submission, bytes_of, refuse_half_a_job, refuse_unfit_state
+from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.transfer import Transfer
-from tensile_jax.plan_format import PolicyName
+from tensile_jax.plan_format import PolicyName, format_bytes
 from tensile_jax.profiles import profile_for
-from tensile_jax.runtime_records import FINAL, EventName, JobEvent, Record, Status
+from tensile_jax.runtime_records import JobEvent, Record, Status
 
 _RUN_AHEAD = 3  # launches in flight, on a device whose memory follows the order of launches
-_KEPT_EVENTS = 100_000
+_DEEDS: dict[Wish, str] = {"run": "resumed", "pause": "paused", "stop": "cancelled"}
 
 
 class Runtime:
@@ -96,24 +94,16 @@ class Runtime:
             raise ValueError(f'look must be "sampled" or "always", got {look!r}.')
         budget_bytes = bytes_of("budget", budget)
         host_bytes = float("inf") if host_budget is None else bytes_of("host_budget", host_budget)
-        self._changed = threading.Condition(threading.RLock())
-        self._jobs: dict[JobId, Job] = {}
-        self._reserved: set[str] = set()  # names of jobs that are being submitted
-        self._numbers = itertools.count()
-        self._events: deque[JobEvent] = deque(maxlen=_KEPT_EVENTS)
-        self._told = 0
-        self._closed = False
-        self._budget_bytes = budget_bytes
         depth = 1 if self._on_cpu else _RUN_AHEAD
-        state = State(budget_bytes, host_bytes, depth)
-        self._dispatcher = Dispatcher(state, JobListener(self), look_always=look == "always")
-        self._scheduler = Scheduler(self._device)
-        self._course = Course(self)
-        self._planning = Planning(self)
-        self._keeping = Keeping(self)
+        post, applied = _weakly(self)
+        self._dispatcher = Dispatcher(State(budget_bytes, host_bytes, depth), post, applied, look_always=look == "always")
+        self._store = Store(self._dispatcher.now)
+        self._planner = Planner(self._store, self._dispatcher, post, self._profile, Compiler(self._device))
+        self._saver = Saver(self._store, post)
+        self._jobs: dict[JobId, Job] = {}
         self._dispatcher.start()
         # the threads of a runtime that nobody holds any more, and of which no job goes on
-        self._ending = weakref.finalize(self, _end_threads, self._dispatcher, self._scheduler)
+        self._ending = weakref.finalize(self, _end_threads, self._dispatcher, self._planner.thread)
         self._ending.atexit = False
 
     def __enter__(self) -> Self:
@@ -176,7 +166,7 @@ class Runtime:
         cap = None if budget is None else bytes_of("budget", budget)
         if (checkpoint_every is not None or resume) and self._folder is None:
             raise ValueError("checkpoint_every and resume need a folder: make the runtime with Runtime(..., checkpoints=FOLDER).")
-        free = self._reserve(name, step)
+        free = self._store.reserve(name, step)
         lock: FolderLock | None = None
         try:
             asked = Submission(
@@ -198,22 +188,12 @@ class Runtime:
             refuse_unfit_state(asked.name, state, self._device)
             if checkpoints is not None and asked.first and not isinstance(step, Entrypoint):  # which makes the state elsewhere
                 state = checkpoints.restore(asked.first, state)
-            job = self._make_job(asked, step, state, batches, put_back, on_step, checkpoints, lock)
+            job = self._make_job(asked, step, state, batches, put_back, on_step, checkpoints, lock, resumed)
             lock = None  # it is the job's now
         finally:
             if lock is not None:
                 lock.release()
-            with self._changed:
-                self._reserved.discard(free)
-                self._changed.notify_all()
-        with self._changed:
-            self._tell(job, "submitted", resumed)
-        job._feed.release()
-        if asked.first >= asked.steps:
-            with self._changed:
-                self._keeping.leave(
-                    job, "finished", job._actor.state(), note=f"its checkpoint has all {asked.steps} steps already"
-                )
+            self._store.unreserve(free)
         return job
 
     def _make_job(
@@ -226,8 +206,10 @@ class Runtime:
         on_step: Callable[[int, Any], None] | None,
         checkpoints: Checkpoints | None,
         lock: FolderLock | None,
+        resumed: str,
     ) -> Job:
-        """The job of a submission, with its state given away; it is one of the runtime's jobs, and has not begun."""
+        """The job of a submission, with its state given away: it is one of the runtime's jobs."""
+        number = self._store.new_number()
         actor: JobActor
         if asked.isolation == "process":
             actor = isolated = IsolatedActor(
@@ -239,19 +221,26 @@ class Runtime:
                 first=asked.first,
                 checkpoints=checkpoints.folder if checkpoints is not None else None,
                 lock=None if lock is None else lock.descriptor,
-                died=lambda error: self._course.died(job, error),
+                died=lambda error: self._hear(number, lifecycle.ProcessDied(error)),
             )
             given, skip = isolated.batches(), 0
         else:
             assert not isinstance(step, Entrypoint) and batches is not None  # it was made, and they were looked at
             actor = LocalActor(step, state, self._transfer, put_back=put_back)
             given, skip = batches, asked.first
-        number = JobId(next(self._numbers))
-        most = skip + max(0, asked.steps - asked.first)
         feed = Feed(
-            given, skip=skip, most=most, on_step=on_step, tell=lambda news: self._course.heard(job, news), name=asked.name
+            given,
+            skip=skip,
+            most=skip + max(0, asked.steps - asked.first),
+            on_step=on_step,
+            tell=lambda news: self._hear(number, news),  # by this its thread keeps the runtime while the job goes on
+            name=asked.name,
         )
-        job = Job(self, number, asked, actor, feed, checkpoints, lock)
+        life = Lifecycle(
+            number, asked.name, asked.steps, asked.first, asked.priority, checkpoints is not None, done=asked.first
+        )  # fmt: skip
+        stored = StoredJob(asked, actor, feed, checkpoints, lock, life)
+        job = Job(stored, self._store, self._dispatcher, partial(self._wish, stored))
         feed.start(held=True)  # whatever can fail comes before the state is given away
         try:
             actor.own()
@@ -259,14 +248,16 @@ class Runtime:
             feed.stop()
             feed.release()
             raise
-        with self._changed:
-            self._jobs[number] = job
+        with self._store.changed:
+            self._store.jobs[number], self._jobs[number] = stored, job
+            self._hear(number, lifecycle.Submitted(resumed))
+        feed.release()
         return job
 
     @property
     def jobs(self) -> tuple[Job, ...]:
         """All jobs, in the order in which they came."""
-        with self._changed:
+        with self._store.changed:
             return tuple(self._jobs.values())
 
     def events(self, *, until_closed: bool = False) -> Iterator[JobEvent]:
@@ -275,31 +266,13 @@ class Runtime:
         Raises:
             RuntimeError: it is called in a job's own `on_step`, `batches` or step, which the job would wait for.
         """
-        self._refuse_to_wait("events()", "Follow the events in another thread, or outside of the callback")
-        return self._follow(until_closed)
-
-    def _follow(self, until_closed: bool) -> Iterator[JobEvent]:
-        seen = 0
-
-        def over() -> bool:
-            return self._all_ended() and (self._closed or not until_closed)
-
-        while True:
-            with self._changed:
-                if self._told <= seen and not over():
-                    self._refuse_to_wait("events()", "Follow the events in another thread, or outside of the callback")
-                self._changed.wait_for(lambda seen=seen: self._told > seen or over())
-                fresh = self._told - seen
-                if not fresh:
-                    return
-                kept = list(itertools.islice(reversed(self._events), fresh))[::-1]
-                seen = self._told
-            yield from kept
+        self._store.refuse_to_wait("events()", "Follow the events in another thread, or outside of the callback")
+        return self._store.follow(until_closed=until_closed)
 
     def status(self) -> Status:
         """A snapshot of everything."""
-        with self._changed:
-            return status(tuple(self._jobs.values()), self._dispatcher)
+        with self._store.changed:
+            return status(self._store, self._dispatcher)
 
     def record(self) -> Record:
         """What ran when, and how many bytes lay on the device, from the beginning until now."""
@@ -317,15 +290,15 @@ class Runtime:
 
     def pause(self, job: str) -> None:
         """See `Job.pause`. Raises: ValueError: there is no such job, or it has ended."""
-        self._course.wish(self._named(job), "pause")
+        self._wish(self._store.named(job), "pause")
 
     def resume(self, job: str) -> None:
         """See `Job.resume`. Raises: ValueError: there is no such job, or it has ended."""
-        self._course.wish(self._named(job), "run")
+        self._wish(self._store.named(job), "run")
 
     def cancel(self, job: str) -> None:
         """See `Job.cancel`. Raises: ValueError: there is no such job, or it has ended."""
-        self._course.wish(self._named(job), "stop")
+        self._wish(self._store.named(job), "stop")
 
     def forget(self, job: str) -> None:
         """No longer keep a job that has ended: its name is free again, and its state goes with the last who holds its `Job`.
@@ -333,22 +306,21 @@ class Runtime:
         Raises:
             ValueError: there is no such job, or it has not ended.
         """
-        one = self._named(job)
-        with self._changed:
-            if one._state not in FINAL or one._saving:
-                raise ValueError(f"{job} has not ended; it is {one._state}. Cancel it first, or wait for it.")
-            del self._jobs[one._number]
+        one = self._store.named(job)
+        with self._store.changed:
+            if not one.life.is_over:
+                raise ValueError(f"{job} has not ended; it is {one.life.state}. Cancel it first, or wait for it.")
+            del self._store.jobs[one.number], self._jobs[one.number]
 
     def set_budget(self, budget: int | str) -> None:
         """Another budget for all jobs together. A lower one holds once the iterations under way have ended."""
-        self._dispatcher.tell(Budgeted(bytes_of("budget", budget)))
+        self._dispatcher.tell(BudgetRequested(bytes_of("budget", budget)))
 
     def stop(self) -> None:
         """Cancel every job: each ends after its iteration, with a checkpoint where it makes any."""
-        with self._changed:
-            for job in self._jobs.values():
-                if job._state not in FINAL:
-                    self._course.wish(job, "stop")
+        with self._store.changed:
+            for number in self._store.jobs:
+                self._hear(number, lifecycle.UserWished("stop"))
 
     def close(self) -> None:
         """Wait until every job has ended, and end. Paused jobs are cancelled. Interrupted, it stops all; twice, it aborts.
@@ -358,7 +330,9 @@ class Runtime:
         Raises:
             RuntimeError: it is called in a job's own `on_step`, `batches` or step, which the job would wait for.
         """
-        self._refuse_to_wait("close()", "Call stop() there, which lets every job end after its iteration, and close() outside")
+        self._store.refuse_to_wait(
+            "close()", "Call stop() there, which lets every job end after its iteration, and close() outside"
+        )
         try:
             self._drain()
         except KeyboardInterrupt:
@@ -367,85 +341,107 @@ class Runtime:
                 self._drain()
             except BaseException:
                 self._dispatcher.abandon()
-                for job in self.jobs:
-                    job._actor.close()
+                for job in self._store.jobs.values():
+                    job.actor.close()
                 raise
         self._ending.detach()  # what is asked of the threads from now on must not keep the runtime
         self._dispatcher.stop()
-        self._scheduler.close()
-        self._keeping.close()
-        for job in self.jobs:
-            job._actor.join()
-
-    def _refuse_to_wait(self, call: str, remedy: str) -> None:
-        """Raises RuntimeError in a thread that runs a job's user code: the job does not end before that code does."""
-        job = self._job_of_this_thread()
-        if job is not None:
-            raise RuntimeError(
-                f"{call} waits until every job has ended, and was called by the code of {job.name!r} (its on_step, its batches "
-                f"or its step), for which that job waits: it would never return. {remedy}."
-            )
-
-    def _job_of_this_thread(self) -> Job | None:
-        """The job whose user code this thread runs."""
-        with self._changed:
-            return next((job for job in self._jobs.values() if job._runs_in_this_thread()), None)
+        self._planner.thread.close()
+        self._saver.close()
+        for job in self._store.jobs.values():
+            job.actor.join()
 
     def _drain(self) -> None:
-        with self._changed:
-            self._closed = True
-            for job in self._jobs.values():
-                if job._state == "paused" or (job._wish == "pause" and job._state not in FINAL):
-                    self._course.wish(job, "stop")
-            self._changed.wait_for(self._all_ended)
-            self._changed.notify_all()
+        with self._store.changed:
+            self._store.closed = True
+            for job in self._store.jobs.values():
+                if job.life.state == "paused" or job.life.wish == "pause":
+                    self._hear(job.number, lifecycle.UserWished("stop"))
+            self._store.changed.wait_for(self._store.all_over)
+            self._store.changed.notify_all()
 
-    def _tell(
-        self, job: Job | None, kind: EventName, note: str = "", values: dict[str, float] | None = None, *, step: int | None = None
-    ) -> None:
-        name, at = ("", 0) if job is None else (job.name, job._step if step is None else step)
-        with self._changed:
-            self._events.append(JobEvent(self._dispatcher.now() / 1e6, kind, name, at, note, values or {}))
-            self._told += 1
-            self._changed.notify_all()
+    # -- what happens to jobs ---------------------------------------------------------------------------------------------------
 
-    def _all_ended(self) -> bool:
-        return not self._reserved and all(job._state in FINAL and not job._saving for job in self._jobs.values())
+    def _wish(self, job: StoredJob, wish: Wish) -> None:
+        """Raises: ValueError: the job has ended, or it is to be paused and nobody could resume it."""
+        with self._store.changed:
+            life = job.life
+            if life.has_ended:
+                raise ValueError(f"{job.name} is {life.state}; it cannot be {_DEEDS[wish]}.")
+            if wish == "pause" and life.wish != "stop" and self._store.closed:
+                raise ValueError(f"{job.name} cannot be paused: its runtime is closing, which waits for its end. Cancel it.")
+            self._hear(job.number, lifecycle.UserWished(wish))
 
-    def _reserve(self, name: str | None, step: Any) -> str:
-        """The name of a new job, as given or after its step; no other has it from now on.
+    def _hear(self, number: JobId, news: News) -> None:
+        """Something has happened to a job; from any thread."""
+        with self._store.changed:
+            job = self._store.jobs.get(number)
+            if job is not None:
+                job.life, effects = lifecycle.step(job.life, news)
+                for effect in effects:
+                    self._perform(job, effect)
 
-        Raises:
-            ValueError: it is taken, or cannot be a name.
-            TypeError: it is no text.
-            RuntimeError: the runtime is closed.
-        """
-        if name is not None:
-            refuse_unfit_name(name)
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("The runtime is closed. Submit jobs inside its with block.")
-            taken = {job.name for job in self._jobs.values()} | self._reserved
-            if name is None:
-                stem = name_of(step)
-                name = next(n for n in itertools.chain([stem], (f"{stem}-{k}" for k in itertools.count(2))) if n not in taken)
-            elif name in taken:
-                raise ValueError(f"name={name!r} is taken by another job of this runtime. Give each job a name of its own.")
-            self._reserved.add(name)
-        return name
+    def _perform(self, job: StoredJob, effect: Effect) -> None:
+        """Nothing here waits, since the store's lock is held."""
+        match effect:
+            case lifecycle.Report(kind, steps, note, values):
+                self._store.report(kind, job.name, steps, note, values)
+            case lifecycle.StartPreparing():
+                self._planner.start(job)
+            case lifecycle.JoinController(record):
+                self._dispatcher.call(lambda: self._planner.join_controller(job, record))
+            case lifecycle.TellController(event):
+                self._dispatcher.tell(event)
+            case lifecycle.LoseJob(error):
+                self._dispatcher.fail(job.number, error)
+            case lifecycle.ExplainWait():
+                self._dispatcher.call(lambda: self._planner.explain_wait(job))
+            case lifecycle.UsePlan(steps):
+                self._planner.use_plan(job, steps)
+            case lifecycle.DropPlan(demand):
+                self._planner.drop_plan(job, demand)
+            case lifecycle.ShareState():
+                self._planner.share_state()
+            case lifecycle.Deliver(steps, metrics):
+                job.feed.deliver(steps, metrics)
+            case lifecycle.StartSaving():
+                self._saver.start(job)
+            case lifecycle.StopFeed():
+                job.feed.stop()
+            case lifecycle.Close():
+                job.feed.stop()
+                job.actor.close()
+                job.first_batch = NO_BATCH
+            case lifecycle.ReleaseFolder():
+                if job.lock is not None:
+                    job.lock.release()
+                self._store.changed.notify_all()
 
-    def _named(self, name: str) -> Job:
-        with self._changed:
-            for job in self._jobs.values():
-                if job.name == name:
-                    return job
-            known = ", ".join(job.name for job in self._jobs.values()) or "none"
-        raise ValueError(f"job {name!r} is not known. There are: {known}.")
+    def _apply_budget(self, nbytes: int) -> None:
+        """That budget holds from now on. In the dispatcher's thread."""
+        with self._store.changed:
+            self._store.report("budget", note=format_bytes(nbytes), values={"budget_bytes": nbytes})
+            self._planner.use_budget(nbytes)
 
 
-def _end_threads(dispatcher: Dispatcher, scheduler: Scheduler) -> None:
+def _weakly(runtime: Runtime) -> tuple[Post, Callable[[int], None]]:
+    """`post` and `applied` for the runtime's threads, which must not keep it when nobody holds it and its jobs have ended."""
+    held = weakref.ref(runtime)
+
+    def post(job: JobId, news: News) -> None:
+        if (one := held()) is not None:
+            one._hear(job, news)
+
+    def applied(nbytes: int) -> None:
+        if (one := held()) is not None:
+            one._apply_budget(nbytes)
+
+    return post, applied
+
+
+def _end_threads(dispatcher: Dispatcher, planner: PlannerThread) -> None:
     dispatcher.end()
-    scheduler.end()
+    planner.end()
 
 
 def _open_checkpoints(lock: FolderLock, *, resume: bool) -> tuple[Checkpoints, int, str]:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensile_jax.exec.actor.feed import BatchesEnded, BatchReady, CallbacksMade, Feed, FeedNews, FeedStopped, UserCodeFailed
+from tensile_jax.exec.actor.feed import Feed
+from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, FeedNews, FeedStopped, UserCodeFailed
 
 LIMIT_S = 10.0
 

@@ -4,18 +4,17 @@
     edge   an event that may come there, `step`, and the orders carried out
 
 In every node is checked what must hold whatever happens (`check`); of the whole graph, that it has no cycle: every way through it
-ends, so jobs are not parked and brought back for ever. Where jobs have no end (`endless`), cycles there are; then it is found how
-many iterations of others can begin, at most, while one job waits for its own.
+ends, so jobs are not parked and unparked for ever. Where jobs have no end (`endless`) there are cycles; then it is found how many
+iterations of others can begin, at most, while one job waits for its own.
 """
 
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tensile_jax.exec.controller.events import BatchReady, Budgeted, Event, Prepared
 from tensile_jax.exec.controller.machine import step
-from tensile_jax.exec.controller.orders import Do
-from tensile_jax.exec.controller.state import JobId, Seat, State
+from tensile_jax.exec.controller.messages import BatchLoaded, BudgetRequested, Event, Issue, Prepared
+from tensile_jax.exec.controller.state import JobId, JobRecord, State
 from tests.exec.controller.world import Body, Broken, World
 
 Node = tuple[State, World]
@@ -37,12 +36,12 @@ def check(state: State, world: World) -> None:
     held = sum(b.device_bytes for b in world.bodies) + max([need for _, need, _ in world.launches], default=0)
     if not state.held_bytes == held <= state.budget_bytes == world.budget:
         raise Broken(f"{state.held_bytes} bytes by account, {held} in the world, of {state.budget_bytes}")
-    sums = (sum(s.settled_bytes for s in state.seats), sum(s.demand.parked_bytes for s in state.seats))
+    sums = (sum(s.settled_bytes for s in state.records), sum(s.demand.parked_bytes for s in state.records))
     if sums != (state.settled_bytes, state.parked_bytes):
-        raise Broken(f"{state.settled_bytes} and {state.parked_bytes} bytes by account, {sums} in the seats")
-    if {s.job for s in (*state.seats, *state.queue)} != bodies.keys():
-        raise Broken(f"seats {state.seats} and {state.queue} for {world.bodies}")
-    for s in state.seats:
+        raise Broken(f"{state.settled_bytes} and {state.parked_bytes} bytes by account, {sums} in the records")
+    if {s.job for s in (*state.records, *state.pending)} != bodies.keys():
+        raise Broken(f"records {state.records} and {state.pending} for {world.bodies}")
+    for s in state.records:
         b = bodies[s.job]
         known = (s.demand, s.position, s.steps_left, s.batches, s.wish, s.renewal)
         if known != (b.demand, b.position, b.steps, b.loaded, b.wish, b.renewal):
@@ -57,22 +56,22 @@ def _check_quiet(state: State, world: World) -> None:
         raise Broken(f"a budget of {world.asked} bytes is asked for, and nothing happens")
     for b in world.bodies:
         stuck = b.position > 0 or b.wish == "stop" or b.steps == 0
-        stuck |= b.wish == "pause" and (b.here or not b.rested)
+        stuck |= b.wish == "pause" and (b.here or not b.pause_reported)
         stuck |= b.renewal is not None
-        stuck |= b.seated and b.wants and world.could_run(b)
+        stuck |= b.admitted and b.wants and world.could_run(b)
         if stuck:
             raise Broken(f"nothing is under way, and yet nothing is done for {b}")
-    queued = [b for b in world.bodies if not b.seated and b.wish == "run"]
-    if queued and all(admissible(world, b) for b in queued):
-        raise Broken(f"nothing is under way, and yet none is admitted of {queued}")
+    pending = [b for b in world.bodies if not b.admitted and b.wish == "run"]
+    if pending and all(admissible(world, b) for b in pending):
+        raise Broken(f"nothing is under way, and yet none is admitted of {pending}")
 
 
 def admissible(world: World, body: Body) -> bool:
     """Whether the job, and all that could run before, could run were it admitted."""
-    after = world.with_body(replace(body, seated=True))
+    after = world.with_body(replace(body, admitted=True))
     if after.host_bytes > world.host_budget:
         return False
-    before = {b.job for b in world.bodies if b.seated and world.could_run(b)} | {body.job}
+    before = {b.job for b in world.bodies if b.admitted and world.could_run(b)} | {body.job}
     return all(after.could_run(b) for b in after.bodies if b.job in before)
 
 
@@ -82,16 +81,16 @@ def react(state: State, world: World, event: Event) -> tuple[State, World, tuple
     began: list[int] = []
     for order in orders:
         world = world.obey(order)
-        if isinstance(order, Do) and order.move == 0:
+        if isinstance(order, Issue) and order.move == 0:
             began.append(order.job)
     check(after, world)
     return after, world, tuple(began)
 
 
-def begin(world: World, seats: Iterable[Seat]) -> Node:
+def begin(world: World, records: Iterable[JobRecord]) -> Node:
     """The node in which these jobs were prepared, one after another."""
     state = State(world.budget, world.host_budget, depth=world.depth)
-    for one in seats:
+    for one in records:
         event = Prepared(one)
         state, world, _ = react(state, world.hear(event), event)
     return state, world
@@ -99,10 +98,10 @@ def begin(world: World, seats: Iterable[Seat]) -> Node:
 
 def _normal(state: State, *, endless: bool) -> State:
     """The same as far as decisions go: virtual times count from the clock on; jobs without an end are as at the beginning."""
-    seats = [replace(s, virtual_us=max(s.virtual_us - state.clock_us, 0.0)) for s in state.seats]
+    records = [replace(s, virtual_us=max(s.virtual_us - state.clock_us, 0.0)) for s in state.records]
     if endless:
-        seats = [replace(s, steps_left=_ENDLESS_STEPS, batches=2) for s in seats]
-    return replace(state, seats=tuple(seats), clock_us=0.0)
+        records = [replace(s, steps_left=_ENDLESS_STEPS, batches=2) for s in records]
+    return replace(state, records=tuple(records), clock_us=0.0)
 
 
 def _endless(world: World) -> World:
@@ -110,9 +109,9 @@ def _endless(world: World) -> World:
     return replace(world, bodies=tuple(replace(b, steps=_ENDLESS_STEPS, loads=0, loaded=2) for b in world.bodies))
 
 
-def explore(world: World, seats: Iterable[Seat], *, most: int = 1_000_000) -> Explored:
+def explore(world: World, records: Iterable[JobRecord], *, most: int = 1_000_000) -> Explored:
     """Every node that can be reached, each checked; raises `Broken` with the events that led there."""
-    state, at = begin(world, seats)
+    state, at = begin(world, records)
     first = (_normal(state, endless=False), at)
     index: dict[Node, int] = {first: 0}
     nodes: list[Node] = [first]
@@ -137,7 +136,7 @@ def explore(world: World, seats: Iterable[Seat], *, most: int = 1_000_000) -> Ex
     left = without_ends(after)
     if left:
         raise Broken(f"{len(left)} nodes lie on or before a cycle; the first after {_story(came, min(left))}")
-    return Explored(len(nodes), frozenset(at.fates for (_, at), out in zip(nodes, after, strict=True) if not out))
+    return Explored(len(nodes), frozenset(at.ends for (_, at), out in zip(nodes, after, strict=True) if not out))
 
 
 def _story(came: list[tuple[int, Event | None]], here: int) -> list[Event]:
@@ -166,17 +165,17 @@ def without_ends(after: list[list[int]]) -> list[int]:
     return [node for node, count in enumerate(open_ways) if count]
 
 
-def longest_waits(world: World, seats: Iterable[Seat], *, overtakes: int, most: int = 1_000_000) -> dict[JobId, int]:
+def longest_waits(world: World, records: Iterable[JobRecord], *, overtakes: int, most: int = 1_000_000) -> dict[JobId, int]:
     """Of jobs without an end that always have a batch: how many iterations of others can begin, at most, between two of each.
 
     What is under way is over before more than `overtakes` other things are. Raises `Broken` if a job can wait for ever.
     """
-    state, at = begin(world, seats)
+    state, at = begin(world, records)
     for body in at.bodies:
         for _ in range(2):
             now = at.body(body.job)
             assert now is not None
-            state, at, _ = react(state, at.with_body(replace(now, loaded=now.loaded + 1)), BatchReady(body.job))
+            state, at, _ = react(state, at.with_body(replace(now, loaded=now.loaded + 1)), BatchLoaded(body.job))
     first: tuple[State, World, _Ages] = (_normal(state, endless=True), _endless(at), ())
     index: dict[tuple[State, World, _Ages], int] = {first: 0}
     nodes: list[tuple[State, World, _Ages]] = [first]
@@ -207,7 +206,7 @@ def longest_waits(world: World, seats: Iterable[Seat], *, overtakes: int, most: 
 
 def _name(event: Event) -> tuple[type, JobId]:
     """Of what is under way for a job, each kind once: the oldest of its launches, its wait, its state on its way."""
-    assert not isinstance(event, Prepared | Budgeted)
+    assert not isinstance(event, Prepared | BudgetRequested)
     return type(event), event.job
 
 
@@ -233,9 +232,9 @@ def _longest(after: list[list[tuple[int, tuple[int, ...]]]], job: int) -> int:
     return max(most)
 
 
-def wander(world: World, seats: Iterable[Seat], rng: random.Random) -> tuple[State, World, list[int]]:
+def wander(world: World, records: Iterable[JobRecord], rng: random.Random) -> tuple[State, World, list[int]]:
     """One way through, taken at random to its end; and whose iterations began, in order."""
-    state, at = begin(world, seats)
+    state, at = begin(world, records)
     story: list[Event] = []
     order: list[int] = []
     while True:

@@ -3,10 +3,10 @@
 import random
 from collections.abc import Callable
 
-from tensile_jax.exec.controller.events import Budgeted, Died, Event, Prepared, Renewed, Wished
-from tensile_jax.exec.controller.state import JobId, Seat
+from tensile_jax.exec.controller.messages import BudgetRequested, Event, JobLost, PlanRenewed, Prepared, Wished
+from tensile_jax.exec.controller.state import JobId, JobRecord
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
-from tests.exec.controller.world import World, demand, seat
+from tests.exec.controller.world import World, demand, record
 
 
 def random_demand(rng: random.Random) -> MemoryProfile:
@@ -36,11 +36,11 @@ def random_script(rng: random.Random, jobs: int, budget: int) -> tuple[Event, ..
         lambda: (Wished(job, "pause"), Wished(job, "run")),
         lambda: (Wished(job, "pause"),),
         lambda: (Wished(job, "stop"), Wished(job, "run")),
-        lambda: (Died(job),),
-        lambda: (Renewed(job, random_demand(rng)),),
-        lambda: (Renewed(job, random_demand(rng)), Wished(job, "pause")),
-        lambda: (Budgeted(rng.randint(1, budget + 3)),),
-        lambda: (Budgeted(rng.randint(1, budget)), Budgeted(budget)),
+        lambda: (JobLost(job),),
+        lambda: (PlanRenewed(job, random_demand(rng)),),
+        lambda: (PlanRenewed(job, random_demand(rng)), Wished(job, "pause")),
+        lambda: (BudgetRequested(rng.randint(1, budget + 3)),),
+        lambda: (BudgetRequested(rng.randint(1, budget)), BudgetRequested(budget)),
     ]
     return rng.choice(choices)()
 
@@ -48,14 +48,14 @@ def random_script(rng: random.Random, jobs: int, budget: int) -> tuple[Event, ..
 def late_script(rng: random.Random, job: int) -> tuple[Event, ...]:
     """A job arrives late, and waits, perhaps, for others to go."""
     one = JobId(job)
-    prepared = Prepared(seat(job, random_demand(rng), steps=1, weight=rng.choice([1.0, 2.0])))
+    prepared = Prepared(record(job, random_demand(rng), steps=1, weight=rng.choice([1.0, 2.0])))
     more: list[tuple[Event, ...]] = [
-        (), (Wished(one, "pause"), Renewed(one, random_demand(rng))), (Wished(one, "stop"),), (Died(one),),
+        (), (Wished(one, "pause"), PlanRenewed(one, random_demand(rng))), (Wished(one, "stop"),), (JobLost(one),),
     ]  # fmt: skip
     return (prepared, *rng.choice(more))
 
 
-def random_world(rng: random.Random, jobs: int, *, scripts: int, steps: int) -> tuple[World, list[Seat]]:
+def random_world(rng: random.Random, jobs: int, *, scripts: int, steps: int) -> tuple[World, list[JobRecord]]:
     """So many jobs under a budget under which at least most could run, and a user with so many intentions."""
     demands = [random_demand(rng) for _ in range(jobs)]
     peaks = [d.peak_bytes for d in demands]
@@ -63,10 +63,10 @@ def random_world(rng: random.Random, jobs: int, *, scripts: int, steps: int) -> 
     host = sum(d.host_bytes for d in demands)
     host_budget = rng.choice([float("inf"), max(0, host - 1), host + 2])
     events = [random_script(rng, jobs, budget) for _ in range(scripts)]
-    budgets = [s for s in events if isinstance(s[0], Budgeted)]
-    events = [s for s in events if not isinstance(s[0], Budgeted)] + [tuple(e for s in budgets for e in s)]
+    budgets = [s for s in events if isinstance(s[0], BudgetRequested)]
+    events = [s for s in events if not isinstance(s[0], BudgetRequested)] + [tuple(e for s in budgets for e in s)]
     if rng.random() < 0.5:
         events.append(late_script(rng, jobs))
     world = World(budget, host_budget, rng.choice([1, 2]), scripts=tuple(s for s in events if s))
-    seats = [seat(k, d, steps=rng.randint(1, steps), weight=rng.choice([1.0, 2.0])) for k, d in enumerate(demands)]
-    return world, seats
+    records = [record(k, d, steps=rng.randint(1, steps), weight=rng.choice([1.0, 2.0])) for k, d in enumerate(demands)]
+    return world, records

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from tensile_jax.exec.controller.events import Budgeted, Died, Event, Prepared, Renewed, Wished
+from tensile_jax.exec.controller.messages import BudgetRequested, Event, JobLost, PlanRenewed, Prepared, Wished
 from tensile_jax.exec.controller.state import JobId, State
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tests.exec.controller import explore as exploring
 from tests.exec.controller.explore import explore, longest_waits, wander
 from tests.exec.controller.small_worlds import random_world
-from tests.exec.controller.world import Broken, World, demand, seat
+from tests.exec.controller.world import Broken, World, demand, record
 
 A, B, C = JobId(0), JobId(1), JobId(2)
 HILL = demand("ILI", 1, 1, 1, 7, 3, 3, 1)
@@ -32,16 +32,16 @@ USERS: dict[str, tuple[tuple[Event, ...], ...]] = {
     "pauses and resumes": ((Wished(A, "pause"), Wished(A, "run")),),
     "pauses one and cancels the other": ((Wished(A, "pause"),), (Wished(B, "stop"),)),
     "cancels both": ((Wished(A, "stop"), Wished(A, "run")), (Wished(B, "stop"),)),
-    "loses one": ((Died(A),),),
-    "loses one and pauses it": ((Died(B),), (Wished(B, "pause"),)),
-    "lowers and raises the budget": ((Budgeted(7), Budgeted(12)),),
-    "lowers it below what must stay": ((Budgeted(1), Budgeted(8)),),
-    "renews": ((Renewed(A, CONSTANT),),),
-    "renews twice": ((Renewed(A, RISING), Renewed(A, WAITS)),),
-    "renews under a lower budget": ((Renewed(A, CONSTANT),), (Budgeted(8),)),
-    "pauses and renews": ((Wished(B, "pause"), Wished(B, "run")), (Renewed(B, HILL),)),
-    "has one more": ((Prepared(seat(2, CONSTANT, steps=1, weight=2.0)),),),
-    "has one more and pauses it": ((Prepared(seat(2, HILL, steps=1)), Wished(C, "pause"), Renewed(C, RISING)),),
+    "loses one": ((JobLost(A),),),
+    "loses one and pauses it": ((JobLost(B),), (Wished(B, "pause"),)),
+    "lowers and raises the budget": ((BudgetRequested(7), BudgetRequested(12)),),
+    "lowers it below what must stay": ((BudgetRequested(1), BudgetRequested(8)),),
+    "renews": ((PlanRenewed(A, CONSTANT),),),
+    "renews twice": ((PlanRenewed(A, RISING), PlanRenewed(A, WAITS)),),
+    "renews under a lower budget": ((PlanRenewed(A, CONSTANT),), (BudgetRequested(8),)),
+    "pauses and renews": ((Wished(B, "pause"), Wished(B, "run")), (PlanRenewed(B, HILL),)),
+    "has one more": ((Prepared(record(2, CONSTANT, steps=1, weight=2.0)),),),
+    "has one more and pauses it": ((Prepared(record(2, HILL, steps=1)), Wished(C, "pause"), PlanRenewed(C, RISING)),),
 }
 
 
@@ -68,21 +68,21 @@ def test_two_jobs_finish_whatever_comes_first(names: tuple[str, str], depth: int
     demands = [SHAPES[name] for name in names]
     for more in (0, 2, 4):
         world = World(least_budget(demands) + more, 100, depth)
-        seats = [seat(k, d, weight=1.0 + k) for k, d in enumerate(demands)]
-        assert explore(world, seats).ends == all_finished(2)
+        records = [record(k, d, weight=1.0 + k) for k, d in enumerate(demands)]
+        assert explore(world, records).ends == all_finished(2)
 
 
 @pytest.mark.parametrize(("depth", "more"), [(1, 0), (1, 3), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_three_jobs_finish_whatever_comes_first(depth: int, more: int) -> None:
     demands = [WAITS, CONSTANT, HILL]
-    seats = [seat(k, d, steps=1) for k, d in enumerate(demands)]
-    assert explore(World(least_budget(demands) + more, 100, depth), seats).ends == all_finished(3)
+    records = [record(k, d, steps=1) for k, d in enumerate(demands)]
+    assert explore(World(least_budget(demands) + more, 100, depth), records).ends == all_finished(3)
 
 
 def test_no_job_is_parked_and_brought_back_for_ever_while_another_makes_room() -> None:
     """The third needs both others away; the first used to come back as soon as it had gone."""
-    seats = [seat(k, d) for k, d in enumerate([WAITS, replace(WAITS), HILL])]
-    assert explore(World(8, 100, 1), seats).ends == all_finished(3)
+    records = [record(k, d) for k, d in enumerate([WAITS, replace(WAITS), HILL])]
+    assert explore(World(8, 100, 1), records).ends == all_finished(3)
 
 
 @pytest.mark.slow
@@ -91,17 +91,17 @@ def test_no_job_is_parked_and_brought_back_for_ever_while_another_makes_room() -
 def test_three_jobs_of_two_steps_finish_whatever_comes_first(names: tuple[str, ...], depth: int) -> None:
     demands = [SHAPES[name] for name in names]
     for more in (0, 2):
-        seats = [seat(k, d) for k, d in enumerate(demands)]
-        assert explore(World(least_budget(demands) + more, 100, depth), seats).ends == all_finished(3)
+        records = [record(k, d) for k, d in enumerate(demands)]
+        assert explore(World(least_budget(demands) + more, 100, depth), records).ends == all_finished(3)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("user", USERS)
 def test_whatever_a_user_does_and_whenever(user: str, depth: int) -> None:
     steps = 1 if depth == 2 or len(USERS[user]) > 1 or user.startswith("has") else 2
-    seats = [seat(0, WAITS, steps=steps), seat(1, VALLEY, steps=steps)]
-    found = explore(World(10, 100, depth, scripts=USERS[user]), seats)
-    ends = {how for fates in found.ends for _, how in fates}
+    records = [record(0, WAITS, steps=steps), record(1, VALLEY, steps=steps)]
+    found = explore(World(10, 100, depth, scripts=USERS[user]), records)
+    ends = {how for jobs in found.ends for _, how in jobs}
     assert ends >= ({"finished", "stopped"} if "cancel" in user else {"finished", "died"} if "loses" in user else {"finished"})
 
 
@@ -109,8 +109,8 @@ def test_whatever_a_user_does_and_whenever(user: str, depth: int) -> None:
 def test_random_jobs_and_users(seed: int) -> None:
     rng = random.Random(seed)
     jobs = rng.choice([1, 2, 2, 2, 3])
-    world, seats = random_world(rng, jobs, scripts=rng.randint(0, 2 if jobs < 3 else 1), steps=2 if jobs < 3 else 1)
-    assert explore(world, seats).nodes > 0
+    world, records = random_world(rng, jobs, scripts=rng.randint(0, 2 if jobs < 3 else 1), steps=2 if jobs < 3 else 1)
+    assert explore(world, records).nodes > 0
 
 
 @pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 6000), marks=pytest.mark.slow)], ids=["few", "many"])
@@ -118,8 +118,8 @@ def test_some_of_what_can_happen_to_twelve_jobs(seeds: range) -> None:
     begun = 0
     for seed in seeds:
         rng = random.Random(seed)
-        world, seats = random_world(rng, rng.randint(4, 12), scripts=rng.randint(0, 6), steps=4)
-        begun += len(wander(world, seats, rng)[2])
+        world, records = random_world(rng, rng.randint(4, 12), scripts=rng.randint(0, 6), steps=4)
+        begun += len(wander(world, records, rng)[2])
     assert begun > 10 * len(seeds)
 
 
@@ -139,17 +139,17 @@ def test_some_of_what_can_happen_to_twelve_jobs(seeds: range) -> None:
 def test_how_many_iterations_of_others_begin_at_most_between_two_of_a_job(
     budget: int, depth: int, overtakes: int, names: str, waits: dict[JobId, int]
 ) -> None:
-    seats = [seat(k, SHAPES[name]) for k, name in enumerate(names.split())]
-    assert longest_waits(World(budget, 100, depth), seats, overtakes=overtakes) == waits
+    records = [record(k, SHAPES[name]) for k, name in enumerate(names.split())]
+    assert longest_waits(World(budget, 100, depth), records, overtakes=overtakes) == waits
 
 
 def test_the_check_finds_an_overrun(monkeypatch: pytest.MonkeyPatch) -> None:
     real = exploring.step
 
     def generous(state: State, event: Event) -> tuple[State, list[object]]:
-        after, said = real(replace(state, budget_bytes=state.budget_bytes + 1), event)
-        return replace(after, budget_bytes=after.budget_bytes - 1), list(said)
+        after, orders = real(replace(state, budget_bytes=state.budget_bytes + 1), event)
+        return replace(after, budget_bytes=after.budget_bytes - 1), list(orders)
 
     monkeypatch.setattr(exploring, "step", generous)
     with pytest.raises(Broken, match="bytes on the device, of 8"):
-        explore(World(8, 100, 1), [seat(0, WAITS), seat(1, HILL)])
+        explore(World(8, 100, 1), [record(0, WAITS), record(1, HILL)])

@@ -3,23 +3,43 @@
     World ::= Body* launches late scripts     hashable: two worlds in which the same can happen are equal
 
 `happens` is an event that could come now, `obey` carries an order out. It keeps its own account of where every state is and
-of what lies on the device, from nothing but what it was told to do, and raises `Broken` at what must never be said:
+of what lies on the device, from nothing but what it was told to do, and raises `Broken` at what must never be ordered:
 
     a move out of order, or while the state is away or on its way;   a launch too many in flight;   an overrun, also for a moment
-    a park in the middle of an iteration;   a new plan for a state that is on the device;   anything after `Dismiss`
+    a park in the middle of an iteration;   a new plan for a state that is on the device;   anything after `Release`
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tensile_jax.exec.controller.events import BatchReady, Budgeted, Died, Ended, Event, Moved, Prepared, Renewed, Waited, Wished
-from tensile_jax.exec.controller.orders import Admit, Adopt, Apply, Decline, Dismiss, Do, Order, Park, Rest, Unpark
-from tensile_jax.exec.controller.state import JobId, Seat, Wish
+from tensile_jax.exec.controller.messages import (
+    Admit,
+    AdoptPlan,
+    ApplyBudget,
+    BatchLoaded,
+    BudgetRequested,
+    DeclinePlan,
+    Event,
+    Issue,
+    JobLost,
+    LaunchEnded,
+    Order,
+    Park,
+    PlanRenewed,
+    Prepared,
+    Release,
+    ReportPaused,
+    StateMoved,
+    Unpark,
+    WaitEnded,
+    Wished,
+)
+from tensile_jax.exec.controller.state import JobId, JobRecord, Wish
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, MemoryProfile
 
 
 class Broken(AssertionError):
-    """The controller said what it must not say, or left undone what it must do."""
+    """The controller has ordered what it must not order, or left undone what it must do."""
 
 
 def demand(
@@ -42,19 +62,19 @@ class Body:
     steps: int
     loads: int
     wish: Wish = "run"
-    seated: bool = False
+    admitted: bool = False
     here: bool = False
     moving: bool = False
     waiting: bool = False
     position: int = 0
     loaded: int = 0
     renewal: MemoryProfile | None = None
-    rested: bool = False
+    pause_reported: bool = False
 
     @property
     def device_bytes(self) -> int:
         """But for what its launches in flight need for themselves."""
-        if not self.seated:
+        if not self.admitted:
             return 0
         if self.moving:
             return self.demand.holds[0]
@@ -71,7 +91,7 @@ class Body:
 class World:
     """`launches` are (job, what it needs for itself, us) in order; `late` is what comes of jobs that died; `scripts` the user's.
 
-    `fates` says of every job that is gone how it ended.
+    `ends` says of every job that is gone how it ended.
     """
 
     budget: int
@@ -82,7 +102,7 @@ class World:
     late: tuple[Event, ...] = ()
     scripts: tuple[tuple[Event, ...], ...] = ()
     asked: int | None = None
-    fates: tuple[tuple[JobId, str], ...] = ()
+    ends: tuple[tuple[JobId, str], ...] = ()
 
     @property
     def device_bytes(self) -> int:
@@ -92,7 +112,7 @@ class World:
     @property
     def host_bytes(self) -> int:
         """The most that the admitted jobs can have on the host."""
-        return sum(b.demand.host_bytes for b in self.bodies if b.seated)
+        return sum(b.demand.host_bytes for b in self.bodies if b.admitted)
 
     @property
     def underway(self) -> bool:
@@ -105,7 +125,7 @@ class World:
 
     def could_run(self, body: Body, budget: int | None = None) -> bool:
         """Whether the job could run an iteration if all others were parked."""
-        others = sum(b.demand.parked_bytes for b in self.bodies if b.seated and b is not body)
+        others = sum(b.demand.parked_bytes for b in self.bodies if b.admitted and b is not body)
         return others + body.demand.peak_bytes <= (self.budget if budget is None else budget)
 
     def with_body(self, body: Body) -> "World":
@@ -118,19 +138,19 @@ class World:
         """What of the work under way may be told next: launches end in order, all else at any time."""
         if self.launches:
             job, _, us = self.launches[0]
-            yield Ended(job, us), replace(self, launches=self.launches[1:])
+            yield LaunchEnded(job, us), replace(self, launches=self.launches[1:])
         for body in self.bodies:
             if body.waiting:
-                yield Waited(body.job), self.with_body(replace(body, waiting=False, position=body.position + 1))
+                yield WaitEnded(body.job), self.with_body(replace(body, waiting=False, position=body.position + 1))
             if body.moving:
-                yield Moved(body.job), self.with_body(replace(body, moving=False))
+                yield StateMoved(body.job), self.with_body(replace(body, moving=False))
 
     def happens(self) -> Iterator[tuple[Event, "World"]]:
         """Every event that may come now, and the world in which it has come."""
         yield from self.completions()
         for body in self.bodies:
             if body.loads:
-                yield BatchReady(body.job), self.with_body(replace(body, loads=body.loads - 1, loaded=body.loaded + 1))
+                yield BatchLoaded(body.job), self.with_body(replace(body, loads=body.loads - 1, loaded=body.loaded + 1))
         for event in dict.fromkeys(self.late):
             late = list(self.late)
             late.remove(event)
@@ -143,25 +163,25 @@ class World:
     def hear(self, event: Event) -> "World":
         """The world once the user, or a job, has done this."""
         if isinstance(event, Prepared):
-            seat = event.seat
-            return replace(self, bodies=(*self.bodies, Body(seat.job, seat.demand, seat.steps_left, seat.steps_left)))
-        if isinstance(event, Budgeted):
+            record = event.record
+            return replace(self, bodies=(*self.bodies, Body(record.job, record.demand, record.steps_left, record.steps_left)))
+        if isinstance(event, BudgetRequested):
             return replace(self, asked=event.nbytes)
         body = self.body(event.job)
-        if isinstance(event, Died):
+        if isinstance(event, JobLost):
             launches = tuple(one for one in self.launches if one[0] != event.job)
-            late: list[Event] = [Ended(job, us) for job, _, us in self.launches if job == event.job]
+            late: list[Event] = [LaunchEnded(job, us) for job, _, us in self.launches if job == event.job]
             if body is not None:
-                late += [Waited(event.job)] * body.waiting + [Moved(event.job)] * body.moving + [BatchReady(event.job)]
+                late += [WaitEnded(event.job)] * body.waiting + [StateMoved(event.job)] * body.moving + [BatchLoaded(event.job)]
             after = self if body is None else self.gone(body, "died")
             return replace(after, launches=launches, late=(*self.late, *late))
         if body is None:
             return self
         if isinstance(event, Wished):
             wish = "stop" if body.wish == "stop" else event.wish
-            return self.with_body(replace(body, wish=wish, rested=False))
-        if isinstance(event, Renewed):
-            if not body.seated:  # nothing is said of it
+            return self.with_body(replace(body, wish=wish, pause_reported=False))
+        if isinstance(event, PlanRenewed):
+            if not body.admitted:  # no order answers
                 return self.with_body(replace(body, demand=event.demand))
             return self.with_body(replace(body, renewal=event.demand))
         raise AssertionError(f"a world of these tests is never told {event}")
@@ -169,19 +189,19 @@ class World:
     def gone(self, body: Body, how: str) -> "World":
         """The world without the job."""
         bodies = tuple(b for b in self.bodies if b.job != body.job)
-        return replace(self, bodies=bodies, fates=tuple(sorted((*self.fates, (body.job, how)))))
+        return replace(self, bodies=bodies, ends=tuple(sorted((*self.ends, (body.job, how)))))
 
     # -- what is carried out ----------------------------------------------------------------------------------------------------
 
     def obey(self, order: Order) -> "World":
         """The world once the order is carried out, or, where that takes time, under way."""
-        if isinstance(order, Apply):
+        if isinstance(order, ApplyBudget):
             after = self._apply(order.nbytes)
         else:
             body = self.body(order.job)
             if body is None:
                 raise Broken(f"{order}, but the job is gone")
-            after = self._do(body, order.move) if isinstance(order, Do) else self._say(body, order)
+            after = self._do(body, order.move) if isinstance(order, Issue) else self._say(body, order)
         if after.device_bytes > after.budget:
             raise Broken(f"{order} brings {after.device_bytes} bytes on the device, of {after.budget}")
         if after.host_bytes > after.host_budget:
@@ -225,24 +245,24 @@ class World:
         between = body.position == 0 and not body.waiting and not body.moving
         own = self.depth == 1 and any(one[0] == body.job for one in self.launches)
         match order:
-            case Admit() if not body.seated and body.wish == "run":
-                return self.with_body(replace(body, seated=True))
+            case Admit() if not body.admitted and body.wish == "run":
+                return self.with_body(replace(body, admitted=True))
             case Park() if body.here and between and not own:
                 return self.with_body(replace(body, here=False, moving=True))
-            case Unpark() if body.seated and away and body.wants:
+            case Unpark() if body.admitted and away and body.wants:
                 return self.with_body(replace(body, here=True, moving=True))
-            case Adopt() if body.seated and away and body.renewal is not None:
+            case AdoptPlan() if body.admitted and away and body.renewal is not None:
                 return self.with_body(replace(body, demand=body.renewal, renewal=None))
-            case Decline() if body.seated and away and body.renewal is not None:
+            case DeclinePlan() if body.admitted and away and body.renewal is not None:
                 return self.with_body(replace(body, renewal=None))
-            case Rest() if away and body.wish == "pause" and not body.rested:
-                return self.with_body(replace(body, rested=True))
-            case Dismiss() if away and (body.wish == "stop" or body.steps == 0):
+            case ReportPaused() if away and body.wish == "pause" and not body.pause_reported:
+                return self.with_body(replace(body, pause_reported=True))
+            case Release() if away and (body.wish == "stop" or body.steps == 0):
                 return self.gone(body, "stopped" if body.steps else "finished")
             case _:
                 raise Broken(f"{order} for {body}")
 
 
-def seat(job: int, demand: MemoryProfile, *, steps: int = 2, weight: float = 1.0) -> Seat:
+def record(job: int, demand: MemoryProfile, *, steps: int = 2, weight: float = 1.0) -> JobRecord:
     """A job as it is when it was prepared."""
-    return Seat(JobId(job), demand, weight, steps)
+    return JobRecord(JobId(job), demand, weight, steps)

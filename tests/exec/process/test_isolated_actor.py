@@ -40,7 +40,7 @@ def runtime(tmp_path: Path) -> Iterator[Runtime]:
     assert all(sum(level.jobs.values()) <= level.budget_bytes for level in one.record().levels)
     assert one.status().device_bytes == 0
     assert poll(lambda: not any(thread.name.startswith("tensile-") for thread in threading.enumerate()))
-    pids = [job._actor.process.pid for job in one.jobs if isinstance(job._actor, IsolatedActor)]
+    pids = [actor.process.pid for job in one.jobs if isinstance(actor := job._stored.actor, IsolatedActor)]
     assert not any(is_there(pid) for pid in pids if pid is not None)
 
 

@@ -162,11 +162,11 @@ def test_ctrl_c_while_the_block_waits_for_its_end_stops_all_jobs(runtime: MakeRu
 # -- folders that are not as they were left -----------------------------------------------------------------------------------
 
 
-def run_saved(runtime: MakeRuntime, folder: Path, steps: int, **options: Any) -> Any:
+def run_saved(runtime: MakeRuntime, folder: Path, steps: int, **options: Any) -> tuple[Any, Any]:
     work = counting()
     with runtime(checkpoints=folder) as run:
         job = run.submit(work.step, work.state(), work.batches, steps=steps, name="saved", checkpoint_every=2, **options)
-    return job
+    return run, job
 
 
 def test_a_job_without_readable_checkpoints_does_not_begin_again(runtime: MakeRuntime, tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_a_job_goes_on_from_an_older_checkpoint_and_says_so(runtime: MakeRuntime
     run_saved(runtime, tmp_path, 4)
     flip(data_file(tmp_path / "saved" / "4"))
     damaged = contents(tmp_path / "saved" / "4")
-    job = run_saved(runtime, tmp_path, 8, resume=True)
-    note = next(event.note for event in job._runtime.events() if event.kind == "submitted")
+    run, job = run_saved(runtime, tmp_path, 8, resume=True)
+    note = next(event.note for event in run.events() if event.kind == "submitted")
     assert note.startswith("resumed at step 2, since the checkpoint 4 cannot be read: ")
     assert note.endswith("; it was left where it is")
     assert total(job) == 36
@@ -212,7 +212,8 @@ def test_two_runtimes_do_not_share_a_jobs_folder(runtime: MakeRuntime, tmp_path:
         assert total(other) == 3
         gate.open()
         assert total(job) == 3
-        until(lambda: job._lock is not None and job._lock.descriptor is None)
+        lock = job._stored.lock
+        until(lambda: lock is not None and lock.descriptor is None)
         again = second.submit(work.step, work.state(), work.batches, steps=4, name="saved", resume=True)
         assert total(again) == 10
 

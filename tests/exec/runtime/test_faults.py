@@ -18,6 +18,7 @@ from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tensile_jax.exec.runtime.submission import refuse_unfit_name
 from tensile_jax.exec.step.executor import Iteration
+from tensile_jax.exec.step.instructions import Instruction, Launch
 from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, Gate, assert_lonely, counting, heavy, total, until, wide
 
@@ -214,8 +215,8 @@ def test_an_executable_that_raises_costs_its_job_only_and_no_byte(
     shared = [jnp.asarray(b) for b in itertools.islice(ill.batches(), 8)]  # the user's own arrays, which stay
     perform = Iteration.perform
 
-    def failing(self: Any, instruction: tuple[Any, ...]) -> None:
-        if instruction[0] == 0 and self._executor._failing and broken._step:  # a launch of an iteration after the first
+    def failing(self: Any, instruction: Instruction) -> None:
+        if isinstance(instruction, Launch) and self._executor._failing and broken.status.step:  # after the first iteration
             raise RuntimeError("INTERNAL: the kernel is broken")
         perform(self, instruction)
 
@@ -224,7 +225,7 @@ def test_an_executable_that_raises_costs_its_job_only_and_no_byte(
         same = run.submit(ill.step, ill.state(), shared, steps=8, name="same", budget="460KiB")
         other = run.submit(well.step, well.state(), well.batches, steps=8, name="other")
         monkeypatch.setattr(Iteration, "perform", failing)
-        actor = broken._actor
+        actor = broken._stored.actor
         assert isinstance(actor, LocalActor)
         monkeypatch.setattr(
             "tensile_jax.exec.step.executor.Executor._failing", property(lambda e: e is actor._executor), raising=False
@@ -322,7 +323,7 @@ def test_a_pause_while_the_runtime_closes_is_refused_since_nobody_could_resume(r
     def on_step(step: int, metrics: Any) -> None:
         if step == 2:
             assert closing.wait(PATIENCE_S)
-            until(lambda: run._closed)
+            until(lambda: run._store.closed)
             run.pause("ill")
 
     with runtime() as run:

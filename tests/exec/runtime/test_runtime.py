@@ -7,6 +7,8 @@ import jax
 import pytest
 
 import tensile_jax as tensile
+from tensile_jax.exec.step.executor import Iteration
+from tensile_jax.exec.step.instructions import Instruction, Launch
 from tests.builders import device_bytes
 from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, Gate, assert_lonely, counting, heavy, total, until, wide
@@ -134,9 +136,10 @@ def test_a_job_for_whose_swaps_the_host_has_no_room_is_renewed_without_them(runt
     with runtime("64MiB", host_budget=HOST) as run:
         job = run.submit(work.step, work.state(), gate, steps=3)
         until(lambda: job.status.step == 1)
-        assert job.plan is not None and job._program is not None
+        stored = job._stored
+        assert job.plan is not None and stored.program is not None
         lower = job.plan.peak_bytes * 4 // 5
-        assert job._actor.prepare(job._program.prepared, lower).demand.host_bytes > HOST
+        assert stored.actor.prepare(stored.program.prepared, lower).demand.host_bytes > HOST
         run.set_budget(lower)
         until(lambda: len(job.plans) == 2)
         gate.open()
@@ -166,15 +169,13 @@ def test_live_arrays_and_workspace_stay_under_the_budget_at_every_launch(
     runtime: MakeRuntime, fast_link: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By JAX's own list of arrays, whatever the runtime says of itself."""
-    from tensile_jax.exec.step.executor import Iteration
-
     baseline, seen = device_bytes(), list[int]()
     perform = Iteration.perform
 
-    def watched(self: Any, instruction: tuple[Any, ...]) -> None:
+    def watched(self: Any, instruction: Instruction) -> None:
         perform(self, instruction)
-        if instruction[0] == 0:  # a launch
-            seen.append(device_bytes() - baseline + self._executor._workspaces[instruction[-1]])
+        if isinstance(instruction, Launch):
+            seen.append(device_bytes() - baseline + self._executor._workspaces[instruction.index])
 
     monkeypatch.setattr(Iteration, "perform", watched)
     works = wide(0), heavy(1), heavy(2)

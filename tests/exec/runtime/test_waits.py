@@ -153,7 +153,7 @@ def test_a_step_that_hangs_while_it_is_traced_costs_its_own_job_only(runtime: Ma
         ill.cancel()
         assert np.array_equal(ill.result(PATIENCE_S)["total"], np.zeros(8))
     assert (ill.status.state, ill.status.step) == ("cancelled", 0)
-    tracing = ill._tracing
+    tracing = ill._stored.tracing
     assert tracing is not None
     never.set()
     tracing.join(PATIENCE_S)
@@ -169,7 +169,7 @@ def test_an_isolated_job_that_hangs_at_any_place_is_cancelled_and_the_others_are
             isolation="process",
         )  # fmt: skip
         in_making = run.submit(tensile.Entrypoint(f"{here}:make_that_hangs"), steps=3, name="making", isolation="process")
-        until(lambda: in_step._tracing is not None)
+        until(lambda: in_step._stored.tracing is not None)
         well = run.submit(COUNT.step, COUNT.state(), COUNT.batches, steps=3, name="well")
         assert total(well) == 6
         for job in (in_step, in_making):

@@ -1,0 +1,564 @@
+"""One job's life, from its submission to its end, as a pure state machine: `step` maps (record, news) to (record, effects).
+
+    preparing -> (queued) -> running <-> paused -> finished | failed | cancelled
+
+What the controller (`exec/controller/machine.py`) is to the memory of all jobs, this is to the life of each: it decides, and
+others act. Whoever learns something of a job posts news: the thread of its user code, the planner, the dispatcher, the saver,
+the user. The `Runtime` calls `step` under its store's lock and performs the effects in their order. There is no JAX, clock,
+lock or thread here. Errors, metrics and saved states are only passed on.
+
+A job ends in two stages. First its last state is saved (`leaving`). Then, unless it failed or was cancelled, the job waits
+until its last callback has returned (`ending`). The saves of one job are made one after another, in the order of `saves`.
+
+What holds whatever news comes in whatever order:
+
+    a job ends exactly once, and causes no effect after that, except for the outcome of the saves still under way
+    every state that is handed over by `Paused`, `Released` or `Lost` is saved, where the job makes checkpoints, in order of steps
+    the last state of a job that failed or was cancelled, at whatever point, is handed back, unless its process has died with it
+    the folder of checkpoints is released exactly once: when the job has ended and nothing is being saved
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, FeedNews, UserCodeFailed
+from tensile_jax.exec.actor.missing import NO_STATE
+from tensile_jax.exec.controller.messages import BatchLoaded, Wished
+from tensile_jax.exec.controller.state import JobId, JobRecord, Wish
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
+from tensile_jax.runtime_records import FINAL, EventName, JobState
+
+Outcome = Literal["finished", "failed", "cancelled"]
+
+# -- news ---------------------------------------------------------------------------------------------------------------------
+
+
+class Submitted(NamedTuple):
+    """The job is one of the runtime's; `note` says from where it was resumed."""
+
+    note: str
+
+
+class UserWished(NamedTuple):
+    """The user wants the job to run, to pause or to stop."""
+
+    wish: Wish
+
+
+class PreparationFailed(NamedTuple):
+    """The job's step could not be traced, planned or compiled."""
+
+    error: BaseException
+
+
+class Planned(NamedTuple):
+    """The job has its first plan, which asks `demand` of memory."""
+
+    demand: MemoryProfile
+    note: str
+    values: dict[str, float]
+
+
+class ProcessDied(NamedTuple):
+    """The job's own process has ended on its own."""
+
+    error: BaseException
+
+
+class Admitted(NamedTuple):
+    """The controller has admitted the job."""
+
+
+class Pending(NamedTuple):
+    """The job is pending in the controller, which cannot admit it yet; `note` says what the job needs."""
+
+    note: str
+    values: dict[str, float]
+
+
+class Waits(NamedTuple):
+    """The job cannot run under the budget that holds now; `note` says what it needs."""
+
+    note: str
+    values: dict[str, float]
+
+
+class BudgetSuffices(NamedTuple):
+    """A new budget holds, under which the job's plan can run."""
+
+
+class PlanAdopted(NamedTuple):
+    """The job's new plan holds, after so many steps."""
+
+    steps: int
+
+
+class PlanDeclined(NamedTuple):
+    """The job's new plan, which asks `demand`, does not fit beside the other jobs."""
+
+    demand: MemoryProfile
+
+
+class Stepped(NamedTuple):
+    """One more iteration has ended; `values` are the metrics that are single numbers."""
+
+    metrics: Any
+    values: dict[str, float]
+
+
+class Parked(NamedTuple):
+    """The job's state has gone to the host."""
+
+
+class Paused(NamedTuple):
+    """The controller has paused the job after so many steps; `kept` is its state."""
+
+    kept: Any
+    steps: int
+
+
+class Released(NamedTuple):
+    """The controller knows the job no more: it has stopped or done all steps; `kept` is its state after so many."""
+
+    kept: Any
+    steps: int
+
+
+class Lost(NamedTuple):
+    """The job failed in the middle of something; `kept` is its state after so many steps, None where that is lost as well."""
+
+    error: BaseException
+    kept: Any
+    steps: int
+
+
+class CheckpointMade(NamedTuple):
+    """The first of the `saves` has written its checkpoint, or could not."""
+
+    steps: int
+    note: str
+    error: Exception | None
+
+
+class StateFetched(NamedTuple):
+    """The first of the `saves`, a `SaveEnd`, is done; `error` says why there is no state."""
+
+    state: Any
+    error: Exception | None
+
+
+News = (
+    Submitted | UserWished | FeedNews | PreparationFailed | Planned | ProcessDied | Admitted | Pending | Waits | BudgetSuffices
+    | PlanAdopted | PlanDeclined | Stepped | Parked | Paused | Released | Lost | CheckpointMade | StateFetched
+)  # fmt: skip
+
+# -- effects ------------------------------------------------------------------------------------------------------------------
+
+
+class Report(NamedTuple):
+    """Tell the user of an event, after so many steps."""
+
+    kind: EventName
+    steps: int
+    note: str = ""
+    values: dict[str, float] | None = None
+
+
+class StartPreparing(NamedTuple):
+    """Trace the job's step on its first batch, then plan and compile it; `Planned` or `PreparationFailed` answers."""
+
+
+class JoinController(NamedTuple):
+    """Tell the controller that the job is prepared, with what it needs to know of it."""
+
+    record: JobRecord
+
+
+class TellController(NamedTuple):
+    """Tell the controller of an event."""
+
+    event: BatchLoaded | Wished
+
+
+class LoseJob(NamedTuple):
+    """Give back what the job holds on the device; `Lost` answers."""
+
+    error: BaseException
+
+
+class ExplainWait(NamedTuple):
+    """If the job is pending in the controller, find out for what; `Pending` answers."""
+
+
+class UsePlan(NamedTuple):
+    """The job's new plan came into use after so many steps."""
+
+    steps: int
+
+
+class DropPlan(NamedTuple):
+    """The job's new plan, which asks `demand`, is not used; if the old one cannot run either, `Waits` answers."""
+
+    demand: MemoryProfile
+
+
+class ShareState(NamedTuple):
+    """Choose again what of all jobs' states is kept out of the device while other jobs run."""
+
+
+class Deliver(NamedTuple):
+    """Have the user's callback called with the metrics of a step."""
+
+    steps: int
+    metrics: Any
+
+
+class StartSaving(NamedTuple):
+    """Carry out the `saves` one after another, until none is left; each is answered."""
+
+
+class StopFeed(NamedTuple):
+    """Draw no more batches; `CallbacksMade` answers once the last callback has returned."""
+
+
+class Close(NamedTuple):
+    """The job has ended: stop its feed and close its actor."""
+
+
+class ReleaseFolder(NamedTuple):
+    """Let other runs have the folder of the job's checkpoints."""
+
+
+Effect = (
+    Report | StartPreparing | JoinController | TellController | LoseJob | ExplainWait | UsePlan | DropPlan | ShareState | Deliver
+    | StartSaving | StopFeed | Close | ReleaseFolder
+)  # fmt: skip
+
+# -- the record ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint:
+    """A checkpoint of `kept`, the state after `steps`. With `then_run` the job waits for it, and runs on afterwards."""
+
+    kept: Any
+    steps: int
+    then_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEnd:
+    """The job's last state, which is fetched for the user. With `steps` a checkpoint of it comes first.
+
+    `kept` is None where the job has not begun: then its state is that with which it was submitted.
+    """
+
+    outcome: Outcome
+    kept: Any = None
+    steps: int | None = None
+    error: BaseException | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """All steps are done and the last state is saved: the job ends once its last callback has returned."""
+
+    state: Any
+    note: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """Where a job stands in its life.
+
+    Attributes:
+        first: how many steps were done when the job was submitted; `steps` are to be done in all, `done` are done.
+        batches: how many were drawn; `last` is the step after which there are none, where that is known.
+        joined: the controller knows of the job; `admitted`: and has admitted it.
+        saves: what is being saved, and what waits for that.
+        leaving: the job's last state is among the `saves`, or has been saved.
+        error, result: why it failed, and its last state.
+    """
+
+    job: JobId
+    name: str
+    steps: int
+    first: int = 0
+    priority: float = 1.0
+    makes_checkpoints: bool = False
+    state: JobState = "preparing"
+    note: str = ""
+    wish: Wish = "run"
+    done: int = 0
+    batches: int = 0
+    last: int | None = None
+    joined: bool = False
+    admitted: bool = False
+    callbacks_made: bool = False
+    leaving: bool = False
+    saves: tuple[SaveCheckpoint | SaveEnd, ...] = ()
+    ending: Ending | None = None
+    error: BaseException | None = None
+    result: Any = field(default=NO_STATE)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job is in one of its final states; something may still be being saved."""
+        return self.state in FINAL
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended and nothing is being saved."""
+        return self.has_ended and not self.saves
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it was cancelled, or has failed, before the controller knew of it; or has ended."""
+        return self.has_ended or (not self.joined and (self.wish == "stop" or self.leaving))
+
+
+def step(record: Lifecycle, news: News) -> tuple[Lifecycle, list[Effect]]:
+    """The record after `news`, and what is to be done now, in that order."""
+    change = _Change(record)
+    if isinstance(news, CheckpointMade | StateFetched):
+        change.hear_of_save(news)
+    elif not record.has_ended:
+        change.hear(news)
+    return change.record, change.effects
+
+
+class _Change:
+    """The record while one piece of news is handled, and the effects so far."""
+
+    __slots__ = ("effects", "record")
+
+    def __init__(self, record: Lifecycle) -> None:
+        self.record = record
+        self.effects: list[Effect] = []
+
+    def put(self, **fields: Any) -> None:
+        self.record = replace(self.record, **fields)
+
+    def do(self, *effects: Effect) -> None:
+        self.effects += effects
+
+    def report(self, kind: EventName, note: str = "", values: dict[str, float] | None = None) -> None:
+        self.do(Report(kind, self.record.done, note, values))
+
+    def hear(self, news: News) -> None:
+        record = self.record
+        match news:
+            case Submitted(note):
+                self.report("submitted", note)
+                if record.first >= record.steps:
+                    self.leave(SaveEnd("finished", note=f"its checkpoint has all {record.steps} steps already"))
+            case UserWished(wish) if record.wish != "stop":  # a stop is final
+                self.hear_wish(wish)
+            case CallbacksMade():
+                self.put(callbacks_made=True)
+                self.end_if_called_back()
+            case BatchReady() | BatchesEnded() | UserCodeFailed() if not record.is_given_up:
+                self.hear_of_user_code(news)
+            case PreparationFailed(error) if not record.is_given_up:
+                self.leave(SaveEnd("failed", error=error))
+            case Planned() if not record.is_given_up:
+                self.join(news)
+            case ProcessDied(error):
+                if record.joined:
+                    self.do(LoseJob(error))
+                else:
+                    self.end("failed", error=error)
+            case Admitted():
+                self.put(admitted=True, state="running", note="" if record.last is None else record.note)
+                self.report("started")
+                self.do(ShareState())
+            case Pending() if record.wish == "pause":
+                self.pause()
+            case Pending(note, values) | Waits(note, values):
+                waits = isinstance(news, Pending) or record.state == "running"
+                self.put(state="queued" if waits else record.state, note=note)
+                self.report("queued", note, values)
+            case BudgetSuffices() if record.state == "queued" and record.admitted:
+                self.put(state="running", note="")
+            case PlanAdopted(steps):
+                if record.state == "queued":
+                    self.put(state="running", note="")
+                self.do(UsePlan(steps))
+            case PlanDeclined(demand):
+                self.do(DropPlan(demand))
+            case Stepped(metrics, values):
+                self.put(done=record.done + 1)
+                self.report("step", values=values)
+                if record.last is not None and self.record.done >= record.last:
+                    self.do(TellController(Wished(record.job, "stop")))
+                self.do(Deliver(self.record.done, metrics))
+            case Parked() if record.wish == "run":
+                self.report("parked")
+            case Paused(kept, steps):
+                self.hear_of_pause(kept, steps)
+            case Released(kept, steps):
+                all_done = record.done >= (record.steps if record.last is None else record.last)
+                outcome: Outcome = "failed" if record.error is not None else "finished" if all_done else "cancelled"
+                self.leave(SaveEnd(outcome, kept, steps, record.error))
+            case Lost(error, kept, steps):
+                if kept is None:
+                    self.end("failed", error=error)
+                else:
+                    self.leave(SaveEnd("failed", kept, steps, error))
+            case _:
+                pass
+
+    # -- preparing, queued, running, paused -------------------------------------------------------------------------------------
+
+    def hear_of_user_code(self, news: BatchReady | BatchesEnded | UserCodeFailed) -> None:
+        record = self.record
+        if isinstance(news, BatchReady):
+            if record.batches == 0:
+                self.do(StartPreparing())
+            self.put(batches=record.batches + 1)
+            if record.joined:
+                self.do(TellController(BatchLoaded(record.job)))
+        elif isinstance(news, UserCodeFailed):
+            self.put(error=news.error, note=f"its {news.where} raised {type(news.error).__name__}: {news.error}")
+            if record.joined:
+                self.do(TellController(Wished(record.job, "stop")))
+            else:
+                self.leave(SaveEnd("failed", error=news.error))
+        elif not record.batches:
+            error = f"batches of {record.name!r} gave nothing. Give at least one batch."
+            if record.first:
+                error = (
+                    f"batches of {record.name!r} gave no more than those of the {record.first} steps that are done, which are "
+                    "skipped. Give them from the first one on, and more of them."
+                )
+            self.leave(SaveEnd("failed", error=ValueError(error)))
+        elif (last := record.first + record.batches) < record.steps:
+            self.put(last=last, note=f"its batches ended: {last} of {record.steps} steps")
+            if record.done >= last:
+                self.do(TellController(Wished(record.job, "stop")))
+
+    def join(self, news: Planned) -> None:
+        record = self.record
+        self.put(joined=True)
+        self.report("planned", news.note, news.values)
+        left = record.steps - record.first
+        self.do(
+            JoinController(
+                JobRecord(record.job, news.demand, record.priority, left, wish=record.wish, batches=record.batches)
+            )
+        )  # fmt: skip
+
+    def hear_wish(self, wish: Wish) -> None:
+        before = self.record.wish
+        self.put(wish=wish)
+        record = self.record
+        if record.ending is not None:
+            self.end_if_called_back()
+            return
+        if record.joined:
+            self.do(TellController(Wished(record.job, wish)))
+        elif wish == "stop":
+            self.leave(SaveEnd("cancelled"))
+        if wish == "run" and before == "pause":
+            self.put(state="running" if record.admitted else "queued" if record.joined else "preparing")
+            self.report("resumed")
+            self.do(ShareState())
+            if record.joined:
+                self.do(ExplainWait())
+
+    def hear_of_pause(self, kept: Any, steps: int) -> None:
+        record = self.record
+        if record.wish != "run":
+            if record.makes_checkpoints:
+                self.save(SaveCheckpoint(kept, steps, then_run=False))
+            self.pause()
+            self.do(ShareState())
+            return
+        # The dispatcher has had the job paused for a checkpoint, which is written while the job runs on. Only if the one before
+        # is still being written, the job waits until this one is.
+        waits = bool(record.saves) and record.makes_checkpoints
+        if record.makes_checkpoints:
+            self.save(SaveCheckpoint(kept, steps, then_run=waits))
+        if not waits:
+            self.run_on()
+
+    def pause(self) -> None:
+        if self.record.state != "paused":  # a pending job may have been reported already
+            self.put(state="paused")
+            self.report("paused")
+
+    def run_on(self) -> None:
+        if self.record.wish == "run":
+            self.do(TellController(Wished(self.record.job, "run")))
+
+    # -- saving and ending ------------------------------------------------------------------------------------------------------
+
+    def save(self, one: SaveCheckpoint | SaveEnd) -> None:
+        if not self.record.saves:
+            self.do(StartSaving())
+        self.put(saves=(*self.record.saves, one))
+
+    def leave(self, one: SaveEnd) -> None:
+        if not self.record.leaving:
+            self.put(leaving=True)
+            self.save(one)
+
+    def hear_of_save(self, news: CheckpointMade | StateFetched) -> None:
+        had_ended = self.record.has_ended
+        one, *others = self.record.saves
+        if isinstance(news, CheckpointMade):
+            kind: EventName = "checkpointed" if news.error is None else "checkpoint_failed"
+            self.do(Report(kind, news.steps, news.note))
+            if isinstance(one, SaveEnd):
+                self.put(saves=(replace(one, error=one.error or news.error), *others))
+                return
+            self.put(saves=tuple(others))
+            if one.then_run and not had_ended:
+                self.run_on()
+        else:
+            assert isinstance(one, SaveEnd)
+            self.put(saves=tuple(others))
+            if not had_ended:
+                self.leave_with(one, news)
+        if had_ended and self.record.is_over:
+            self.do(ReleaseFolder())
+
+    def leave_with(self, one: SaveEnd, news: StateFetched) -> None:
+        """The last state is saved, or cannot be had: what becomes of the job."""
+        error, note = one.error, one.note
+        if news.error is not None:
+            if one.outcome == "cancelled" and not self.record.joined:
+                note = f"cancelled before its first step; {news.error}"
+            else:
+                error = error or news.error
+        if error is None and one.outcome == "finished":
+            self.do(StopFeed())
+            self.put(ending=Ending(news.state, note))
+            self.end_if_called_back()
+        else:
+            self.end("failed" if error is not None else one.outcome, news.state, error, note)
+
+    def end_if_called_back(self) -> None:
+        """All steps are done: the job ends once its last callback has returned, or if it is cancelled."""
+        record = self.record
+        if record.ending is not None and (record.callbacks_made or record.wish == "stop"):
+            outcome: Outcome = "finished" if record.error is None else "failed"
+            self.end(outcome, record.ending.state, record.error, record.ending.note)
+
+    def end(
+        self, outcome: Outcome, state: Any = NO_STATE, error: BaseException | None = None, note: str | None = None
+    ) -> None:  # fmt: skip
+        record = self.record
+        if note is None:
+            note = record.note
+            if error is not None and not note:
+                note = f"{type(error).__name__}: {error}"
+            elif outcome == "finished" and record.last is None:
+                note = ""
+        self.put(state=outcome, error=error, result=state, note=note, ending=None)
+        self.do(Close())
+        if not record.saves:
+            self.do(ReleaseFolder())
+        self.report(outcome, note)
+        self.do(ShareState())

@@ -1,0 +1,292 @@
+"""The planner of a runtime: plans and compiles for all jobs, one at a time, in a thread of its own (TENSILE section III-D).
+
+The paper calls it the Memory Scheduler. It prepares new jobs. It plans again for a job whose plan needs more than a lowered
+budget. And whenever a job comes or goes it chooses again which parts of all jobs' states are on the host while other jobs run.
+The rules by which it chooses are in `plan/multi_job`.
+
+A new job is planned under the memory that is left while the states of all other jobs are on the device. If that is too little,
+the job is planned under the whole budget, and then the jobs run in turns. The job's step is traced in a thread of its own,
+since it is user code, which may hang; no user code runs in the planner's thread.
+"""
+
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.exec.actor.actor import Program, Traced
+from tensile_jax.exec.controller.messages import Prepared
+from tensile_jax.exec.controller.state import JobRecord
+from tensile_jax.exec.runtime.dispatcher import Dispatcher
+from tensile_jax.exec.runtime.lifecycle import BudgetSuffices, Pending, Planned, PreparationFailed, Waits
+from tensile_jax.exec.runtime.store import Post, Store, StoredJob
+from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.prepared_step import Options
+from tensile_jax.plan import DeviceProfile
+from tensile_jax.plan.multi_job.admission import JobLimits, most_swapped_bytes, plan_job, smallest_budgets
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
+from tensile_jax.plan.multi_job.state_offload import offload_state
+from tensile_jax.plan_format import Plan, format_bytes
+
+Task = Callable[[], None]
+
+
+class PlannerThread(threading.Thread):
+    """Carries out tasks one at a time. What concerns running jobs goes before the preparation of new ones, which takes long.
+
+    The thread holds nothing but its tasks, so that it does not keep a runtime that nobody else holds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="tensile-planner", daemon=True)
+        self._soon: deque[Task] = deque()
+        self._later: deque[Task] = deque()
+        self._ready: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for each task; False: end. Has no lock to wait for
+        self.start()
+
+    def call(self, task: Task, *, soon: bool = False) -> None:
+        """Carry out `task` after all tasks that were asked for before; if `soon`, before all that are not."""
+        (self._soon if soon else self._later).append(task)
+        self._ready.put(True)
+
+    def end(self) -> None:
+        """Let the thread end once all tasks are done. May be called in the middle of anything."""
+        self._ready.put(False)
+
+    def close(self) -> None:
+        """End the thread, once all tasks are done."""
+        self.end()
+        self.join()
+
+    def run(self) -> None:
+        """The thread."""
+        while self._ready.get():
+            task = (self._soon or self._later).popleft()
+            try:
+                task()
+            except Exception:  # a mistake of ours: it is reported as Python reports it, and all jobs go on as they are
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self)))
+            del task  # and what it holds, before the next one comes
+
+
+class Planner:
+    """The plans of a runtime's jobs. What two jobs compile alike is compiled once."""
+
+    def __init__(
+        self, store: Store, dispatcher: Dispatcher, post: Post, profile: DeviceProfile, compiler: Compiler
+    ) -> None:  # fmt: skip
+        self.thread = PlannerThread()
+        self._store = store
+        self._dispatcher = dispatcher
+        self._post = post
+        self._profile = profile
+        self._compiler = compiler
+
+    # -- new jobs ---------------------------------------------------------------------------------------------------------------
+
+    def start(self, job: StoredJob) -> None:
+        """Have a new job traced, planned and compiled, now that it has its first batch. The store's lock must be held."""
+        job.first_batch = job.feed.take()
+        job.tracing = threading.Thread(target=self._trace, args=(job,), name=f"tensile-{job.name}-trace", daemon=True)
+        try:
+            job.tracing.start()
+        except RuntimeError as error:  # there can be no more threads
+            self._post(job.number, PreparationFailed(error))
+
+    def _trace(self, job: StoredJob) -> None:
+        """In a thread of the job's own."""
+        if job.life.is_given_up:
+            return
+        try:
+            options = Options(job.asked.policy, self._profile, "any", max_slowdown=job.asked.max_slowdown)
+            traced = job.actor.trace(job.first_batch, options, self._compiler)
+        except BaseException as error:
+            self._post(job.number, PreparationFailed(error))
+        else:
+            self.thread.call(lambda: self._prepare(job, traced))
+
+    def _prepare(self, job: StoredJob, traced: Traced) -> None:
+        """Plan and compile a job that was traced."""
+        if job.life.is_given_up:
+            return
+        try:
+            limit = self._limit_for(job)
+            limits = JobLimits(
+                beside_bytes=limit,
+                alone_bytes=self._ceiling(job),
+                most_swapped_bytes=most_swapped_bytes(job.asked.max_swap_rate, self._plans_of_others(job)),
+                most_host_bytes=self._host_left(job),
+            )
+            program = plan_job(job.actor.prepare, traced, limits)
+            demand = self._with_snapshot(job, program)
+            self._refuse_more_than_host(job, demand)
+        except BaseException as error:
+            self._post(job.number, PreparationFailed(error))
+            return
+        plan = program.plan
+        with self._store.changed:
+            if job.life.is_given_up:
+                return
+            job.program = job.own_program = program
+            job.plans.append((job.life.done, plan))
+            job.actor.use(program)
+            note = f"{len(plan.segments)} segments, peak {format_bytes(plan.peak_bytes)}"
+            values = {
+                "peak_bytes": plan.peak_bytes, "floor_bytes": plan.floor_bytes, "step_us": plan.step_us, "limit_bytes": limit,
+            }  # fmt: skip
+            self._post(job.number, Planned(demand, note, values))
+
+    def join_controller(self, job: StoredJob, record: JobRecord) -> None:
+        """Tell dispatcher and controller of a job that is prepared. In the dispatcher's thread."""
+        self._dispatcher.join(
+            job.number, job.name, job.actor, job.take_batch, record.demand, steps=job.life.first,
+            checkpoint_every=job.asked.checkpoint_every,
+        )  # fmt: skip
+        self._dispatcher.handle(Prepared(record))
+        self.explain_wait(job)
+
+    def explain_wait(self, job: StoredJob) -> None:
+        """If the job is pending, say what it waits for. In the dispatcher's thread."""
+        state = self._dispatcher.state
+        record = next((one for one in state.pending if one.job == job.number), None)
+        if record is None:
+            return
+        device, host = smallest_budgets([record.demand, *(one.demand for one in state.records)])
+        note = f"waits: beside the others it needs a budget of {format_bytes(device)}, {format_bytes(host)} on the host"
+        self._post(job.number, Pending(note, {"device_bytes": device, "host_bytes": host}))
+
+    # -- what a job may need ----------------------------------------------------------------------------------------------------
+
+    def _with_snapshot(self, job: StoredJob, program: Program) -> MemoryProfile:
+        """What the job asks of memory, with the host memory of a checkpoint that is written while the job goes on."""
+        return replace(program.demand, host_bytes=program.demand.host_bytes + self._snapshot_bytes(job))
+
+    def _snapshot_bytes(self, job: StoredJob) -> int:
+        return job.actor.state_bytes if job.checkpoints is not None else 0
+
+    def _host_left(self, job: StoredJob) -> float:
+        """What the job's program may need on the host beside the admitted jobs."""
+        state = self._dispatcher.state
+        others = sum(record.demand.host_bytes for record in state.records if record.job != job.number)
+        return state.host_budget_bytes - others - self._snapshot_bytes(job)
+
+    def _refuse_more_than_host(self, job: StoredJob, demand: MemoryProfile) -> None:
+        host_budget = self._dispatcher.state.host_budget_bytes
+        if demand.host_bytes > host_budget:
+            raise BudgetTooSmall(
+                f"host_budget {format_bytes(host_budget)} is too small for {job.name!r}: while other jobs run its state is "
+                f"parked in host memory, and it needs {format_bytes(demand.host_bytes)} ({demand.host_bytes} bytes) there.",
+                budget_bytes=int(host_budget),
+                floor_bytes=demand.host_bytes,
+            )
+
+    def _ceiling(self, job: StoredJob) -> int:
+        budget = self._dispatcher.state.next_budget_bytes or self._dispatcher.state.budget_bytes
+        return budget if job.asked.cap_bytes is None else min(budget, job.asked.cap_bytes)
+
+    def _limit_for(self, job: StoredJob) -> int:
+        """What the job may need while all others are between iterations, with their states on the device."""
+        with self._store.changed:
+            resting = sum(
+                one.actor.state_bytes if one.program is None else one.program.demand.idle_bytes for one in self._store.others(job)
+            )
+        return self._ceiling(job) - resting
+
+    def _plans_of_others(self, job: StoredJob) -> list[Plan]:
+        with self._store.changed:
+            return [one.program.plan for one in self._store.others(job) if one.program is not None]
+
+    # -- jobs that have a plan --------------------------------------------------------------------------------------------------
+
+    def share_state(self) -> None:
+        """A job has come or gone: choose again what of all jobs' states is to be out while others run."""
+        self.thread.call(self._share_state, soon=True)
+
+    def _share_state(self) -> None:
+        with self._store.changed:
+            running = [job for job in self._store.jobs.values() if job.life.state == "running"]
+            jobs = [(job, job.own_program) for job in running if job.own_program is not None]
+        found = offload_state(
+            [own for _, own in jobs],
+            [job.asked.max_swap_rate for job, _ in jobs],
+            self._dispatcher.state.budget_bytes,
+            self._profile,
+        )
+        for (job, own), out in zip(jobs, found, strict=True):
+            latest = job.renewed or job.program
+            assert latest is not None
+            if out != latest.kept_out:
+                try:
+                    renewed = own.keep_out(out)
+                except Exception as error:  # its process has died
+                    self._dispatcher.fail(job.number, error)
+                    continue
+                self._renew(job, renewed)
+
+    def use_budget(self, nbytes: int) -> None:
+        """A budget holds from now on: plan again for those jobs whose plans need more. The store's lock must be held."""
+        for job in self._store.jobs.values():
+            if job.program is None or job.life.has_ended:
+                continue
+            if job.program.demand.peak_bytes > nbytes:
+                self.thread.call(lambda job=job: self._replan(job), soon=True)
+            else:
+                self._post(job.number, BudgetSuffices())
+        self.share_state()
+
+    def _replan(self, job: StoredJob) -> None:
+        """The budget is below what the job needs: choose other segments."""
+        program = job.program
+        if program is None or job.life.has_ended:
+            return
+        try:
+            parked = sum(r.demand.parked_bytes for r in self._dispatcher.state.records if r.job != job.number)
+            limits = JobLimits(self._limit_for(job), self._ceiling(job) - parked, most_host_bytes=self._host_left(job))
+            renewed = plan_job(job.actor.prepare, program.prepared, limits)
+        except BudgetTooSmall as error:
+            note = f"waits: it needs a budget of at least {format_bytes(error.floor_bytes)}"
+            self._post(job.number, Waits(note, {"device_bytes": error.floor_bytes}))
+        except Exception as error:
+            self._dispatcher.fail(job.number, error)
+        else:
+            job.own_program = renewed
+            self._renew(job, renewed)
+            self.share_state()
+
+    def _renew(self, job: StoredJob, renewed: Program) -> None:
+        def renew() -> None:
+            """In the dispatcher's thread."""
+            with self._store.changed:
+                if job.life.has_ended:
+                    return
+                job.renewed = renewed
+            job.actor.use(renewed)
+            self._dispatcher.renew(job.number, self._with_snapshot(job, renewed))
+            if any(record.job == job.number for record in self._dispatcher.state.pending):  # it has taken the plan over at once
+                with self._store.changed:
+                    job.program, job.renewed, job.plans = renewed, None, [(job.life.done, renewed.plan)]
+
+        self._dispatcher.call(renew)
+
+    def use_plan(self, job: StoredJob, steps: int) -> None:
+        """The job's renewed plan came into use after so many steps. The store's lock must be held."""
+        program, job.renewed = job.renewed, None
+        assert program is not None  # the planner made it
+        job.program, plan = program, program.plan
+        job.plans.append((steps, plan))
+        out = f", {len(program.kept_out)} tensors of its state out while others run" if program.kept_out else ""
+        note = f"{len(plan.segments)} segments, peak {format_bytes(plan.peak_bytes)}{out}"
+        self._store.report("renewed", job.name, job.life.done, note)
+
+    def drop_plan(self, job: StoredJob, demand: MemoryProfile) -> None:
+        """The job's renewed plan, which asks that, is not used. In the dispatcher's thread, with the store's lock held."""
+        job.renewed = None
+        state = self._dispatcher.state
+        if job.actor.program.demand.peak_bytes <= state.budget_bytes:
+            return  # it goes on as it was
+        host = demand.host_bytes + sum(record.demand.host_bytes for record in state.records if record.job != job.number)
+        note = f"waits: under this budget it needs {format_bytes(host)} on the host, beside the others"
+        self._post(job.number, Waits(note, {"device_bytes": demand.peak_bytes, "host_bytes": host}))

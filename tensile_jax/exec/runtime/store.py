@@ -1,0 +1,227 @@
+"""The store of a runtime: one `StoredJob` for each of its jobs, the log of events, and the lock under which both change.
+
+The `Runtime` shares its store with the planner and the saver. Whatever else happens to a job goes through `lifecycle.step`.
+"""
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensile_jax.exec.actor.actor import JobActor, Program
+from tensile_jax.exec.actor.feed import Feed
+from tensile_jax.exec.actor.missing import NO_BATCH
+from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
+from tensile_jax.exec.checkpoint.folder_lock import FolderLock
+from tensile_jax.exec.controller.state import JobId
+from tensile_jax.exec.runtime.lifecycle import Lifecycle, News
+from tensile_jax.exec.runtime.submission import Submission, name_of, refuse_unfit_name
+from tensile_jax.plan_format import Plan
+from tensile_jax.runtime_records import EventName, JobEvent
+
+Post = Callable[[JobId, News], None]
+"""Tells a runtime what has happened to one of its jobs; from any thread."""
+
+_KEPT_EVENTS = 100_000
+
+
+@dataclass(slots=True, eq=False)
+class StoredJob:
+    """What a runtime keeps of a job. The fields from `life` on change under the store's lock only.
+
+    Attributes:
+        lock: of the folder of the job's checkpoints, until nothing more is written there.
+        first_batch: the job's first batch, between its tracing and its first iteration.
+        tracing: the thread in which the job's step is traced.
+        waits_for: the job for whose end this job's user code waits.
+        program: in use; `renewed`: about to be; `own_program`: in use, but without what is kept out for other jobs.
+        plans: every plan that was in use, with the number of steps that were done when it came into use.
+    """
+
+    asked: Submission
+    actor: JobActor
+    feed: Feed
+    checkpoints: Checkpoints | None
+    lock: FolderLock | None
+    life: Lifecycle
+    first_batch: Any = NO_BATCH
+    tracing: threading.Thread | None = None
+    waits_for: "StoredJob | None" = None
+    program: Program | None = None
+    renewed: Program | None = None
+    own_program: Program | None = None
+    plans: list[tuple[int, Plan]] = field(default_factory=list[tuple[int, Plan]])
+
+    @property
+    def number(self) -> JobId:
+        """The job's number in the controller."""
+        return self.life.job
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.asked.name
+
+    def take_batch(self) -> Any:
+        """The next batch, which the controller knows to be loaded."""
+        first, self.first_batch = self.first_batch, NO_BATCH
+        return self.feed.take() if first is NO_BATCH else first
+
+    def runs_in_this_thread(self) -> bool:
+        """Whether the calling thread runs this job's user code."""
+        return self.feed.is_current or self.tracing is threading.current_thread()
+
+
+class Store:
+    """The jobs and the events. `changed` is the lock, and is notified of every event.
+
+    Args:
+        now_us: microseconds since the runtime began.
+    """
+
+    def __init__(self, now_us: Callable[[], float]) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.jobs: dict[JobId, StoredJob] = {}
+        self.closed = False
+        self._now_us = now_us
+        self._numbers = itertools.count()
+        self._reserved: set[str] = set()  # names of jobs that are being submitted
+        self._events: deque[JobEvent] = deque(maxlen=_KEPT_EVENTS)
+        self._reported = 0
+
+    # -- jobs -------------------------------------------------------------------------------------------------------------------
+
+    def new_number(self) -> JobId:
+        """A number that no job has had."""
+        return JobId(next(self._numbers))
+
+    def named(self, name: str) -> StoredJob:
+        """The job of that name. Raises ValueError: there is none."""
+        with self.changed:
+            for job in self.jobs.values():
+                if job.name == name:
+                    return job
+            known = ", ".join(job.name for job in self.jobs.values()) or "none"
+        raise ValueError(f"job {name!r} is not known. There are: {known}.")
+
+    def others(self, job: StoredJob) -> list[StoredJob]:
+        """All other jobs that have not ended. The lock must be held."""
+        return [one for one in self.jobs.values() if one is not job and not one.life.has_ended]
+
+    def reserve(self, name: str | None, step: Any) -> str:
+        """The name of a new job, as given, or else after its step; no other job can have it until `unreserve`.
+
+        Raises:
+            ValueError: the name is taken, or cannot be a name.
+            TypeError: it is no text.
+            RuntimeError: the runtime is closed.
+        """
+        if name is not None:
+            refuse_unfit_name(name)
+        with self.changed:
+            if self.closed:
+                raise RuntimeError("The runtime is closed. Submit jobs inside its with block.")
+            taken = {job.name for job in self.jobs.values()} | self._reserved
+            if name is None:
+                stem = name_of(step)
+                name = next(n for n in itertools.chain([stem], (f"{stem}-{k}" for k in itertools.count(2))) if n not in taken)
+            elif name in taken:
+                raise ValueError(f"name={name!r} is taken by another job of this runtime. Give each job a name of its own.")
+            self._reserved.add(name)
+        return name
+
+    def unreserve(self, name: str) -> None:
+        """The job of that name is submitted, or will not be."""
+        with self.changed:
+            self._reserved.discard(name)
+            self.changed.notify_all()
+
+    def all_over(self) -> bool:
+        """Whether every job has ended, nothing is being saved, and no job is being submitted. The lock must be held."""
+        return not self._reserved and all(job.life.is_over for job in self.jobs.values())
+
+    # -- events -----------------------------------------------------------------------------------------------------------------
+
+    def report(
+        self, kind: EventName, job: str = "", steps: int = 0, note: str = "", values: dict[str, float] | None = None
+    ) -> None:  # fmt: skip
+        """Add an event to the log."""
+        with self.changed:
+            self._events.append(JobEvent(self._now_us() / 1e6, kind, job, steps, note, values or {}))
+            self._reported += 1
+            self.changed.notify_all()
+
+    def follow(self, *, until_closed: bool) -> Iterator[JobEvent]:
+        """Every event from the first on, as it happens, until all jobs have ended, and the runtime is closed if asked for.
+
+        Raises:
+            RuntimeError: it would wait in the thread of a job's user code.
+        """
+        seen = 0
+
+        def over() -> bool:
+            return self.all_over() and (self.closed or not until_closed)
+
+        while True:
+            with self.changed:
+                if self._reported <= seen and not over():
+                    self.refuse_to_wait("events()", "Follow the events in another thread, or outside of the callback")
+                self.changed.wait_for(lambda seen=seen: self._reported > seen or over())
+                fresh = self._reported - seen
+                if not fresh:
+                    return
+                kept = list(itertools.islice(reversed(self._events), fresh))[::-1]
+                seen = self._reported
+            yield from kept
+
+    # -- waiting ----------------------------------------------------------------------------------------------------------------
+
+    def refuse_to_wait(self, call: str, remedy: str) -> None:
+        """Raises RuntimeError in a thread that runs a job's user code: the job does not end before that code returns."""
+        job = self._job_of_this_thread()
+        if job is not None:
+            raise RuntimeError(
+                f"{call} waits until every job has ended, and was called by the code of {job.name!r} (its on_step, its batches "
+                f"or its step), for which that job waits: it would never return. {remedy}."
+            )
+
+    def wait_for_end(self, job: StoredJob, timeout_s: float | None) -> bool:
+        """Wait until the job has ended; whether it has.
+
+        Raises:
+            RuntimeError: a job's user code waits without a timeout for a job that waits for it.
+        """
+        with self.changed:
+            if job.life.has_ended:
+                return True
+            waiter = self._job_of_this_thread() if timeout_s is None else None
+            if waiter is not None:
+                _refuse_circle(waiter, job)
+                waiter.waits_for = job
+            try:
+                return self.changed.wait_for(lambda: job.life.has_ended, timeout_s)
+            finally:
+                if waiter is not None:
+                    waiter.waits_for = None
+
+    def _job_of_this_thread(self) -> StoredJob | None:
+        with self.changed:
+            return next((job for job in self.jobs.values() if job.runs_in_this_thread()), None)
+
+
+def _refuse_circle(waiter: StoredJob, other: StoredJob) -> None:
+    """Raises RuntimeError where `other` waits for `waiter`, whose user code is to wait for `other`."""
+    circle, job = [waiter.name], other
+    while job is not waiter:
+        if job.waits_for is None:
+            return
+        circle.append(job.name)
+        job = job.waits_for
+    story = "itself" if other is waiter else " -> ".join((*circle, waiter.name))
+    raise RuntimeError(
+        f"The code of {waiter.name!r} (its on_step, its batches or its step) waits for the end of {story}, and that job ends "
+        "only when this code has returned: it would never return. Wait outside of the callback, or with timeout_s; on_step "
+        "is given the metrics, and cancel() ends a job after its iteration."
+    )

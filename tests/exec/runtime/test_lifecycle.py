@@ -1,0 +1,185 @@
+"""News in, effects out: small cases worked by hand, and all that can happen to a small job.
+
+What is checked in every state is in `lifecycle_world.check` and `World.perform`, and at every end in `check_end`.
+"""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, UserCodeFailed
+from tensile_jax.exec.controller.messages import BatchLoaded, Wished
+from tensile_jax.exec.controller.state import JobId, JobRecord, Wish
+from tensile_jax.exec.runtime.lifecycle import (
+    Admitted,
+    CheckpointMade,
+    Close,
+    Deliver,
+    Effect,
+    JoinController,
+    Lifecycle,
+    Lost,
+    News,
+    Paused,
+    Planned,
+    PreparationFailed,
+    Released,
+    ReleaseFolder,
+    Report,
+    SaveEnd,
+    ShareState,
+    StartPreparing,
+    StartSaving,
+    StateFetched,
+    Stepped,
+    StopFeed,
+    Submitted,
+    TellController,
+    UserWished,
+    step,
+)
+from tests.exec.runtime import lifecycle_world as exploring
+from tests.exec.runtime.lifecycle_world import DEMAND, Broken, World, explore
+
+A = JobId(0)
+NEW = Lifecycle(A, "job", 2, makes_checkpoints=True)
+ERROR = OSError("the disk is gone")
+
+
+def say(life: Lifecycle, *news: News) -> tuple[Lifecycle, list[Effect]]:
+    """The effects of these pieces of news, all in one list."""
+    effects: list[Effect] = []
+    for one in news:
+        life, more = step(life, one)
+        effects += more
+    return life, effects
+
+
+def running(life: Lifecycle = NEW) -> Lifecycle:
+    """The job, admitted, with both of its batches drawn."""
+    return say(life, Submitted(""), BatchReady(0), Planned(DEMAND, "", {}), BatchReady(1), Admitted())[0]
+
+
+def test_a_job_is_prepared_joins_the_controller_and_is_admitted() -> None:
+    life, effects = say(NEW, Submitted("resumed at step 0"), BatchReady(0), BatchReady(1), Planned(DEMAND, "one segment", {}))
+    record = JobRecord(A, DEMAND, 1.0, 2, batches=2)
+    assert effects == [
+        Report("submitted", 0, "resumed at step 0"), StartPreparing(), Report("planned", 0, "one segment", {}),
+        JoinController(record),
+    ]  # fmt: skip
+    life, effects = say(life, Admitted(), BatchReady(2))
+    assert effects == [Report("started", 0), ShareState(), TellController(BatchLoaded(A))]
+    assert life.state == "running"
+
+
+def test_a_job_has_finished_once_its_state_is_saved_and_its_last_callback_has_returned() -> None:
+    life, effects = say(running(), Stepped("m1", {"loss": 1.0}), Stepped("m2", {}), Released("state", 2))
+    assert effects == [
+        Report("step", 1, "", {"loss": 1.0}), Deliver(1, "m1"), Report("step", 2, "", {}), Deliver(2, "m2"), StartSaving(),
+    ]  # fmt: skip
+    assert life.saves == (SaveEnd("finished", "state", 2),)
+    life, effects = say(life, CheckpointMade(2, "step 2", None), StateFetched("state", None))
+    assert effects == [Report("checkpointed", 2, "step 2"), StopFeed()]
+    assert life.state == "running"
+    life, effects = say(life, CallbacksMade())
+    assert effects == [Close(), ReleaseFolder(), Report("finished", 2), ShareState()]
+    assert (life.state, life.result, life.error) == ("finished", "state", None)
+
+
+def test_a_job_that_is_cancelled_before_it_runs_gives_back_the_state_that_it_was_given() -> None:
+    life, effects = say(NEW, Submitted(""), BatchReady(0), UserWished("stop"), Planned(DEMAND, "", {}), UserWished("run"))
+    assert effects == [Report("submitted", 0), StartPreparing(), StartSaving()]
+    assert life.saves == (SaveEnd("cancelled"),)
+    life, effects = say(life, StateFetched("given", None))
+    assert effects == [Close(), ReleaseFolder(), Report("cancelled", 0), ShareState()]
+    assert (life.state, life.result) == ("cancelled", "given")
+
+
+def test_a_checkpoint_while_the_job_runs_is_written_while_it_goes_on_and_the_next_one_waits_for_it() -> None:
+    life, effects = say(running(), Paused("one", 1))
+    assert effects == [StartSaving(), TellController(Wished(A, "run"))]
+    life, effects = say(life, Paused("two", 2))
+    assert effects == []  # one at a time, and the job waits meanwhile
+    life, effects = say(life, CheckpointMade(1, "step 1", None))
+    assert effects == [Report("checkpointed", 1, "step 1")]
+    life, effects = say(life, CheckpointMade(2, "no space", ERROR))
+    assert effects == [Report("checkpoint_failed", 2, "no space"), TellController(Wished(A, "run"))]
+    assert life == running()
+
+
+def test_a_pause_and_a_resume_are_told_and_a_stop_is_final() -> None:
+    life, effects = say(running(), UserWished("pause"), Paused("state", 0))
+    assert effects == [TellController(Wished(A, "pause")), StartSaving(), Report("paused", 0), ShareState()]
+    assert life.state == "paused"
+    life, effects = say(life, UserWished("run"))
+    assert effects[:3] == [TellController(Wished(A, "run")), Report("resumed", 0), ShareState()]
+    assert life.state == "running"
+    assert say(life, UserWished("stop"), UserWished("run"))[1] == [TellController(Wished(A, "stop"))]
+
+
+def test_batches_that_end_early_stop_the_job_after_the_last_of_them() -> None:
+    life, effects = say(running(replace(NEW, steps=5)), BatchesEnded(2), Stepped(None, {}), Stepped(None, {}))
+    assert life.note == "its batches ended: 2 of 5 steps"
+    assert effects[-2:] == [TellController(Wished(A, "stop")), Deliver(2, None)]
+    life = say(life, Released("state", 2), StateFetched("state", None), CallbacksMade())[0]
+    assert (life.state, life.note) == ("finished", "its batches ended: 2 of 5 steps")
+
+
+def test_user_code_that_raises_fails_the_job_with_the_state_it_had_reached() -> None:
+    life, effects = say(running(), Stepped(None, {}), UserCodeFailed(ERROR, "callback"))
+    assert effects[-1] == TellController(Wished(A, "stop"))
+    life = say(life, Released("state", 1), StateFetched("state", None))[0]
+    assert (life.state, life.result, life.error) == ("failed", "state", ERROR)
+    assert life.note == "its callback raised OSError: the disk is gone"
+
+
+def test_a_job_that_was_lost_in_the_middle_of_a_step_ends_at_once_and_its_checkpoint_is_still_made() -> None:
+    life, effects = say(running(), Paused("one", 1), Lost(ERROR, None, 1))
+    assert effects[2:] == [Close(), Report("failed", 0, "OSError: the disk is gone"), ShareState()]
+    assert say(life, UserWished("pause"), Stepped(None, {}), PreparationFailed(ERROR))[1] == []
+    assert say(life, CheckpointMade(1, "step 1", None))[1] == [Report("checkpointed", 1, "step 1"), ReleaseFolder()]
+
+
+def test_a_job_that_was_done_when_it_was_submitted_gives_back_its_state() -> None:
+    done = replace(NEW, first=2, done=2)
+    life, _ = say(done, Submitted("resumed at step 2"), StateFetched("state", None), CallbacksMade())
+    assert (life.state, life.result, life.note) == ("finished", "state", "its checkpoint has all 2 steps already")
+
+
+# -- all that can happen ------------------------------------------------------------------------------------------------------
+
+WISHES: tuple[tuple[Wish, ...], ...] = ((), ("stop",), ("pause",), ("pause", "run"), ("pause", "stop"))
+TROUBLES = ("batches", "prepare", "waits", "launch", "batch", "process", "save", "fetch", "checkpoint")
+
+
+@pytest.mark.parametrize("wishes", WISHES, ids=" ".join)
+@pytest.mark.parametrize("makes_checkpoints", [True, False])
+@pytest.mark.parametrize("together", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_job_ends_once_and_nothing_of_it_is_lost_whatever_comes_when(
+    wishes: tuple[Wish, ...], makes_checkpoints: bool, together: int
+) -> None:
+    seen = set[str]()
+    for troubles in itertools.combinations((*TROUBLES, ""), together):
+        if makes_checkpoints or not {"save", "checkpoint"} & set(troubles):
+            world = World(2, troubles=frozenset(troubles) - {""}, wishes=wishes)
+            seen |= explore(world, 2, makes_checkpoints=makes_checkpoints)
+    assert seen - {"cancelled", "paused"} == {"finished", "failed"}
+    assert ("cancelled" in seen) == ("stop" in wishes)
+    assert ("paused" in seen) == (wishes == ("pause",))
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+def test_batches_that_end_early_leave_nothing_undone_whatever_comes_when(batches: int) -> None:
+    for trouble in TROUBLES:
+        ends = explore(World(batches, ends=True, troubles=frozenset({trouble})), 2, makes_checkpoints=True)
+        assert "finished" in ends if batches else ends == {"failed"}
+
+
+def test_the_check_finds_a_state_that_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(life: Lifecycle, news: News) -> tuple[Lifecycle, list[Effect]]:
+        return (life, []) if isinstance(news, Paused) else step(life, news)
+
+    monkeypatch.setattr(exploring, "step", forgetful)
+    with pytest.raises(Broken, match="were handed over"):
+        explore(World(2, troubles=frozenset({"checkpoint"}), wishes=("stop",)), 2, makes_checkpoints=True)
