@@ -52,7 +52,7 @@ def main() -> None:
     """Measure, print and write."""
     state = {f"layer_{i}": jnp.full((8, 8), float(i)) for i in range(_ARRAYS)}
     batch = jnp.ones((4, 8))
-    reader = SignatureReader(step, None, None)
+    reader = SignatureReader(step)
     figures = {
         "arrays": _ARRAYS,
         "signature_us": least_us(lambda: reader.read((state, batch), {})),

@@ -14,6 +14,7 @@ from jax.sharding import SingleDeviceSharding
 
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.lower import SegmentCode
+from tensile_jax.trace import shape_struct
 
 # Data sheet and CUDA programming guide (compute capability 9.0), as XLA's GpuTargetConfig names them.
 _LIMITS = {
@@ -55,9 +56,7 @@ class H200Compiler(Compiler):
 def placed(tree: Any, device: Any) -> Any:
     """The shapes of `tree`, on the device."""
     sharding = SingleDeviceSharding(device)
-    return jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding, weak_type=getattr(a, "weak_type", False)), tree
-    )
+    return jax.tree.map(lambda a: shape_struct(a, sharding), tree)
 
 
 _ITEM = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8}

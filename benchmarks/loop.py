@@ -10,7 +10,7 @@ from tensile_jax.api import PlannedFunction
 from tensile_jax.exec.step.executor import Executor
 from tensile_jax.exec.step.instructions import FinishSwapIn, instructions_of
 from tensile_jax.plan import order
-from tensile_jax.trace import trace_step
+from tensile_jax.trace import shape_struct, trace_step
 
 _ITERATIONS = 20
 
@@ -44,7 +44,7 @@ def loop_us_per_segment(step: PlannedFunction, *args: Any) -> float:
     if plan.whole:
         return 0.0
     jitted = step._jitted  # pyright: ignore[reportPrivateUsage] # the one place outside that needs jax's own trace
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type), args)
+    shapes = jax.tree.map(shape_struct, args)
     traced = trace_step(jitted, jitted, shapes, {})
     nothing = _Nothing()
 

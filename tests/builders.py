@@ -291,8 +291,9 @@ def fresh_arguments(args: Sequence[Any], options: Mapping[str, Any]) -> list[Any
 
 def running(function: tensile.PlannedFunction) -> RunningPlan:
     """The latest plan of the function, with its executor."""
-    assert function._latest is not None, "The function has not been called."
-    return function._running[function._latest]
+    calls = function._calls
+    assert calls._latest is not None, "The function has not been called."
+    return calls._planned[calls._latest].running
 
 
 def wrap_launches(function: tensile.PlannedFunction, wrap: Callable[[int, Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -9,20 +9,20 @@ as `jitted_fn`.
 """
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, cast
 
 import jax
 from flax import nnx
 from jax.tree_util import tree_leaves
 
-import tensile_jax.api
 from tensile_jax.api import PlannedFunction, Report
 from tensile_jax.exec.actor.lifted_job import LiftedJob
+from tensile_jax.exec.call.interrupts import InterruptsHeldUnless
+from tensile_jax.exec.call.options import JitOptions, PlanOptions
 from tensile_jax.exec.step.prepared_step import Progress
-from tensile_jax.nnx.interrupts import Interrupts
 from tensile_jax.nnx.job import job_of
 from tensile_jax.nnx.paths import boundary_with_updates, boundary_without_updates
 from tensile_jax.plan.result.comparison import Comparison
@@ -42,17 +42,17 @@ class NnxFunction:
     def __init__(
         self,
         step: Callable[..., Any],
+        plan_options: PlanOptions,
+        jit_options: JitOptions,
         *,
         graph: bool | None,
         graph_updates: bool | None,
-        plan_options: dict[str, Any],
-        jit_options: dict[str, Any],
     ) -> None:
-        self._lifted: Any = nnx.jit(step, graph=graph, graph_updates=graph_updates, **jit_options)
+        self._lifted: Any = nnx.jit(step, graph=graph, graph_updates=graph_updates, **cast(dict[str, Any], jit_options))
         graph = nnx.set_graph_mode.current_value() if graph is None else graph
         graph_updates = nnx.set_graph_updates.current_value() if graph_updates is None else graph_updates
         pure = _PureStep(_pure_function_of(self._lifted), with_updates=bool(graph and graph_updates))
-        self._planned: PlannedFunction = tensile_jax.api.jit(pure, **plan_options, **jit_options)
+        self._planned = PlannedFunction(pure, plan_options, jit_options)
         self._lifted.jitted_fn = _StandIn(self._planned)
         functools.update_wrapper(self, step)
         self.__wrapped__ = step
@@ -60,7 +60,7 @@ class NnxFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         ran = _ran.set(False)
         try:
-            with Interrupts(lambda: not _ran.get() and not _some_deleted((args, kwargs))):
+            with InterruptsHeldUnless(lambda: not _ran.get() and not _some_deleted((args, kwargs))):
                 return self._lifted(*args, **kwargs)
         finally:
             _ran.reset(ran)
@@ -186,13 +186,12 @@ def _some_deleted(objects: Any) -> bool:
     return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in tree_leaves(held))
 
 
-def _refuse_placement(**options: Any) -> None:
-    for name, value in options.items():
-        if any(leaf is not None for leaf in tree_leaves(value, is_leaf=lambda leaf: isinstance(leaf, nnx.StateSharding))):
-            raise ValueError(
-                f"{name}={value!r} says where arrays lie, and a plan is for one device. Leave {name} out: the step runs on the "
-                "device on which its arrays lie. jax.device_put and jax.default_device choose it."
-            )
+def _refuse_placement(name: str, value: Any) -> None:
+    if any(leaf is not None for leaf in tree_leaves(value, is_leaf=lambda leaf: isinstance(leaf, nnx.StateSharding))):
+        raise ValueError(
+            f"{name}={value!r} says where arrays lie, and a plan is for one device. Leave {name} out: the step runs on the "
+            "device on which its arrays lie. jax.device_put and jax.default_device choose it."
+        )
 
 
 def jit(
@@ -205,18 +204,9 @@ def jit(
     state_memory: Literal["device", "any"] = "device",
     plan: Plan | None = None,
     progress: Progress | None = None,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
-    donate_argnums: int | Sequence[int] | None = None,
-    donate_argnames: str | Iterable[str] | None = None,
-    keep_unused: bool = False,
-    device: Any = None,
-    backend: str | None = None,
-    inline: bool = False,
     graph: bool | None = None,
     graph_updates: bool | None = None,
+    **jit_options: Unpack[JitOptions],
 ) -> Any:
     """`flax.nnx.jit` under a budget of device memory. Use it as a decorator, with or without arguments, or call it.
 
@@ -227,9 +217,9 @@ def jit(
     Args:
         step: the step; for training, the whole of it: loss, gradient and optimizer.
         budget, max_slowdown, policy, device_profile, state_memory, plan, progress: as in `tensile_jax.jit`.
-        static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline, graph, graph_updates: as in
-            `flax.nnx.jit`.
-        in_shardings, out_shardings, device, backend: only None, because a plan is for one device.
+        graph, graph_updates: as in `flax.nnx.jit`.
+        **jit_options: as in `flax.nnx.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`,
+            `keep_unused`, `inline`. Those that say where arrays lie are refused, because a plan is for one device.
 
     Returns:
         An `NnxFunction`, or, without `step`, a decorator that gives one. It has the same results as `flax.nnx.jit`, and makes the
@@ -253,27 +243,16 @@ def jit(
     >>> bool(losses[4] < losses[0])
     True
     """
-    _refuse_placement(in_shardings=in_shardings, out_shardings=out_shardings, device=device, backend=backend)
-    plan_options = {
-        "budget": budget,
-        "max_slowdown": max_slowdown,
-        "policy": policy,
-        "device_profile": device_profile,
-        "state_memory": state_memory,
-        "plan": plan,
-        "progress": progress,
-    }
-    jit_options = {
-        "static_argnums": static_argnums,
-        "static_argnames": static_argnames,
-        "donate_argnums": donate_argnums,
-        "donate_argnames": donate_argnames,
-        "keep_unused": keep_unused,
-        "inline": inline,
-    }
-    given = {name: value for name, value in jit_options.items() if value is not None and value is not False}
+    options = dict(jit_options)
+    for name in ("in_shardings", "out_shardings", "device", "backend"):
+        _refuse_placement(name, options.pop(name, None))
+    plan_options = PlanOptions(
+        budget=budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile, state_memory=state_memory,
+        plan=plan, progress=progress,
+    )  # fmt: skip
+    given = cast(JitOptions, {name: value for name, value in options.items() if value is not None and value is not False})
 
     def wrap(step: Callable[..., Any]) -> NnxFunction:
-        return NnxFunction(step, graph=graph, graph_updates=graph_updates, plan_options=plan_options, jit_options=given)
+        return NnxFunction(step, plan_options, given, graph=graph, graph_updates=graph_updates)
 
     return wrap if step is None else wrap(step)

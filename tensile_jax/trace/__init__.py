@@ -1,11 +1,11 @@
 """Takes a step and its arguments, gives a flat program and its graph. Never runs the step."""
 
-from tensile_jax.trace.avals import is_packed, nbytes_of
+from tensile_jax.trace.avals import is_packed, nbytes_of, shape_struct
 from tensile_jax.trace.flatten import Equation, Immediate, Program, atom_key, params_key
 from tensile_jax.trace.graph import variable_ids
 from tensile_jax.trace.step import TracedStep, trace_step
 
 __all__ = [
-    "Equation", "Immediate", "Program", "TracedStep", "atom_key", "is_packed", "nbytes_of", "params_key", "trace_step",
-    "variable_ids",
+    "Equation", "Immediate", "Program", "TracedStep", "atom_key", "is_packed", "nbytes_of", "params_key",
+    "shape_struct", "trace_step", "variable_ids",
 ]  # fmt: skip

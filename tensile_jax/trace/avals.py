@@ -1,6 +1,6 @@
-"""What an abstract value says of the value itself: its shape, the type of its numbers, and its size in device memory.
+"""Shapes, types and sizes of values, read from what JAX calls their abstract values.
 
-Tokens have neither shape nor type, and types whose numbers fill no byte are packed.
+A token has neither shape nor type. Types whose numbers are smaller than a byte are packed: several numbers share one.
 """
 
 import math
@@ -10,6 +10,12 @@ from typing import Any
 import jax
 
 _PACKED = re.compile(r"(?:u?int|float)([124])(?:_\w+)?")  # int4, uint2, float4_e2m1fn: bits of a number that fills no byte
+
+
+def shape_struct(value: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
+    """What stands for a value where only its shape and type count: for an array, a number, or an abstract value."""
+    aval = value if hasattr(value, "weak_type") else jax.typeof(value)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
 
 def nbytes_of(aval: Any) -> int:

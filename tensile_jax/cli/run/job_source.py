@@ -20,6 +20,7 @@ from tensile_jax.cli.progress import Live
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.installed_models import MODELS, Model
+from tensile_jax.trace import shape_struct
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,15 +91,7 @@ def shapes_of(entry: JobEntry) -> Shapes:
         raise Refusal(f"{entry.where}: its batches gave nothing. Give at least one batch.") from error
     except (ImportError, TypeError, ValueError) as error:
         raise Refusal(f"{entry.where}: {error}") from error
-    return Shapes(step, _shapes(state), _shapes(batch))
-
-
-def _shapes(tree: Any) -> Any:
-    def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
-        seen = jax.typeof(leaf)
-        return jax.ShapeDtypeStruct(seen.shape, seen.dtype, weak_type=getattr(seen, "weak_type", False))
-
-    return jax.tree.map(shape_of, tree)
+    return Shapes(step, jax.tree.map(shape_struct, state), jax.tree.map(shape_struct, batch))
 
 
 def same_source(entry: JobEntry) -> bytes:

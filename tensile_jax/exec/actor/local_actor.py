@@ -25,7 +25,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, WAIT, MemoryProfile
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import LaneName
-from tensile_jax.trace import trace_step
+from tensile_jax.trace import shape_struct, trace_step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +115,7 @@ class LocalActor:
         self._put_back = put_back
         self._transfer = transfer
         self._leaves, self._tree = tree_flatten(state)
-        self._shapes = [_shape_of(leaf) for leaf in self._leaves]
+        self._shapes = [shape_struct(leaf) for leaf in self._leaves]
         self._program: LocalProgram | None = None
         self._renewed: LocalProgram | None = None
         self._executor: Executor | WholeStep | None = None
@@ -156,7 +156,7 @@ class LocalActor:
         """
         jitted = jax.jit(self._function, donate_argnums=0)
         state = tree_unflatten(self._tree, self._shapes)
-        shapes = (state, jax.tree.map(_shape_of, batch))
+        shapes = (state, jax.tree.map(shape_struct, batch))
         with jax.default_device(self._transfer.device):
             seen = jitted.trace(*shapes).out_info  # before it is lowered, when JAX warns of donated arguments that do not fit
             self._refuse_other_state(jax.tree.structure(seen), jax.tree.leaves(seen))
@@ -350,11 +350,6 @@ class LocalActor:
         """Keep what an executor that goes has counted."""
         self._passive_swap_ins, self._out_of_memory = self.counts()
         self._executor = None
-
-
-def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    aval = leaf.aval if isinstance(leaf, jax.Array) else jax.typeof(leaf)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
 def _device_bytes(values: Sequence[Any]) -> int:

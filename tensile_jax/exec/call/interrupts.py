@@ -1,20 +1,25 @@
-"""Ctrl-C and training loops: no interrupt between the donation of a state and the return of the new one.
+"""Hold Ctrl-C back between the donation of a state and the return of the new one.
 
 While an iteration runs, the old state has been given away and the new one is not there yet. A `KeyboardInterrupt` that was
-raised in between would lose both. So `InterruptsHeld` takes note of SIGINT instead of handling it, and has it handled as soon
-as the results are the caller's: when the caller's frame has gone on from the call, or at the beginning of the next call if that
-comes first. At both times every array that the caller holds is alive.
+raised in between would lose both. The two classes here take note of SIGINT in the time of a block instead of having it handled:
 
-If the iteration does not end (a hanging device), the third Ctrl-C is handled at once.
+    InterruptsHeld        for a step that returns its new state. SIGINT is handled as soon as the results are the caller's: when
+                          the caller's frame has gone on from the call, or at the beginning of the next call if that comes first.
+                          At both times every array that the caller holds is alive. If the iteration does not end (a hanging
+                          device), the third Ctrl-C is handled at once.
+    InterruptsHeldUnless  for a step that changes objects in place. SIGINT is handled at once while nothing has happened to the
+                          objects, and otherwise at the end of the block, when they hold the results of the iteration.
 
 Only the main thread handles signals; in another thread, and where no handler was installed from Python, nothing is held. Nor is
-it where the handler has the attribute `raises_nothing`, as that of the command line, which leaves signals to a thread of its own.
+it where the handler has the attribute `raises_nothing`. The handler of the command line has it, since a thread of its own acts on
+signals.
 """
 
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -25,38 +30,82 @@ _LOOK_S = 0.001
 """Seconds between two looks at whether the caller has its results."""
 
 
-class InterruptsHeld:
+class _HandlerReplaced:
+    """Puts another handler of SIGINT in the place of the user's `_own`, which is None where nothing is replaced."""
+
+    __slots__ = ("_own",)
+
+    def __init__(self) -> None:
+        self._own: Any = None
+
+    def _replace(self) -> None:
+        own = signal.getsignal(signal.SIGINT)
+        here = threading.current_thread() is threading.main_thread()
+        if here and callable(own) and not getattr(own, "raises_nothing", False):
+            self._own = own
+            signal.signal(signal.SIGINT, self._hear)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        raise NotImplementedError
+
+
+class InterruptsHeldUnless(_HandlerReplaced):
+    """`with InterruptsHeldUnless(nothing_happened):` holds SIGINT back to the end of the block, unless nothing has happened.
+
+    Args:
+        nothing_happened: whether an exception would leave everything as it was before the block; asked when a signal comes.
+    """
+
+    __slots__ = ("_nothing_happened", "_waiting")
+
+    def __init__(self, nothing_happened: Callable[[], bool]) -> None:
+        super().__init__()
+        self._nothing_happened = nothing_happened
+        self._waiting: tuple[int, FrameType | None] | None = None
+
+    def __enter__(self) -> None:
+        self._replace()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._own is not None:
+            signal.signal(signal.SIGINT, self._own)
+            if self._waiting is not None:
+                self._own(*self._waiting)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._nothing_happened():
+            self._own(number, frame)
+        else:
+            self._waiting = number, frame
+
+
+class InterruptsHeld(_HandlerReplaced):
     """`with InterruptsHeld():` holds SIGINT back for the time of the block, and until the function with this block has returned.
 
     The block must return what the function is to return. Entering raises what the handler raises (`KeyboardInterrupt`) if an
     earlier interrupt is still to be handled; nothing of the block has run then. A block within a block does nothing.
     """
 
-    __slots__ = ("_count", "_own")
+    __slots__ = ("_count",)
 
     def __init__(self) -> None:
+        super().__init__()
         self._count = 0
-        self._own: Any = None
 
     def __enter__(self) -> None:
-        if threading.current_thread() is not threading.main_thread() or _DELIVERY.held:
-            return
-        _DELIVERY.now()
-        own = signal.getsignal(signal.SIGINT)
-        if callable(own) and not getattr(own, "raises_nothing", False):
-            self._own = own
-            _DELIVERY.held = True
-            signal.signal(signal.SIGINT, self._hold)
+        if threading.current_thread() is threading.main_thread() and not _DELIVERY.held:
+            _DELIVERY.now()
+            self._replace()
+            _DELIVERY.held = self._own is not None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._own is None:
-            return
-        signal.signal(signal.SIGINT, self._own)  # from here to the caller there is next to nothing
-        _DELIVERY.held = False
-        if _DELIVERY.pending:
-            _DELIVERY.after(_Return(sys._getframe(1)))
+        if self._own is not None:
+            signal.signal(signal.SIGINT, self._own)  # from here to the caller there is next to nothing
+            _DELIVERY.held = False
+            if _DELIVERY.pending:
+                _DELIVERY.after(_Return(sys._getframe(1)))
 
-    def _hold(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
         _DELIVERY.pending = True
         if self._count >= _AT_ONCE:

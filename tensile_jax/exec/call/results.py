@@ -19,8 +19,8 @@ from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.transfer import on_host
 
 
-class Handover:
-    """Hands over the results of one plan.
+class ResultPlacer:
+    """Gives the results of one plan the place that `jax.jit` gives them.
 
     Args:
         compiler: of the plan's segments; it knows the device and whether results are committed.

@@ -14,7 +14,7 @@ Reading a signature costs about 0.1 ms for 300 arrays (benchmarks/results/call.j
 """
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -97,7 +97,10 @@ class SignatureReader:
     """
 
     def __init__(
-        self, function: Callable[..., Any], static_argnums: Sequence[int] | None, static_argnames: Sequence[str] | None
+        self,
+        function: Callable[..., Any],
+        static_argnums: int | Iterable[int] | None = None,
+        static_argnames: str | Iterable[str] | None = None,
     ) -> None:
         self._numbers, self._names = _complete(function, static_argnums, static_argnames)
         self._probes: dict[int, Any] = {}
@@ -197,10 +200,11 @@ def _normal(aval: Any, sharding: Any, committed: bool) -> tuple[Hashable, Hashab
 
 
 def _complete(
-    function: Callable[..., Any], argnums: Sequence[int] | None, argnames: Sequence[str] | None
+    function: Callable[..., Any], argnums: int | Iterable[int] | None, argnames: str | Iterable[str] | None
 ) -> tuple[frozenset[int], frozenset[str]]:
     """Positions and names of static parameters, the one inferred from the other where only one is given, as `jax.jit` does it."""
-    numbers, names = frozenset(argnums or ()), frozenset(argnames or ())
+    numbers = frozenset([argnums] if isinstance(argnums, int) else argnums or ())
+    names = frozenset([argnames] if isinstance(argnames, str) else argnames or ())
     if (argnums is None) == (argnames is None):
         return numbers, names
     try:

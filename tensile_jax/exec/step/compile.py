@@ -23,7 +23,7 @@ from jax.sharding import SingleDeviceSharding
 
 from tensile_jax.exec.step.lower import SegmentCode
 from tensile_jax.exec.step.transfer import Device
-from tensile_jax.trace import is_packed
+from tensile_jax.trace import is_packed, shape_struct
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ class Compiler:
 
     def identity(self, values: Sequence[jax.Array]) -> Callable[..., Sequence[jax.Array]]:
         """An executable that gives back what it is given, in the same memory, as arrays of this compiler's commitment."""
-        avals = tuple(jax.ShapeDtypeStruct(v.shape, v.dtype, weak_type=v.aval.weak_type) for v in values)
+        avals = tuple(map(shape_struct, values))
         content = ("identity", tuple((a.shape, a.dtype, a.weak_type) for a in avals))
         code = SegmentCode(lambda *xs: xs, avals, tuple(range(len(avals))), content)
         return self.compile([code])[0].call
@@ -107,12 +107,7 @@ class Compiler:
     def _lower(self, code: SegmentCode) -> tuple[Any, Any]:
         """The segment's code as a jitted function, and what it is lowered to."""
         sharding = SingleDeviceSharding(self.device) if self.committed else None
-        avals = [
-            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding, weak_type=a.weak_type)
-            if isinstance(a, jax.ShapeDtypeStruct)
-            else a
-            for a in code.avals
-        ]
+        avals = [shape_struct(a, sharding) if isinstance(a, jax.ShapeDtypeStruct) else a for a in code.avals]
         # a segment without inputs has nothing else that names the device
         placed: dict[str, Any] = {"out_shardings": sharding} if self.committed and not avals else {}
         jitted = jax.jit(

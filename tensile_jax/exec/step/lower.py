@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from tensile_jax.ir import OperatorId, TensorId
-from tensile_jax.trace import Program, atom_key, params_key, variable_ids
+from tensile_jax.trace import Program, atom_key, params_key, shape_struct, variable_ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +72,7 @@ class Codebook:
             for v in e.outputs:
                 number[v] = len(number)
             body.append((e.primitive, self._params[o], arguments, len(e.outputs), e.context))
-        avals = tuple(_struct(program.avals[v]) for v in reads)
+        avals = tuple(map(_struct, (program.avals[v] for v in reads)))
         shapes = tuple((a.shape, a.dtype, a.weak_type) if isinstance(a, jax.ShapeDtypeStruct) else type(a) for a in avals)
         content = (shapes, tuple(body), tuple(number[v] for v in writes), positions)
         return SegmentCode(segment, avals, positions, content)
@@ -80,6 +80,4 @@ class Codebook:
 
 def _struct(aval: Any) -> Any:
     """What to lower for in the place of a value: for a token, which has no shape, another token."""
-    if not hasattr(aval, "shape"):
-        return jax.jit(jax.lax.create_token)()
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+    return shape_struct(aval) if hasattr(aval, "shape") else jax.jit(jax.lax.create_token)()

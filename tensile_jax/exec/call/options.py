@@ -1,0 +1,111 @@
+"""Read the options of `tensile_jax.jit` and `tensile_jax.nnx.jit`: those of the planner are checked, those of JAX are JAX's."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, get_args
+
+from tensile_jax.arguments import MOST, read_number, shown
+from tensile_jax.budget import Budget, parse_budget
+from tensile_jax.errors import PlanFileError
+from tensile_jax.exec.step.prepared_step import Progress
+from tensile_jax.exec.step.saved_plan import above_budget
+from tensile_jax.plan_format import Plan, PolicyName, contradictions
+from tensile_jax.profiles import load_profile
+
+
+class JitOptions(TypedDict, total=False):
+    """The options of `jax.jit`, with its meanings and its defaults."""
+
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    keep_unused: bool
+    inline: bool
+    compiler_options: dict[str, Any] | None
+    in_shardings: Any
+    out_shardings: Any
+    device: Any
+    backend: str | None
+
+
+class PlanOptions(TypedDict, total=False):
+    """The options of the planner, as a user gives them; `tensile_jax.jit` says what they mean."""
+
+    budget: int | float | str | None
+    max_slowdown: float | None
+    policy: PolicyName
+    device_profile: str | None
+    state_memory: Literal["device", "any"]
+    plan: Plan | None
+    progress: Progress | None
+
+
+class GivenOptions(PlanOptions, JitOptions, total=False):
+    """All options of `tensile_jax.jit`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanRequest:
+    """The options of the planner, checked. `saved_plan` is the one to run instead of a new one, `profile` the name of one."""
+
+    budget: Budget | None
+    max_slowdown: float | None
+    policy: PolicyName
+    profile: str | None
+    state_memory: Literal["device", "any"]
+    saved_plan: Plan | None
+    progress: Progress | None
+
+
+def read_options(given: PlanOptions) -> PlanRequest:
+    """The options that were given, checked.
+
+    Raises:
+        ValueError: an option has a value that it cannot have, or two of them contradict each other.
+        TypeError: the plan is none.
+        PlanFileError: the plan contradicts itself, or is above the budget.
+    """
+    policy, state_memory = given.get("policy", "auto"), given.get("state_memory", "device")
+    if state_memory not in ("device", "any"):
+        raise ValueError(f'state_memory must be "device" or "any", got {state_memory!r}.')
+    if policy not in get_args(PolicyName):
+        raise ValueError(f"policy={policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
+    text, slowdown, plan, profile = (given.get(name) for name in ("budget", "max_slowdown", "plan", "device_profile"))
+    budget = None if text is None else parse_budget(text)
+    max_slowdown = None if slowdown is None else _read_slowdown(slowdown, text)
+    saved_plan = None if plan is None else _read_plan(plan, budget, slowdown)
+    if profile is not None:
+        load_profile(profile)
+    return PlanRequest(budget, max_slowdown, policy, profile, state_memory, saved_plan, given.get("progress"))
+
+
+def _read_slowdown(max_slowdown: Any, budget: Any) -> float:
+    number = read_number(max_slowdown)
+    if number is None or not 1 <= number < float("inf"):
+        raise ValueError(
+            f"max_slowdown must be a number of at least 1, times plain jit's step: got {shown(max_slowdown)}. "
+            "Pass 1.1 for steps that may take ten per cent longer."
+        )
+    if budget is not None:
+        raise ValueError(
+            f"budget={budget!r} and max_slowdown={max_slowdown!r} ask for two things: the fastest step in so much memory, and "
+            "the least memory for a step so fast. Pass one of them."
+        )
+    return float(min(number, MOST))
+
+
+def _read_plan(plan: Any, budget: Budget | None, max_slowdown: Any) -> Plan:
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"plan must be a Plan, got {shown(plan)} of type {type(plan).__name__}. Read a saved one with "
+            "tensile_jax.Plan.load(path)."
+        )
+    story = next(contradictions(plan), None)
+    if story is not None:
+        raise PlanFileError(f"plan= cannot be run: {story}. Make a new one with step.plan(...).")
+    if max_slowdown is not None:
+        raise ValueError(f"max_slowdown={max_slowdown!r} asks for a new plan, and plan= is one that was made. Pass one of them.")
+    if budget is not None and budget.nbytes is not None and plan.peak_bytes > budget.nbytes:
+        raise above_budget(plan, budget.nbytes)
+    return plan

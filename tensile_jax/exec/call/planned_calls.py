@@ -1,0 +1,250 @@
+"""Run the calls of one function under plans: one plan for each signature of a call, made at the first call of that signature.
+
+A call inside another transformation, or under `jax.disable_jit`, is left to the plain jitted function. So is a call whose step
+runs whole. In every other call the segments of its plan run one after another.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import jax
+from jax.tree_util import tree_unflatten
+
+from tensile_jax.errors import TraceError
+from tensile_jax.exec.call.donation import refuse_unusable
+from tensile_jax.exec.call.options import JitOptions, PlanRequest
+from tensile_jax.exec.call.placement import Placement, placement_of
+from tensile_jax.exec.call.report import Report, report_of
+from tensile_jax.exec.call.results import ResultPlacer
+from tensile_jax.exec.call.signature import Call, Signature, SignatureReader, debugs_numbers
+from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.executor import Executor, Observation
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan
+from tensile_jax.exec.step.saved_plan import load, refuse_saved
+from tensile_jax.exec.step.transfer import Device, Transfer, in_device_memory, to_device
+from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.profiles import profile_for
+from tensile_jax.trace import shape_struct, trace_step
+
+_WATCHED_FIRST = 3  # iterations watched after a plan is made
+_WATCHED_EVERY = 50
+
+_Args = tuple[Any, ...]
+_Kwargs = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Traced:
+    """The function, traced for one signature of its calls."""
+
+    prepared: PreparedStep
+    placement: Placement
+    trace_s: float
+
+
+@dataclass(slots=True, eq=False)
+class PlannedStep:
+    """The function for one signature of its calls, with a plan that can run.
+
+    `place` gives results the place that `jax.jit` gives them. After the device ran out of memory, `running` is another plan.
+    """
+
+    traced: _Traced
+    running: RunningPlan
+    place: Callable[[list[Any]], list[Any]]
+    iterations: int = 0
+
+
+class PlannedCalls:
+    """The calls of `function`, and the plans under which they run.
+
+    Args:
+        function: the user's function.
+        jitted: `jax.jit` of it.
+        request: what the user asked of the planner.
+        jit_options: what the user asked of `jax.jit`.
+    """
+
+    def __init__(self, function: Callable[..., Any], jitted: Any, request: PlanRequest, jit_options: JitOptions) -> None:
+        self._function = function
+        self._jitted = jitted
+        self._request = request
+        self._jit_options = jit_options
+        self._signatures = SignatureReader(function, jit_options.get("static_argnums"), jit_options.get("static_argnames"))
+        self._traced: dict[Signature, _Traced] = {}
+        self._planned: dict[Signature, PlannedStep] = {}
+        self._latest: Signature | None = None
+        self._preparing = threading.RLock()
+
+    def read(self, args: _Args, kwargs: _Kwargs) -> Call | None:
+        """The call with these arguments; None if plain `jax.jit` has to take it."""
+        try:
+            return self._signatures.read(args, kwargs)
+        except (TypeError, ValueError):
+            self._jitted.trace(*args, **kwargs)  # says in jit's own words what cannot be
+            raise
+
+    def planned(self, call: Call, args: _Args, kwargs: _Kwargs) -> PlannedStep:
+        """The step that the call runs, with its plan; at the first call of a signature it is made here.
+
+        Raises:
+            RuntimeError: an argument is deleted, or its memory is donated and used under two names (a `JaxRuntimeError`).
+        """
+        signature = call.signature
+        step = self._planned.get(signature)
+        if step is None:
+            with self._preparing:
+                step = self._planned.get(signature) or self._plan(call, args, kwargs)
+        self._latest = signature
+        if step.running.executor is not None:
+            refuse_unusable(call, step.traced.prepared.graph)
+        return step
+
+    def run(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
+        """The result of the call. From here on, donated arguments may be gone."""
+        step.iterations += 1
+        executor = step.running.executor
+        if executor is None:
+            return self._run_whole(step, call.any_on_host, args, kwargs)
+        device = step.traced.placement.device
+        return _run_segments(step, executor, call.leaves if call.devices <= {device} else _brought(call.leaves, device))
+
+    def _run_whole(self, step: PlannedStep, any_on_host: bool, args: _Args, kwargs: _Kwargs) -> Any:
+        began = time.perf_counter()
+        if any_on_host:
+            args, kwargs = self._signatures.map_dynamic(to_device, args, kwargs)
+        result = self._jitted(*args, **kwargs)
+        if step.iterations <= _WATCHED_FIRST:
+            jax.block_until_ready(result)
+            step_us = (time.perf_counter() - began) * 1e6
+            step.running.observations.append(Observation(peak_bytes=step.running.plan.peak_bytes, step_us=step_us))
+        return result
+
+    def plan(self, args: _Args, kwargs: _Kwargs) -> Plan:
+        """The plan in use for these arguments; where there is none yet, the saved one, or one with estimated workspaces."""
+        call = self._read_outermost(args, kwargs)
+        step = self._planned.get(call.signature) or next(
+            (step for signature, step in self._planned.items() if signature.shapes == call.signature.shapes), None
+        )
+        if step is not None:
+            return step.running.plan
+        prepared, saved = self._trace(call, args, kwargs).prepared, self._request.saved_plan
+        if saved is None:
+            return prepared.predict()
+        refuse_saved(prepared, saved)
+        return saved
+
+    def prepared(self, args: _Args, kwargs: _Kwargs) -> PreparedStep:
+        """The step for these arguments, traced but not planned."""
+        return self._trace(self._read_outermost(args, kwargs), args, kwargs).prepared
+
+    def report(self) -> Report:
+        """What was measured of the latest call's plan."""
+        step = None if self._latest is None else self._planned.get(self._latest)
+        if step is None or not step.running.observations:
+            raise RuntimeError("There is nothing to report before the first call.")
+        return report_of(step.running, trace_s=step.traced.trace_s, iterations=step.iterations)
+
+    def forget(self) -> None:
+        """Forget every trace and plan."""
+        self._signatures.forget()
+        with self._preparing:
+            self._traced.clear()
+            self._planned.clear()
+            self._latest = None
+
+    def _read_outermost(self, args: _Args, kwargs: _Kwargs) -> Call:
+        call = self.read(args, kwargs)
+        if call is None:
+            raise TraceError(
+                f"{getattr(self._function, '__name__', 'The step')!r} has a plan only where it is called outermost: not inside "
+                "jit, grad, vmap and the like, and not under jax.disable_jit."
+            )
+        return call
+
+    def _plan(self, call: Call, args: _Args, kwargs: _Kwargs) -> PlannedStep:
+        """The function for this call, with a plan that is compiled."""
+        traced, saved = self._trace(call, args, kwargs), self._request.saved_plan
+        prepared = traced.prepared
+        running = prepared.prepare() if saved is None else load(prepared, saved)
+        place: Callable[[list[Any]], list[Any]] = list
+        if running.executor is not None:
+            graph = prepared.graph
+            passed_on = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].producer is None]
+            shardings = None if traced.placement.plain else jax.tree.leaves(prepared.whole_executable().output_shardings)
+            place = ResultPlacer(prepared.compiler, passed_on, shardings)
+        self._planned[call.signature] = step = PlannedStep(traced, running, place)
+        return step
+
+    def _trace(self, call: Call, args: _Args, kwargs: _Kwargs) -> _Traced:
+        """The function for this call, traced."""
+        with self._preparing:
+            if call.signature not in self._traced:
+                self._traced[call.signature] = self._trace_anew(call, args, kwargs)
+            return self._traced[call.signature]
+
+    def _trace_anew(self, call: Call, args: _Args, kwargs: _Kwargs) -> _Traced:
+        request, jit_options = self._request, self._jit_options
+        began = time.perf_counter()
+        shapes, named_shapes = self._signatures.map_dynamic(_shape_of, args, kwargs)
+        step = trace_step(
+            self._jitted,
+            self._function,
+            shapes,
+            named_shapes,
+            static=self._signatures.static_positions(len(args)),
+            keep_unused=bool(jit_options.get("keep_unused")),
+        )
+        trace_s = time.perf_counter() - began
+        used = [leaf for leaf, is_used in zip(call.leaves, step.program.used, strict=True) if is_used]
+        placement = placement_of(used, jit_options, step.shardings)
+        profile = profile_for(placement.device.platform, request.profile)
+        options = Options(request.policy, profile, request.state_memory, request.progress, request.max_slowdown)
+        if request.saved_plan is not None:  # if the step has to be planned again, then as it was
+            policy = cast(PolicyName, request.saved_plan.policy)  # `contradictions` knows only these
+            options = replace(options, policy=policy, state_memory=request.saved_plan.state_memory)
+        compiler = Compiler(
+            placement.device,
+            committed=placement.committed,
+            compiler_options=jit_options.get("compiler_options"),
+            debugs_numbers=debugs_numbers(),
+        )
+        return _Traced(PreparedStep(step, request.budget, options, compiler), placement, trace_s)
+
+
+def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> Any:
+    prepared, running = step.traced.prepared, step.running
+    watched = step.iterations <= _WATCHED_FIRST or step.iterations % _WATCHED_EVERY == 0
+    watch = Observation() if watched else None
+    began = time.perf_counter()
+    results = step.place(executor.run(leaves, watch))
+    if watch is not None:
+        watch.step_us = (time.perf_counter() - began) * 1e6
+        running.observations.append(watch)
+    if executor.needs_lower_budget:
+        executor.needs_lower_budget = False
+        lower = prepared.prepare_for_less(running)
+        if lower is not running:
+            lower.observations.append(watch or Observation(running.plan.peak_bytes))
+            step.running = lower
+    return tree_unflatten(prepared.step.out_tree, results)
+
+
+def _brought(leaves: Sequence[Any], device: Device) -> list[Any]:
+    """The arguments with copies of those that lie on another device, to which they are not committed; these stay the caller's."""
+    into = Transfer(device).into
+    return [into(leaf) if isinstance(leaf, jax.Array) and leaf.sharding.device_set != {device} else leaf for leaf in leaves]
+
+
+def _shape_of(leaf: Any) -> Any:
+    """What to trace in the place of an array, so that a trace holds no array of the caller's.
+
+    State may lie in host memory, which a program for the device cannot read: it is traced as if it were on the device.
+    """
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return leaf
+    sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) or leaf.committed else None
+    return shape_struct(leaf, None if sharding is None else in_device_memory(sharding))

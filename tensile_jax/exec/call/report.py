@@ -1,0 +1,59 @@
+"""What was measured of a plan that ran: the result of `PlannedFunction.report`."""
+
+import statistics
+from dataclasses import dataclass
+
+from tensile_jax.exec.step.prepared_step import RunningPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was measured, of the latest plan; bytes and microseconds per iteration, seconds for compiling.
+
+    Attributes:
+        peak_bytes: live device bytes held for the step plus the running segment's workspace, the most at any launch. For a step
+            that runs whole, XLA's own figure.
+        step_us: median over the watched iterations. None before the second iteration.
+        swapped_bytes: over the link, both directions.
+        stall_us: waiting for copies.
+        passive_swap_ins: tensors that were not there when their segment came, since the plan was made.
+        recomputed_us: measured latency of the segments, times the share that the plan gives to recomputation.
+        out_of_memory: times the device refused an allocation.
+    """
+
+    peak_bytes: int
+    step_us: float | None
+    swapped_bytes: int
+    stall_us: float
+    passive_swap_ins: int
+    recomputed_us: float
+    segments: int
+    distinct_segments: int
+    out_of_memory: int
+    trace_s: float
+    plan_s: float
+    compile_s: float
+    iterations: int
+
+
+def report_of(running: RunningPlan, *, trace_s: float, iterations: int) -> Report:
+    """What was measured of `running`, of which at least one iteration was watched."""
+    plan, prepared, executor, seen = running.plan, running.prepared, running.executor, running.observations
+    settled = seen[1:] or seen
+    segment_us = [statistics.median(us) for us in zip(*(o.segment_us for o in settled), strict=False)]
+    shares = [s.recomputed_us / s.latency_us if s.latency_us else 0.0 for s in plan.segments]
+    return Report(
+        peak_bytes=max(o.peak_bytes for o in seen),
+        step_us=statistics.median(o.step_us for o in settled) if len(seen) > 1 else None,
+        swapped_bytes=plan.swapped_out_bytes + plan.swapped_in_bytes,
+        stall_us=statistics.median(o.stall_us for o in settled),
+        passive_swap_ins=executor.passive_swap_ins if executor else 0,
+        recomputed_us=sum(us * share for us, share in zip(segment_us, shares, strict=False)),
+        segments=len(plan.segments),
+        distinct_segments=len(prepared.compiler) if executor else 1,
+        out_of_memory=prepared.out_of_memory + (executor.out_of_memory if executor else 0),
+        trace_s=trace_s,
+        plan_s=prepared.plan_s,
+        compile_s=prepared.compiler.compile_s if executor else prepared.jit_compile_s,
+        iterations=iterations,
+    )
