@@ -56,7 +56,7 @@ def loop_us_per_segment(step: PlannedFunction, *args: Any) -> float:
     graph = order(traced.graph)
     instructions = instructions_of(plan, graph, calls)
     constants = [nothing for _ in instructions.constants]
-    executor = Executor(instructions, constants, [0] * len(calls), _NoTransfer(), run_ahead=False)  # pyright: ignore[reportArgumentType] # a stand-in
+    executor = Executor(instructions, constants, _NoTransfer(), run_ahead=False)  # pyright: ignore[reportArgumentType] # a stand-in
     arguments = [nothing for _ in instructions.inputs]
     best = float("inf")
     for _ in range(_ITERATIONS):

@@ -41,7 +41,7 @@ class Watch:
         def perform(iteration: Any, instruction: Instruction) -> None:
             in_segments(iteration, instruction)
             if isinstance(instruction, Launch):
-                seen(iteration._executor._workspaces[instruction.index])
+                seen(instruction.workspace_bytes)
 
         def perform_whole(iteration: Any, instruction: Any) -> None:
             whole(iteration, instruction)

@@ -309,7 +309,8 @@ def test_repeated_blocks_compile_once() -> None:
 def codes_of(function: tensile.PlannedFunction) -> list[Any]:
     now = running(function)
     return [
-        now.prepared.book.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated) for s in now.plan.segments
+        now.prepared.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated)
+        for s in now.plan.segments
     ]
 
 

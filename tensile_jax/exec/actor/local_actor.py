@@ -211,9 +211,8 @@ class LocalActor:
             self._executor = WholeStep(compiled, in_tree, plan.peak_bytes, self._transfer)
         else:
             constants = tuple(prepared.step.program.constants.values())
-            workspaces = [s.workspace_bytes for s in plan.segments]
             # the controller says when to launch, so the executor itself waits for nothing
-            self._executor = Executor(instructions, constants, workspaces, self._transfer, run_ahead=True)
+            self._executor = Executor(instructions, constants, self._transfer, run_ahead=True)
 
     def adopt(self) -> None:
         self._count()

@@ -58,14 +58,12 @@ class Executor:
         self,
         instructions: Instructions,
         constants: Sequence[Any],
-        workspaces: Sequence[int],
         transfer: Transfer,
         *,
         run_ahead: bool,
     ) -> None:
         self._program = instructions
         self._constants = [transfer.copy_into(c) for c in constants]  # the user may donate or delete what the step captured
-        self._workspaces = workspaces
         self._transfer = transfer
         self._used = _slots_used(instructions)
         self._run_ahead = run_ahead
@@ -209,7 +207,7 @@ class Iteration:
             made = self._launch_again(launch.call, launch.inputs, error)
             self._careful = True
         if watch is not None:
-            self._observe(watch, launch.index, made, began)
+            self._observe(watch, launch.workspace_bytes, made, began)
         self.latest = next((value for value in reversed(made) if isinstance(value, jax.Array)), previous)
         outputs = launch.outputs
         env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects gives a witness more
@@ -267,12 +265,12 @@ class Iteration:
                 "did not finish; donated arguments are gone, as after any failed donated call."
             ) from again
 
-    def _observe(self, watch: Observation, index: int, made: Any, began: float) -> None:
+    def _observe(self, watch: Observation, workspace_bytes: int, made: Any, began: float) -> None:
         """Bytes on the device while the segment runs: everything held, what it makes, its workspace."""
         if watch.timed:
             jax.block_until_ready(made)
             watch.segment_us.append((time.perf_counter() - began) * 1e6)
         held = [v for v in self.env if isinstance(v, jax.Array) and not on_host(v) and not v.is_deleted()]
         live = sum(nbytes_of(v.aval) for v in (*held, *made) if isinstance(v, jax.Array))
-        watch.live_bytes = live + self._executor._workspaces[index]
+        watch.live_bytes = live + workspace_bytes
         watch.peak_bytes = max(watch.peak_bytes, watch.live_bytes)

@@ -32,6 +32,7 @@ class Launch:
         arguments: gives what `inputs` hold, out of what all slots hold.
         outputs: the slots of its results, which are consecutive.
         drops: the slots that are empty afterwards.
+        workspace_bytes: what it needs beyond its arguments and results, as the plan says.
     """
 
     index: int
@@ -40,6 +41,7 @@ class Launch:
     inputs: Slots
     outputs: slice
     drops: Slots
+    workspace_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +151,8 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
         reads = of(segment.inputs)
         first_new = len(slot)
         slot.update((t, first_new + i) for i, t in enumerate(segment.outputs))  # new tensors, so their slots are consecutive
-        code.append(Launch(index, calls[index], _getter(reads), reads, slice(first_new, len(slot)), drops))
+        writes = slice(first_new, len(slot))
+        code.append(Launch(index, calls[index], _getter(reads), reads, writes, drops, segment.workspace_bytes))
         if freed := of(t for t in segment.frees if t in graph.donated):
             code.append(Free(freed))
     return Instructions(

@@ -34,8 +34,8 @@ class SegmentCode:
     content: Hashable
 
 
-class Codebook:
-    """Makes the code of segments of one program."""
+class SegmentBuilder:
+    """Builds the code of the segments of one program."""
 
     def __init__(self, program: Program) -> None:
         self._program = program

@@ -24,7 +24,7 @@ from tensile_jax.exec.step.compile import Compiler, Executable, peak_of
 from tensile_jax.exec.step.confirmed_plans import confirmed_for
 from tensile_jax.exec.step.executor import Executor, Observation
 from tensile_jax.exec.step.instructions import instructions_of
-from tensile_jax.exec.step.lower import Codebook
+from tensile_jax.exec.step.lower import SegmentBuilder
 from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.ir import TensorId
 from tensile_jax.plan import (
@@ -103,7 +103,7 @@ class PreparedStep:
         )
         self.graph = self.ladder.graph
         self.compiler = compiler
-        self.book = Codebook(step.program)
+        self.builder = SegmentBuilder(step.program)
         self.measured = Measured()
         self.plan_s = 0.0
         self.jit_compile_s = 0.0
@@ -443,7 +443,9 @@ class PreparedStep:
 
     def compile(self, plan: Plan) -> list[Executable]:
         """The executables of the plan's segments."""
-        codes = [self.book.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated) for s in plan.segments]
+        codes = [
+            self.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated) for s in plan.segments
+        ]
         return self.compiler.compile(codes, lambda done, of: self._tell("compiling segments", done, of))
 
     def workspaces(self, plan: Plan, executables: Sequence[Executable]) -> list[int]:
@@ -489,13 +491,8 @@ class RunningPlan:
             transfer = Transfer(prepared.compiler.device)
             instructions = instructions_of(plan, prepared.graph, [e.call for e in executables])
             variables = tuple(prepared.step.program.constants.values())
-            self.executor = Executor(
-                instructions,
-                variables,
-                [s.workspace_bytes for s in plan.segments],
-                transfer,
-                run_ahead=prepared.compiler.device.platform != "cpu",
-            )
+            run_ahead = prepared.compiler.device.platform != "cpu"
+            self.executor = Executor(instructions, variables, transfer, run_ahead=run_ahead)
 
 
 def package_version() -> str:

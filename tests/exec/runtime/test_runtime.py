@@ -175,7 +175,7 @@ def test_live_arrays_and_workspace_stay_under_the_budget_at_every_launch(
     def watched(self: Any, instruction: Instruction) -> None:
         perform(self, instruction)
         if isinstance(instruction, Launch):
-            seen.append(device_bytes() - baseline + self._executor._workspaces[instruction.index])
+            seen.append(device_bytes() - baseline + instruction.workspace_bytes)
 
     monkeypatch.setattr(Iteration, "perform", watched)
     works = wide(0), heavy(1), heavy(2)

@@ -31,14 +31,7 @@ def without_copies(now: RunningPlan) -> Callable[[Sequence[Any]], list[Any]]:
     executables = now.prepared.compile(now.plan)
     instructions = instructions_of(stripped, now.prepared.graph, [e.call for e in executables])
     constants = tuple(now.prepared.step.program.constants.values())
-    executor = Executor(
-        instructions,
-        constants,
-        [s.workspace_bytes for s in now.plan.segments],
-        Transfer(jax.devices()[0]),
-        run_ahead=False,
-    )
-    return executor.run
+    return Executor(instructions, constants, Transfer(jax.devices()[0]), run_ahead=False).run
 
 
 def copies(plan: Plan) -> int:
