@@ -8,9 +8,10 @@ The API names its arguments (`image_size=8`, `state_memory="any"`); a person who
 (`--image-size=8`, `--state-memory=any`).
 """
 
+import difflib
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -81,6 +82,16 @@ def in_options(message: str) -> str:
     message = re.sub(r"\Aplan= ", "--plan ", message)
     message = message.replace("Make a new one with step.plan(...)", "Make a new one with tensile plan")
     return message.replace("Save the plan again with plan.save(path)", "Make it again with tensile plan")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question with the known name that is spelled most like `name`; empty if none is.
+
+    >>> did_you_mean("stpes", ["steps", "seed"])
+    ' Did you mean steps?'
+    """
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 @contextmanager

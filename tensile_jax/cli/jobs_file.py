@@ -27,7 +27,6 @@ Every error names the file, the line, the key, the value and the remedy:
 `jobs[1]` is the second job, because jobs count from zero.
 """
 
-import difflib
 import json
 import re
 import sys
@@ -42,6 +41,7 @@ import msgspec
 from msgspec import Meta
 
 from tensile_jax.budget import Budget, parse_budget
+from tensile_jax.cli.errors import did_you_mean
 from tensile_jax.cli.toml_lines import KeyPath, find_lines
 from tensile_jax.errors import BudgetError, JobsFileError
 from tensile_jax.installed_models import MODELS
@@ -279,7 +279,7 @@ class _Reader:
             raise self._error(path, ' has neither model nor entrypoint. Add one, for example: model = "resnet50"')
         if "steps" not in keys:
             raise self._error((*path, "steps"), " is missing. Add it here or to [defaults], for example: steps = 100")
-        name = keys.pop("name", None) or model or re.split("[:.]", entrypoint)[-1]
+        name = keys.pop("name", None) or model or re.split("[:.]", str(entrypoint))[-1]
         if not re.fullmatch(_NAME, name):  # the name of an entrypoint's function: the type has checked a name of its own
             raise self._error((*path, "name"), f" is missing, and {_shown(name)} cannot be one. Add one of letters, digits and _")
         count = keys.pop("count", 1)
@@ -321,8 +321,8 @@ class _Reader:
         waits = {name: job.start_after for name, (job, _) in jobs.items() if isinstance(job.start_after, AfterJob)}
         for name, after in waits.items():
             if after.job not in jobs:
-                story = f' waits for "{after.job}", and there is no such job.{_guess(after.job, jobs)} Known: {", ".join(jobs)}.'
-                raise refuse(name, story)
+                guess = did_you_mean(after.job, jobs)
+                raise refuse(name, f' waits for "{after.job}", and there is no such job.{guess} Known: {", ".join(jobs)}.')
             steps = jobs[after.job][0].steps
             if after.step is not None and after.step > steps:
                 raise refuse(name, f" waits for step {after.step} of {after.job}, which does {steps}. Name one of these steps.")
@@ -347,12 +347,12 @@ class _Reader:
         if unknown := _UNKNOWN.match(story):
             known = _KEYS[str(path[0])].__struct_fields__ if path else _Tables.__struct_fields__
             whose = _WHOSE[str(path[0])] if path else "table of a jobs file"
-            guess = _guess(unknown[1], known)
+            guess = did_you_mean(unknown[1], known)
             return self._error((*path, unknown[1]), f" is not a {whose}.{guess} Known: {', '.join(sorted(known))}.")
         if path == ("jobs",):
             value = self._value_at(path)
             return self._no_jobs("got one table" if isinstance(value, dict) else f"got {_shown(value)}")
-        if path[1:] == () or path[0] == "jobs" and len(path) == 2:
+        if len(path) == 1 or (path[0] == "jobs" and len(path) == 2):
             value = _shown(self._value_at(path))
             return self._error(path, f" must be a table: got {value}. Write its keys below [{_dotted(path)}].")
         return self._must_be(path)
@@ -363,7 +363,8 @@ class _Reader:
         metas = [meta for part in (hint, *get_args(hint)) for meta in getattr(part, "__metadata__", ())]
         meta = next(meta for meta in metas if meta.description)
         got = _shown(self._value_at(path))
-        return self._error(path, f" must be {meta.description}: got {got}. For example: {path[-1]} = {meta.examples[0]}")
+        example = "".join(meta.examples or ())
+        return self._error(path, f" must be {meta.description}: got {got}. For example: {path[-1]} = {example}")
 
     def _no_jobs(self, got: str) -> JobsFileError:
         return self._error(("jobs",), f" must be tables, one for each job: {got}. Head each of them with [[jobs]].")
@@ -396,11 +397,6 @@ class _Reader:
 def _given(keys: msgspec.Struct) -> dict[str, Any]:
     """The keys that are in the file; TOML has no null."""
     return {name: value for name, value in msgspec.structs.asdict(keys).items() if value is not None}
-
-
-def _guess(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]}?" if close else ""
 
 
 def _dotted(path: KeyPath) -> str:

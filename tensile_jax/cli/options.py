@@ -1,9 +1,8 @@
-"""What `run` and `plan` both ask for: a model, its sizes, a budget and how to keep it."""
+"""The options that several commands share: a model and its sizes, a budget and how to keep it, files to write."""
 
-import difflib
 import functools
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,7 +11,7 @@ from click.core import ParameterSource
 
 from tensile_jax.atomic_file import try_to_write
 from tensile_jax.budget import parse_budget
-from tensile_jax.cli.errors import Refusal, refusing_options
+from tensile_jax.cli.errors import Refusal, did_you_mean, refusing_options
 from tensile_jax.errors import BudgetError
 from tensile_jax.installed_models import MODELS, Model
 from tensile_jax.plan_format import PolicyName
@@ -62,21 +61,27 @@ class Limits:
     max_slowdown: float | None = None
 
 
-def takes_model(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds MODEL and its sizes, handed to `command` as `model`."""
-
-    @functools.wraps(command)
-    def with_choice(
-        model: str, batch_size: int, image_size: int | None, sequence_length: int | None, seed: int, **others: Any
-    ) -> Any:
-        return command(model=ModelChoice(model, batch_size, image_size, sequence_length, seed), **others)
-
-    for decorate in (*_SIZES, click.argument("model", metavar="MODEL", callback=_known_model)):
-        with_choice = decorate(with_choice)
-    return with_choice
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-_SIZES = (
+def _gathered(name: str, make: Callable[..., Any], parameters: Collection[str], *decorators: _Decorator) -> _Decorator:
+    """Adds `decorators` to a command, which gets what `make` makes of their `parameters` as its argument `name`."""
+
+    def decorator(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def gathering(**values: Any) -> Any:
+            taken = {parameter: values.pop(parameter) for parameter in parameters}
+            return command(**{name: make(**taken)}, **values)
+
+        return functools.reduce(lambda decorated, decorate: decorate(decorated), decorators, gathering)
+
+    return decorator
+
+
+# -- a model, or a file of jobs -----------------------------------------------------------------------------------------------
+
+_SIZES = ("batch_size", "image_size", "sequence_length", "seed")
+_SIZE_OPTIONS = (
     click.option(
         "--seed",
         metavar="N",
@@ -91,64 +96,46 @@ _SIZES = (
 )
 
 
-def takes_model_or_jobs(
-    *, for_jobs: Collection[str], for_both: Collection[str], required: bool = True
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds MODEL|JOBS.toml and a model's sizes, handed over as `source`: a `ModelChoice`, a file, or None if not required.
-
-    `for_jobs` and `for_both` name the command's own parameters that are for a jobs file only, or for either; all others are
-    for a model, and refused beside a jobs file.
-    """
-
-    def decorator(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def with_source(
-            source: str | None,
-            batch_size: int,
-            image_size: int | None,
-            sequence_length: int | None,
-            seed: int,
-            **others: Any,
-        ) -> Any:
-            if source is not None and not source.endswith(_JOBS_SUFFIX):
-                refuse_typed(for_jobs, f"is for a jobs file, and {source} is a model. Leave it out.")
-                return command(source=ModelChoice(source, batch_size, image_size, sequence_length, seed), **others)
-            sizes = ("batch_size", "image_size", "sequence_length", "seed")
-            for_model = {*sizes, *others} - {*for_jobs, *for_both} | _LIMITS
-            where = "a jobs file" if source is None else source
-            refuse_typed(for_model, f"is for a model; {where} says that in keys of its own. Leave it out, or write it there.")
-            return command(source=None if source is None else Path(source), **others)
-
-        decorated = with_source
-        for decorate in (
-            *_SIZES,
-            click.argument("source", metavar="MODEL|JOBS.toml", required=required, callback=_known_source),
-        ):
-            decorated = decorate(decorated)
-        return decorated
-
-    return decorator
+def _known_model(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    del ctx, parameter
+    if value not in MODELS:
+        raise Refusal(f"{value!r} is not a model. Known: {', '.join(sorted(MODELS))}.{did_you_mean(value.lower(), MODELS)}")
+    return value
 
 
 def _known_source(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     del ctx, parameter
     if value is not None and not value.endswith(_JOBS_SUFFIX) and value not in MODELS:
         known = f"neither a model ({', '.join(sorted(MODELS))}) nor a file of jobs, which ends in .toml"
-        raise Refusal(f"{value!r} is {known}.{_guess(value)}")
+        raise Refusal(f"{value!r} is {known}.{did_you_mean(value.lower(), MODELS)}")
     return value
 
 
-def _guess(name: str) -> str:
-    """A question with the known model that is spelled most like `name`; empty if none is."""
-    close = difflib.get_close_matches(name.lower(), MODELS, n=1)
-    return f" Did you mean {close[0]}?" if close else ""
+takes_model = _gathered(
+    "model", ModelChoice, ("name", *_SIZES), *_SIZE_OPTIONS, click.argument("name", metavar="MODEL", callback=_known_model)
+)
+"""Adds MODEL and its sizes, handed to the command as `model`."""
 
 
-def _known_model(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
-    del ctx, parameter
-    if value not in MODELS:
-        raise Refusal(f"{value!r} is not a model. Known: {', '.join(sorted(MODELS))}.{_guess(value)}")
-    return value
+def takes_model_or_jobs(*, for_jobs: Collection[str], for_both: Collection[str], required: bool = True) -> _Decorator:
+    """Adds MODEL|JOBS.toml and a model's sizes, handed over as `source`: a `ModelChoice`, a file, or None if not required.
+
+    `for_jobs` and `for_both` name the command's own parameters that are for a jobs file only, or for either; all others are
+    for a model, and refused beside a jobs file.
+    """
+
+    def make(source: str | None, **sizes: Any) -> ModelChoice | Path | None:
+        if source is not None and not source.endswith(_JOBS_SUFFIX):
+            refuse_typed(for_jobs, f"is for a jobs file, and {source} is a model. Leave it out.")
+            return ModelChoice(source, **sizes)
+        known = (parameter.name or "" for parameter in click.get_current_context().command.params)
+        for_model = {*known} - {"source", *for_jobs, *for_both}
+        where = "a jobs file" if source is None else source
+        refuse_typed(for_model, f"is for a model; {where} says that in keys of its own. Leave it out, or write it there.")
+        return None if source is None else Path(source)
+
+    argument = click.argument("source", metavar="MODEL|JOBS.toml", required=required, callback=_known_source)
+    return _gathered("source", make, ("source", *_SIZES), *_SIZE_OPTIONS, argument)
 
 
 def refuse_typed(names: Collection[str], story: str) -> None:
@@ -159,7 +146,18 @@ def refuse_typed(names: Collection[str], story: str) -> None:
             raise Refusal(f"{max(parameter.opts, key=len)} {story}")
 
 
-_LIMITS = frozenset({"budget", "max_slowdown", "policy", "device_profile", "state_memory"})
+# -- a budget -----------------------------------------------------------------------------------------------------------------
+
+
+def _readable_budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    del ctx, parameter
+    if value is not None:
+        try:
+            parse_budget(value)
+        except BudgetError as error:
+            raise Refusal(f"--{error}") from error
+    return value
+
 
 device_profile_option = click.option(
     "--device-profile", metavar="NAME", help="Rates to plan with: cpu, h200, or a .toml file. Without it: this machine's."
@@ -171,57 +169,36 @@ state_memory_option = click.option(
     show_default=True,
     help='"any": parameters and moments may wait in host memory.',
 )
+takes_limits = _gathered(
+    "limits",
+    Limits,
+    [field.name for field in fields(Limits)],
+    state_memory_option,
+    device_profile_option,
+    click.option(
+        "--policy",
+        type=click.Choice(get_args(PolicyName)),
+        default="auto",
+        show_default=True,
+        help='"auto" is the planner; the others are there to compare it with.',
+    ),
+    click.option(
+        "--max-slowdown",
+        metavar="X",
+        type=float,
+        help="In the place of a budget: the least memory for a step of at most X times plain jit's time.",
+    ),
+    click.option(
+        "--budget",
+        metavar="B",
+        callback=_readable_budget,
+        help='Bytes, a size such as "1.2GiB", or a share of plain jit\'s peak, "60%". Without it: no limit.',
+    ),
+)
+"""Adds the budget and how it may be kept, handed to the command as `limits`."""
 
 
-def takes_limits(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the budget and how it may be kept, handed to `command` as `limits`."""
-
-    @functools.wraps(command)
-    def with_limits(
-        budget: str | None,
-        max_slowdown: float | None,
-        policy: PolicyName,
-        device_profile: str | None,
-        state_memory: Literal["device", "any"],
-        **others: Any,
-    ) -> Any:
-        return command(limits=Limits(budget, policy, device_profile, state_memory, max_slowdown), **others)
-
-    for decorate in (
-        state_memory_option,
-        device_profile_option,
-        click.option(
-            "--policy",
-            type=click.Choice(get_args(PolicyName)),
-            default="auto",
-            show_default=True,
-            help='"auto" is the planner; the others are there to compare it with.',
-        ),
-        click.option(
-            "--max-slowdown",
-            metavar="X",
-            type=float,
-            help="In the place of a budget: the least memory for a step of at most X times plain jit's time.",
-        ),
-        click.option(
-            "--budget",
-            metavar="B",
-            callback=_readable_budget,
-            help='Bytes, a size such as "1.2GiB", or a share of plain jit\'s peak, "60%". Without it: no limit.',
-        ),
-    ):
-        with_limits = decorate(with_limits)
-    return with_limits
-
-
-def _readable_budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    del ctx, parameter
-    if value is not None:
-        try:
-            parse_budget(value)
-        except BudgetError as error:
-            raise Refusal(f"--{error}") from error
-    return value
+# -- files --------------------------------------------------------------------------------------------------------------------
 
 
 def writable_file(ctx: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:

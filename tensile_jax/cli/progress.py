@@ -1,8 +1,7 @@
-"""What is under way, on stderr: a line a phase, with a bar where it is a terminal."""
+"""Shows on stderr what a command is doing: a line for each phase, with a bar where stderr is a terminal."""
 
 import sys
 from contextlib import suppress
-from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from rich.console import Console
@@ -66,7 +65,7 @@ class Live:
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
     def tell(self, what: str, done: int, of: int, note: str = "") -> None:

@@ -13,7 +13,6 @@ count from one. The text must be one that `tomllib` has read: what is not TOML i
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 KeyPath = tuple[str | int, ...]
 
@@ -29,88 +28,70 @@ _TOKEN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str
-    text: str
-    line: int
-
-
 def find_lines(text: str) -> Mapping[KeyPath, int]:
     """The line of every table, key and element of an array in `text`.
 
     >>> find_lines("[[jobs]]\\nsteps = 3 # not 4\\nargs = {seed = 1}")
     {('jobs',): 1, ('jobs', 0): 1, ('jobs', 0, 'steps'): 2, ('jobs', 0, 'args'): 3, ('jobs', 0, 'args', 'seed'): 3}
     """
-    return _Walk(_tokens(text)).lines
-
-
-def _tokens(text: str) -> list[_Token]:
-    found: list[_Token] = []
-    line = 1
-    for match in _TOKEN.finditer(text):
-        if match.lastgroup != "blank":
-            found.append(_Token(match.lastgroup or "", match[0], line))
-        line += match[0].count("\n")
-    return [*found, _Token("newline", "\n", line)]
+    return _Walk(text).lines
 
 
 class _Walk:
-    """Goes through the tokens once, from the first to the last."""
+    """Goes through the tokens once. The list of tokens is in reverse order, so that the next token is its last."""
 
-    def __init__(self, tokens: list[_Token]) -> None:
+    def __init__(self, text: str) -> None:
         self.lines: dict[KeyPath, int] = {}
-        self._tokens = tokens
-        self._at = 0
+        self._tokens = [("newline", "\n", 0)]  # (kind, text, line); this one stays, so that there is always a next token
         self._counts: dict[KeyPath, int] = {}  # of the tables in each array of tables
+        line = 1
+        for match in _TOKEN.finditer(text):
+            if match.lastgroup != "blank":
+                self._tokens.append((match.lastgroup or "", match[0], line))
+            line += match[0].count("\n")
+        self._tokens[1:] = self._tokens[:0:-1]
         table: KeyPath = ()
-        while self._at < len(tokens):
-            if tokens[self._at].kind == "newline":
-                self._at += 1
-            elif self._next_is("["):
+        while len(self._tokens) > 1:
+            if self._take("["):
                 table = self._header()
-            else:
+            elif not self._take("\n"):
                 self._pair(table)
 
-    def _next_is(self, mark: str) -> bool:
-        token = self._tokens[self._at]
-        return token.kind == "mark" and token.text == mark
-
-    def _take(self, mark: str) -> bool:
-        found = self._next_is(mark)
-        self._at += found
+    def _take(self, text: str) -> bool:
+        """Whether the next token is this mark or a line's end, which is then behind us."""
+        found = self._tokens[-1][:2] in (("mark", text), ("newline", text))
+        if found and len(self._tokens) > 1:
+            self._tokens.pop()
         return found
 
     def _header(self) -> KeyPath:
-        line = self._tokens[self._at].line
-        self._take("[")
         is_array = self._take("[")
         path: KeyPath = ()
-        parts = self._key()
-        for depth, part in enumerate(parts):
+        parts, line = self._key()
+        for depth, part in enumerate(parts, start=1):
             path = (*path, part)
             self.lines.setdefault(path, line)
-            if is_array and depth == len(parts) - 1:
+            if is_array and depth == len(parts):
                 self._counts[path] = self._counts.get(path, 0) + 1
             if path in self._counts:
                 path = (*path, self._counts[path] - 1)
                 self.lines.setdefault(path, line)
-        self._take("]")
-        self._take("]")
+        while self._take("]"):
+            pass
         return path
 
-    def _key(self) -> list[str]:
+    def _key(self) -> tuple[list[str], int]:
+        """The parts of the next key, and its line."""
         parts: list[str] = []
+        line = self._tokens[-1][2]
         while not parts or self._take("."):
-            token = self._tokens[self._at]
-            parts.append(token.text if token.kind == "word" else tomllib.loads(f"key = {token.text}")["key"])
-            self._at += 1
-        return parts
+            kind, text, _ = self._tokens.pop()
+            parts.append(text if kind == "word" else tomllib.loads(f"key = {text}")["key"])
+        return parts, line
 
-    def _pair(self, table: KeyPath) -> None:
-        line = self._tokens[self._at].line
-        path = table
-        for part in self._key():
+    def _pair(self, path: KeyPath) -> None:
+        parts, line = self._key()
+        for part in parts:
             path = (*path, part)
             self.lines.setdefault(path, line)
         self._take("=")
@@ -119,22 +100,16 @@ class _Walk:
     def _value(self, path: KeyPath) -> None:
         if self._take("{"):
             while not self._take("}"):
-                if not self._skip():
+                if not (self._take(",") or self._take("\n")):
                     self._pair(path)
         elif self._take("["):
             count = 0
             while not self._take("]"):
-                if not self._skip():
+                if not (self._take(",") or self._take("\n")):
                     element = (*path, count)
-                    self.lines[element] = self._tokens[self._at].line
+                    self.lines[element] = self._tokens[-1][2]
                     self._value(element)
                     count += 1
         else:  # 1.5 and 2026-01-01 12:00:00 are several tokens
-            while self._tokens[self._at].kind in ("string", "word") or self._next_is("."):
-                self._at += 1
-
-    def _skip(self) -> bool:
-        """Whether there was something between two elements."""
-        between = self._tokens[self._at].kind == "newline" or self._next_is(",")
-        self._at += between
-        return between
+            while self._tokens[-1][0] in ("string", "word") or self._tokens[-1][1] == ".":
+                self._tokens.pop()

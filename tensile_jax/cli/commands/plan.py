@@ -17,7 +17,7 @@ _READABLE_WIDTH = 120
 
 
 @click.command(short_help="Plan a model's step, or several jobs, without running them.")
-@takes_model_or_jobs(for_jobs=(), for_both=("source", "output"))
+@takes_model_or_jobs(for_jobs=(), for_both=("output",))
 @takes_limits
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
 def plan(source: ModelChoice | Path, limits: Limits, output: Path | None) -> None:

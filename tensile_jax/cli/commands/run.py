@@ -33,7 +33,7 @@ _READABLE_WIDTH = 130
 
 
 @click.command(short_help="Train a model, or several jobs, under a budget.")
-@takes_model_or_jobs(for_jobs=("output", "resume"), for_both=("source", "compile_cache", "as_json"), required=False)
+@takes_model_or_jobs(for_jobs=("output", "resume"), for_both=("compile_cache", "as_json"), required=False)
 @takes_limits
 @click.option("--steps", metavar="N", type=POSITIVE_COUNT, default=10, show_default=True, help="Steps to train.")
 @click.option("--save-plan", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Keep the plan.")
