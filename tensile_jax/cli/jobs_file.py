@@ -168,8 +168,8 @@ class _Tables(msgspec.Struct, forbid_unknown_fields=True):
     jobs: list[_JobKeys] = []
 
 
-_KEYS: Mapping[str, type[msgspec.Struct]] = {"device": _DeviceKeys, "defaults": _DefaultKeys, "jobs": _JobKeys}
-_WHOSE = {"device": "key of [device]", "defaults": "key of [defaults]", "jobs": "key of a job"}
+_KEYS: Mapping[str, type[msgspec.Struct]] = {"": _Tables, "device": _DeviceKeys, "defaults": _DefaultKeys, "jobs": _JobKeys}
+_WHOSE = {"": "table of a jobs file", "device": "key of [device]", "defaults": "key of [defaults]", "jobs": "key of a job"}
 _SOURCES = ("model", "entrypoint")
 _AT = re.compile(r" - at `\$([^`]*)`\Z")
 _UNKNOWN = re.compile(r"\AObject contains unknown field `(.*)`\Z", re.DOTALL)
@@ -344,15 +344,15 @@ class _Reader:
         if at is not None:
             story = story[: at.start()]
             path = tuple(int(number) if number else name for number, name in re.findall(r"\[(\d+)\]|\.([^.\[]+)", at[1]))
+        table = str(next(iter(path), ""))
         if unknown := _UNKNOWN.match(story):
-            known = _KEYS[str(path[0])].__struct_fields__ if path else _Tables.__struct_fields__
-            whose = _WHOSE[str(path[0])] if path else "table of a jobs file"
+            known = _KEYS[table].__struct_fields__
             guess = did_you_mean(unknown[1], known)
-            return self._error((*path, unknown[1]), f" is not a {whose}.{guess} Known: {', '.join(sorted(known))}.")
+            return self._error((*path, unknown[1]), f" is not a {_WHOSE[table]}.{guess} Known: {', '.join(sorted(known))}.")
         if path == ("jobs",):
             value = self._value_at(path)
             return self._no_jobs("got one table" if isinstance(value, dict) else f"got {_shown(value)}")
-        if len(path) == 1 or (path[0] == "jobs" and len(path) == 2):
+        if len(path) == 1 or (table == "jobs" and len(path) == 2):
             value = _shown(self._value_at(path))
             return self._error(path, f" must be a table: got {value}. Write its keys below [{_dotted(path)}].")
         return self._must_be(path)

@@ -43,8 +43,8 @@ def stderr_console() -> Console:
     return Console(file=cast(IO[str], _WhileRead()))
 
 
-class Live:
-    """Shows phases. `tell` has the signature of `tensile_jax.jit(progress=...)`, so it can be given to that."""
+class Phases:
+    """Shows the phases of a command. `update` has the signature of `tensile_jax.jit(progress=...)`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -68,20 +68,19 @@ class Live:
     def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
-    def tell(self, what: str, done: int, of: int, note: str = "") -> None:
+    def update(self, what: str, done: int, of: int, note: str = "") -> None:
         """`done` of `of` parts of the phase `what` are over. A phase may begin again with another `of`."""
-        self._begin(what)
+        self.begin(what)
         self._bars.update(self._phases[what], completed=done, total=of, note=note)
-        if done >= of:
-            self._end(what, f"{done}/{of} {note}".rstrip())
-        else:
+        if done < of:
             self._ended.discard(what)
+            return
+        if what not in self._ended:
+            self._print_line(f"{what}: {done}/{of} {note}".rstrip())
+        self._ended.add(what)
 
-    def wait_for(self, what: str) -> None:
-        """A phase begins that cannot say how far it is; it lasts until the next one is told of."""
-        self._begin(what)
-
-    def _begin(self, what: str) -> None:
+    def begin(self, what: str) -> None:
+        """A phase begins that cannot say how far it is; it lasts until the next one begins."""
         if what in self._phases:
             return
         for earlier, task in self._phases.items():
@@ -89,10 +88,8 @@ class Live:
                 self._bars.update(task, total=1, completed=1)
                 self._ended.add(earlier)
         self._phases[what] = self._bars.add_task(what, total=None, note="")
-        if not self._console.is_terminal:
-            self._console.print(f"{what} ...", markup=False, highlight=False)
+        self._print_line(f"{what} ...")
 
-    def _end(self, what: str, said: str) -> None:
-        if what not in self._ended and not self._console.is_terminal:
-            self._console.print(f"{what}: {said}", markup=False, highlight=False)
-        self._ended.add(what)
+    def _print_line(self, line: str) -> None:
+        if not self._console.is_terminal:
+            self._console.print(line, markup=False, highlight=False)

@@ -96,7 +96,7 @@ def test_a_comparison_and_its_pictures_are_written_whole_or_not_at_all(here: Pat
 
 def told(folder: RunFolder) -> None:
     for event in (JobEvent(0.0, "queued", "gpt", 0), *(JobEvent(1.0, "step", "gpt", step) for step in (1, 2, 3))):
-        folder.tell(event)
+        folder.write_event(event)
     folder.write_versions(device_kind="cpu")
     folder.write_plan("gpt", PLAN)
     folder.write_log("gpt", "Traceback ...\nValueError: no batch")

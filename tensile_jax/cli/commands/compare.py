@@ -10,7 +10,7 @@ from rich.table import Table
 from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import format_us, readable_console, table_of
 from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, state_memory_option, takes_model, writable_file
-from tensile_jax.cli.progress import Live, stderr_console
+from tensile_jax.cli.progress import Phases, stderr_console
 from tensile_jax.plan_format import PolicyName, format_bytes, save_json
 
 if TYPE_CHECKING:  # at run time this would import NumPy
@@ -46,10 +46,10 @@ def compare(
     from tensile_jax.cli.run.single_model import planned_step  # imports JAX
 
     limits = Limits(None, "auto", device_profile, state_memory)
-    with Live(stderr_console()) as live:
-        live.wait_for("tracing")
+    with Phases(stderr_console()) as phases:
+        phases.begin("tracing")
         built = model.build()
-        made = planned_step(built, limits, live=live).compare(built.state_shape, built.batch_shape)
+        made = planned_step(built, limits, phases=phases).compare(built.state_shape, built.batch_shape)
     title = f"{model.name}, batch {model.batch_size}"
     if output is not None:
         save_json(made, output)

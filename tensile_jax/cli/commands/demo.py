@@ -14,7 +14,7 @@ from tensile_jax.cli.commands.run import refuse_troubles
 from tensile_jax.cli.errors import Failure, Refusal
 from tensile_jax.cli.formatting import format_accuracy, format_losses, format_share, readable_console
 from tensile_jax.cli.jobs_file import JobsFile, read_jobs_file
-from tensile_jax.cli.progress import Live, stderr_console
+from tensile_jax.cli.progress import Phases, stderr_console
 from tensile_jax.cli.run.folder import RunFolder
 from tensile_jax.cli.run.report import JobOutcome, JobsOutcome, PlainJob
 from tensile_jax.cli.signals import exit_code
@@ -80,8 +80,8 @@ def run_demo(jobs: JobsFile, folder: Path, *, least_accuracy: dict[str, float]) 
 
     RunFolder.refuse_used(folder)
     console = stderr_console()
-    with Live(console) as live:
-        plain = tuple(run_plain(job, live) for job in jobs.jobs)
+    with Phases(console) as phases:
+        plain = tuple(run_plain(job, phases) for job in jobs.jobs)
     jit_peaks = {job.name: job.peak_bytes for job in plain}
     outcome, record = begin_jobs(jobs, folder, console, jit_peaks=jit_peaks)
     if outcome.interrupted:

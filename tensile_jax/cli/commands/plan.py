@@ -9,7 +9,7 @@ from tensile_jax.budget import parse_budget
 from tensile_jax.cli.formatting import readable_console
 from tensile_jax.cli.jobs_file import read_jobs_file
 from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
-from tensile_jax.cli.progress import Live, stderr_console
+from tensile_jax.cli.progress import Phases, stderr_console
 from tensile_jax.cli.run.report import plan_lines, plan_table
 from tensile_jax.plan_format import save_json
 
@@ -36,12 +36,12 @@ def plan(source: ModelChoice | Path, limits: Limits, output: Path | None) -> Non
 def _plan_model(model: ModelChoice, limits: Limits, output: Path | None) -> None:
     from tensile_jax.cli.run.single_model import planned_step  # imports JAX
 
-    with Live(stderr_console()) as live:
-        live.wait_for("tracing and planning")
+    with Phases(stderr_console()) as phases:
+        phases.begin("tracing and planning")
         built = model.build()
-        step = planned_step(built, limits, live=live)
+        step = planned_step(built, limits, phases=phases)
         made = step.plan(built.state_shape, built.batch_shape)
-        live.wait_for("bounding what any plan can do")
+        phases.begin("bounding what any plan can do")
         made = replace(made, bound_us=step.bound_us(built.state_shape, built.batch_shape))
     if output is not None:
         made.save(output)
@@ -60,8 +60,8 @@ def _plan_jobs(file: Path, output: Path | None) -> None:
     jobs = read_jobs_file(file)
     from tensile_jax.cli.run.joint_plan import plan_jobs_file  # imports JAX
 
-    with Live(stderr_console()) as live:
-        joint = plan_jobs_file(jobs, live)
+    with Phases(stderr_console()) as phases:
+        joint = plan_jobs_file(jobs, phases)
     if output is not None:
         save_json(joint, output)
     readable_console(_READABLE_WIDTH).print(plan_table(joint))

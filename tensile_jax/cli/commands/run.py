@@ -23,7 +23,7 @@ from tensile_jax.cli.options import (
     takes_model_or_jobs,
     writable_file,
 )
-from tensile_jax.cli.progress import Live, stderr_console
+from tensile_jax.cli.progress import Phases, stderr_console
 from tensile_jax.cli.run.folder import read_config
 from tensile_jax.cli.run.report import JobsOutcome, jobs_lines, jobs_table, outcome_table
 from tensile_jax.cli.signals import exit_code
@@ -112,8 +112,8 @@ def _run_model(
     from tensile_jax.cli.run.single_model import keep_compiled, run_model  # imports JAX
 
     keep_compiled(compile_cache)
-    with Live(stderr_console()) as live:
-        outcome, plan = run_model(model, limits, steps=steps, saved=saved, live=live)
+    with Phases(stderr_console()) as phases:
+        outcome, plan = run_model(model, limits, steps=steps, saved=saved, phases=phases)
     if save_plan is not None:
         plan.save(save_plan)
     if as_json:

@@ -151,7 +151,7 @@ class RunFolder:
             self._plans[name] = number + 1
         self._write_whole(f"plans/{name}-{number}.plan.json", lambda: _indented(plan))
 
-    def tell(self, event: JobEvent) -> None:
+    def write_event(self, event: JobEvent) -> None:
         """Append the event to `events.jsonl`, to its job's log and, if it is a step, to its metrics."""
         self._append("events.jsonl", lambda: msgspec.json.encode(event, enc_hook=float))
         if not event.job:  # of all of them

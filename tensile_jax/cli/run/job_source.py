@@ -16,7 +16,7 @@ import msgspec
 
 from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.jobs_file import JobEntry, JobsFile
-from tensile_jax.cli.progress import Live
+from tensile_jax.cli.progress import Phases
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.installed_models import MODELS, Model
@@ -106,17 +106,17 @@ def compile_plain(shapes: Shapes) -> PlainStep:
     return PlainStep(compiled, peak_of(compiled), time.perf_counter() - began)
 
 
-def resolve_budget(jobs: JobsFile, live: Live, known: Mapping[str, int] | None = None) -> tuple[int, dict[str, int]]:
+def resolve_budget(jobs: JobsFile, phases: Phases, known: Mapping[str, int] | None = None) -> tuple[int, dict[str, int]]:
     """The budget in bytes, and plain jit's peaks by job: `known`, or compiled for where the budget is a share; or none."""
     budget = jobs.device.budget
     peaks = dict(known or {})
     if budget.nbytes is not None:
         return budget.nbytes, peaks
-    peaks = peaks or _plain_peaks(jobs.jobs, live)
+    peaks = peaks or _plain_peaks(jobs.jobs, phases)
     return budget.resolve(sum(peaks.values())), peaks
 
 
-def _plain_peaks(entries: Iterable[JobEntry], live: Live) -> dict[str, int]:
+def _plain_peaks(entries: Iterable[JobEntry], phases: Phases) -> dict[str, int]:
     """Each job's peak under plain jit, by its name; what several jobs train is compiled once."""
     groups: dict[bytes, list[JobEntry]] = {}
     for entry in entries:
@@ -124,8 +124,8 @@ def _plain_peaks(entries: Iterable[JobEntry], live: Live) -> dict[str, int]:
     peaks: dict[str, int] = {}
     what = "compiling plain jit, of whose peaks the budget is a share"
     for done, group in enumerate(groups.values()):
-        live.tell(what, done, len(groups), group[0].name)
+        phases.update(what, done, len(groups), group[0].name)
         peak_bytes = compile_plain(shapes_of(group[0])).peak_bytes
         peaks.update({entry.name: peak_bytes for entry in group})
-    live.tell(what, len(groups), len(groups))
+    phases.update(what, len(groups), len(groups))
     return peaks

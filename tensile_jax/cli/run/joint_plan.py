@@ -10,7 +10,7 @@ import jax
 
 from tensile_jax.cli.errors import DoesNotFit
 from tensile_jax.cli.jobs_file import JobEntry, JobsFile
-from tensile_jax.cli.progress import Live
+from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.job_source import Shapes, find_modules_here, resolve_budget, same_source, shapes_of
 from tensile_jax.cli.run.report import JointPlan, PlannedJob
 from tensile_jax.errors import BudgetTooSmall, JobsFileError, TraceError
@@ -66,7 +66,7 @@ class _Candidate:
         return 1
 
 
-def plan_jobs_file(jobs: JobsFile, live: Live) -> JointPlan:
+def plan_jobs_file(jobs: JobsFile, phases: Phases) -> JointPlan:
     """The plan for all jobs.
 
     Raises:
@@ -74,16 +74,16 @@ def plan_jobs_file(jobs: JobsFile, live: Live) -> JointPlan:
         Refusal: a job cannot be made.
     """
     find_modules_here()
-    budget_bytes, peaks = resolve_budget(jobs, live)
+    budget_bytes, peaks = resolve_budget(jobs, phases)
     profile = profile_for(jax.devices()[0].platform, jobs.device.device_profile)
-    candidates = _candidates(jobs.jobs, profile, live)
-    live.wait_for("planning all jobs for one budget")
+    candidates = _candidates(jobs.jobs, profile, phases)
+    phases.begin("planning all jobs for one budget")
     _refuse_host(candidates, jobs.device.host_budget_bytes)
     host_bytes = float("inf") if jobs.device.host_budget_bytes is None else jobs.device.host_budget_bytes
     plannable = [candidate.plannable(entry) for candidate, entry in zip(candidates, jobs.jobs, strict=True)]
     planned = plan_jobs(plannable, budget_bytes, host_bytes)
     if planned is None:
-        live.wait_for("looking for the smallest budget")
+        phases.begin("looking for the smallest budget")
         smallest = smallest_budget(plannable, budget_bytes, host_bytes)
         least = max(zip(candidates, jobs.jobs, strict=True), key=lambda pair: pair[0].floor_bytes)
         raise DoesNotFit(
@@ -94,17 +94,17 @@ def plan_jobs_file(jobs: JobsFile, live: Live) -> JointPlan:
     return _joint(jobs, offload_states(planned, plannable, budget_bytes, profile), candidates, budget_bytes, peaks)
 
 
-def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, live: Live) -> list[_Candidate]:
+def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, phases: Phases) -> list[_Candidate]:
     made: dict[tuple[bytes, str, float | None], _Candidate] = {}
     found: list[_Candidate] = []
     what = "tracing"
     for done, entry in enumerate(entries):
-        live.tell(what, done, len(entries), entry.name)
+        phases.update(what, done, len(entries), entry.name)
         key = (same_source(entry), entry.policy, entry.max_slowdown)
         if key not in made:
             made[key] = _Candidate(shapes_of(entry), entry, profile)
         found.append(made[key])
-    live.tell(what, len(entries), len(entries))
+    phases.update(what, len(entries), len(entries))
     return found
 
 

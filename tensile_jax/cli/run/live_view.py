@@ -1,6 +1,6 @@
 """The live view of a run of several jobs: on a terminal a table of its status, elsewhere a line every few seconds.
 
-One thread of its own draws everything. `tell` only hands an event to that thread, so its caller never waits for a slow
+One thread of its own draws everything. `add_event` only hands an event to that thread, so its caller never waits for a slow
 terminal, nor for a lock that is held while a status is taken. An error in drawing is shown, or ends the view; it never ends the
 run.
 
@@ -80,7 +80,7 @@ class LiveView:
             with suppress(OSError):  # the terminal may be gone
                 self._live.stop()
 
-    def tell(self, event: JobEvent) -> None:
+    def add_event(self, event: JobEvent) -> None:
         """Something happened. Returns at once and raises nothing; may be called from any thread."""
         if event.kind != "step" and (self._live is None or event.kind in _KEPT_ABOVE):
             self._events.put(event)
@@ -99,7 +99,7 @@ class LiveView:
                     continue
                 if event is None:
                     break
-                self._say(event_line(event))
+                self._print(event_line(event))
             self._show()
 
     def _show(self) -> None:
@@ -114,15 +114,15 @@ class LiveView:
             line, view = "", self._last
             wrong = f"The status cannot be shown: {one_line(str(error)) or type(error).__name__}"
         if self._live is None:
-            self._say(wrong or line)
+            self._print(wrong or line)
             return
         self._last = view
-        self._live.update(Group(view, Text(self._known(wrong), "yellow")) if wrong else view, refresh=True)
+        self._live.update(Group(view, Text(self._encodable(wrong), "yellow")) if wrong else view, refresh=True)
 
-    def _say(self, line: str) -> None:
-        self._console.print(self._known(line), markup=False, highlight=False, soft_wrap=True)
+    def _print(self, line: str) -> None:
+        self._console.print(self._encodable(line), markup=False, highlight=False, soft_wrap=True)
 
-    def _known(self, text: str) -> str:
+    def _encodable(self, text: str) -> str:
         """In characters that the console can write."""
         return text.encode(self._console.encoding, "replace").decode(self._console.encoding)
 

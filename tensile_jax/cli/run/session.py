@@ -24,7 +24,7 @@ from rich.console import Console
 from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import one_line
 from tensile_jax.cli.jobs_file import JobEntry, JobsFile
-from tensile_jax.cli.progress import Live
+from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.control import serving
 from tensile_jax.cli.run.folder import RunConfig, RunFolder, read_events
 from tensile_jax.cli.run.job_source import entrypoint_of, find_modules_here, model_of, resolve_budget, same_source
@@ -56,8 +56,8 @@ def begin_jobs(
     for job in jobs.jobs:
         model_of(job)
     RunFolder.refuse_used(path)
-    with Live(console) as live:
-        budget_bytes, peaks = resolve_budget(jobs, live, jit_peaks)
+    with Phases(console) as phases:
+        budget_bytes, peaks = resolve_budget(jobs, phases, jit_peaks)
     config = RunConfig(jobs, budget_bytes, peaks)
     with stopping_on_signals() as stop:  # from before there is a folder, which is therefore always left in good order
         folder = RunFolder.create(path)
@@ -98,7 +98,7 @@ def _run(
         folder.write_versions(device_kind=jax.devices()[0].device_kind)
         console.print(f"Run folder: {folder.path}; from another terminal: tensile status {folder.path}", markup=False)
         with LiveView(console, run.status) as view:
-            run.run(view.tell)
+            run.run(view.add_event)
         record = runtime.record()
         folder.write_record(record)
         outcome = _outcome(config, folder, runtime, run)
@@ -246,7 +246,7 @@ class JobsRun:
             self._runtime.stop()
 
     def _take_event(self, event: JobEvent) -> None:
-        self._folder.tell(event)
+        self._folder.write_event(event)
         job = self._job(event.job)
         if job is not None and event.kind in ("planned", "renewed"):
             plans = job.plans

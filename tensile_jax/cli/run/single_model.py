@@ -22,7 +22,7 @@ from tensile_jax.cli.errors import Refusal, refusing_options
 from tensile_jax.cli.formatting import format_us
 from tensile_jax.cli.jobs_file import JobEntry
 from tensile_jax.cli.options import Limits, ModelChoice
-from tensile_jax.cli.progress import Live
+from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.job_source import compile_plain, model_of, shapes_of
 from tensile_jax.cli.run.report import Outcome, PlainJob
 from tensile_jax.cli.signals import StopRequest, stopping_on_signals
@@ -48,7 +48,7 @@ def keep_compiled(folder: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # whoever names a folder wants it used
 
 
-def planned_step(model: Model, limits: Limits, *, live: Live, saved: Plan | None = None) -> PlannedFunction:
+def planned_step(model: Model, limits: Limits, *, phases: Phases, saved: Plan | None = None) -> PlannedFunction:
     """The model's step under the limits, its compiling shown."""
     with refusing_options():
         return jit(
@@ -59,31 +59,31 @@ def planned_step(model: Model, limits: Limits, *, live: Live, saved: Plan | None
             device_profile=limits.device_profile,
             state_memory=limits.state_memory,
             plan=saved,
-            progress=live.tell,
+            progress=phases.update,
             donate_argnums=0,
         )
 
 
-def run_model(choice: ModelChoice, limits: Limits, *, steps: int, saved: Plan | None, live: Live) -> tuple[Outcome, Plan]:
+def run_model(choice: ModelChoice, limits: Limits, *, steps: int, saved: Plan | None, phases: Phases) -> tuple[Outcome, Plan]:
     """Train under the limits, and say how it went; also the plan that ran last."""
     model = choice.build()
-    step = planned_step(model, limits, live=live, saved=saved)
+    step = planned_step(model, limits, phases=phases, saved=saved)
     with refusing_options():
         next(model.batches())  # what is wrong with the input is said now, not after compiling
     state = model.init()
-    live.wait_for("tracing, planning, compiling")
+    phases.begin("tracing, planning, compiling")
 
     def watch(done: int, loss: float, us: float) -> None:
         budget = step.plan(model.state_shape, model.batch_shape).budget_bytes
         of_budget = "" if budget is None else f" of {format_bytes(budget)}"
         peak = format_bytes(step.report().peak_bytes)
-        live.tell("training", done, steps, f"loss {loss:.4f}, {format_us(us)}, peak {peak}{of_budget}")
+        phases.update("training", done, steps, f"loss {loss:.4f}, {format_us(us)}, peak {peak}{of_budget}")
 
     training = _train(step, state, model.batches(), steps=steps, watch=watch, interruptible=True)
     plan = step.plan(model.state_shape, model.batch_shape)
     accuracy = None
     if model.evaluate is not None:
-        live.wait_for("measuring test accuracy")
+        phases.begin("measuring test accuracy")
         accuracy = model.evaluate(to_device(training.state))
     report = step.report()
     outcome = Outcome(
@@ -121,7 +121,7 @@ def run_model(choice: ModelChoice, limits: Limits, *, steps: int, saved: Plan | 
     return outcome, plan
 
 
-def run_plain(entry: JobEntry, live: Live) -> PlainJob:
+def run_plain(entry: JobEntry, phases: Phases) -> PlainJob:
     """Train the model of `entry` with plain jit; everything of it is freed before this returns.
 
     Raises:
@@ -129,12 +129,12 @@ def run_plain(entry: JobEntry, live: Live) -> PlainJob:
     """
     model = model_of(entry)
     assert model is not None
-    live.wait_for(f"{entry.name}: compiling plain jit")
+    phases.begin(f"{entry.name}: compiling plain jit")
     began = time.perf_counter()
     plain = compile_plain(shapes_of(entry))
 
     def watch(done: int, loss: float, us: float) -> None:
-        live.tell(f"{entry.name}: training with plain jit", done, entry.steps, f"loss {loss:.4f}, {format_us(us)}")
+        phases.update(f"{entry.name}: training with plain jit", done, entry.steps, f"loss {loss:.4f}, {format_us(us)}")
 
     training = _train(plain.compiled, model.init(), model.batches(), steps=entry.steps, watch=watch)
     found = PlainJob(

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from tensile_jax.cli import main
-from tensile_jax.cli.progress import Live
+from tensile_jax.cli.progress import Phases
 from tensile_jax.plan_format import Plan
 
 
@@ -136,10 +136,10 @@ def test_state_may_wait_in_host_memory(tmp_path: Path) -> None:
 
 def test_progress_shows_phases_that_begin_again_with_another_total() -> None:
     console = Console(width=100, force_terminal=True, record=True, file=StringIO())
-    with Live(console) as live:
-        live.wait_for("planning")
+    with Phases(console) as phases:
+        phases.begin("planning")
         for done, of in ((1, 2), (2, 2), (1, 3), (2, 3), (3, 3)):
-            live.tell("compiling", done, of)
-        live.tell("training", 1, 4, "loss 1.0000")
+            phases.update("compiling", done, of)
+        phases.update("training", 1, 4, "loss 1.0000")
     shown = console.export_text()
     assert "3/3" in shown and "1/4" in shown and "loss 1.0000" in shown

@@ -197,7 +197,9 @@ start_after = "a"
 def start(here: Path, *arguments: str) -> subprocess.Popen[str]:
     root = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", "from tensile_jax.cli import main; main()", "run", *arguments]
+    program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # which `nohup` lets children ignore
+    program += "from tensile_jax.cli import main; main()"
+    command = [sys.executable, "-c", program, "run", *arguments]
     return subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

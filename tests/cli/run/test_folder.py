@@ -45,14 +45,14 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 def test_events_are_read_back_as_they_were_told(folder: RunFolder) -> None:
     for event in (QUEUED, STEP, FAILED):
-        folder.tell(event)
+        folder.write_event(event)
     assert read_events(folder.path) == (QUEUED, STEP, FAILED)
     assert folder.troubles == ()
 
 
 def test_a_job_has_a_log_for_people_and_its_metrics(folder: RunFolder) -> None:
     for event in (QUEUED, STEP, FAILED):
-        folder.tell(event)
+        folder.write_event(event)
     assert (folder.path / "jobs/gpt/log.txt").read_text().splitlines() == [
         "0.5 s  gpt: queued after step 0, planned 310 MiB (needs 310 MiB)",
         "1.5 s  gpt: step 1, loss 0.25",
@@ -64,7 +64,7 @@ def test_a_job_has_a_log_for_people_and_its_metrics(folder: RunFolder) -> None:
 
 
 def test_a_loss_that_is_no_number_is_null_and_read_as_nan(folder: RunFolder) -> None:
-    folder.tell(dataclasses.replace(STEP, values={"loss": math.nan}))
+    folder.write_event(dataclasses.replace(STEP, values={"loss": math.nan}))
     assert json.loads((folder.path / "events.jsonl").read_text())["values"] == {"loss": None}
     assert math.isnan(read_events(folder.path)[0].values["loss"])
 
@@ -73,7 +73,7 @@ def test_no_event_told_before_a_kill_is_lost(tmp_path: Path) -> None:
     script = (
         "import sys, time; from tensile_jax.cli.run.folder import RunFolder; from tensile_jax.runtime_records import JobEvent\n"
         f"folder = RunFolder.create({str(tmp_path / 'run')!r})\n"
-        "for step in range(20): folder.tell(JobEvent(0.0, 'step', 'a', step))\n"
+        "for step in range(20): folder.write_event(JobEvent(0.0, 'step', 'a', step))\n"
         "print('told', flush=True); time.sleep(60)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -86,16 +86,16 @@ def test_no_event_told_before_a_kill_is_lost(tmp_path: Path) -> None:
 
 def test_a_torn_last_line_is_left_out_and_ended_when_the_run_goes_on(folder: RunFolder) -> None:
     folder.write_config({"budget": "1GiB"})
-    folder.tell(QUEUED)
+    folder.write_event(QUEUED)
     events = folder.path / "events.jsonl"
     events.write_bytes(events.read_bytes() + b'{"time_s": 1.5, "ki')
     assert read_events(folder.path) == (QUEUED,)
-    RunFolder.reopen(folder.path).tell(STEP)
+    RunFolder.reopen(folder.path).write_event(STEP)
     assert read_events(folder.path) == (QUEUED, STEP)
 
 
 def test_a_whole_line_that_is_no_event_is_refused_by_its_number(folder: RunFolder) -> None:
-    folder.tell(QUEUED)
+    folder.write_event(QUEUED)
     with (folder.path / "events.jsonl").open("a") as file:
         file.write('{"kind": "lunch"}\n')
     with pytest.raises(Refusal, match="line 2 is not an event"):
@@ -117,7 +117,7 @@ def test_plans_of_a_job_are_counted_also_by_the_run_that_goes_on(folder: RunFold
 
 @pytest.mark.parametrize("job", ["..", "../../x", ".hidden", "/etc/x"])
 def test_no_name_of_a_job_leads_out_of_the_folder(folder: RunFolder, job: str) -> None:
-    folder.tell(dataclasses.replace(STEP, job=job))
+    folder.write_event(dataclasses.replace(STEP, job=job))
     folder.write_plan(job, PLAN)
     assert folder.troubles == ()
     written = [path for path in folder.path.parent.parent.rglob("*") if path.is_file()]
@@ -169,15 +169,15 @@ def test_what_is_not_the_folder_of_a_run_cannot_be_reopened(tmp_path: Path) -> N
 def test_a_full_disk_is_told_once_with_its_count_and_other_files_are_written(folder: RunFolder) -> None:
     (folder.path / "events.jsonl").symlink_to("/dev/full")
     for _ in range(3):
-        folder.tell(STEP)
+        folder.write_event(STEP)
     assert folder.troubles == (f"events.jsonl in {folder.path} could not be written: No space left on device (3 times)",)
     assert len((folder.path / "jobs/gpt/log.txt").read_text().splitlines()) == 3
 
 
 def test_a_folder_that_is_gone_ends_nothing_and_is_not_made_again(folder: RunFolder) -> None:
-    folder.tell(STEP)
+    folder.write_event(STEP)
     shutil.rmtree(folder.path)
-    folder.tell(STEP)
+    folder.write_event(STEP)
     folder.write_plan("gpt", PLAN)
     folder.write_record(RECORD)
     assert not folder.path.exists()
@@ -186,5 +186,5 @@ def test_a_folder_that_is_gone_ends_nothing_and_is_not_made_again(folder: RunFol
 
 
 def test_what_cannot_be_encoded_is_a_trouble(folder: RunFolder) -> None:
-    folder.tell(dataclasses.replace(STEP, values={"loss": object()}))  # pyright: ignore[reportArgumentType]  # the mistake
+    folder.write_event(dataclasses.replace(STEP, values={"loss": object()}))  # pyright: ignore[reportArgumentType]  # the mistake
     assert "events.jsonl" in folder.troubles[0]

@@ -111,7 +111,7 @@ def test_a_log_has_the_status_every_so_often_and_each_event_but_steps() -> None:
     text = io.StringIO()
     with LiveView(Console(file=text, width=80), status, every_s=0.01) as view:
         for event in (STARTED, STEP, FAILED):
-            view.tell(event)
+            view.add_event(event)
         assert seen.wait(_LONG_S)
     written = text.getvalue().splitlines()
     assert [line for line in written if "gpt:" in line] == [
@@ -126,7 +126,7 @@ def test_all_that_was_told_is_shown_before_the_end() -> None:
     text = io.StringIO()
     with LiveView(Console(file=text), lambda: STATUS, every_s=_LONG_S) as view:
         for step in range(50):
-            view.tell(dataclasses.replace(STARTED, step=step))
+            view.add_event(dataclasses.replace(STARTED, step=step))
     written = text.getvalue().splitlines()
     assert len([line for line in written if "gpt: started" in line]) == 50
     assert written[-1] == status_line(STATUS)
@@ -146,7 +146,7 @@ def test_a_terminal_shows_the_table_and_keeps_how_jobs_ended() -> None:
     text = io.StringIO()
     with LiveView(Console(file=text, force_terminal=True, width=80, height=24), status) as view:
         for event in (STARTED, STEP, FAILED):
-            view.tell(event)
+            view.add_event(event)
         assert seen.wait(_LONG_S)
     assert "failed after step 1" in text.getvalue()
     assert "started after" not in text.getvalue()
@@ -184,7 +184,7 @@ def test_telling_never_waits_for_a_status_that_hangs() -> None:
     text = io.StringIO()
     with LiveView(Console(file=text), hangs, every_s=0.01) as view:
         assert asked.wait(_LONG_S)
-        view.tell(STARTED)  # returns although the view's thread is inside `hangs`
+        view.add_event(STARTED)  # returns although the view's thread is inside `hangs`
         assert text.getvalue() == ""
         release.set()
     assert "gpt: started after step 0" in text.getvalue()
@@ -199,7 +199,7 @@ class _Gone(io.StringIO):
 
 def test_a_console_that_is_gone_does_not_end_the_run() -> None:
     with LiveView(Console(file=_Gone()), lambda: STATUS, every_s=0.01) as view:
-        view.tell(STARTED)
+        view.add_event(STARTED)
         view._thread.join(_LONG_S)
         assert not view._thread.is_alive()
-        view.tell(FAILED)
+        view.add_event(FAILED)
