@@ -1,7 +1,7 @@
-"""What a runtime of several jobs says of itself: its status, its events, and what it records of memory and link.
+"""The records that a `Runtime` gives to its user: its status, its events, and what it recorded of memory and copies.
 
     Status  ::= budgets, bytes, link  JobStatus*     a snapshot, for whoever looks
-    JobEvent                                         something happened to a job; every one is told, in order
+    JobEvent                                         something that happened to a job; all of them are kept, in order
     Record  ::= Span | Level                         what ran when, and how many bytes lay on the device from when on
 
 A job's life:

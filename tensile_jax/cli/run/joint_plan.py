@@ -15,7 +15,7 @@ from tensile_jax.cli.run.job_source import Shapes, find_modules_here, resolve_bu
 from tensile_jax.cli.run.report import JointPlan, PlannedJob
 from tensile_jax.errors import BudgetTooSmall, JobsFileError, TraceError
 from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, program_under
-from tensile_jax.exec.actor.memory_demand import metrics_bytes
+from tensile_jax.exec.actor.plan_memory import metrics_bytes
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.exec.step.transfer import Transfer

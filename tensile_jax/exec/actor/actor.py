@@ -1,12 +1,14 @@
-"""One job's Executor and Swap Executor (TENSILE section III-D): what the runtime and its dispatcher ask of them.
+"""An actor holds one job's state and compiled plan, and carries out single moves of the plan: the protocols.
 
-    LocalActor     in this process (`local_actor.py`)
-    IsolatedActor  in a process of its own (`isolated_actor.py`), where a LocalActor does it
+An actor is what the paper calls a job's Executor and Swap Executor (TENSILE section III-D). There are two:
 
-An actor holds a job's state and carries out single moves of its plan. Whatever takes time is not waited for: the call gives
-back a function that waits, for another thread to call, or None where there is nothing to wait for.
+    LocalActor     runs the job in this process (`local_actor.py`)
+    IsolatedActor  has a LocalActor run it in a process of its own (`exec/process/isolated_actor.py`)
 
-    own -> trace -> prepare -> use -> admit -> (unpark -> begin, moves, end ... -> park -> state)* -> close
+A call never waits for what takes time. It returns a function that waits, for another thread to call, or None where there is
+nothing to wait for. The calls come in this order, `prepare` and `use` again for a renewed plan, which `adopt` puts to use:
+
+    own -> trace -> prepare -> use -> admit -> (unpark -> begin -> issue ... -> take_metrics -> park -> state)* -> retire -> close
 """
 
 from collections.abc import Callable
@@ -20,14 +22,14 @@ from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.plan_format import Plan
 
 Wait = Callable[[], Any]
-"""Returns when what was issued is over; raises what went wrong with it. For a copy: the lane and the bytes that it took."""
+"""Returns when what was issued is over, and raises what went wrong with it. Of a copy it returns the lane and the bytes."""
 
 
 class Kept(Protocol):
-    """A job's state as it was at one rest. Both calls may take a while, and may raise."""
+    """A job's state as it was at one moment between iterations. Both calls may take a while, and may raise."""
 
     def save(self, checkpoints: Checkpoints, step: int) -> str:
-        """Make a checkpoint of it, as that after `step`; gives back what `Checkpoints.save` does."""
+        """Make a checkpoint of it, as that after `step`; returns what `Checkpoints.save` does."""
         ...
 
     def fetch(self) -> Any:
@@ -39,12 +41,12 @@ class Traced(Protocol):
     """A job's step, as it was traced."""
 
     def without_swaps(self) -> "Traced":
-        """The same, of which only plans without swaps are made."""
+        """The same step, of which only plans without swaps are made."""
         ...
 
 
 class Program(Protocol):
-    """A compiled plan, not yet on the device, and what it asks of memory; `kept_out` is what `keep_out` has added to it."""
+    """A compiled plan, not yet on the device; `kept_out` is the state that `keep_out` has put on the host."""
 
     @property
     def prepared(self) -> Traced: ...
@@ -60,23 +62,64 @@ class Program(Protocol):
         ...
 
     def may_stay_out(self) -> tuple[tuple[TensorId, int], ...]:
-        """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
+        """State tensors that `keep_out` could put on the host and that are not there yet, and their bytes."""
         ...
 
 
 class Actor(Protocol):
-    """What the dispatcher asks of a job, from its own thread. The `Wait`s are called in others."""
+    """What the runtime asks of a job's actor.
+
+    `trace`, `prepare` and what they return may take long: the planner calls them. From `admit` on, the dispatcher's thread calls.
+    """
+
+    # -- before the job is admitted ---------------------------------------------------------------------------------------------
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of the state, as far as it is known."""
+        ...
+
+    @property
+    def program(self) -> Program:
+        """The program in use. There must be one."""
+        ...
+
+    def own(self) -> None:
+        """Take the state over, to the host; what of it lay on the device is freed, as a donated argument is."""
+        ...
+
+    def trace(self, batch: Any, options: Options, compiler: Compiler) -> Traced:
+        """The job's step, traced on its state and on shapes like those of `batch`.
+
+        Raises:
+            TraceError: it is given mutable references, or does not return (state, metrics) with the state as it was given.
+        """
+        ...
+
+    def prepare(self, prepared: Any, budget_bytes: int) -> Program:
+        """The plan under a budget of what `trace` has returned, compiled.
+
+        Raises:
+            BudgetTooSmall: there is none.
+        """
+        ...
+
+    def use(self, program: Any) -> None:
+        """Have `program`, one of this actor's, in use: from `admit` on; or, if the job was admitted, from `adopt` on."""
+        ...
+
+    # -- what the dispatcher asks -----------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """The job has its seat: from now on its plan may be carried out."""
+        """The job is admitted: from now on its plan may be carried out."""
         ...
 
     def begin(self, batch: Any, *, watch: bool) -> None:
-        """Move 0: an iteration on the state and on `batch`. With `watch` live bytes are looked at."""
+        """Move 0: begin an iteration on the state and on `batch`. With `watch` live bytes are read at its launches."""
         ...
 
     def issue(self, move: int) -> Wait | None:
-        """Any other move."""
+        """Carry out any other move."""
         ...
 
     def take_metrics(self) -> Wait:
@@ -84,19 +127,19 @@ class Actor(Protocol):
         ...
 
     def park(self) -> Wait:
-        """The state goes to the host."""
+        """Copy the state to the host."""
         ...
 
     def unpark(self) -> Wait:
-        """The state goes where the plan expects it."""
+        """Bring the state where the plan expects it."""
         ...
 
     def adopt(self) -> None:
-        """The renewed plan holds; the state is on the host."""
+        """Put the renewed plan to use; the state is on the host."""
         ...
 
     def live_bytes(self) -> Wait:
-        """What the job's arrays on the device come to at the time of the call; None where that cannot be seen."""
+        """The bytes of the job's arrays on the device at the time of the call; None where that cannot be seen."""
         ...
 
     def watched_bytes(self) -> Wait:
@@ -112,7 +155,7 @@ class Actor(Protocol):
         ...
 
     def retire(self) -> None:
-        """The last iteration is over: give back what is left on the device. A state that was asked for stays."""
+        """The last iteration is over: free what is left on the device. A state that was asked for stays."""
         ...
 
     def rescue(self) -> tuple[Kept, Wait] | None:
@@ -120,46 +163,10 @@ class Actor(Protocol):
         ...
 
     def drop(self) -> None:
-        """Give back everything that is on the device, whatever is under way."""
+        """Free everything that is on the device, whatever is under way."""
         ...
 
-
-class JobActor(Actor, Protocol):
-    """What the runtime asks beside that. `trace`, `prepare` and what they give may take long: for the scheduler's thread."""
-
-    @property
-    def state_bytes(self) -> int:
-        """What the state comes to, as far as is known."""
-        ...
-
-    @property
-    def program(self) -> Program:
-        """What is carried out. It must have been prepared."""
-        ...
-
-    def own(self) -> None:
-        """Take the state over, to the host; what of it lay on the device is given back, as a donated argument is."""
-        ...
-
-    def trace(self, batch: Any, options: Options, compiler: Compiler) -> Traced:
-        """The job's step, traced on its state and on shapes like those of `batch`.
-
-        Raises:
-            TraceError: it is given mutable references, or does not return (state, metrics) with the state as it was given.
-        """
-        ...
-
-    def prepare(self, prepared: Any, budget_bytes: int) -> Program:
-        """The plan under a budget of what `trace` has given, compiled.
-
-        Raises:
-            BudgetTooSmall: there is none.
-        """
-        ...
-
-    def use(self, program: Any) -> None:
-        """`program`, one of this actor's, is what will be run: from `admit` on; or, if it was admitted, from `adopt` on."""
-        ...
+    # -- after the end ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """The job has ended, and nothing more will be asked. Must return at once."""

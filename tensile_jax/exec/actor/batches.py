@@ -1,7 +1,7 @@
-"""A job's batches, one like the other: a plan is made for one structure, with one shape and dtype a leaf.
+"""The shapes and dtypes of a job's batches. All batches of a job must have the same, since a plan is made for one kind of batch.
 
 Leaves are taken as `jax.jit` takes them: 64 bits of NumPy are 32 where JAX has only those. Arrays of NumPy are copied, since
-batches are drawn ahead and whoever yields them may fill the same buffer again, or shuffle what they are views of.
+batches are drawn ahead, and whoever yields them may fill the same buffer again, or shuffle what they are views of.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class BatchType:
     """Path and type, such as `float32[8, 3]`, of each leaf of a batch."""
 
     leaves: tuple[tuple[str, str], ...]
@@ -23,20 +23,17 @@ def take_in(batch: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), batch)
 
 
-def look_at(batch: Any, *, index: int) -> Look:
-    """What a batch that was taken in looks like.
+def type_of(batch: Any, *, index: int) -> BatchType:
+    """The type of a batch that was taken in.
 
     Raises:
         TypeError: a leaf is of nothing that JAX computes with.
     """
-    return Look(tuple((f"batch{jax.tree_util.keystr(path)}", _type_of(path, leaf, index)) for path, leaf in _leaves(batch)))
+    leaves = jax.tree.leaves_with_path(batch)
+    return BatchType(tuple((f"batch{jax.tree_util.keystr(path)}", _leaf_type(path, leaf, index)) for path, leaf in leaves))
 
 
-def _leaves(batch: Any) -> list[tuple[Any, Any]]:
-    return jax.tree.leaves_with_path(batch)
-
-
-def _type_of(path: Any, leaf: Any, index: int) -> str:
+def _leaf_type(path: Any, leaf: Any, index: int) -> str:
     try:
         seen = jax.typeof(leaf)
     except TypeError as error:
@@ -47,7 +44,7 @@ def _type_of(path: Any, leaf: Any, index: int) -> str:
     return f"{seen.dtype}[{', '.join(map(str, seen.shape))}]"
 
 
-def expect_alike(first: Look, other: Look, *, index: int) -> None:
+def expect_same_type(first: BatchType, other: BatchType, *, index: int) -> None:
     """Raises ValueError naming the first leaf in which batch `index` differs from the first."""
     there, here = dict(first.leaves), dict(other.leaves)
     remedy = "A plan is made for one kind of batch: drop a last batch that is smaller, or pad each to the same shape."

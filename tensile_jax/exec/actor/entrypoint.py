@@ -1,4 +1,4 @@
-"""A job by name: `Entrypoint`, made into (step, state, batches) where it is to run.
+"""A job by name: an `Entrypoint` is made into (step, state, batches) in the process in which the job is to run.
 
     target ::= package.module:function      called with `args`; returns (step, state, batches), or a model
              | name                         an installed model (`installed_models.py`), made with `args` as its sizes

@@ -1,12 +1,11 @@
-"""One job's user code, in a thread of its own: it draws batches ahead and calls back after each step.
+"""The feed of a job: a thread that runs the job's user code. It draws batches ahead, and calls `on_step` after each step.
 
-    feed thread:  draw -> BatchReady -> draw -> BatchReady -> (waits) ...    on_step(1) -> draw -> ...      CallbacksMade
-    dispatcher:                take() ------------------ deliver(1) ...                         stop() ...
+    feed's thread:  draw -> BatchReady -> draw -> BatchReady -> (waits) ...    on_step(1) -> draw -> ...      CallbacksMade
+    dispatcher:                  take() ------------------ deliver(1) ...                         stop() ...
 
-Nothing here waits for user code but the thread that runs it, so what hangs, raises or is slow costs its own job only.
-Callbacks go first, in the order of their steps, and a batch is drawn only when none is left to call: a slow consumer slows its
-own job, and what waits for it is never more than the batches ahead and the steps in flight. All news is told by the feed's
-thread, which holds no lock then.
+Only this thread waits for user code. So user code that hangs, raises or is slow costs its own job only. Callbacks go first, in the
+order of their steps, and a batch is drawn only when no callback is left to make: a slow callback slows its own job, and what waits
+for it is never more than the batches ahead and the steps in flight. The thread posts its news (`feed_news.py`) while it holds no lock.
 """
 
 import threading
@@ -14,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tensile_jax.exec.actor.batches import Look, expect_alike, look_at, take_in
+from tensile_jax.exec.actor.batches import BatchType, expect_same_type, take_in, type_of
 from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, FeedNews, FeedStopped, UserCodeFailed
 
 
@@ -65,7 +64,7 @@ class Feed:
         self._drawing = self._most > 0
         self._calling = on_step is not None
         self._drawn = 0
-        self._look: Look | None = None
+        self._type: BatchType | None = None
 
     def start(self, *, held: bool = False) -> None:
         """Begin to draw; or, `held`, once `release` is called."""
@@ -182,10 +181,10 @@ class Feed:
 
     def _take_in(self, given: Any, index: int) -> Any:
         batch = take_in(given)
-        look = look_at(batch, index=index)
-        if self._look is None:
-            self._look = look
-        expect_alike(self._look, look, index=index)
+        found = type_of(batch, index=index)
+        if self._type is None:
+            self._type = found
+        expect_same_type(self._type, found, index=index)
         return batch
 
     def _close(self) -> None:

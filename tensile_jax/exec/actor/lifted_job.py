@@ -1,7 +1,7 @@
-"""A job whose step changes objects in place: such a step says itself how it is run as `(state, batch) -> (state, metrics)`.
+"""How a job is run whose step changes objects in place: as the pure step `(state, batch) -> (state, metrics)` that it stands for.
 
-A library that lifts steps, such as `tensile_jax/nnx`, gives its functions a method `as_job`. The runtime knows nothing else of
-that library.
+A library that makes such steps, as `tensile_jax/nnx` does, gives them a method `as_job`, which returns a `LiftedJob`. The runtime
+knows nothing else of that library.
 """
 
 from collections.abc import Callable

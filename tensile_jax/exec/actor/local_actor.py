@@ -1,4 +1,4 @@
-"""A job in this process: its state, its compiled plan, and the moves of its iterations one by one."""
+"""The actor of a job that runs in this process: its state, its compiled plan, and the moves of its iterations one by one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.errors import TraceError
 from tensile_jax.exec.actor.actor import Kept, Wait
 from tensile_jax.exec.actor.lifted_job import PutBack
-from tensile_jax.exec.actor.memory_demand import demand_of, metrics_bytes, unused_bytes
+from tensile_jax.exec.actor.plan_memory import memory_profile_of, metrics_bytes, unused_bytes
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.executor import Executor, Iteration, Observation
@@ -30,7 +30,7 @@ from tensile_jax.trace import shape_struct, trace_step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalProgram:
-    """A program in this process."""
+    """A compiled plan in this process; see `Program`."""
 
     prepared: PreparedStep
     compiled: Compiled
@@ -39,37 +39,32 @@ class LocalProgram:
 
     @property
     def plan(self) -> Plan:
-        """The plan."""
         return self.compiled.plan
 
     def keep_out(self, tensors: frozenset[TensorId]) -> "LocalProgram":
-        """The same segments with these state tensors on the host between their uses."""
         return program_of(self.prepared, self.prepared.keep_out(self.compiled, tensors), kept_out=tensors)
 
     def may_stay_out(self) -> tuple[tuple[TensorId, int], ...]:
-        """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
         return self.prepared.may_stay_out(self.compiled)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalState:
-    """A state that is kept in this process; with `put_back` it is that of objects of the user's."""
+    """A state in this process; see `Kept`. With `put_back` it is the state of objects of the user's, which `fetch` returns."""
 
     tree: Any
     put_back: PutBack | None = None
 
     def save(self, checkpoints: Checkpoints, step: int) -> str:
-        """A checkpoint of it."""
         return checkpoints.save(step, self.tree)
 
     def fetch(self) -> Any:
-        """Itself; or the objects, which hold it then."""
         return self.tree if self.put_back is None else self.put_back(self.tree)
 
 
 def program_of(prepared: PreparedStep, compiled: Compiled, *, kept_out: frozenset[TensorId] = frozenset()) -> LocalProgram:
     """The program of a compiled plan."""
-    demand = demand_of(compiled.plan, prepared.graph, code_of(prepared, compiled), prepared.options.profile)
+    demand = memory_profile_of(compiled.plan, prepared.graph, code_of(prepared, compiled), prepared.options.profile)
     return LocalProgram(prepared, compiled, demand, kept_out)
 
 
@@ -108,7 +103,7 @@ def _nothing(*arguments: Any) -> tuple[()]:
 
 
 class LocalActor:
-    """A job in this process."""
+    """A job in this process; see `Actor`."""
 
     def __init__(self, function: Callable[..., Any], state: Any, transfer: Transfer, *, put_back: PutBack | None = None) -> None:
         self._function = getattr(function, "__wrapped__", function)
@@ -129,31 +124,21 @@ class LocalActor:
 
     @property
     def state_bytes(self) -> int:
-        """What the state comes to."""
         return sum(shape.size * shape.dtype.itemsize for shape in self._shapes)
 
     @property
     def program(self) -> LocalProgram:
-        """What is carried out. It must have been prepared."""
         assert self._program is not None
         return self._program
 
     def own(self) -> None:
-        """Bring the state to the host; what of it lay on the device is given back, as a donated argument is.
-
-        Arrays of NumPy are copied: the user may write into them again.
-        """
+        # arrays of NumPy are copied: the user may write into them again
         self._leaves = [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in self._leaves]
         self.park()()
         if self._put_back is not None:  # its objects hold no arrays that are gone
             self._put_back(tree_unflatten(self._tree, self._leaves))
 
     def trace(self, batch: Any, options: Options, compiler: Compiler) -> PreparedStep:
-        """The job's step, traced on its state and on shapes like those of `batch`.
-
-        Raises:
-            TraceError: it is given mutable references, or does not return (state, metrics) with the state as it was given.
-        """
         jitted = jax.jit(self._function, donate_argnums=0)
         state = tree_unflatten(self._tree, self._shapes)
         shapes = (state, jax.tree.map(shape_struct, batch))
@@ -164,16 +149,10 @@ class LocalActor:
         return PreparedStep(step, None, options, compiler)
 
     def prepare(self, prepared: PreparedStep, budget_bytes: int) -> LocalProgram:
-        """The plan under a budget, compiled.
-
-        Raises:
-            BudgetTooSmall: there is none.
-        """
         with jax.default_device(self._transfer.device):  # for which a step that runs whole is compiled
             return program_under(prepared, budget_bytes, prepared.choose_and_compile)
 
     def use(self, program: LocalProgram) -> None:
-        """`program` is what will be run: from `admit` on, or, if there is one already, from `adopt` on."""
         if self._executor is None:
             self._program = program
         else:
@@ -199,7 +178,7 @@ class LocalActor:
                     f"when it is given and {after.dtype}{list(after.shape)} when it is returned."
                 )
 
-    # -- an Actor ---------------------------------------------------------------------------------------------------------------
+    # -- what the dispatcher asks -----------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
         program = self._program

@@ -1,10 +1,10 @@
-"""A state or a batch that is not there. None would not do, since None is a state or a batch that a user may give."""
+"""Stand-ins for a state or a batch that does not exist. None cannot be one, since users may give None as a state or a batch."""
 
 from enum import Enum
 
 
 class Missing(Enum):
-    """What is not there, where None would be a value that a user may give."""
+    """What does not exist."""
 
     STATE = "no state"
     BATCH = "no batch"

@@ -12,7 +12,7 @@ wait for is over:
 Whatever an actor raises costs its own job only. Should anything else raise, all jobs fail with it: nobody waits for ever.
 
 The dispatcher's threads must not keep a runtime that nobody else holds. So they hold neither the runtime nor its store: they post
-news (`lifecycle.py`) of a job by its number.
+news (`messages.py`) of a job by its number.
 """
 
 import queue
@@ -47,7 +47,7 @@ from tensile_jax.exec.controller.messages import (
     Wished,
 )
 from tensile_jax.exec.controller.state import JobId, State
-from tensile_jax.exec.runtime import lifecycle
+from tensile_jax.exec.runtime import messages
 from tensile_jax.exec.runtime.measured import Measured, numbers_of
 from tensile_jax.exec.runtime.recorder import Recorder
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
@@ -88,7 +88,7 @@ class Dispatcher:
     """The thread. `state` may be read from any thread; it is replaced, never changed.
 
     Args:
-        post: told of jobs what `lifecycle.py` calls news. Must return at once.
+        post: told of jobs what `messages.py` calls news. Must return at once.
         applied: told, in the dispatcher's thread, which budget holds from now on. Must return at once.
         look_always: live bytes are looked at at each launch, not at some.
     """
@@ -96,7 +96,7 @@ class Dispatcher:
     def __init__(
         self,
         state: State,
-        post: Callable[[JobId, lifecycle.News], None],
+        post: Callable[[JobId, messages.News], None],
         applied: Callable[[int], None],
         *,
         look_always: bool = False,
@@ -248,7 +248,7 @@ class Dispatcher:
 
         def report(kept: Kept | None) -> None:
             self.handle(JobLost(job))
-            self._metrics.submit(self._post, job, lifecycle.Lost(error, kept, entry.steps))
+            self._metrics.submit(self._post, job, messages.Lost(error, kept, entry.steps))
 
         self._lane.submit(give_back)
 
@@ -267,22 +267,22 @@ class Dispatcher:
         elif isinstance(order, Admit):
             actor.admit()
             entry.demand = self._renewals.pop(job, entry.demand)  # it may have been renewed while it was pending
-            self._post(job, lifecycle.Admitted())
+            self._post(job, messages.Admitted())
         elif isinstance(order, AdoptPlan):
             actor.adopt()
             entry.demand, entry.since_plan = self._renewals.pop(job), 0
-            self._post(job, lifecycle.PlanAdopted(entry.steps))
+            self._post(job, messages.PlanAdopted(entry.steps))
         elif isinstance(order, DeclinePlan):
-            self._post(job, lifecycle.PlanDeclined(self._renewals.pop(job, entry.demand)))
+            self._post(job, messages.PlanDeclined(self._renewals.pop(job, entry.demand)))
         elif isinstance(order, ReportPaused):
             entry.checkpoint_due = False
-            self._metrics.submit(self._post_last, job, lifecycle.Paused(actor.state(), entry.steps))
+            self._metrics.submit(self._post_last, job, messages.Paused(actor.state(), entry.steps))
         else:
             assert isinstance(order, Release)
             state = actor.state()
             actor.retire()
             self._jobs.pop(job)
-            self._metrics.submit(self._post_last, job, lifecycle.Released(state, entry.steps))
+            self._metrics.submit(self._post_last, job, messages.Released(state, entry.steps))
 
     def _issue(self, job: JobId, entry: _Job, move: int) -> None:
         demand, actor = entry.demand, entry.actor
@@ -359,22 +359,22 @@ class Dispatcher:
         wait()
         self._span(lane, entry, "state", began, self.now(), nbytes)
         if lane == "out":
-            self._post(job, lifecycle.Parked())
+            self._post(job, messages.Parked())
         self.tell(StateMoved(job))
 
     def _read(self, job: JobId, wait: Wait, us: float) -> None:
         metrics = wait()
         values = numbers_of(metrics)
         self.measured[job].add_step(us, values)
-        self._post(job, lifecycle.Stepped(metrics, {**values, "step_us": us}))
+        self._post(job, messages.Stepped(metrics, {**values, "step_us": us}))
 
-    def _post_last(self, job: JobId, news: lifecycle.Paused | lifecycle.Released) -> None:
+    def _post_last(self, job: JobId, news: messages.Paused | messages.Released) -> None:
         """In the metrics thread, after the last metrics. Should that fail, so does the job."""
         try:
             self._post(job, news)
         except Exception as error:
             self.fail(job, error)
-            self._post(job, lifecycle.Lost(error, None, news.steps))
+            self._post(job, messages.Lost(error, None, news.steps))
 
     # -- what is recorded -------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from tensile_jax.exec.actor.actor import Program, Traced
 from tensile_jax.exec.controller.messages import Prepared
 from tensile_jax.exec.controller.state import JobRecord
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
-from tensile_jax.exec.runtime.lifecycle import BudgetSuffices, Pending, Planned, PreparationFailed, Waits
+from tensile_jax.exec.runtime.messages import BudgetSuffices, Pending, Planned, PreparationFailed, Waits
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options

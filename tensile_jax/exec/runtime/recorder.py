@@ -1,7 +1,7 @@
-"""What ran when and how many bytes lay on the device, kept in bounded memory however long a run is.
+"""The recorder keeps what ran when, and how many bytes lay on the device, in bounded memory however long a run is.
 
 spans    the latest `_MOST`
-levels   all of the run; whenever there are `_MOST`, of each two neighbours the one with fewer bytes goes
+levels   of all of the run; whenever there are `_MOST`, of each two neighbours the one with fewer bytes is dropped
 """
 
 from collections import deque

@@ -30,7 +30,7 @@ from typing import Any, Literal, Self
 
 import jax
 
-from tensile_jax.exec.actor.actor import JobActor
+from tensile_jax.exec.actor.actor import Actor
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed import Feed
 from tensile_jax.exec.actor.lifted_job import PutBack, lifted_job
@@ -41,10 +41,11 @@ from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tensile_jax.exec.controller.messages import BudgetRequested
 from tensile_jax.exec.controller.state import JobId, State, Wish
 from tensile_jax.exec.process.isolated_actor import IsolatedActor
-from tensile_jax.exec.runtime import lifecycle
+from tensile_jax.exec.runtime import lifecycle, messages
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job import Job
-from tensile_jax.exec.runtime.lifecycle import Effect, Lifecycle, News
+from tensile_jax.exec.runtime.lifecycle import Lifecycle
+from tensile_jax.exec.runtime.messages import Effect, News
 from tensile_jax.exec.runtime.planner import Planner, PlannerThread
 from tensile_jax.exec.runtime.saver import Saver
 from tensile_jax.exec.runtime.status import status
@@ -210,7 +211,7 @@ class Runtime:
     ) -> Job:
         """The job of a submission, with its state given away: it is one of the runtime's jobs."""
         number = self._store.new_number()
-        actor: JobActor
+        actor: Actor
         if asked.isolation == "process":
             actor = isolated = IsolatedActor(
                 step,
@@ -221,7 +222,7 @@ class Runtime:
                 first=asked.first,
                 checkpoints=checkpoints.folder if checkpoints is not None else None,
                 lock=None if lock is None else lock.descriptor,
-                died=lambda error: self._hear(number, lifecycle.ProcessDied(error)),
+                died=lambda error: self._hear(number, messages.ProcessDied(error)),
             )
             given, skip = isolated.batches(), 0
         else:
@@ -250,7 +251,7 @@ class Runtime:
             raise
         with self._store.changed:
             self._store.jobs[number], self._jobs[number] = stored, job
-            self._hear(number, lifecycle.Submitted(resumed))
+            self._hear(number, messages.Submitted(resumed))
         feed.release()
         return job
 
@@ -320,7 +321,7 @@ class Runtime:
         """Cancel every job: each ends after its iteration, with a checkpoint where it makes any."""
         with self._store.changed:
             for number in self._store.jobs:
-                self._hear(number, lifecycle.UserWished("stop"))
+                self._hear(number, messages.UserWished("stop"))
 
     def close(self) -> None:
         """Wait until every job has ended, and end. Paused jobs are cancelled. Interrupted, it stops all; twice, it aborts.
@@ -356,7 +357,7 @@ class Runtime:
             self._store.closed = True
             for job in self._store.jobs.values():
                 if job.life.state == "paused" or job.life.wish == "pause":
-                    self._hear(job.number, lifecycle.UserWished("stop"))
+                    self._hear(job.number, messages.UserWished("stop"))
             self._store.changed.wait_for(self._store.all_over)
             self._store.changed.notify_all()
 
@@ -370,7 +371,7 @@ class Runtime:
                 raise ValueError(f"{job.name} is {life.state}; it cannot be {_DEEDS[wish]}.")
             if wish == "pause" and life.wish != "stop" and self._store.closed:
                 raise ValueError(f"{job.name} cannot be paused: its runtime is closing, which waits for its end. Cancel it.")
-            self._hear(job.number, lifecycle.UserWished(wish))
+            self._hear(job.number, messages.UserWished(wish))
 
     def _hear(self, number: JobId, news: News) -> None:
         """Something has happened to a job; from any thread."""
@@ -384,35 +385,35 @@ class Runtime:
     def _perform(self, job: StoredJob, effect: Effect) -> None:
         """Nothing here waits, since the store's lock is held."""
         match effect:
-            case lifecycle.Report(kind, steps, note, values):
+            case messages.Report(kind, steps, note, values):
                 self._store.report(kind, job.name, steps, note, values)
-            case lifecycle.StartPreparing():
+            case messages.StartPreparing():
                 self._planner.start(job)
-            case lifecycle.JoinController(record):
+            case messages.JoinController(record):
                 self._dispatcher.call(lambda: self._planner.join_controller(job, record))
-            case lifecycle.TellController(event):
+            case messages.TellController(event):
                 self._dispatcher.tell(event)
-            case lifecycle.LoseJob(error):
+            case messages.LoseJob(error):
                 self._dispatcher.fail(job.number, error)
-            case lifecycle.ExplainWait():
+            case messages.ExplainWait():
                 self._dispatcher.call(lambda: self._planner.explain_wait(job))
-            case lifecycle.UsePlan(steps):
+            case messages.UsePlan(steps):
                 self._planner.use_plan(job, steps)
-            case lifecycle.DropPlan(demand):
+            case messages.DropPlan(demand):
                 self._planner.drop_plan(job, demand)
-            case lifecycle.ShareState():
+            case messages.ShareState():
                 self._planner.share_state()
-            case lifecycle.Deliver(steps, metrics):
+            case messages.Deliver(steps, metrics):
                 job.feed.deliver(steps, metrics)
-            case lifecycle.StartSaving():
+            case messages.StartSaving():
                 self._saver.start(job)
-            case lifecycle.StopFeed():
+            case messages.StopFeed():
                 job.feed.stop()
-            case lifecycle.Close():
+            case messages.Close():
                 job.feed.stop()
                 job.actor.close()
                 job.first_batch = NO_BATCH
-            case lifecycle.ReleaseFolder():
+            case messages.ReleaseFolder():
                 if job.lock is not None:
                     job.lock.release()
                 self._store.changed.notify_all()

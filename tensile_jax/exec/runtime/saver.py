@@ -7,7 +7,8 @@ declares later ones to be given up; two jobs' saves may be made at the same time
 from concurrent.futures import ThreadPoolExecutor
 
 from tensile_jax.exec.actor.missing import NO_STATE
-from tensile_jax.exec.runtime.lifecycle import CheckpointMade, SaveCheckpoint, SaveEnd, StateFetched
+from tensile_jax.exec.runtime.lifecycle import SaveCheckpoint, SaveEnd
+from tensile_jax.exec.runtime.messages import CheckpointMade, StateFetched
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 
 _THREADS = 2

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensile_jax.exec.actor.actor import JobActor, Program
+from tensile_jax.exec.actor.actor import Actor, Program
 from tensile_jax.exec.actor.feed import Feed
 from tensile_jax.exec.actor.missing import NO_BATCH
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tensile_jax.exec.controller.state import JobId
-from tensile_jax.exec.runtime.lifecycle import Lifecycle, News
+from tensile_jax.exec.runtime.lifecycle import Lifecycle
+from tensile_jax.exec.runtime.messages import News
 from tensile_jax.exec.runtime.submission import Submission, name_of, refuse_unfit_name
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import EventName, JobEvent
@@ -41,7 +42,7 @@ class StoredJob:
     """
 
     asked: Submission
-    actor: JobActor
+    actor: Actor
     feed: Feed
     checkpoints: Checkpoints | None
     lock: FolderLock | None

@@ -1,4 +1,4 @@
-"""What `Runtime.submit` was asked for. What is wrong with it is said before anything is done."""
+"""The arguments of `Runtime.submit`, as a `Submission`. They are checked before anything else is done."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -14,8 +14,9 @@ from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, Callbacks
 from tensile_jax.exec.actor.missing import NO_STATE
 from tensile_jax.exec.controller.messages import BatchLoaded, Wished
 from tensile_jax.exec.controller.state import JobId, Wish
-from tensile_jax.exec.runtime import lifecycle
-from tensile_jax.exec.runtime.lifecycle import Effect, Lifecycle, News, SaveEnd, step
+from tensile_jax.exec.runtime import messages
+from tensile_jax.exec.runtime.lifecycle import Lifecycle, SaveEnd, step
+from tensile_jax.exec.runtime.messages import Effect, News
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, MemoryProfile
 
 DEMAND = MemoryProfile((INSTANT,), (1,), (1, 1), 0, 1, 1)
@@ -59,7 +60,7 @@ class World:
     pause_reported: bool = False
     loaded: int = 0
     steps: int = 0
-    posts: tuple[lifecycle.Paused | lifecycle.Released | lifecycle.Lost | None, ...] = ()  # None: a step has ended
+    posts: tuple[messages.Paused | messages.Released | messages.Lost | None, ...] = ()  # None: a step has ended
     saving: bool = False
     checkpointed: bool = False
     saved: tuple[int, ...] = ()
@@ -79,18 +80,18 @@ class World:
     def happens(self, life: Lifecycle) -> Iterator[tuple[News, "World"]]:
         """Every piece of news that may come now, and the world in which it has come."""
         if self.wishes and not life.has_ended:
-            yield lifecycle.UserWished(self.wishes[0]), replace(self, wishes=self.wishes[1:])
+            yield messages.UserWished(self.wishes[0]), replace(self, wishes=self.wishes[1:])
         yield from self._user_code()
         if self.preparing:
-            yield lifecycle.Planned(DEMAND, "", {}), replace(self, preparing=False)
+            yield messages.Planned(DEMAND, "", {}), replace(self, preparing=False)
             if "prepare" in self.troubles:
-                yield lifecycle.PreparationFailed(PREPARE_FAILS), replace(self.without("prepare"), preparing=False)
+                yield messages.PreparationFailed(PREPARE_FAILS), replace(self.without("prepare"), preparing=False)
         if "process" in self.troubles and not self.closed:
-            yield lifecycle.ProcessDied(PROCESS_DIES), replace(self.without("process"), preparing=False, stopped=True, lost=True)
+            yield messages.ProcessDied(PROCESS_DIES), replace(self.without("process"), preparing=False, stopped=True, lost=True)
         if self.joined and not self.gone:
             yield from self._controller(life)
         if self.posts:
-            yield self.posts[0] or lifecycle.Stepped(None, {}), replace(self, posts=self.posts[1:])
+            yield self.posts[0] or messages.Stepped(None, {}), replace(self, posts=self.posts[1:])
         if self.saving:
             yield from self._saver(life)
 
@@ -108,32 +109,32 @@ class World:
 
     def _controller(self, life: Lifecycle) -> Iterator[tuple[News, "World"]]:
         if self.explains and not self.admitted:
-            yield lifecycle.Pending("", {}), replace(self, explains=False)
+            yield messages.Pending("", {}), replace(self, explains=False)
         if self.wish == "run" and not self.admitted:
-            yield lifecycle.Admitted(), replace(self, admitted=True)
+            yield messages.Admitted(), replace(self, admitted=True)
         if self.admitted and "waits" in self.troubles:
-            yield lifecycle.Waits("", {}), self.without("waits")
+            yield messages.Waits("", {}), self.without("waits")
         if self.admitted and life.state == "queued":
-            yield lifecycle.BudgetSuffices(), self
+            yield messages.BudgetSuffices(), self
         done = self.steps >= life.steps
         if self.wish == "run" and self.admitted and self.loaded and not done:
             yield (
-                lifecycle.Parked(),
+                messages.Parked(),
                 replace(self, steps=self.steps + 1, loaded=self.loaded - 1, posts=(*self.posts, None)),
             )
         if self.wish == "stop" or done:
-            yield lifecycle.Parked(), self._last(lifecycle.Released(self.steps, self.steps))
+            yield messages.Parked(), self._last(messages.Released(self.steps, self.steps))
         elif self.wish == "pause" and not self.pause_reported:
             after = replace(self, pause_reported=True, kept=(*self.kept, self.steps))
-            yield lifecycle.Parked(), replace(after, posts=(*self.posts, lifecycle.Paused(self.steps, self.steps)))
+            yield messages.Parked(), replace(after, posts=(*self.posts, messages.Paused(self.steps, self.steps)))
         elif self.wish == "run" and "checkpoint" in self.troubles:  # the dispatcher has it paused for one
             after = replace(self.without("checkpoint"), wish="pause", pause_reported=True, kept=(*self.kept, self.steps))
-            yield lifecycle.Parked(), replace(after, posts=(*self.posts, lifecycle.Paused(self.steps, self.steps)))
+            yield messages.Parked(), replace(after, posts=(*self.posts, messages.Paused(self.steps, self.steps)))
         for trouble, kept in (("launch", None), ("batch", self.steps)):  # with its state, and between two iterations
             if trouble in self.troubles:
-                yield lifecycle.Parked(), self.without(trouble)._last(lifecycle.Lost(LAUNCH_FAILS, kept, self.steps))
+                yield messages.Parked(), self.without(trouble)._last(messages.Lost(LAUNCH_FAILS, kept, self.steps))
 
-    def _last(self, news: lifecycle.Released | lifecycle.Lost) -> "World":
+    def _last(self, news: messages.Released | messages.Lost) -> "World":
         kept = self.kept if news.kept is None else (*self.kept, news.kept)
         return replace(self, gone=True, posts=(*self.posts, news), kept=kept, lost=self.lost or news.kept is None)
 
@@ -145,47 +146,47 @@ class World:
         if life.makes_checkpoints and one.steps is not None and not self.checkpointed:
             end = isinstance(one, SaveEnd)
             after = replace(self, saved=(*self.saved, one.steps), checkpointed=end, saving=end or not last)
-            yield lifecycle.CheckpointMade(one.steps, "", None), after
+            yield messages.CheckpointMade(one.steps, "", None), after
             if "save" in self.troubles:
-                yield lifecycle.CheckpointMade(one.steps, "", SAVE_FAILS), after.without("save")
+                yield messages.CheckpointMade(one.steps, "", SAVE_FAILS), after.without("save")
             return
         if not isinstance(one, SaveEnd):
             raise Broken(f"{one} of a job that makes no checkpoints")
         after = replace(self, checkpointed=False, saving=not last)
-        yield lifecycle.StateFetched(GIVEN if one.kept is None else one.kept, None), after
+        yield messages.StateFetched(GIVEN if one.kept is None else one.kept, None), after
         if "fetch" in self.troubles:
-            yield lifecycle.StateFetched(NO_STATE, FETCH_FAILS), replace(after.without("fetch"), lost=True)
+            yield messages.StateFetched(NO_STATE, FETCH_FAILS), replace(after.without("fetch"), lost=True)
 
     # -- what is carried out ----------------------------------------------------------------------------------------------------
 
     def perform(self, effect: Effect) -> "World":
         """The world once the effect is performed, or, where that takes time, under way."""
         match effect:
-            case lifecycle.StartPreparing() if not self.preparing and not self.joined:
+            case messages.StartPreparing() if not self.preparing and not self.joined:
                 return replace(self, preparing=True)
-            case lifecycle.JoinController(record) if not self.joined:
+            case messages.JoinController(record) if not self.joined:
                 return replace(self, joined=True, explains=True, wish=record.wish, loaded=record.batches)
-            case lifecycle.TellController(BatchLoaded()) if self.joined:
+            case messages.TellController(BatchLoaded()) if self.joined:
                 return replace(self, loaded=self.loaded + 1)
-            case lifecycle.TellController(Wished(_, wish)) if self.joined:
+            case messages.TellController(Wished(_, wish)) if self.joined:
                 return self if self.wish == "stop" else replace(self, wish=wish, pause_reported=False)
-            case lifecycle.LoseJob(error) if self.joined:
-                return self if self.gone else self._last(lifecycle.Lost(error, None, self.steps))
-            case lifecycle.ExplainWait() if self.joined:
+            case messages.LoseJob(error) if self.joined:
+                return self if self.gone else self._last(messages.Lost(error, None, self.steps))
+            case messages.ExplainWait() if self.joined:
                 return replace(self, explains=True)
-            case lifecycle.StartSaving() if not self.saving:
+            case messages.StartSaving() if not self.saving:
                 return replace(self, saving=True)
-            case lifecycle.StopFeed():
+            case messages.StopFeed():
                 return replace(self, stopped=True)
-            case lifecycle.Deliver(steps) if steps == self.delivered + 1:
+            case messages.Deliver(steps) if steps == self.delivered + 1:
                 return replace(self, delivered=steps)
-            case lifecycle.Close():
+            case messages.Close():
                 return replace(self, stopped=True, closed=self.closed + 1)
-            case lifecycle.ReleaseFolder():
+            case messages.ReleaseFolder():
                 return replace(self, released=self.released + 1)
-            case lifecycle.Report(kind) if kind in ("finished", "failed", "cancelled"):
+            case messages.Report(kind) if kind in ("finished", "failed", "cancelled"):
                 return replace(self, ended_as=(*self.ended_as, kind))
-            case lifecycle.Report() | lifecycle.ShareState():
+            case messages.Report() | messages.ShareState():
                 return self
             case _:
                 raise Broken(f"{effect} must not be now: {self}")
@@ -198,8 +199,8 @@ def react(life: Lifecycle, world: World, news: News) -> Node:
     """Both once `news`, of which the world knows already, is told."""
     after, effects = step(life, news)
     for effect in effects:
-        late = isinstance(effect, lifecycle.ReleaseFolder) or (
-            isinstance(effect, lifecycle.Report) and effect.kind in ("checkpointed", "checkpoint_failed")
+        late = isinstance(effect, messages.ReleaseFolder) or (
+            isinstance(effect, messages.Report) and effect.kind in ("checkpointed", "checkpoint_failed")
         )
         if life.has_ended and not late:
             raise Broken(f"{effect} after the end")
@@ -239,7 +240,7 @@ def check_end(life: Lifecycle, world: World) -> None:
 
 def explore(world: World, steps: int, *, makes_checkpoints: bool, most: int = 400_000) -> frozenset[str]:
     """The ends of a job in every node that can be reached, each node checked; raises `Broken` with the news that led there."""
-    begun = react(Lifecycle(JobId(0), "job", steps, makes_checkpoints=makes_checkpoints), world, lifecycle.Submitted(""))
+    begun = react(Lifecycle(JobId(0), "job", steps, makes_checkpoints=makes_checkpoints), world, messages.Submitted(""))
     came: dict[Node, tuple[Node, News] | None] = {begun: None}
     todo, ends = [begun], set[str]()
     for node in todo:  # grows

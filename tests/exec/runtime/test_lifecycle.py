@@ -11,14 +11,14 @@ import pytest
 from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, UserCodeFailed
 from tensile_jax.exec.controller.messages import BatchLoaded, Wished
 from tensile_jax.exec.controller.state import JobId, JobRecord, Wish
-from tensile_jax.exec.runtime.lifecycle import (
+from tensile_jax.exec.runtime.lifecycle import Lifecycle, SaveEnd, step
+from tensile_jax.exec.runtime.messages import (
     Admitted,
     CheckpointMade,
     Close,
     Deliver,
     Effect,
     JoinController,
-    Lifecycle,
     Lost,
     News,
     Paused,
@@ -27,7 +27,6 @@ from tensile_jax.exec.runtime.lifecycle import (
     Released,
     ReleaseFolder,
     Report,
-    SaveEnd,
     ShareState,
     StartPreparing,
     StartSaving,
@@ -37,7 +36,6 @@ from tensile_jax.exec.runtime.lifecycle import (
     Submitted,
     TellController,
     UserWished,
-    step,
 )
 from tests.exec.runtime import lifecycle_world as exploring
 from tests.exec.runtime.lifecycle_world import DEMAND, Broken, World, explore

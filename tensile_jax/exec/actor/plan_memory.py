@@ -1,15 +1,18 @@
-"""What a plan's instructions ask of memory, as the controller needs to know it.
+"""The memory profile of one iteration of a compiled plan: what each move needs and holds, for the controller.
 
-    begin      the batch and the constants join the state that is on the device
-    copy_in    more is held from the moment it is issued;  leave: less, once the copies to the host have ended
-    launch     needs the segment's footprint (`Segment.device_bytes`); then its outputs are held, and what it frees is not
-    end        the state for the next iteration and the metrics, which are read, are left
+Moves are the plan's instructions (`exec/step/instructions.py`) in their order, with *begin* before and *end* after them:
 
-Moves are the instructions of `Instructions`, in their order, with *begin* before and *end* after them. For a step that runs whole
-there is one launch between the two, with plain jit's peak and the arguments that plain jit leaves out.
+    begin          the batch and the constants join the state that is on the device
+    StartSwapIn    more is held from the moment the copies are issued
+    FinishSwapOut  less is held once the copies to the host have ended
+    Launch         needs the segment's footprint (`Segment.device_bytes`); then its outputs are held, and what it frees is not
+    end            the state for the next iteration is left, and the metrics until they are read
+
+For a step that runs whole there is one launch between the two, with plain jit's peak and the arguments that plain jit leaves out.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tensile_jax.exec.step.instructions import (
     FinishSwapIn,
@@ -28,19 +31,39 @@ from tensile_jax.plan_format import Plan
 _ARRAY_US = 31.0  # to issue the copy of one array, however small (measured)
 
 
-def demand_of(plan: Plan, graph: Graph, instructions: Instructions | None, profile: DeviceProfile) -> MemoryProfile:
-    """The demand of one iteration of `plan`; `instructions` are None for a step that runs whole."""
-    state = sum(graph.tensors[pair.output].nbytes for pair in graph.carried)
-    carried = {pair.output for pair in graph.carried}
-    metrics = metrics_bytes(graph)
+def memory_profile_of(plan: Plan, graph: Graph, instructions: Instructions | None, profile: DeviceProfile) -> MemoryProfile:
+    """The memory profile of one iteration of `plan`; `instructions` are None for a step that runs whole."""
+    state_bytes = sum(graph.tensors[pair.output].nbytes for pair in graph.carried)
     if instructions is None:
-        arguments = sum(graph.tensors[t].nbytes for t in graph.inputs)
-        idle = state + metrics
-        begun = max(arguments + metrics, idle)
-        kinds = (INSTANT, LAUNCH, INSTANT)
-        launch = max(plan.peak_bytes + metrics + unused_bytes(graph), begun)
-        needs = (begun, launch, begun)
-        return _demand(plan, kinds, needs, (idle, begun, begun, idle), metrics, state, state, profile, len(carried))
+        moves = _whole(plan, graph, state_bytes)
+    else:
+        moves = _segmented(plan, graph, instructions)
+    moved = moves.holds[0] - moves.parked_bytes
+    switch_us = moved / profile.device_to_host_bytes_per_us + moved / profile.host_to_device_bytes_per_us
+    switch_us += 2 * _ARRAY_US * len({pair.output for pair in graph.carried})
+    host_bytes = max(moves.host_bytes, state_bytes)
+    labels = tuple(s.name for s in plan.segments)
+    return MemoryProfile(*moves[:4], state_bytes, host_bytes, plan.step_us, switch_us, labels)
+
+
+class _Moves(NamedTuple):
+    kinds: tuple[int, ...]
+    needs: tuple[int, ...]
+    holds: tuple[int, ...]
+    parked_bytes: int
+    host_bytes: int
+
+
+def _whole(plan: Plan, graph: Graph, state_bytes: int) -> _Moves:
+    metrics = metrics_bytes(graph)
+    idle = state_bytes + metrics
+    begun = max(sum(graph.tensors[t].nbytes for t in graph.inputs) + metrics, idle)
+    launch = max(plan.peak_bytes + metrics + unused_bytes(graph), begun)
+    return _Moves((INSTANT, LAUNCH, INSTANT), (begun, launch, begun), (idle, begun, begun, idle), metrics, state_bytes)
+
+
+def _segmented(plan: Plan, graph: Graph, instructions: Instructions) -> _Moves:
+    carried, metrics = {pair.output for pair in graph.carried}, metrics_bytes(graph)
     size = instructions.nbytes
 
     def total(slots: Sequence[int]) -> int:
@@ -87,7 +110,7 @@ def demand_of(plan: Plan, graph: Graph, instructions: Instructions | None, profi
     kinds.append(INSTANT)
     needs.append(max(held, idle))
     holds.append(idle)
-    return _demand(plan, kinds, needs, holds, always, state, max(host_peak, state), profile, len(carried))
+    return _Moves(tuple(kinds), tuple(needs), tuple(holds), always, host_peak)
 
 
 def metrics_bytes(graph: Graph) -> int:
@@ -100,21 +123,3 @@ def unused_bytes(graph: Graph) -> int:
     """Arguments that nothing in the step reads. Plain jit's peak leaves them out; here they lie on the device all the same."""
     used = {t for operator in graph.operators for t in operator.inputs} | set(graph.outputs)
     return sum(graph.tensors[t].nbytes for t in set(graph.inputs) - used)
-
-
-def _demand(
-    plan: Plan,
-    kinds: Sequence[int],
-    needs: Sequence[int],
-    holds: Sequence[int],
-    parked: int,
-    state: int,
-    host: int,
-    profile: DeviceProfile,
-    arrays: int,
-) -> MemoryProfile:
-    moved = holds[0] - parked
-    switch_us = moved / profile.device_to_host_bytes_per_us + moved / profile.host_to_device_bytes_per_us
-    switch_us += 2 * _ARRAY_US * arrays
-    labels = tuple(s.name for s in plan.segments)
-    return MemoryProfile(tuple(kinds), tuple(needs), tuple(holds), parked, state, host, plan.step_us, switch_us, labels)

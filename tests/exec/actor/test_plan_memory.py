@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.exec.actor.memory_demand import demand_of, metrics_bytes
+from tensile_jax.exec.actor.plan_memory import memory_profile_of, metrics_bytes
 from tensile_jax.exec.step.instructions import FinishSwapIn, FinishSwapOut, Launch, instructions_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.ir import Graph
@@ -46,14 +46,14 @@ def test_what_is_held_at_each_launch_is_what_the_plan_says(name: str, profile: s
     for plan, graph in plans_of(name, profile):
         metrics = metrics_bytes(graph)  # those of the last iteration, until they are read
         if plan.whole:
-            whole = demand_of(plan, graph, None, load_profile(profile))
+            whole = memory_profile_of(plan, graph, None, load_profile(profile))
             assert whole.kinds == (INSTANT, LAUNCH, INSTANT)
             assert whole.peak_bytes == plan.peak_bytes + metrics
             continue
         segmented += 1
         calls: list[Any] = [None] * len(plan.segments)
         instructions = instructions_of(plan, graph, calls)
-        demand = demand_of(plan, graph, instructions, load_profile(profile))
+        demand = memory_profile_of(plan, graph, instructions, load_profile(profile))
         size = {t.id: t.nbytes for t in graph.tensors}
         assert demand.peak_bytes == plan.peak_bytes + metrics
         assert len(demand.kinds) == len(instructions.code) + 2
@@ -75,7 +75,7 @@ def test_state_that_stays_out_is_not_held_between_iterations() -> None:
     assert out
     for plan, graph in out:
         instructions = instructions_of(plan, graph, [None] * len(plan.segments))
-        demand: MemoryProfile = demand_of(plan, graph, instructions, load_profile("cpu"))
+        demand: MemoryProfile = memory_profile_of(plan, graph, instructions, load_profile("cpu"))
         left = sum(instructions.nbytes[slot] for slot in instructions.left_on_host)
         assert demand.idle_bytes == demand.state_bytes - left + metrics_bytes(graph)
         assert demand.host_bytes >= demand.state_bytes and demand.parked_bytes == metrics_bytes(graph)
