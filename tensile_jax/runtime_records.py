@@ -1,7 +1,7 @@
 """The records that a `Runtime` gives to its user: its status, its events, and what it recorded of memory and copies.
 
     Status  ::= budgets, bytes, link  JobStatus*     a snapshot, for whoever looks
-    JobEvent                                         something that happened to a job; all of them are kept, in order
+    JobEvent                                         something that happened to a job; all are reported, in order
     Record  ::= Span | Level                         what ran when, and how many bytes lay on the device from when on
 
 A job's life:

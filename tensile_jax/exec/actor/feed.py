@@ -3,9 +3,10 @@
     feed's thread:  draw -> BatchReady -> draw -> BatchReady -> (waits) ...    on_step(1) -> draw -> ...      CallbacksMade
     dispatcher:                  take() ------------------ deliver(1) ...                         stop() ...
 
-Only this thread waits for user code. So user code that hangs, raises or is slow costs its own job only. Callbacks go first, in the
-order of their steps, and a batch is drawn only when no callback is left to make: a slow callback slows its own job, and what waits
-for it is never more than the batches ahead and the steps in flight. The thread posts its news (`feed_news.py`) while it holds no lock.
+Only this thread waits for user code. So user code that hangs, raises or is slow costs its own job only. Callbacks go first, in
+the order of their steps, and a batch is drawn only when no callback is left to make: a slow callback slows its own job, and
+what waits for it is never more than the batches ahead and the steps in flight. The thread posts its news (`feed_news.py`)
+while it holds no lock.
 """
 
 import threading
