@@ -4,6 +4,7 @@ import dataclasses
 import json
 import signal
 
+import jax
 import pytest
 
 from tensile_jax.profiles import load_profile
@@ -14,6 +15,18 @@ def ctrl_c() -> None:
     """Tests that send an interrupt must be heard, also where a shell has begun this in the background and ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_programs_are_kept(pytestconfig: pytest.Config) -> None:
+    """Tests compile many programs alike, and each is compiled once: all workers share JAX's cache, in pytest's own folder.
+
+    What a test's own processes compile is not kept there: some of them are killed, and could leave half a file.
+    """
+    if hasattr(pytestconfig, "cache"):
+        jax.config.update("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("compiled-programs")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(scope="session")
