@@ -477,7 +477,11 @@ ODD: dict[str, Callable[[], Case]] = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
+# These two take half a minute each to compile; others like them are in the usual round.
+LONG = ("dropout with another generator", "accumulation in an unrolled loop")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in ODD])
 def test_odd_states_and_odd_steps_give_what_jit_gives(name: str) -> None:
     check_case(ODD[name](), part=0.2)
 
