@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,7 @@ def planned_step(model: Model, limits: Limits, *, phases: Phases, saved: Plan | 
     with refusing_options():
         return jit(
             model.step,
-            budget=limits.budget,
-            max_slowdown=limits.max_slowdown,
-            policy=limits.policy,
-            device_profile=limits.device_profile,
-            state_memory=limits.state_memory,
+            **asdict(limits),
             plan=saved,
             progress=phases.update,
             donate_argnums=0,

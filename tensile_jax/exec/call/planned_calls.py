@@ -21,16 +21,13 @@ from tensile_jax.exec.call.report import Report, report_of
 from tensile_jax.exec.call.results import ResultPlacer
 from tensile_jax.exec.call.signature import Call, Signature, SignatureReader, debugs_numbers
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.executor import Executor, Observation
+from tensile_jax.exec.step.executor import WATCHED_FIRST, Executor, Observation, is_watched
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.exec.step.transfer import Device, Transfer, in_device_memory, to_device
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.profiles import profile_for
 from tensile_jax.trace import shape_struct, trace_step
-
-_WATCHED_FIRST = 3  # iterations watched after a plan is made
-_WATCHED_EVERY = 50
 
 _Args = tuple[Any, ...]
 _Kwargs = dict[str, Any]
@@ -117,7 +114,7 @@ class PlannedCalls:
         if any_on_host:
             args, kwargs = self._signatures.map_dynamic(to_device, args, kwargs)
         result = self._jitted(*args, **kwargs)
-        if step.iterations <= _WATCHED_FIRST:
+        if step.iterations <= WATCHED_FIRST:
             jax.block_until_ready(result)
             step_us = (time.perf_counter() - began) * 1e6
             step.running.observations.append(Observation(peak_bytes=step.running.plan.peak_bytes, step_us=step_us))
@@ -217,8 +214,7 @@ class PlannedCalls:
 
 def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> Any:
     prepared, running = step.traced.prepared, step.running
-    watched = step.iterations <= _WATCHED_FIRST or step.iterations % _WATCHED_EVERY == 0
-    watch = Observation() if watched else None
+    watch = Observation() if is_watched(step.iterations) else None
     began = time.perf_counter()
     results = step.place(executor.run(leaves, watch))
     if watch is not None:

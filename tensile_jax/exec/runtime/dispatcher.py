@@ -50,12 +50,11 @@ from tensile_jax.exec.controller.state import JobId, State
 from tensile_jax.exec.runtime import messages
 from tensile_jax.exec.runtime.measured import Measured, numbers_of
 from tensile_jax.exec.runtime.recorder import Recorder
+from tensile_jax.exec.step.executor import is_watched
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
 from tensile_jax.runtime_records import LaneName, Level, Span
 
 _COPY_THREADS = 16
-_WATCHED_FIRST = 3  # iterations of each plan whose live bytes are looked at; then every so many
-_WATCHED_EVERY = 50
 
 
 @dataclass(slots=True)
@@ -289,7 +288,7 @@ class Dispatcher:
         kind, last = demand.kinds[move], len(demand.kinds) - 1
         began = self.now()
         if move == 0:
-            entry.watched = self._look_always or entry.since_plan < _WATCHED_FIRST or entry.since_plan % _WATCHED_EVERY == 0
+            entry.watched = self._look_always or is_watched(entry.since_plan + 1)
             entry.began, entry.segment = began, 0
             if entry.checkpoint_every is not None and (entry.steps + 1) % entry.checkpoint_every == 0:
                 entry.checkpoint_due = True

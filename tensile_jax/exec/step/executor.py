@@ -35,6 +35,14 @@ from tensile_jax.exec.step.instructions import (
 from tensile_jax.exec.step.transfer import Transfer, may_move, on_host
 from tensile_jax.trace import nbytes_of
 
+WATCHED_FIRST = 3  # iterations of a plan
+_WATCHED_EVERY = 50
+
+
+def is_watched(iteration: int) -> bool:
+    """Whether the `iteration`-th iteration of a plan, counted from one, is observed: the first ones, and then every fiftieth."""
+    return iteration <= WATCHED_FIRST or iteration % _WATCHED_EVERY == 0
+
 
 @dataclass(slots=True)
 class Observation:
