@@ -1,19 +1,20 @@
-"""Flatten a jaxpr: calls are opened, dead and repeated equations go, and what is left is a plain list.
+"""Flatten a jaxpr into one list of equations, without calls, dead equations and repeated equations.
 
-A jaxpr nests (`jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call`, `checkpoint`); a planner wants one flat list of
-equations. Opening a call changes no result. Opening `jax.checkpoint` drops the user's own choice of what to recompute: the
-repeated equations are merged with their originals, and the planner decides afresh. `scan`, `while` and `cond` stay whole.
+    Program  ::= Equation*  inputs=(Variable*)  constants={Variable: array}  outputs=(Variable*)
+    Equation ::= primitive params inputs=(Atom*) outputs=(Variable*) scope
+    Atom     ::= Variable | Immediate(value)
+
+A jaxpr nests: equations such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` and `checkpoint` hold another jaxpr,
+whose equations take their place here. That changes no result. The choice of what to recompute that a user makes with
+`jax.checkpoint` is dropped: the repeated equations are merged with their originals, and the planner decides anew. `scan`, `while`
+and `cond` stay one equation each.
 
 An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never removed,
 and the equations with effects keep their order. One that `jax.checkpoint` repeats is repeated here as well, since plain jit
 runs it twice. Mutable references that the step makes itself become the values that they hold (`references.py`).
 
-    Program  ::= Equation*  inputs=(Variable*)  constants={Variable: array}  outputs=(Atom*)
-    Equation ::= primitive params inputs=(Atom*) outputs=(Variable*) scope
-    Atom     ::= Variable | Immediate(value)
-
-Variables are integers in the order in which they are made. The walk is that of autodidax: an environment from a jaxpr's
-variables to ours, read for inputs, written for outputs.
+Variables are integers in the order in which they are made. The walk over a jaxpr is that of JAX's tutorial "autodidax": an
+environment maps the variables of the jaxpr to those of the program; inputs are read from it, and outputs are written to it.
 """
 
 from collections import Counter
@@ -78,7 +79,7 @@ class Program:
     avals: tuple[Any, ...]
     inputs: tuple[int, ...]
     constants: Mapping[int, Any]
-    outputs: tuple[Atom, ...]
+    outputs: tuple[int, ...]
     used: tuple[bool, ...] = ()
     taken: tuple[bool, ...] = ()
 
@@ -231,16 +232,16 @@ def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_un
     builder = _Builder()
     jaxpr = closed_jaxpr.jaxpr
     inputs = [builder.variable(v.aval) for v in jaxpr.invars]
-    outputs: list[Any] = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
-    outputs = _merge_repeated(builder, outputs)
+    returned: list[Any] = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
+    returned = _merge_repeated(builder, returned)
     _share_masks(builder)
-    _remove_dead(builder, outputs)
-    read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)} | {v for v in outputs if isinstance(v, int)}
+    _remove_dead(builder, returned)
+    read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)} | {v for v in returned if isinstance(v, int)}
     used = [keep_unused or v in read for v in inputs]
     usable = [u and d for u, d in zip(used, donated or [False] * len(inputs), strict=True)]
-    taken = _taken(builder, inputs, outputs, usable)
+    taken = _taken(builder, inputs, returned, usable)
     kept = {v for v, is_taken in zip(inputs, taken, strict=True) if not is_taken}
-    outputs = _separate_outputs(builder, outputs, kept)
+    outputs = _separate_outputs(builder, returned, kept)
     read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)}
     return Program(
         equations=tuple(builder.equations),
@@ -336,20 +337,18 @@ def _form(aval: Any) -> Any:
     return (aval.shape, aval.dtype) if hasattr(aval, "shape") else aval
 
 
-def _separate_outputs(builder: _Builder, outputs: Sequence[Atom], kept: Collection[int]) -> list[Atom]:
+def _separate_outputs(builder: _Builder, outputs: Sequence[Atom], kept: Collection[int]) -> list[int]:
     """Copy what is returned twice, is a constant or an input that the caller keeps, or is written into the program."""
-    taken: set[int] = set()
-    separate: list[Atom] = []
+    separate: dict[int, None] = {}  # in order
     for atom in outputs:
-        if not isinstance(atom, int) or atom in builder.constants or atom in taken or atom in kept:
+        if not isinstance(atom, int) or atom in builder.constants or atom in separate or atom in kept:
             aval = atom.aval if isinstance(atom, Immediate) else builder.avals[atom]
             copy = _copy_of(aval)
             result = builder.variable(aval)
             builder.equations.append(Equation(copy.primitive, dict(copy.params), (atom,), (result,), "output", copy.ctx))
             atom = result
-        taken.add(atom)
-        separate.append(atom)
-    return separate
+        separate[atom] = None
+    return list(separate)
 
 
 def _copy_of(aval: Any) -> Any:

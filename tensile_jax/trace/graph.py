@@ -1,10 +1,10 @@
-"""From a flat program to the graph of operators and tensors, with names and roles that a person recognises.
+"""Build the graph of operators and tensors of a flat program, with names and roles that a person recognises.
 
-Names of tensors of the step's arguments and results are their paths in the pytrees (`state.params['Dense_0']['kernel']`);
-names of operators are the scope in which the user wrote them (`ResNet/Block_3/Conv_1`), the primitive, and `'` for the
-part that differentiation added.
+A tensor that is an argument or a result of the step is named by its path in the user's pytrees, such as
+`state.params['Dense_0']['kernel']`. An operator is named by the scope in which the user wrote it and by its primitive:
+`ResNet/Block_3/Conv_1/conv_general_dilated`. The scope ends in a prime if differentiation added the operator.
 
-Roles follow from where a value stands:
+The role of a tensor follows from where it stands in the program:
 
     parameter        carried input from which a heavy operator can be reached
     optimizer_state  carried input whose path says so, or that has the shape of a parameter and reaches no heavy operator
@@ -17,6 +17,7 @@ Roles follow from where a value stands:
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from tensile_jax.ir import Carried, Graph, Operator, OperatorId, Role, Tensor, TensorId
@@ -75,7 +76,7 @@ def build_graph(
         for o, e in enumerate(program.equations)
     )
     inputs = tuple(ids[v] for v in program.inputs)
-    outputs = tuple(ids[v] for v in program.outputs if isinstance(v, int))
+    outputs = tuple(ids[v] for v in program.outputs)
     return Graph(
         name=name,
         operators=operators,
@@ -97,12 +98,9 @@ def variable_ids(program: Program) -> dict[int, TensorId]:
 def _readable(scope: str) -> str:
     """`transpose(jvp(ResNet))/Block_3` -> `ResNet/Block_3'`: a prime for what differentiation added."""
     backward = "transpose(" in scope
-    text = scope.replace("transpose(", "jvp(")
-    while True:
-        shorter = _WRAPPED.sub(r"\1", text)
-        if shorter == text:
-            break
-        text = shorter
+    text, replaced = scope.replace("transpose(", "jvp("), 1
+    while replaced:
+        text, replaced = _WRAPPED.subn(r"\1", text)
     text = "/".join(part for part in text.split("/") if part and part != "()")
     return f"{text}'" if backward else text
 
@@ -119,69 +117,43 @@ def _reach_heavy(program: Program) -> set[int]:
 
 def _roles(program: Program, input_names: Sequence[str], carried: Sequence[tuple[int, int]]) -> dict[int, Role]:
     reaches_heavy = _reach_heavy(program)
-    avals = program.avals
-    carried_inputs = [program.inputs[i] for i, _ in carried]
+    shapes = [shape_of(aval) for aval in program.avals]
     name_of = dict(zip(program.inputs, input_names, strict=True))
-    roles: dict[int, Role] = {}
-    for v in program.inputs:
-        roles[v] = "batch"
-    for v in program.constants:
-        roles[v] = "constant"
+    state = {program.inputs[i]: program.outputs[o] for i, o in carried}
 
     def says_optimizer(v: int) -> bool:
         return "opt" in name_of[v].lower().split("]")[0].split(".")[-1] or "opt_state" in name_of[v].lower()
 
-    for v in carried_inputs:
-        trainable = v in reaches_heavy and not says_optimizer(v) and shape_of(avals[v]) != ()
-        roles[v] = "parameter" if trainable else "state"
-    parameter_shapes = {shape_of(avals[v]) for v in carried_inputs if roles[v] == "parameter"}
-    from_gradients = _depends_on_gradients(program, parameter_shapes)
-    for i, o in carried:
-        v, updated = program.inputs[i], program.outputs[o]
-        shaped = shape_of(avals[v]) in parameter_shapes and updated in from_gradients
-        if roles[v] == "state" and (says_optimizer(v) or shaped):
-            roles[v] = "optimizer_state"
+    parameters = {v for v in state if v in reaches_heavy and not says_optimizer(v) and shapes[v] != ()}
+    parameter_shapes = {shapes[v] for v in parameters}
+    backward = [v for equation in program.equations if "transpose(" in equation.scope for v in equation.outputs]
+    gradients = {v for v in backward if shapes[v] in parameter_shapes}
+    after_gradients = set(gradients)
     for equation in program.equations:
-        backward = "transpose(" in equation.scope
-        for v in equation.outputs:
-            shaped = shape_of(avals[v]) in parameter_shapes and shape_of(avals[v]) != ()
-            roles[v] = "gradient" if backward and shaped else "activation"
-    for atom in program.outputs:
-        if isinstance(atom, int) and atom not in name_of:
-            roles[atom] = "output"
-    for i, o in carried:
-        atom = program.outputs[o]
-        if isinstance(atom, int) and atom not in name_of:
-            roles[atom] = roles[program.inputs[i]]
-    return roles
+        if not after_gradients.isdisjoint(equation.inputs):
+            after_gradients.update(equation.outputs)
 
-
-def _depends_on_gradients(program: Program, parameter_shapes: set[tuple[int, ...]]) -> set[int]:
-    found: set[int] = set()
-    for equation in program.equations:
-        gradient = "transpose(" in equation.scope and any(
-            shape_of(program.avals[v]) in parameter_shapes and shape_of(program.avals[v]) != () for v in equation.outputs
-        )
-        if gradient or any(v in found for v in equation.inputs if isinstance(v, int)):
-            found.update(equation.outputs)
-    return found
+    roles: dict[int, Role] = {**dict.fromkeys(program.inputs, "batch"), **dict.fromkeys(program.constants, "constant")}
+    for v, updated in state.items():
+        is_moment = shapes[v] in parameter_shapes and updated in after_gradients
+        is_optimizer = says_optimizer(v) or is_moment
+        roles[v] = "parameter" if v in parameters else "optimizer_state" if is_optimizer else "state"
+    results: dict[int, Role] = dict.fromkeys(program.outputs, "output") | {new: roles[old] for old, new in state.items()}
+    made = [v for equation in program.equations for v in equation.outputs]
+    return {**roles, **{v: results.get(v, "gradient" if v in gradients else "activation") for v in made}}
 
 
 def _tensor_names(
     program: Program, scopes: Sequence[str], input_names: Sequence[str], output_names: Sequence[str]
 ) -> dict[int, str]:
-    names: dict[int, str] = dict(zip(program.inputs, input_names, strict=True))
-    for place, v in enumerate(program.constants):
-        names[v] = f"constant_{place}"
-    for atom, name in zip(program.outputs, output_names, strict=True):
-        if isinstance(atom, int) and atom not in names:
-            names[atom] = name
-    count: dict[str, int] = {}
+    names = {v: f"constant_{place}" for place, v in enumerate(program.constants)}
+    names |= {**dict(zip(program.outputs, output_names, strict=True)), **dict(zip(program.inputs, input_names, strict=True))}
+    count: Counter[str] = Counter()
     for equation, scope in zip(program.equations, scopes, strict=True):
+        stem = f"{scope}:{equation.primitive.name}" if scope else equation.primitive.name
         for v in equation.outputs:
-            stem = f"{scope}:{equation.primitive.name}" if scope else equation.primitive.name
-            count[stem] = number = count.get(stem, -1) + 1
-            names.setdefault(v, f"{stem}_{number}" if number else stem)
+            names.setdefault(v, f"{stem}_{count[stem]}" if count[stem] else stem)
+            count[stem] += 1
     return names
 
 
