@@ -1,11 +1,11 @@
-"""`tensile_jax.nnx.jit`: `flax.nnx.jit` under a budget of device memory.
+"""Run a step on NNX objects under a budget of device memory: `tensile_jax.nnx.jit` is `flax.nnx.jit` with a plan.
 
     objects --Flax--> pytrees --PlannedFunction--> pytrees --Flax--> the same objects, updated
 
-`flax.nnx.jit` makes a pure function of a step, gives it to `jax.jit`, and writes what comes back into the user's objects. Here
-Flax does all of that as ever, so that options, shared references, changes of the graph and errors are Flax's own. Only the
-function that `jax.jit` has made is replaced: a `PlannedFunction` of the same pure function stands in its place. Flax keeps it
-as `jitted_fn`.
+`flax.nnx.jit` makes a pure function of a step, gives it to `jax.jit`, and writes the results into the user's objects. All of
+that is left to Flax, so options, shared references, changes of the graph and errors are Flax's own. Flax keeps the function
+that `jax.jit` has made in its attribute `jitted_fn`. That attribute alone is replaced, by a `PlannedFunction` of the same pure
+function.
 """
 
 import functools
@@ -19,7 +19,7 @@ from flax import nnx
 from jax.tree_util import tree_leaves
 
 from tensile_jax.api import PlannedFunction, Report
-from tensile_jax.exec.actor.lifted_job import LiftedJob
+from tensile_jax.exec.actor.pure_job import PureJob
 from tensile_jax.exec.call.interrupts import InterruptsHeldUnless
 from tensile_jax.exec.call.options import JitOptions, PlanOptions
 from tensile_jax.exec.step.prepared_step import Progress
@@ -48,12 +48,12 @@ class NnxFunction:
         graph: bool | None,
         graph_updates: bool | None,
     ) -> None:
-        self._lifted: Any = nnx.jit(step, graph=graph, graph_updates=graph_updates, **cast(dict[str, Any], jit_options))
+        self._flax: Any = nnx.jit(step, graph=graph, graph_updates=graph_updates, **cast(dict[str, Any], jit_options))
         graph = nnx.set_graph_mode.current_value() if graph is None else graph
         graph_updates = nnx.set_graph_updates.current_value() if graph_updates is None else graph_updates
-        pure = _PureStep(_pure_function_of(self._lifted), with_updates=bool(graph and graph_updates))
+        pure = _PureStep(_pure_function_of(self._flax), with_updates=bool(graph and graph_updates))
         self._planned = PlannedFunction(pure, plan_options, jit_options)
-        self._lifted.jitted_fn = _StandIn(self._planned)
+        self._flax.jitted_fn = _StandIn(self._planned)
         functools.update_wrapper(self, step)
         self.__wrapped__ = step
 
@@ -61,7 +61,7 @@ class NnxFunction:
         ran = _ran.set(False)
         try:
             with InterruptsHeldUnless(lambda: not _ran.get() and not _some_deleted((args, kwargs))):
-                return self._lifted(*args, **kwargs)
+                return self._flax(*args, **kwargs)
         finally:
             _ran.reset(ran)
 
@@ -89,7 +89,7 @@ class NnxFunction:
         """See `PlannedFunction.report`."""
         return self._planned.report()
 
-    def as_job(self, objects: Any) -> LiftedJob:
+    def as_job(self, objects: Any) -> PureJob:
         """For `Runtime.submit(step, objects, batches, ...)`, where the step takes the objects and a batch after them.
 
         The runtime has a budget of its own, and the options of the decorator do not count in it.
@@ -102,15 +102,15 @@ class NnxFunction:
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As of `flax.nnx.jit`."""
-        return self._lifted.trace(*args, **kwargs)
+        return self._flax.trace(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As of `flax.nnx.jit`: the plain program, without a plan."""
-        return self._lifted.lower(*args, **kwargs)
+        return self._flax.lower(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As of `flax.nnx.jit`."""
-        return self._lifted.eval_shape(*args, **kwargs)
+        return self._flax.eval_shape(*args, **kwargs)
 
     def _ask(self, question: _Question, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `question`, a method of the planned function, answers to the pytrees that Flax makes of the arguments.
@@ -119,7 +119,7 @@ class NnxFunction:
         """
         token = _question.set(question)
         try:
-            return self._lifted.trace(*args, **kwargs).traced
+            return self._flax.trace(*args, **kwargs).traced
         finally:
             _question.reset(token)
 
@@ -168,8 +168,8 @@ class _PureStep:
         return self._find(parameter_names(self._pure, static), args_info, out_info, static)
 
 
-def _pure_function_of(lifted: Any) -> Callable[..., Any]:
-    pure = getattr(getattr(lifted, "jitted_fn", None), "__wrapped__", None)
+def _pure_function_of(flax_function: Any) -> Callable[..., Any]:
+    pure = getattr(getattr(flax_function, "jitted_fn", None), "__wrapped__", None)
     if pure is None:
         raise RuntimeError(
             f"flax {version('flax')} does not keep the jitted function of flax.nnx.jit as `jitted_fn`, in whose place "

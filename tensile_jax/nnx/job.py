@@ -1,11 +1,11 @@
-"""A step on NNX objects as a job of a `Runtime`: a pure step, its first state, and the way back into the objects.
+"""Make a job of a `Runtime` out of a step on NNX objects: a pure step, its first state, and the way back into the objects.
 
     objects --split--> {"model.linear1.kernel": array, ...} --runtime, step by step--> the last state --> the same objects
 
-While the job runs, its objects hold the state that they were given with. When it has ended, they hold the state after its last
-finished iteration. Both lie in the CPU's memory, because the device's memory is the jobs'; JAX brings such arrays to the device
-when they are used there. If the state itself is lost (a launch has failed in the middle of an iteration), the objects keep what
-they hold.
+While the job runs, its objects hold the state with which they were given to the runtime. When the job has ended, they hold the
+state after its last finished iteration. Both states lie in the CPU's memory, because the jobs share the device's memory. JAX
+brings such arrays to the device when a computation uses them there. If the job's state is lost, because a launch has failed in
+the middle of an iteration, the objects keep what they hold.
 
 A job runs one program, so its objects must have the same structure after the step as before it: the same attributes, the same
 Variables. `flax.nnx.jit` would trace the step again instead.
@@ -21,13 +21,13 @@ from flax import nnx
 from jax.tree_util import GetAttrKey, SequenceKey, keystr, tree_flatten_with_path, tree_unflatten
 
 from tensile_jax.errors import TraceError
-from tensile_jax.exec.actor.lifted_job import LiftedJob
+from tensile_jax.exec.actor.pure_job import PureJob
 from tensile_jax.exec.checkpoint.leaves import on_cpu, weaken
 from tensile_jax.nnx.paths import path_in_objects
 from tensile_jax.trace.step import Boundary, KeyPath, name_of, parameter_names
 
 
-def job_of(step: Callable[..., Any], objects: Any) -> LiftedJob:
+def job_of(step: Callable[..., Any], objects: Any) -> PureJob:
     """The job of `step(*objects, batch)`.
 
     Args:
@@ -52,7 +52,7 @@ def job_of(step: Callable[..., Any], objects: Any) -> LiftedJob:
         nnx.update(objects, tree_unflatten(structure, [_in_cpu_memory(last[name]) for name in names]))
         return objects
 
-    return LiftedJob(pure, dict(zip(names, leaves, strict=True)), put_back)
+    return PureJob(pure, dict(zip(names, leaves, strict=True)), put_back)
 
 
 class _PureStep:

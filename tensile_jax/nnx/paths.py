@@ -1,12 +1,11 @@
-"""Where the arrays of a lifted step lie in the NNX objects of its user.
+"""Find the path of each array in the NNX objects of a user: `model.linear1.kernel`.
 
 Flax turns a step on NNX objects into a pure function of pytrees. The arrays of a model stand in these pytrees as a plain tuple,
-or under keys that only Flax uses, so their own paths (`[0][0].states[0][3]`) tell a person nothing. This module finds the path of
-each array in the user's objects: `model.linear1.kernel`.
+or under keys that only Flax uses, so their paths in the pytrees, such as `[0][0].states[0][3]`, tell a person nothing.
 
-It also finds which results take the place of which arguments. A Variable that the step was given and a Variable that it returns
-are the same one where their paths agree. If they hold arrays of one shape and one dtype, the Variable is state, which the next
-iteration takes from this one.
+This module also finds the results that take the place of arguments in the next iteration. A Variable that the step was given
+and a Variable that it returns are the same one if their paths agree. If both hold arrays of one shape and one dtype, the
+Variable is state.
 
 There are two kinds of pure function, as the options `graph` and `graph_updates` of `flax.nnx.jit` say:
 

@@ -1,4 +1,4 @@
-"""Takes a step and its arguments, gives a flat program and its graph. Never runs the step."""
+"""Trace a step: from a function and its arguments to a flat program and a graph of operators and tensors, without running it."""
 
 from tensile_jax.trace.avals import is_packed, nbytes_of, shape_struct
 from tensile_jax.trace.flatten import Equation, Immediate, Program, atom_key, params_key

@@ -1,4 +1,4 @@
-"""What an equation costs: its kind, its floating-point operations, and the bytes it touches.
+"""Count what an equation costs: its kind, its floating-point operations, and the bytes that it reads and writes.
 
     kind     heavy      XLA runs it as a kernel of its own: its inputs and outputs lie in memory
              reduction  light, but passes over its whole input at once
@@ -6,8 +6,8 @@
     flops    a multiplication and an addition count as two
     nbytes   inputs + outputs, each once
 
-A table by primitive with one default: what is not listed is heavy, because a wrong "heavy" costs some time and a wrong
-"light" would promise a fusion that does not happen.
+A table by primitive with one default: what is not listed is heavy, because a wrong "heavy" costs some time and a wrong "light"
+would promise a fusion that does not happen.
 """
 
 import math

@@ -6,12 +6,12 @@
 
 A jaxpr nests: equations such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` and `checkpoint` hold another jaxpr,
 whose equations take their place here. That changes no result. The choice of what to recompute that a user makes with
-`jax.checkpoint` is dropped: the repeated equations are merged with their originals, and the planner decides anew. `scan`, `while`
-and `cond` stay one equation each.
+`jax.checkpoint` is dropped: the repeated equations are merged with their originals, and the planner decides anew. `scan`,
+`while` and `cond` stay one equation each.
 
-An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never removed,
-and the equations with effects keep their order. One that `jax.checkpoint` repeats is repeated here as well, since plain jit
-runs it twice. Mutable references that the step makes itself become the values that they hold (`references.py`).
+An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never
+removed, and the equations with effects keep their order. One that `jax.checkpoint` repeats is repeated here as well, since
+plain jit runs it twice. Mutable references that the step makes itself become the values that they hold (`references.py`).
 
 Variables are integers in the order in which they are made. The walk over a jaxpr is that of JAX's tutorial "autodidax": an
 environment maps the variables of the jaxpr to those of the program; inputs are read from it, and outputs are written to it.

@@ -138,7 +138,7 @@ def _roles(program: Program, input_names: Sequence[str], carried: Sequence[tuple
         is_moment = shapes[v] in parameter_shapes and updated in after_gradients
         is_optimizer = says_optimizer(v) or is_moment
         roles[v] = "parameter" if v in parameters else "optimizer_state" if is_optimizer else "state"
-    results: dict[int, Role] = dict.fromkeys(program.outputs, "output") | {new: roles[old] for old, new in state.items()}
+    results: dict[int, Role] = {**dict.fromkeys(program.outputs, "output"), **{new: roles[old] for old, new in state.items()}}
     made = [v for equation in program.equations for v in equation.outputs]
     return {**roles, **{v: results.get(v, "gradient" if v in gradients else "activation") for v in made}}
 

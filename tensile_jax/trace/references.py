@@ -1,19 +1,19 @@
-"""Mutable references that a step makes itself, written as values: what jax.jit does when it lowers a step.
+"""Replace the mutable references that a step makes by the values that they hold, as `jax.jit` does when it lowers a step.
 
-A reference (`jax.new_ref`) that is made inside a step has no life outside of it, so it is nothing but the value that it holds at
-each moment. Flattening therefore keeps, for each reference, the atom that it holds now. Reading gives that atom, and writing
-replaces it:
+A reference (`jax.new_ref`) that a step makes does not exist outside of the step, so the program needs only the value that it
+holds at each moment. Flattening therefore keeps, for each reference, the atom that it holds now. Reading gives that atom, and
+writing replaces it:
 
     r = new_ref(x)      r holds x
     y = r[...]          y is what r holds
     r[...] = z          r holds z
     anything else       (results, what the references hold afterwards) = Discharged(primitive)(what they hold, other operands)
 
-`Discharged` makes references inside one equation, runs the primitive on them and reads them out. So an indexed access, or a loop
-that accumulates into a reference, is one ordinary operator without effects, which may be recomputed.
+`Discharged` makes references inside one equation, runs the primitive on them and reads them out. So an indexed access, or a
+loop that accumulates into a reference, is one ordinary operator without effects, which may be recomputed.
 
-A reference that comes from outside (an argument, or one that the function captures) is refused: it would have to be written when
-the step ends, and a step that is cut into pieces has no place where that happens all at once.
+A reference that comes from outside (an argument, or one that the function captures) is refused: it would have to be written
+when the step ends, and a step that is cut into pieces has no place where that happens all at once.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The places that a step names itself: shardings and memories in its jaxpr, however deep.
+"""Find the devices and memories that a step names itself: the shardings in its jaxpr, however deep.
 
 `jax.lax.with_sharding_constraint`, `jax.device_put` to a sharding or to a memory, `jax.shard_map` and inner calls of `jax.jit`
 with shardings each name one. `jax.jit` then commits the results of the whole step to the devices that are named.

@@ -1,15 +1,16 @@
-"""Trace a user's step: function and arguments in, flat program and graph out. The step is never run.
+"""Trace a user's step, without running it, into a flat program and the graph of that program.
 
-`jax.jit` itself does the tracing, so that static and donated arguments mean what they mean there. What is added: mutable
-references from outside are refused, state is recognised, and everything gets the name of its place in the caller's pytrees.
+`jax.jit` itself traces the step, so static and donated arguments mean what they mean there. This module adds three things: it
+refuses mutable references from outside, finds the state, and names every argument and result by its place in the caller's
+pytrees.
 
-State is what comes back in the shape in which it went in: an argument, or one of its children, whose tree, shapes and types
-are those of a result or of a result's child. `(state, batch) -> (state, metrics)` gives the state;
-`(params, opt_state, batch) -> (params, opt_state, loss)` gives both. Donation plays no part in this.
+An argument is state, as a whole or in part, if a result or a part of a result has the same tree, shapes and types. In `(state,
+batch) -> (state, metrics)` that is `state`; in `(params, opt_state, batch) -> (params, opt_state, loss)` both `params` and
+`opt_state` are. Donation plays no part in this.
 
-A step that lifts another one, such as that of `tensile_jax/nnx`, takes and returns pytrees that its user has never seen. Such a
-step has a method `boundary(args_info, out_info, static)`, which says how its arrays are called in the objects that the user
-knows, and which of them come back.
+The pure step that `tensile_jax/nnx` makes of a step on objects takes and returns pytrees that its user has never seen. Such a
+step has a method `boundary(args_info, out_info, static)`, which gives the names of its arrays in the user's objects and says
+which of them are state.
 """
 
 import inspect

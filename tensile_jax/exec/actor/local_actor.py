@@ -12,8 +12,8 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_lea
 from tensile_jax.budget import Budget
 from tensile_jax.errors import TraceError
 from tensile_jax.exec.actor.actor import Kept, Wait
-from tensile_jax.exec.actor.lifted_job import PutBack
 from tensile_jax.exec.actor.plan_memory import memory_profile_of, metrics_bytes, unused_bytes
+from tensile_jax.exec.actor.pure_job import PutBack
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.executor import Executor, Iteration, Observation

@@ -21,9 +21,9 @@ from typing import Any
 
 from tensile_jax.exec.actor.feed import Feed
 from tensile_jax.exec.actor.feed_news import FeedNews, FeedStopped, UserCodeFailed
-from tensile_jax.exec.actor.lifted_job import lifted_job
 from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, code_of
 from tensile_jax.exec.actor.missing import NO_BATCH
+from tensile_jax.exec.actor.pure_job import pure_job
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.process.carried_exception import throw
 from tensile_jax.exec.process.channel import Alive, Answer, Ask, Channel, News, Refused
@@ -92,7 +92,7 @@ class _Work:
     def __init__(self, channel: Channel, parcel: Parcel, device: Device) -> None:
         self._channel = channel
         step, state, batches = parcel.open()
-        step, state, _ = lifted_job(step, state)  # the objects are here, where nobody looks at them
+        step, state, _ = pure_job(step, state)  # the objects are here, where nobody looks at them
         structure = None if parcel.state is not None else pack_structure(state)
         self._checkpoints: Checkpoints | None = None
         if parcel.checkpoints is not None:

@@ -33,9 +33,9 @@ import jax
 from tensile_jax.exec.actor.actor import Actor
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed import Feed
-from tensile_jax.exec.actor.lifted_job import PutBack, lifted_job
 from tensile_jax.exec.actor.local_actor import LocalActor
 from tensile_jax.exec.actor.missing import NO_BATCH
+from tensile_jax.exec.actor.pure_job import PutBack, pure_job
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tensile_jax.exec.controller.messages import BudgetRequested
@@ -180,7 +180,7 @@ class Runtime:
                 asked = replace(asked, first=first)
             if isinstance(step, Entrypoint) and isolation == "thread":
                 step, state, batches = step.make()
-            step, state, put_back = lifted_job(step, state)
+            step, state, put_back = pure_job(step, state)
             if put_back is not None and isolation == "process":
                 raise ValueError(
                     f'isolation="process" cannot be had for {asked.name!r}, whose step changes objects of this process. Pass '

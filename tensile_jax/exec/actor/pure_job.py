@@ -1,0 +1,25 @@
+"""Turn a step that changes objects in place into a pure step, `(state, batch) -> (state, metrics)`, which a job runs.
+
+A step of that kind has a method `as_job`, which gives the pure step. `tensile_jax/nnx` gives its functions this method, and the
+runtime knows nothing else of NNX.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+PutBack = Callable[[Any], Any]
+"""Writes a state into the user's objects and returns them."""
+
+
+class PureJob(NamedTuple):
+    """A pure step, its first state, and what writes a state into the user's objects; None where there are no objects."""
+
+    step: Any
+    state: Any
+    put_back: PutBack | None
+
+
+def pure_job(step: Any, state: Any) -> PureJob:
+    """The job of `step`, which may be an `Entrypoint` too: as its method `as_job` says, or, if it has none, as it is."""
+    as_job: Callable[[Any], PureJob] | None = getattr(step, "as_job", None)
+    return PureJob(step, state, None) if as_job is None else as_job(state)
