@@ -8,8 +8,8 @@
 After TENSILE (Zhang et al., "A Tensor granularity dynamic GPU memory scheduling method toward multiple dynamic workloads
 system").
 
-All but the exceptions is imported when it is first asked for: reading a plan or `tensile --help` does not wait for JAX, and the
-command line can take the signals before it imports anything large.
+Only the exceptions are imported at once. All other names are imported at their first use, so that reading a plan and
+`tensile --help` do not wait for JAX, and the command line can install its signal handlers before it imports anything large.
 """
 
 from importlib import import_module

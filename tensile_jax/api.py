@@ -1,4 +1,4 @@
-"""The decorator: `tensile_jax.jit` is `jax.jit` under a memory budget."""
+"""The decorator `tensile_jax.jit`, which is `jax.jit` under a budget of device memory, and the function that it returns."""
 
 import functools
 import types

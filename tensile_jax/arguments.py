@@ -1,8 +1,8 @@
 """Read a number that a user gave, whatever type of number it is.
 
-Python's, NumPy's and JAX's scalars are numbers, and so is an array without dimensions. Truth values are none, whoever made them,
-nor are texts and complex numbers. What is returned is Python's own `int` or `float`, so that nothing behind it
-overflows at 32 bits or compares in another precision.
+Scalars of Python, NumPy and JAX are numbers, and so is an array without dimensions. Booleans, strings and complex numbers are
+not. The result is Python's own `int` or `float`, so that no arithmetic with it overflows at 32 bits or compares in another
+precision.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The graph that everything else talks about.
+"""The graph of one iteration of a step: its operators and its tensors. The planner reads it, and `tensile_jax/trace` makes it.
 
     Graph    ::= Operator*  Tensor*  inputs=(TensorId*)  outputs=(TensorId*)  carried=(Carried*)
     Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes effectful
@@ -8,19 +8,19 @@
     role     ::= "parameter" | "optimizer_state" | "state" | "batch" | "constant"
                | "activation" | "gradient" | "output"
 
-Operators stand in the order in which they run; that order is topological. An operator is one equation of the flattened
-jaxpr: *heavy* ones (convolutions, products, sorts, loops) always read and write device memory, *light* ones are what
-XLA fuses into their neighbours, a *reduction* is light but passes once over its whole input.
+Operators stand in the order in which they run; that order is topological. An operator is one equation of the flattened jaxpr:
+*heavy* ones (convolutions, products, sorts, loops) always read and write device memory, *light* ones are what XLA fuses into
+their neighbours, a *reduction* is light but passes once over its whole input.
 
 An *effectful* operator does more than make its outputs: it prints, or calls back into Python. It runs exactly once an
 iteration, is never recomputed, and effectful operators run in the order in which the step has them.
 
-A tensor without producer is an input of the step or a constant. `carried` pairs an input of the step with the output that
-takes its place in the next iteration, so that an iteration is a cycle. Donated inputs belong to us; all others belong
-to the caller and stay on the device whatever we do.
+A tensor without producer is an input of the step or a constant. `carried` pairs an input of the step with the output that takes
+its place in the next iteration, so that an iteration is a cycle. The step may take the memory of donated inputs. All other
+inputs belong to the caller and stay on the device.
 
-Sizes in bytes. Ids are positions: `graph.tensors[t].id == t`, `graph.operators[o].id` is the operator's place in the
-traced step, which `order` may have changed, so look operators up by position, never by id.
+Sizes in bytes. Ids are positions: `graph.tensors[t].id == t`, `graph.operators[o].id` is the operator's place in the traced
+step, which `order` may have changed, so look operators up by position, never by id.
 """
 
 from dataclasses import dataclass

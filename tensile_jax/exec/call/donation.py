@@ -1,8 +1,7 @@
-"""Refuse the arguments that XLA would refuse of a whole step, before anything has happened.
+"""Refuse a call with deleted arguments, or with donated memory that another argument uses too, before its first segment runs.
 
-XLA checks the arguments of an executable before it runs. A step that is cut into segments would meet the fault in the middle,
-when part of the donated state is gone already. So arguments that are deleted, and memory that is donated and used under two
-names, are looked for here, before the first segment.
+XLA checks the arguments of an executable before the executable runs. In a step that is cut into segments, XLA would find the
+fault in the middle of the iteration, when a part of the donated state is already gone. So the same faults are looked for here.
 """
 
 from collections.abc import Sequence

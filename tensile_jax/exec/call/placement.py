@@ -1,8 +1,8 @@
-"""Where a call runs, and what `jax.jit` says of the place of its results.
+"""Find the device on which a call runs, and whether `jax.jit` would commit its results to that device.
 
 `jax.jit` runs on the device to which arguments are committed, or which `in_shardings`, `out_shardings`, `device`, `backend` or
-the mesh in force name. Without any of these it runs on the default device, and then its results are not committed either. A
-plan is for one device, so two or more are refused.
+the mesh in force name. Without any of these it runs on the default device, and its results are not committed to it. A plan is
+for one device, so a call that involves several devices is refused.
 """
 
 from collections.abc import Mapping, Sequence

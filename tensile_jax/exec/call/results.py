@@ -1,13 +1,14 @@
-"""Give results the place that `jax.jit` gives them, without a copy where none is needed.
+"""Give the results of a plan the sharding, the commitment and the memory that `jax.jit` gives them, and copy none without need.
 
-Three kinds of results need it:
+Three kinds of results differ from those of `jax.jit`:
 
-    - a donated argument that is returned as it is: the caller's array must be gone, and the result a new array in its memory
-    - a result that a transfer brought back: transfers commit arrays to a device, and `jax.jit` does not where no argument is
-      committed
-    - a result whose sharding `jax.jit` states in another form (a mesh of one device)
+    - A donated argument that the step returns as it is. The caller's array must be deleted, and the result be a new array in the
+      same memory.
+    - A result that was copied in from the host. The copy is committed to a device; without committed arguments, a result of
+      `jax.jit` is not.
+    - A result for which `jax.jit` states the sharding in another form (a mesh of one device).
 
-The first two go through an executable that returns its donated arguments: XLA lets outputs take over the memory.
+The first two kinds pass through an executable that returns its donated arguments. XLA lets its outputs take over their memory.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from tensile_jax.exec.step.transfer import on_host
 
 
 class ResultPlacer:
-    """Gives the results of one plan the place that `jax.jit` gives them.
+    """Makes the results of one plan what `jax.jit` would return.
 
     Args:
         compiler: of the plan's segments; it knows the device and whether results are committed.

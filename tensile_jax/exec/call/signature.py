@@ -1,4 +1,4 @@
-"""The signature of a call: everything that makes `jax.jit` trace or compile a function anew.
+"""Read the signature of a call: everything of which a change makes `jax.jit` trace or compile a function again.
 
 Two calls with equal signatures run the same program on the same device, so they share a plan. A signature holds
 
@@ -6,9 +6,10 @@ Two calls with equal signatures run the same program on the same device, so they
     leaves      shape, dtype and weak type of each of them, and its sharding if it is committed to a device
     static      the static arguments, and every setting of JAX on which a trace depends
 
-No list of those settings is kept here. A probe knows them: `jax.jit(lambda *static: None, static_argnums=...)` gives the same
-jaxpr object for two traces exactly where `jit` would use a trace again. So static arguments are told apart as `jit` does it (by
-type as well as by value), and so are `jax.default_matmul_precision`, `jax.default_device`, `jax.enable_x64` and all others.
+This module keeps no list of those settings. It asks a *probe*: a function, jitted as `jax.jit(lambda *static: None,
+static_argnums=...)`, is traced for each call, and JAX gives the same jaxpr object for two traces exactly where it would use a
+trace again. So static arguments are distinguished as `jit` does it (by type as well as by value), and so are
+`jax.default_matmul_precision`, `jax.default_device`, `jax.enable_x64` and all other settings.
 
 Reading a signature costs about 0.1 ms for 300 arrays (benchmarks/results/call.json, `python -m benchmarks.call`).
 """

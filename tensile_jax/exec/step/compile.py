@@ -1,11 +1,12 @@
-"""Compile segments: each distinct content once, several at a time, with what XLA says of their memory.
+"""Compile the segments of a plan, each distinct one once and several at a time, and read from XLA how much memory they need.
 
-Lowering holds the interpreter and runs here; compiling releases it and runs in a pool of threads. If the user has set
-`jax_compilation_cache_dir`, segments are kept there too, however short their compilation.
+Lowering a segment holds Python's global lock, so it happens in the calling thread. Compiling releases the lock, so it happens
+in a pool of threads. If the user has set `jax_compilation_cache_dir`, segments are kept there too, however short their
+compilation.
 
-    workspace = temporaries + what XLA allocates for outputs beyond the outputs themselves - what donation saves less than planned
+    workspace = temporary bytes + (bytes of outputs - bytes aliased) - (bytes of outputs - bytes donated, as the plan counts them)
 
-so that (bytes resident by the plan) + workspace is the footprint of the running executable.
+so that the bytes resident by the plan plus the workspace are the footprint of the running executable.
 """
 
 import os
@@ -41,14 +42,14 @@ class Executable:
 
 
 class Compiler:
-    """Compiles segments for one device and remembers them by content.
+    """Compiles segments for one device, and keeps the executables by the segments' content.
 
     Args:
         device: where the segments run.
-        committed: whether what they give is committed to the device, as `jax.jit` says it of its results.
+        committed: whether their results are committed to the device, as the results of `jax.jit` are or are not.
         compiler_options: options of XLA, as in `jax.jit`.
-        debugs_numbers: whether not-a-numbers (or infinities) are looked for. Then segments keep their inputs, so that a segment
-            which makes one can be run again operator by operator, and the operator be named.
+        debugs_numbers: whether JAX looks for not-a-numbers or infinities. Then segments keep their inputs, so that a segment
+            that makes such a number can run again, operator by operator, and the error names the operator.
     """
 
     def __init__(
@@ -134,9 +135,10 @@ class Compiler:
 
 
 def _naming_the_operator(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, which runs `function` operator by operator where it has made a number that is looked for.
+    """`call`; if it makes a number for which JAX looks, `function` runs as well, operator by operator.
 
-    JAX then raises `FloatingPointError` in the operator that makes it. What a compiled function raises has no public name.
+    JAX then raises `FloatingPointError` in the operator that makes the number. What a compiled function raises has no public
+    name.
     """
 
     def checked(*values: Any) -> Any:
@@ -161,10 +163,10 @@ def _on(device: Device, jitted: Any, *values: Any) -> Any:
 
 
 def _is_refused(code: SegmentCode) -> bool:
-    """Whether there is an input that a compiled function refuses, or fails on, and a jitted one takes.
+    """Whether the segment has an input that a compiled function refuses and a jitted one takes.
 
-    Such are tokens, which have no shape, and in jax 0.10.2 arrays with several numbers in a byte: "Computation was compiled for
-    input layouts that disagree with the layouts of arguments passed to it".
+    Tokens, which have no shape, are such inputs. In jax 0.10.2 arrays with several numbers in a byte are as well: "Computation
+    was compiled for input layouts that disagree with the layouts of arguments passed to it".
     """
     return any(not isinstance(a, jax.ShapeDtypeStruct) or is_packed(a) for a in code.avals)
 
@@ -202,10 +204,10 @@ _before: dict[str, Any] = {}  # the user's own values, while somebody is
 
 @contextmanager
 def _short_compilations_cached() -> Iterator[None]:
-    """Where the user has a persistent cache, let it keep what compiles in less than its usual second.
+    """Let the user's persistent cache, if there is one, keep what compiles in less than a second too.
 
-    These settings have no value of a thread's own, and several threads compile at once: the first one in sets them, the last one
-    out puts the user's values back, unless the user has set others meanwhile.
+    These settings are the same for all threads, and several threads compile at once. So the first thread that enters sets
+    them, and the last one that leaves restores the user's values, unless the user has set others meanwhile.
     """
     global _lowering
     if not getattr(jax.config, "jax_compilation_cache_dir", None):

@@ -1,17 +1,18 @@
 """Run the instructions of a plan: the paper's Executor (TENSILE, section III-D).
 
-The loop does nothing but obey. What it guarantees:
+The executor carries out the instructions in order and decides nothing, apart from two faults from which it recovers:
 
-    - a tensor that is not on the device when its segment comes is fetched on the spot (passive swap-in), counted, never an error
-    - if the device is out of memory, everything the segment does not read goes to the host and the segment is launched
-      again; the iteration goes on from where it is, and `needs_lower_budget` is set
+    - If a tensor is not on the device when its segment is launched, it is copied in at that moment. Such a copy is a *passive
+      swap-in*; it is counted, and never an error.
+    - If the device is out of memory, everything that the segment does not read is copied to the host, and the segment is launched
+      again. The iteration continues, and `needs_lower_budget` is set.
 
-Effects (callbacks, debug prints) happen where their segment runs, once. Segments run one after another, in the order of their
-launches: on a GPU because they share a stream; on a CPU because each launch waits, and an iteration of a step with effects also
-ends before the next one begins. A segment that the device had no memory for has not begun, so it has had no effect.
+On a GPU, allocations follow the order of launches, so launches run ahead of the device. On a CPU a segment's buffers are taken
+when it is launched, not when it runs, so each launch waits for the one before it.
 
-On a device whose allocations follow the order of launches (a GPU) launches run ahead. On a CPU a buffer is taken when a
-segment is launched, not when it runs, so each launch waits for the one before it.
+Effects (callbacks, debug prints) happen once, where their segment runs. Segments run in the order of their launches: on a GPU
+because they share a stream, and on a CPU because each launch waits. On a CPU an iteration with effects also ends before the
+next one begins. A segment for which the device had no memory has not begun, so it has had no effect.
 """
 
 import time
@@ -46,9 +47,10 @@ def is_watched(iteration: int) -> bool:
 
 @dataclass(slots=True)
 class Observation:
-    """What one watched iteration showed: bytes on the device at each launch, microseconds per segment, waiting.
+    """What was measured in one watched iteration: bytes on the device, microseconds of each segment and of waiting for copies.
 
-    Unless it is `timed`, nothing is waited for, and only bytes are looked at: `live_bytes` at the latest launch.
+    `live_bytes` are those of the latest launch, `peak_bytes` the most of all. Unless the iteration is `timed`, only bytes are
+    measured and nothing is waited for.
     """
 
     peak_bytes: int = 0
@@ -153,7 +155,7 @@ def _slots_used(program: Instructions) -> frozenset[int]:
 
 
 class Iteration:
-    """An iteration under way: what lies on the device (`env`) and on the host, by slot."""
+    """A running iteration: what lies on the device (`env`) and on the host (`host`), by slot."""
 
     def __init__(self, executor: Executor, slots: int, watch: Observation | None) -> None:
         self.env: list[Any] = [None] * slots
@@ -218,12 +220,12 @@ class Iteration:
             self._observe(watch, launch.workspace_bytes, made, began)
         self.latest = next((value for value in reversed(made) if isinstance(value, jax.Array)), previous)
         outputs = launch.outputs
-        env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects gives a witness more
+        env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects gives one more
         for slot in launch.drops:
             env[slot] = None
 
     def owned(self) -> list[Any]:
-        """What it holds that is its own: neither constants nor arguments that were not donated, which others may hold as well."""
+        """What this iteration alone holds: no constants and no arguments that were not donated, which others may hold as well."""
         program = self._executor._program
         others = program.keep | {slot for slot, _ in program.constants}
         return [value for slot, value in enumerate(self.env) if slot not in others]

@@ -1,12 +1,12 @@
-"""From a piece of a flat program to a function that `jax.jit` can compile.
+"""Turn a segment of a flat program into a function that `jax.jit` can compile.
 
-A segment is a list of equations, its inputs and its outputs. Two segments with the same *content* (the same equations over
-the same shapes, wired alike, donating alike) share one executable, whatever their place in the step: the repeated blocks of a
-network compile once. The content is a value that compares equal exactly then.
+A segment is a list of equations, its inputs and its outputs. The *content* of a segment is a hashable value. Two segments have
+equal contents exactly if their equations, shapes, connections and donations are the same. They then share one executable, so
+the repeated blocks of a network compile once.
 
-A segment with effects gives one number more than its outputs, its *witness*, which is there when the segment is over. Without
-outputs there would be nothing else to wait for. With a single output, XLA:CPU fails to compile some programs in which a callback
-reads what is returned (jax 0.10.2 and 0.12: "instruction->IsDead() ... is live and cannot be removed").
+A segment with effects returns one number after its outputs. The segment is over when that number is there, so it can be waited
+for even if there are no outputs. It is returned beside a single output too, because XLA:CPU fails to compile some programs in
+which a callback reads the only result (jax 0.10.2 and 0.12: "instruction->IsDead() ... is live and cannot be removed").
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -22,10 +22,13 @@ from tensile_jax.trace import Program, atom_key, params_key, shape_struct, varia
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentCode:
-    """What to compile: `function(*inputs) -> outputs`; `donated` are positions of inputs, `content` identifies it.
+    """What to compile for a segment.
 
-    `avals` are `jax.ShapeDtypeStruct`s, and tokens where tokens go in. A function with effects gives its witness after its
-    outputs.
+    Attributes:
+        function: takes the inputs and returns the tuple of outputs; with effects, one number more.
+        avals: for each input a `jax.ShapeDtypeStruct`, or a token.
+        donated: positions of inputs.
+        content: equal for segments that can share an executable.
     """
 
     function: Callable[..., tuple[Any, ...]]
@@ -62,8 +65,8 @@ class SegmentBuilder:
             for e in equations:
                 arguments = [environment[a] if isinstance(a, int) else a.value for a in e.inputs]
                 environment.update(zip(e.outputs, e.run(arguments), strict=True))
-            witness = (jnp.zeros((), bool),) if effectful else ()
-            return (*(environment[v] for v in writes), *witness)
+            at_the_end = (jnp.zeros((), bool),) if effectful else ()
+            return (*(environment[v] for v in writes), *at_the_end)
 
         number: dict[int, int] = {v: i for i, v in enumerate(reads)}
         body: list[Hashable] = []
@@ -79,5 +82,5 @@ class SegmentBuilder:
 
 
 def _struct(aval: Any) -> Any:
-    """What to lower for in the place of a value: for a token, which has no shape, another token."""
+    """What to lower for in the place of a value: its shape, or a token for a token, which has no shape."""
     return shape_struct(aval) if hasattr(aval, "shape") else jax.jit(jax.lax.create_token)()

@@ -1,7 +1,7 @@
-"""Copies between device memory and pinned host memory: the paper's Swap Executor (section III-D), on JAX.
+"""Copy arrays between device memory and pinned host memory: the paper's Swap Executor (section III-D), on JAX.
 
-`jax.device_put` to a sharding with another memory kind is an asynchronous copy, not a program: it starts when what was
-launched before it is done and overlaps what is launched after it.
+`jax.device_put` to a sharding with another memory kind is an asynchronous copy. It starts when the programs that were launched
+before it are done, and it overlaps the programs that are launched after it.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A step that runs as one executable, just as `jax.jit` compiles it, in the way in which an `Executor` runs segments."""
+"""Run a step as one executable, compiled by plain `jax.jit`, through the same interface as an `Executor` that runs segments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class WholeIteration:
         self._watch = watch
 
     def owned(self) -> list[Any]:
-        """What it holds that is its own: what the launch made. Before that, letting go is enough."""
+        """What this iteration alone holds: the results of the launch, and nothing before it."""
         return [] if self.latest is None else self.env
 
     def perform(self, instruction: LaunchWhole) -> None:
