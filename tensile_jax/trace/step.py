@@ -42,7 +42,6 @@ class TracedStep:
     graph: Graph
     in_tree: Any
     out_tree: Any
-    out_avals: tuple[Any, ...]
     shardings: tuple[Any, ...]
 
 
@@ -104,7 +103,6 @@ def trace_step(
         graph,
         tree_structure(traced.args_info),
         tree_structure(traced.out_info),
-        tuple(traced.jaxpr.out_avals),
         shardings_in(closed.jaxpr),
     )
 

@@ -5,7 +5,7 @@ the mesh in force name. Without any of these it runs on the default device, and 
 for one device, so a call that involves several devices is refused.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,50 +44,45 @@ def placement_of(leaves: Sequence[Any], options: Mapping[str, Any], named: Seque
     asked = options.get("device") or (jax.local_devices(backend=options["backend"])[0] if options.get("backend") else None)
     if asked is not None:
         return Placement(asked, True, True)
-    found: dict[Device, str] = {}
-    plain = True
-    committed = False
-    for leaf in leaves:
-        sharding = getattr(leaf, "sharding", None)
-        is_committed = leaf.committed if isinstance(leaf, jax.Array) else isinstance(leaf, jax.ShapeDtypeStruct)
-        if not isinstance(sharding, Sharding) or not is_committed:
-            continue
-        committed = True
-        plain = plain and _is_plain(sharding)
-        found.update((device, "the arguments") for device in sharding.device_set if device not in found)
-    for name in ("in_shardings", "out_shardings"):
-        for sharding in jax.tree.leaves(options.get(name)):
-            committed, plain = True, False
-            if isinstance(sharding, Sharding):
-                found.update((device, name) for device in sharding.device_set if device not in found)
-    for sharding in named:
-        committed, plain = True, plain and _is_plain(sharding)
-        if isinstance(sharding, Sharding):
-            found.update((device, "the step itself") for device in _devices_of(sharding) if device not in found)
+    given = [("the arguments", leaf.sharding) for leaf in leaves if _is_committed(leaf)]
+    stated = [(name, place) for name in ("in_shardings", "out_shardings") for place in jax.tree.leaves(options.get(name))]
+    inner = [("the step itself", place) for place in named]
     mesh = jax.sharding.get_mesh()
-    if not mesh.empty and isinstance(mesh, Mesh):
-        committed, plain = True, False
-        found.update((device, "the mesh in force (jax.set_mesh)") for device in mesh.devices.flat if device not in found)
-    if len(found) > 1:
-        places = "; ".join(f"{device} by {name}" for device, name in found.items())
+    in_force = [("the mesh in force (jax.set_mesh)", mesh)] if isinstance(mesh, Mesh) and not mesh.empty else []
+    named_by: dict[Device, str] = {}
+    for name, place in (*given, *stated, *inner, *in_force):
+        for device in _devices_of(place):
+            named_by.setdefault(device, name)
+    if len(named_by) > 1:
+        places = "; ".join(f"{device} by {name}" for device, name in named_by.items())
         raise TraceError(
-            f"The step involves {len(found)} devices ({places}), and a plan is for one device. Put all arguments on one device "
-            "with jax.device_put, or use jax.jit for this step."
+            f"The step involves {len(named_by)} devices ({places}), and a plan is for one device. Put all arguments on one "
+            "device with jax.device_put, or use jax.jit for this step."
         )
-    device = next(iter(found)) if found else _default_device()
-    return Placement(device, committed, plain)
+    return Placement(
+        device=next(iter(named_by)) if named_by else _default_device(),
+        committed=bool(given or stated or inner or in_force),
+        plain=not stated and not in_force and all(_is_plain(place) for _, place in (*given, *inner)),
+    )
+
+
+def _is_committed(leaf: Any) -> bool:
+    is_bound = leaf.committed if isinstance(leaf, jax.Array) else isinstance(leaf, jax.ShapeDtypeStruct)
+    return is_bound and isinstance(leaf.sharding, Sharding)
 
 
 def _is_plain(sharding: Any) -> bool:
     return isinstance(sharding, SingleDeviceSharding) and sharding.memory_kind in (DEVICE, HOST, None)
 
 
-def _devices_of(sharding: Sharding) -> set[Device]:
-    """The devices of a sharding; none if it is on an abstract mesh."""
+def _devices_of(place: Any) -> Iterable[Device]:
+    """The devices of a sharding or of a mesh; none for what names none, such as an abstract mesh."""
+    if isinstance(place, Mesh):
+        return place.devices.flat
     try:
-        return sharding.device_set
+        return place.device_set if isinstance(place, Sharding) else ()
     except ValueError:
-        return set()
+        return ()
 
 
 def _default_device() -> Device:
