@@ -1,4 +1,4 @@
-"""Takes a command line, gives an exit code: `tensile run`, `plan`, `compare`, `status`, `show`, `picture`, ...
+"""The command line of the package: `tensile run`, `plan`, `compare`, `status`, `show`, `picture`, ... Its exit codes:
 
     0    done
     1    it failed: a job did, a file could not be written, or the demo did not reach what it promises

@@ -67,7 +67,7 @@ class RunFolder:
 
     @staticmethod
     def refuse_used(path: str | Path) -> None:
-        """Raises: Refusal: there is something in the folder, or it is a file; one that is not there is well."""
+        """Raises: Refusal: there is something in the folder, or it is a file. A folder that does not exist is fine."""
         folder = Path(path)
         try:
             if folder.exists() and any(folder.iterdir()):

@@ -4,9 +4,9 @@
     "X"  a span: begins at `ts`, lasts `dur`
     "C"  a counter: from `ts` on it has these values
 
-Three processes: the jobs, a track each, with the segments that ran; the link, a track each way; memory, as counters, of which
-"device bytes" has a series for each job: chrome://tracing stacks them, Perfetto shows them beside each other. Times in
-microseconds, as the format has them.
+The trace has three processes. "jobs" has a track for each job, with the segments that ran. "link" has a track each way, with
+the copies. "memory" has counters; the counter "device bytes" has a series for each job, which chrome://tracing stacks and
+Perfetto shows beside each other. Times are in microseconds, as the format wants them.
 """
 
 from collections.abc import Iterable, Sequence
