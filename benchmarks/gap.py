@@ -48,9 +48,9 @@ def compare(seed: int, *, most: int, idle_drops: bool) -> Compared:
     """Auto and the oracle on the small step of that seed, with at most so many operators."""
     graph, profile = small_step(seed, most=most)
     oracle = Oracle(graph, profile, idle_drops=idle_drops)
-    ladder, nothing = oracle.ladder, Measured()
-    least, whole = oracle.least_peak(), whole_peak(oracle.ladder, nothing)
-    auto_least, _ = floor(ladder, nothing)
+    candidates, nothing = oracle.candidates, Measured()
+    least, whole = oracle.least_peak(), whole_peak(oracle.candidates, nothing)
+    auto_least, _ = floor(candidates, nothing)
     limits = {int(least + part * (whole - least)) for part in PARTS} | {auto_least}
     steps: list[tuple[int, float, float | None]] = []
     for limit in sorted(limits):
@@ -60,10 +60,12 @@ def compare(seed: int, *, most: int, idle_drops: bool) -> Compared:
         if best.layout is not None:
             plan = oracle.plan(best.layout)
             assert plan.peak_bytes <= limit and abs(plan.step_us - best.step_us) < 0.02
-        choice = POLICIES["auto"](ladder, limit, nothing)
+        choice = POLICIES["auto"](candidates, limit, nothing)
         auto_us = None
         if choice is not None:
-            auto_us = ladder.whole_us if choice.rung == WHOLE else oracle.plan(layout(ladder, choice, nothing)).step_us
+            auto_us = (
+                candidates.whole_us if choice.candidate == WHOLE else oracle.plan(layout(candidates, choice, nothing)).step_us
+            )
         steps.append((limit, best.step_us, auto_us))
     return Compared(seed, len(graph.operators), least, auto_least, tuple(steps))
 

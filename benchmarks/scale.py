@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
-from tensile_jax.plan import POLICIES, Ladder, Measured, assemble, check, floor, layout, order
+from tensile_jax.plan import POLICIES, Candidates, Measured, build_plan, check, floor, layout, order
 from tensile_jax.plan_format import SCHEMA_VERSION, Plan
 from tensile_jax.profiles import load_profile
 
@@ -196,21 +196,21 @@ class _Layer:
 def plan_of(graph: Graph, profile_name: str, share: int | None) -> Plan:
     """The checked plan under `share` per cent of the unplanned peak."""
     profile = load_profile(profile_name)
-    ladder = Ladder(order(graph), profile, state_may_stay_out=False)
+    candidates = Candidates(order(graph), profile, state_may_stay_out=False)
     measured = Measured()
-    limit = ladder.unplanned_bytes * (share or 100) // 100
+    limit = candidates.unplanned_bytes * (share or 100) // 100
     header = Plan(
         schema_version=SCHEMA_VERSION, tensile_version="", program=graph.name, fingerprint=graph.fingerprint, policy="auto",
         device_profile=profile_name, state_memory="device", whole=False, workspaces="predicted", budget_bytes=limit,
-        peak_bytes=0, peak_segment=0, jit_peak_bytes=None, unplanned_peak_bytes=ladder.unplanned_bytes,
-        floor_bytes=floor(ladder, measured)[0], floor_tensors=(), step_us=0.0, stall_us=0.0, recomputed_us=0.0,
+        peak_bytes=0, peak_segment=0, jit_peak_bytes=None, unplanned_peak_bytes=candidates.unplanned_bytes,
+        floor_bytes=floor(candidates, measured)[0], floor_tensors=(), step_us=0.0, stall_us=0.0, recomputed_us=0.0,
         swapped_out_bytes=0, swapped_in_bytes=0, tensors=(), segments=(), events=(),
     )  # fmt: skip
-    choice = POLICIES["auto"](ladder, limit, measured)
+    choice = POLICIES["auto"](candidates, limit, measured)
     if choice is None:
         raise SystemExit(f"{graph.name}: {limit} bytes are below the floor of {header.floor_bytes}.")
-    plan = assemble(layout(ladder, choice, measured), ladder.traffic, profile, ladder.latencies, header)
-    check(plan, ladder.graph)
+    plan = build_plan(layout(candidates, choice, measured), candidates, header)
+    check(plan, candidates.graph)
     return replace(plan, floor_bytes=min(plan.floor_bytes, plan.peak_bytes))
 
 

@@ -19,6 +19,7 @@ import tensile_jax as tensile
 from tensile_jax.exec.step.instructions import Launch
 from tensile_jax.exec.step.prepared_step import RunningPlan
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
+from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.result.build import empty_plan
 from tensile_jax.plan_format import Plan
 from tensile_jax.profiles import load_profile
@@ -39,6 +40,11 @@ PROFILE = dataclasses.replace(
     copy_share=0.0,
 )
 """Round rates, so that latencies can be worked out on paper."""
+
+
+def with_link(out_rate: float, in_rate: float | None = None) -> DeviceProfile:
+    """`PROFILE` with these rates of the link, in bytes per microsecond; one rate is that of both directions."""
+    return dataclasses.replace(PROFILE, device_to_host_bytes_per_us=out_rate, host_to_device_bytes_per_us=in_rate or out_rate)
 
 
 # -- graphs by hand -----------------------------------------------------------------------------------------------------
@@ -180,7 +186,7 @@ def tensor_named(graph: Graph, name: str) -> TensorId:
 
 
 def header_for(graph: Graph, *, state_memory: str = "device") -> Plan:
-    """A plan with nothing in it yet, as `assemble` wants it."""
+    """A plan with nothing in it yet, as `build_plan` wants it."""
     out = "any" if state_memory == "any" else "device"
     return dataclasses.replace(empty_plan(graph), device_profile="paper", state_memory=out)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tensile_jax as tensile
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, WHOLE, Choice, Ladder, Measured, assemble, check, floor, layout, order, whole_peak
+from tensile_jax.plan import POLICIES, WHOLE, Candidates, Choice, Measured, build_plan, check, floor, layout, order, whole_peak
 from tensile_jax.plan.result.simulate import simulate
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, device_bytes, fresh, graph_of, header_for, measure_launches, numbers
@@ -52,18 +52,22 @@ def graphs(draw: st.DrawFn) -> Graph:
     )
 
 
-def planned(ladder: Ladder, choice: Choice, state_memory: str) -> Plan:
-    chosen = layout(ladder, choice, Measured())
-    return assemble(chosen, ladder.traffic, ladder.profile, ladder.latencies, header_for(ladder.graph, state_memory=state_memory))
+def planned(candidates: Candidates, choice: Choice, state_memory: str) -> Plan:
+    chosen = layout(candidates, choice, Measured())
+    return build_plan(
+        chosen,
+        candidates,
+        header_for(candidates.graph, state_memory=state_memory),
+    )
 
 
-def peak_of(ladder: Ladder, choice: Choice, state_memory: str) -> int:
+def peak_of(candidates: Candidates, choice: Choice, state_memory: str) -> int:
     """The peak of a choice, whose plan survives its replay."""
-    if choice.rung == WHOLE:
-        return whole_peak(ladder, Measured())
-    plan = planned(ladder, choice, state_memory)
-    check(plan, ladder.graph)
-    twice = simulate([plan], ladder.profile, iterations=2)
+    if choice.candidate == WHOLE:
+        return whole_peak(candidates, Measured())
+    plan = planned(candidates, choice, state_memory)
+    check(plan, candidates.graph)
+    twice = simulate([plan], candidates.profile, iterations=2)
     assert twice.peak_bytes <= plan.peak_bytes
     assert twice.step_us[0] == pytest.approx((plan.step_us, plan.step_us), abs=0.01)
     return plan.peak_bytes
@@ -72,15 +76,15 @@ def peak_of(ladder: Ladder, choice: Choice, state_memory: str) -> int:
 @PLANS
 @given(graph=graphs(), state_memory=st.sampled_from(["device", "any"]), parts=st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_any_graph_is_planned_for_any_budget_from_its_floor_up(graph: Graph, state_memory: str, parts: list[float]) -> None:
-    ladder = Ladder(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
-    least, lowest = floor(ladder, Measured())
-    assert peak_of(ladder, lowest, state_memory) <= least
-    top = max(least, whole_peak(ladder, Measured()))
+    candidates = Candidates(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
+    least, lowest = floor(candidates, Measured())
+    assert peak_of(candidates, lowest, state_memory) <= least
+    top = max(least, whole_peak(candidates, Measured()))
     before = float("inf")
     for limit in sorted((least + part * (top - least) for part in (0.0, *parts)), reverse=True):
-        choice = POLICIES["auto"](ladder, limit, Measured())
+        choice = POLICIES["auto"](candidates, limit, Measured())
         assert choice is not None, f"no plan for {limit} bytes, above the floor of {least}"
-        peak = peak_of(ladder, choice, state_memory)
+        peak = peak_of(candidates, choice, state_memory)
         assert peak <= limit
         assert peak <= before, "a lower budget needs more"
         before = peak
@@ -89,19 +93,19 @@ def test_any_graph_is_planned_for_any_budget_from_its_floor_up(graph: Graph, sta
 @PLANS
 @given(graph=graphs(), state_memory=st.sampled_from(["device", "any"]))
 def test_no_plan_is_below_the_floor(graph: Graph, state_memory: str) -> None:
-    ladder = Ladder(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
-    least, _ = floor(ladder, Measured())
-    assert POLICIES["auto"](ladder, least - 1, Measured()) is None
+    candidates = Candidates(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
+    least, _ = floor(candidates, Measured())
+    assert POLICIES["auto"](candidates, least - 1, Measured()) is None
 
 
 @PLANS
 @given(graph=graphs())
 def test_the_plan_without_swaps_is_valid_for_any_graph(graph: Graph) -> None:
-    ladder = Ladder(order(graph), PROFILE, state_may_stay_out=False)
-    choice = POLICIES["none"](ladder, float("inf"), Measured())
+    candidates = Candidates(order(graph), PROFILE, state_may_stay_out=False)
+    choice = POLICIES["none"](candidates, float("inf"), Measured())
     assert choice is not None
-    plan = planned(ladder, choice, "device")
-    check(plan, ladder.graph)
+    plan = planned(candidates, choice, "device")
+    check(plan, candidates.graph)
     assert not any(e.kind.startswith("swap") for e in plan.events)
 
 
@@ -109,16 +113,16 @@ def test_the_plan_without_swaps_is_valid_for_any_graph(graph: Graph) -> None:
 @given(graph=graphs())
 def test_planning_twice_gives_the_same_plan(graph: Graph) -> None:
     def make() -> tuple[Choice | None, Plan]:
-        ladder = Ladder(order(graph), PROFILE, state_may_stay_out=True)
-        none = POLICIES["none"](ladder, float("inf"), Measured())
+        candidates = Candidates(order(graph), PROFILE, state_may_stay_out=True)
+        none = POLICIES["none"](candidates, float("inf"), Measured())
         assert none is not None
-        least, _ = floor(ladder, Measured())
-        found = POLICIES["auto"](ladder, least, Measured())
-        return found, planned(ladder, none if found is None or found.rung == WHOLE else found, "any")
+        least, _ = floor(candidates, Measured())
+        found = POLICIES["auto"](candidates, least, Measured())
+        return found, planned(candidates, none if found is None or found.candidate == WHOLE else found, "any")
 
     (first, plan), (second, again) = make(), make()
     assert plan == again
-    assert (first and (first.rung, first.boundaries)) == (second and (second.rung, second.boundaries))
+    assert (first and (first.candidate, first.boundaries)) == (second and (second.candidate, second.boundaries))
 
 
 # -- random train steps -----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 
-from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 
 
 def profile_names() -> tuple[str, ...]:

@@ -30,7 +30,7 @@ def gaps_of(oracle: "Oracle", retention: Retention) -> list[Gap]:
     found: list[Gap] = []
     for t in map(TensorId, map(int, np.flatnonzero(oracle.swappable))):
         end = retention.end[t]
-        points = [retention.activity.begin[t], *(p for p in retention.needs[t] if p <= end)]
+        points = [retention.liveness.begin[t], *(p for p in retention.needs[t] if p <= end)]
         points += [oracle.count] if end >= oracle.count else []
         found += [Gap(t, a, b) for a, b in pairwise(points) if b - a > 1 and a < oracle.count - 1]
     return found

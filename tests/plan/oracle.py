@@ -1,6 +1,6 @@
 """The fastest of all plans of a small graph under a limit, and the least peak of any: exact, by search.
 
-The space is that of the planner's own model, without its ladder, its candidates and its prices:
+The space is that of the planner's own model, without its candidates, its candidates and its prices:
 
     dropped      every tensor that an operator makes and the step does not return, kept or stored no longer than the place that
                  makes it or one of those that read it
@@ -8,23 +8,23 @@ The space is that of the planner's own model, without its ladder, its candidates
     absences     any set of the gaps between two needs of a tensor that may be swapped; leave and back at any place in between,
                  with a boundary from which it is away
 
-A plan's time is `assemble`'s `step_us`; its peak is `assemble`'s `peak_bytes` with the workspaces that a board with a candidate
-at every place estimates. The iteration begins and ends with the state on the device.
+A plan's time is `build_plan`'s `step_us`; its peak is `build_plan`'s `peak_bytes` with the workspaces that a table with a
+candidate at every place estimates. The iteration begins and ends with the state on the device.
 
-Places of absences. `assemble` issues and awaits copies at boundaries alone: two leave places between the same two boundaries
+Places of absences. `build_plan` issues and awaits copies at boundaries alone: two leave places between the same two boundaries
 are one, and so are two back places. A tensor that is back before there was a boundary without it has gained nothing, and holds
 no less than one that stayed: `made` and `workspace` count a swapped tensor as a result of the segment that makes it, which it is
 as soon as there is a boundary in its gap. So at each boundary each tensor on its way out is awaited or not, each one on the host
-brought in or not, and nothing else can be told apart. Copies issued at one boundary leave in any order here; `assemble` has them
-leave in the order in which they are awaited, which ends no later.
+brought in or not, and nothing else can be told apart. Copies issued at one boundary leave in any order here; `build_plan` has
+them leave in the order in which they are awaited, which ends no later.
 
 Without `idle_drops`, a dropped tensor has a boundary between the last place that it is stored for and the next one that needs it.
-An idle drop changes nothing that runs, but it does change what `lay_board` expects of the workspace: plans that gain by it
+An idle drop changes nothing that runs, but it does change what `boundary_table` expects of the workspace: plans that gain by it
 gain on paper only.
 
 Pruning, all of it sound. `workspace` does not depend on absences, for the reason above. With every tensor away wherever nothing
 needs it and copies for nothing, a retention's segments hold least and the shortest path over them is a lower bound on its plans;
-first with no workspace at all, so that boards are laid for the retentions in question only, best first. Within one
+first with no workspace at all, so that tables are laid for the retentions in question only, best first. Within one
 retention, labels (clock, lanes, ends of copies) at a boundary are dominated by those that are no later in anything, and
 what remains to be run is bounded by the same shortest path. `unpruned.py` knows none of this.
 
@@ -39,18 +39,17 @@ from typing import NamedTuple
 import numpy as np
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan import DeviceProfile, Ladder, Layout, Measured, assemble, check, whole_peak
-from tensile_jax.plan.analysis.liveness import Activity
-from tensile_jax.plan.analysis.rerun_latency import rerun_latency
-from tensile_jax.plan.analysis.residency import Absences, find_stays
+from tensile_jax.plan import Candidates, DeviceProfile, Layout, Measured, build_plan, check, whole_peak
+from tensile_jax.plan.analysis.liveness import Liveness
+from tensile_jax.plan.analysis.residency import Absences, find_residencies
 from tensile_jax.plan.analysis.retention import Retention, emit, retain
-from tensile_jax.plan.search.segmentation import lay_board
+from tensile_jax.plan.search.segmentation import boundary_table
 from tensile_jax.plan_format import Plan
 from tests.builders import header_for
 from tests.plan.labels import Labels
 
 SMALLEST = 2**16  # bytes: no policy swaps less
-_SLACK = 1e-3  # microseconds; `assemble` rounds to a thousandth
+_SLACK = 1e-3  # microseconds; `build_plan` rounds to a thousandth
 
 
 class Found(NamedTuple):
@@ -80,25 +79,25 @@ class Oracle:
         self.graph = graph
         self.idle_drops = idle_drops
         self.profile = profile
-        self.ladder = Ladder(graph, profile, state_may_stay_out=False)
+        self.candidates = Candidates(graph, profile, state_may_stay_out=False)
         self.count = len(graph.operators)
         self.nbytes = np.array([t.nbytes for t in graph.tensors])
-        activity = self.ladder.activity
+        liveness = self.candidates.liveness
         self.swappable = np.array(
-            [t.nbytes >= SMALLEST and t.id not in activity.kept_by_caller for t in graph.tensors], dtype=bool
+            [t.nbytes >= SMALLEST and t.id not in liveness.kept_by_caller for t in graph.tensors], dtype=bool
         )
-        self.retentions = [retain(activity, dropped) for dropped in drops(activity)]
+        self.retentions = [retain(liveness, dropped) for dropped in drops(liveness)]
         self._again: dict[tuple[int, int], np.ndarray] = {}
         self._boards: dict[int, np.ndarray] = {}
-        self._rerun_us = [rerun_latency(p, self.retentions[0], self.ladder.traffic, profile) for p in range(self.count)]
+        self._rerun_us = self.candidates.rerun_us
         self._all()
 
     # -- what all retentions hold -------------------------------------------------------------------------------------------
 
     def _all(self) -> None:
         """`held`, `away` and `us` of every segment of every retention; shape (retentions, count + 1, count + 1)."""
-        activity, n, r = self.ladder.activity, self.count, self.retentions
-        begin = np.array(activity.begin)
+        liveness, n, r = self.candidates.liveness, self.count, self.retentions
+        begin = np.array(liveness.begin)
         end = np.array([x.end for x in r])
         places = np.arange(n + 1)
         stored = (begin[None, None, :] < places[None, :, None]) & (places[None, :, None] <= end[:, None, :])
@@ -108,13 +107,13 @@ class Oracle:
                 for p in needs:
                     needed[i, p + 1, t] = 1
         needed = np.cumsum(needed, axis=1)
-        heirs = np.array([_inherited(x, len(begin)) for x in r])
+        aliases = np.array([_inherited(x, len(begin)) for x in r])
         results_of_step = np.array([t.id in self.graph.outputs for t in self.graph.tensors])
         base = np.stack([_stored(x, n) for x in r])
         self.held = np.zeros((len(r), n + 1, n + 1))
         self.away = np.zeros_like(self.held)
         self.us = np.full_like(self.held, np.inf)
-        elapsed = np.concatenate([[0.0], np.cumsum(self.ladder.latencies)])
+        elapsed = np.concatenate([[0.0], np.cumsum(self.candidates.latencies)])
         mask = stored.astype(np.int64) @ (1 << np.arange(len(begin), dtype=np.int64))
         for a in range(n):
             masks, which = np.unique(mask[:, a], return_inverse=True)
@@ -122,7 +121,7 @@ class Oracle:
             again = np.array([self._again_us(int(m), a, r[first]) for m, first in zip(masks, firsts, strict=True)])
             for b in range(a + 1, n + 1):
                 made = (begin >= a) & (begin < b)
-                results = stored[:, b, :] & made[None, :] & ~heirs
+                results = stored[:, b, :] & made[None, :] & ~aliases
                 self.held[:, a, b] = base[:, a] + results @ self.nbytes
                 idle = stored[:, a, :] & (needed[:, a, :] == needed[:, b, :]) & self.swappable[None, :]
                 idle &= (needed[:, n, :] > needed[:, b, :]) | (results_of_step & (b < n))[None, :]
@@ -145,14 +144,14 @@ class Oracle:
     def segments(self, index: int) -> Segments:
         """The segments of one retention, workspaces included."""
         if index not in self._boards:
-            self._boards[index] = estimates(self.retentions[index], self.ladder)
+            self._boards[index] = estimates(self.retentions[index], self.candidates)
         return Segments(self.held[index], self._boards[index], self.us[index], self.away[index])
 
     # -- the least peak -----------------------------------------------------------------------------------------------------
 
     def least_peak(self) -> int:
         """The least peak of any plan. Everything is away where nothing needs it; time is no object."""
-        best = whole_peak(self.ladder, Measured())
+        best = whole_peak(self.candidates, Measured())
         lower = narrowest(np.where(np.isfinite(self.us), self.held - self.away, np.inf))
         for index in np.argsort(lower, kind="stable"):
             if lower[index] >= best:
@@ -166,8 +165,8 @@ class Oracle:
     def fastest(self, limit: float, *, swaps: bool = True) -> Found | None:
         """The fastest plan whose peak is at most `limit`; without `swaps`, of those that swap nothing. None if there is none."""
         best: Found | None = None
-        if whole_peak(self.ladder, Measured()) <= limit:
-            best = Found(sum(self.ladder.latencies) + self.profile.launch_us, None)
+        if whole_peak(self.candidates, Measured()) <= limit:
+            best = Found(sum(self.candidates.latencies) + self.profile.launch_us, None)
         lower, _ = shortest(np.where(self.held - (self.away if swaps else 0) <= limit, self.us, np.inf))
         for index in np.argsort(lower, kind="stable"):
             upper = np.inf if best is None else best.step_us - _SLACK
@@ -192,16 +191,16 @@ class Oracle:
 
     def plan(self, layout: Layout) -> Plan:
         """The plan of a layout, replayed."""
-        plan = assemble(layout, self.ladder.traffic, self.profile, self.ladder.latencies, header_for(self.graph))
+        plan = build_plan(layout, self.candidates, header_for(self.graph))
         check(plan, self.graph)
         return plan
 
 
-def drops(activity: Activity) -> Iterator[dict[TensorId, int]]:
+def drops(liveness: Liveness) -> Iterator[dict[TensorId, int]]:
     """Every choice of what is dropped, and after which place; later tensors first, since they say what needs the earlier ones."""
-    graph = activity.graph
+    graph = liveness.graph
     count = len(graph.operators)
-    made = [t for op in reversed(graph.operators) for t in op.outputs if activity.end[t] < count and activity.uses[t]]
+    made = [t for op in reversed(graph.operators) for t in op.outputs if liveness.end[t] < count and liveness.uses[t]]
 
     def extend(index: int, dropped: dict[TensorId, int]) -> Iterator[dict[TensorId, int]]:
         if index == len(made):
@@ -209,8 +208,8 @@ def drops(activity: Activity) -> Iterator[dict[TensorId, int]]:
             return
         t = made[index]
         yield from extend(index + 1, dropped)
-        last = retain(activity, dropped).needs[t][-1]
-        for place in (activity.begin[t], *activity.uses[t]):
+        last = retain(liveness, dropped).needs[t][-1]
+        for place in (liveness.begin[t], *liveness.uses[t]):
             if place < last:
                 yield from extend(index + 1, {**dropped, t: place})
 
@@ -219,22 +218,24 @@ def drops(activity: Activity) -> Iterator[dict[TensorId, int]]:
 
 def _inherited(retention: Retention, count: int) -> list[bool]:
     """Which tensors take over the memory of another."""
-    heirs = set(retention.heirs.values())
-    return [t in heirs for t in range(count)]
+    aliases = set(retention.aliases.values())
+    return [t in aliases for t in range(count)]
 
 
 def _stored(retention: Retention, count: int) -> np.ndarray:
     """Bytes stored at each boundary when nothing is swapped."""
-    stays = find_stays(retention, {})
-    return np.array([sum(s.nbytes for s in stays if s.begin < b <= s.end) for b in range(count + 1)])
+    residencies = find_residencies(retention, {})
+    return np.array([sum(s.nbytes for s in residencies if s.begin < b <= s.end) for b in range(count + 1)])
 
 
-def estimates(retention: Retention, ladder: Ladder) -> np.ndarray:
+def estimates(retention: Retention, candidates: Candidates) -> np.ndarray:
     """Workspaces of every segment, with every place a candidate."""
-    places = tuple(range(len(ladder.graph.operators) + 1))
-    board = lay_board(retention, ladder.traffic, ladder.profile, stays=find_stays(retention, {}), boundaries=places)
-    assert board.boundaries == places
-    return board.estimates(ladder.profile.workspace_growth)
+    places = tuple(range(len(candidates.graph.operators) + 1))
+    table = boundary_table(
+        retention, candidates.fusion, candidates.profile, residencies=find_residencies(retention, {}), boundaries=places
+    )
+    assert table.boundaries == places
+    return table.estimates(candidates.profile.workspace_growth)
 
 
 def shortest(us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

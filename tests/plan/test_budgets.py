@@ -3,23 +3,23 @@
 import numpy as np
 import pytest
 
-from tensile_jax.plan import LEAST, Ladder, Measured, floor, order, whole_peak
+from tensile_jax.plan import LEAST, Candidates, Measured, floor, order, whole_peak
 from tensile_jax.plan.policies.auto import auto
-from tensile_jax.plan.result.build import assemble, empty_plan, planned_whole
+from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
 from tensile_jax.plan.search.choice import WHOLE, Choice, layout
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, training_graph
 
 NOTHING = Measured()
-_NOISE = 0.05  # of a step: rungs are ranked by what their cuts cost, which leaves out how copies come to lie
+_NOISE = 0.05  # of a step: candidates are ranked by what their cuts cost, which leaves out how copies come to lie
 
 
-def plan_of(ladder: Ladder, choice: Choice) -> Plan:
-    if choice.rung == WHOLE:
-        peak, latency_us = whole_peak(ladder, NOTHING), sum(ladder.latencies)
-        return planned_whole(ladder.graph, empty_plan(ladder.graph), PROFILE, peak_bytes=peak, latency_us=latency_us)
-    chosen = layout(ladder, choice, NOTHING)
-    return assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, empty_plan(ladder.graph))
+def plan_of(candidates: Candidates, choice: Choice) -> Plan:
+    if choice.candidate == WHOLE:
+        peak, latency_us = whole_peak(candidates, NOTHING), sum(candidates.latencies)
+        return build_whole_plan(candidates.graph, empty_plan(candidates.graph), PROFILE, peak_bytes=peak, latency_us=latency_us)
+    chosen = layout(candidates, choice, NOTHING)
+    return build_plan(chosen, candidates, empty_plan(candidates.graph))
 
 
 @pytest.mark.parametrize("donated", [True, False])
@@ -29,13 +29,13 @@ def test_a_lower_budget_never_needs_more_and_is_never_faster_by_more_than_noise(
     donated: bool, weight: int, state_may_stay_out: bool
 ) -> None:
     graph = order(training_graph(8, activation=100_000, weight=weight, donated=donated))
-    ladder = Ladder(graph, PROFILE, state_may_stay_out=state_may_stay_out)
-    least, _ = floor(ladder, NOTHING)
+    candidates = Candidates(graph, PROFILE, state_may_stay_out=state_may_stay_out)
+    least, _ = floor(candidates, NOTHING)
     plans: list[Plan] = []
-    for limit in np.linspace(whole_peak(ladder, NOTHING), least, 50):
-        choice = auto(ladder, float(np.ceil(limit)), NOTHING)
+    for limit in np.linspace(whole_peak(candidates, NOTHING), least, 50):
+        choice = auto(candidates, float(np.ceil(limit)), NOTHING)
         assert choice is not None
-        plans.append(plan_of(ladder, choice))
+        plans.append(plan_of(candidates, choice))
         assert plans[-1].peak_bytes <= np.ceil(limit)
     peaks = [plan.peak_bytes for plan in plans]
     assert peaks == sorted(peaks, reverse=True)
@@ -45,7 +45,7 @@ def test_a_lower_budget_never_needs_more_and_is_never_faster_by_more_than_noise(
 
 
 def test_as_little_as_possible_is_the_floor() -> None:
-    ladder = Ladder(order(training_graph(4, activation=100_000)), PROFILE, state_may_stay_out=False)
-    choice = auto(ladder, LEAST, NOTHING)
+    candidates = Candidates(order(training_graph(4, activation=100_000)), PROFILE, state_may_stay_out=False)
+    choice = auto(candidates, LEAST, NOTHING)
     assert choice is not None
-    assert plan_of(ladder, choice).peak_bytes <= floor(ladder, NOTHING)[0]
+    assert plan_of(candidates, choice).peak_bytes <= floor(candidates, NOTHING)[0]

@@ -8,8 +8,8 @@ import pytest
 
 from tensile_jax.errors import InvalidPlan
 from tensile_jax.ir import Graph, OperatorId
-from tensile_jax.plan import POLICIES, Ladder, Layout, Measured, assemble, check, order
-from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan import POLICIES, Candidates, Layout, Measured, build_plan, check, order
+from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.search.choice import LEAST, WHOLE, layout
 from tensile_jax.plan_format import Plan, ranges, unranged
@@ -49,7 +49,7 @@ def test_what_an_effectful_operator_makes_is_kept_whatever_is_to_be_dropped() ->
     lines = ["a = heavy(x)", "b = light(a)", "c = heavy(b)", "y = heavy(c, b, a)"]
     graph = graph_of(lines, inputs="x", outputs="y")
     a, b = tensor_named(graph, "a"), tensor_named(graph, "b")
-    calm, loud = find_activity(graph), find_activity(with_effects(graph, {0}))
+    calm, loud = find_liveness(graph), find_liveness(with_effects(graph, {0}))
     assert retain(calm, {a: 1, b: 2}).reruns == ((3,), (3,), (), ())
     assert retain(loud, {a: 1, b: 2}).reruns == ((), (3,), (), ())
     assert retain(loud, {a: 1, b: 2}).dropped == {b: 2}
@@ -63,16 +63,16 @@ def test_every_policy_makes_plans_that_leave_effects_alone(seed: int) -> None:
     places = rng.sample(range(len(small.operators)), min(3, len(small.operators)))
     graph = with_effects(small, places)
     for name, policy in POLICIES.items():
-        ladder = Ladder(order(graph), profile, state_may_stay_out=rng.random() < 0.5)
+        candidates = Candidates(order(graph), profile, state_may_stay_out=rng.random() < 0.5)
         for limit in (LEAST, float("inf")):
-            choice = policy(ladder, limit, Measured())
-            if choice is None or choice.rung == WHOLE:
+            choice = policy(candidates, limit, Measured())
+            if choice is None or choice.candidate == WHOLE:
                 continue
             header = dataclasses.replace(
-                header_for(graph, state_memory="any" if ladder.state_may_stay_out else "device"), policy=name
+                header_for(graph, state_memory="any" if candidates.state_may_stay_out else "device"), policy=name
             )
-            plan = assemble(layout(ladder, choice, Measured()), ladder.traffic, profile, ladder.latencies, header)
-            check(plan, ladder.graph)  # which refuses effects that are recomputed, dropped or in another order
+            plan = build_plan(layout(candidates, choice, Measured()), candidates, header)
+            check(plan, candidates.graph)  # which refuses effects that are recomputed, dropped or in another order
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -101,11 +101,11 @@ LINES = ("a = heavy(x)", "b = heavy(x)", "c = heavy(a)", "y = heavy(c, b)")
 
 def plan_of(graph: Graph) -> Plan:
     """Every operator a segment."""
-    retention = retain(find_activity(graph), {})
+    retention = retain(find_liveness(graph), {})
     count = len(graph.operators)
-    ladder = Ladder(graph, PROFILE, state_may_stay_out=False)
+    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
     chosen = Layout(retention, {}, tuple(range(count + 1)), (1_000,) * count)
-    return assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header_for(graph))
+    return build_plan(chosen, candidates, header_for(graph))
 
 
 def test_a_plan_that_recomputes_an_effect_is_refused() -> None:

@@ -69,7 +69,7 @@ def test_where_everything_fits_the_step_runs_whole() -> None:
     graph = chain(0)
     oracle = Oracle(graph, PROFILE)
     found = oracle.fastest(float("inf"))
-    assert found == (sum(oracle.ladder.latencies) + PROFILE.launch_us, None)
+    assert found == (sum(oracle.candidates.latencies) + PROFILE.launch_us, None)
 
 
 def never_better(compared: list[Compared]) -> bool:

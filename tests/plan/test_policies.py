@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import LEAST, POLICIES, DeviceProfile, Ladder, Measured, floor, order, whole_peak
+from tensile_jax.plan import LEAST, POLICIES, Candidates, DeviceProfile, Measured, floor, order, whole_peak
 from tensile_jax.plan_format import PolicyName
 from tests.builders import PROFILE, graph_of
 from tests.test_properties import graphs, peak_of
@@ -77,18 +77,18 @@ def test_a_plan_is_valid_and_keeps_its_limit_and_there_is_one_from_the_floor_up(
     name: PolicyName, graph: Graph, profile: DeviceProfile, state_memory: str, parts: list[float]
 ) -> None:
     policy, measured = POLICIES[name], Measured()
-    ladder = Ladder(order(graph), profile, state_may_stay_out=state_memory == "any")
-    least, lowest = floor(ladder, measured, policy)
-    assert policy(ladder, LEAST, measured) is not None
-    assert peak_of(ladder, lowest, state_memory) <= least
-    top = max(least, whole_peak(ladder, measured))
+    candidates = Candidates(order(graph), profile, state_may_stay_out=state_memory == "any")
+    least, lowest = floor(candidates, measured, policy)
+    assert policy(candidates, LEAST, measured) is not None
+    assert peak_of(candidates, lowest, state_memory) <= least
+    top = max(least, whole_peak(candidates, measured))
     for part in (0.0, *parts, 1.0):
         limit = least + part * (top - least)
-        choice = policy(ladder, limit, measured)
+        choice = policy(candidates, limit, measured)
         assert choice is not None, f"no plan for {limit} bytes, above the floor of {least}"
-        assert peak_of(ladder, choice, state_memory) <= limit
-    below = policy(ladder, 0.9 * least, measured)
-    assert below is None or peak_of(ladder, below, state_memory) <= 0.9 * least
+        assert peak_of(candidates, choice, state_memory) <= limit
+    below = policy(candidates, 0.9 * least, measured)
+    assert below is None or peak_of(candidates, below, state_memory) <= 0.9 * least
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -100,9 +100,9 @@ def test_what_a_policy_chooses_does_not_depend_on_what_it_was_asked_before(
     policy, measured = POLICIES[name], Measured()
 
     def ask(limits: list[float]) -> tuple[tuple[int, ...], int] | None:
-        ladder = Ladder(order(graph), profile, state_may_stay_out=False)
-        choices = [policy(ladder, limit, measured) for limit in limits]
-        return None if choices[-1] is None else (choices[-1].boundaries, peak_of(ladder, choices[-1], "device"))
+        candidates = Candidates(order(graph), profile, state_may_stay_out=False)
+        choices = [policy(candidates, limit, measured) for limit in limits]
+        return None if choices[-1] is None else (choices[-1].boundaries, peak_of(candidates, choices[-1], "device"))
 
-    limit = 0.8 * floor(Ladder(order(graph), profile, state_may_stay_out=False), measured, POLICIES["none"])[0]
+    limit = 0.8 * floor(Candidates(order(graph), profile, state_may_stay_out=False), measured, POLICIES["none"])[0]
     assert ask([LEAST, 2 * limit, limit]) == ask([limit])

@@ -1,42 +1,42 @@
 """Every plan of a tiny graph, one by one: what `oracle.py` is held to. The same space, and nothing left out.
 
-Absences are any two places in a gap. Each combination has a board of its own, so that workspaces are those of its absences.
+Absences are any two places in a gap. Each combination has a table of its own, so that workspaces are those of its absences.
 """
 
 from collections.abc import Iterator
 from itertools import combinations, pairwise, product
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan import DeviceProfile, Ladder, Layout, Measured, assemble, check, whole_peak
-from tensile_jax.plan.analysis.residency import Absence, find_stays
+from tensile_jax.plan import Candidates, DeviceProfile, Layout, Measured, build_plan, check, whole_peak
+from tensile_jax.plan.analysis.residency import Absence, find_residencies
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.search.segmentation import lay_board
+from tensile_jax.plan.search.segmentation import boundary_table
 from tests.builders import header_for
 from tests.plan.oracle import SMALLEST, drops
 
 
 def unpruned(graph: Graph, profile: DeviceProfile, *, swaps: bool) -> list[tuple[int, float]]:
     """(peak, step) of every plan, each replayed: every retention, subset of boundaries, and set of absences."""
-    ladder = Ladder(graph, profile, state_may_stay_out=False)
-    activity = ladder.activity
+    candidates = Candidates(graph, profile, state_may_stay_out=False)
+    liveness = candidates.liveness
     count = len(graph.operators)
     header = header_for(graph)
-    plans = [(whole_peak(ladder, Measured()), sum(ladder.latencies) + profile.launch_us)]
+    plans = [(whole_peak(candidates, Measured()), sum(candidates.latencies) + profile.launch_us)]
     inner = range(1, count)
     cuts = [(0, *some, count) for k in range(1 if count > 1 else 0, count) for some in combinations(inner, k)]
-    for dropped in drops(activity):
-        retention = retain(activity, dropped)
+    for dropped in drops(liveness):
+        retention = retain(liveness, dropped)
         for absences in all_absences(retention) if swaps else [{}]:
             places = tuple(range(count + 1))
-            stays = find_stays(retention, absences)
-            work = lay_board(retention, ladder.traffic, profile, stays=stays, boundaries=places).estimates(
+            residencies = find_residencies(retention, absences)
+            work = boundary_table(retention, candidates.fusion, profile, residencies=residencies, boundaries=places).estimates(
                 profile.workspace_growth
             )
             for bounds in cuts:
                 if any(not any(a.leave < b <= a.back for b in bounds) for several in absences.values() for a in several):
                     continue
                 layout = Layout(retention, absences, bounds, tuple(int(work[a, b]) for a, b in pairwise(bounds)))
-                plan = assemble(layout, ladder.traffic, profile, ladder.latencies, header)
+                plan = build_plan(layout, candidates, header)
                 check(plan, graph)
                 plans.append((plan.peak_bytes, plan.step_us))
     return plans
@@ -44,14 +44,14 @@ def unpruned(graph: Graph, profile: DeviceProfile, *, swaps: bool) -> list[tuple
 
 def all_absences(retention: Retention) -> Iterator[dict[TensorId, tuple[Absence, ...]]]:
     """Every set of absences of the tensors that may be swapped: in each gap none, or any two places of it."""
-    activity, graph = retention.activity, retention.activity.graph
+    liveness, graph = retention.liveness, retention.liveness.graph
     count = len(graph.operators)
     choices: list[list[Absence | None]] = []
     for tensor in graph.tensors:
         t = tensor.id
-        if tensor.nbytes < SMALLEST or t in activity.kept_by_caller:
+        if tensor.nbytes < SMALLEST or t in liveness.kept_by_caller:
             continue
-        points = [activity.begin[t], *(p for p in retention.needs[t] if p <= retention.end[t])]
+        points = [liveness.begin[t], *(p for p in retention.needs[t] if p <= retention.end[t])]
         points += [count] if retention.end[t] >= count else []
         for after, before in pairwise(points):
             pairs = [(x, y) for x in range(max(after, 0), before) for y in range(x + 1, min(before, count - 1) + 1)]

@@ -25,6 +25,7 @@ from tensile_jax.exec.step.instructions import (
 )
 from tensile_jax.ir import Graph
 from tensile_jax.plan import DeviceProfile
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, MemoryProfile
 from tensile_jax.plan_format import Plan
 
@@ -39,7 +40,7 @@ def memory_profile_of(plan: Plan, graph: Graph, instructions: Instructions | Non
     else:
         moves = _segmented(plan, graph, instructions)
     moved = moves.holds[0] - moves.parked_bytes
-    switch_us = moved / profile.device_to_host_bytes_per_us + moved / profile.host_to_device_bytes_per_us
+    switch_us = copy_out_us(moved, profile) + copy_in_us(moved, profile)
     switch_us += 2 * _ARRAY_US * len({pair.output for pair in graph.carried})
     host_bytes = max(moves.host_bytes, state_bytes)
     labels = tuple(s.name for s in plan.segments)

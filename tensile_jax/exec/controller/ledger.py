@@ -16,7 +16,7 @@ from tensile_jax.exec.controller.messages import Order
 from tensile_jax.exec.controller.state import JobRecord, State
 from tensile_jax.plan.multi_job.admission import admits
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, MemoryProfile
-from tensile_jax.plan.multi_job.safety import finishes
+from tensile_jax.plan.multi_job.safety import is_safe
 
 
 class Ledger:
@@ -122,7 +122,7 @@ class Ledger:
     def is_safe(self, held_bytes: int) -> bool:
         """Whether every iteration under way can be finished from here, where the jobs hold so much in all."""
         under_way = [(r.demand, r.position, r.demand.idle_bytes) for r in self.records if r.position]
-        return finishes(self.budget_bytes - held_bytes, under_way)
+        return is_safe(self.budget_bytes - held_bytes, under_way)
 
     def has_room(self, more_bytes: int) -> bool:
         """Whether so many more bytes can be held from now on."""

@@ -1,4 +1,4 @@
-"""Plan one step with every policy, under many budgets, on one ladder. Compiles and runs nothing."""
+"""Plan one step with every policy, under many budgets, on one candidates. Compiles and runs nothing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ def compare(step: TracedStep, options: Options, compiler: Compiler, *, shares: S
     done = 0
 
     def planned(policy: PolicyName, budget: Budget | None) -> Plan:
-        return PreparedStep(step, budget, replace(options, policy=policy), compiler, ladder=unplanned.ladder).predict()
+        return PreparedStep(step, budget, replace(options, policy=policy), compiler, candidates=unplanned.candidates).predict()
 
     def told() -> None:
         nonlocal done
@@ -53,8 +53,8 @@ def compare(step: TracedStep, options: Options, compiler: Compiler, *, shares: S
         told()
         nbytes = int(share * vanilla.peak_bytes)
         entries = tuple(e for policy in POLICIES if policy != "none" and (e := under(policy, nbytes)) is not None)
-        bound = PreparedStep(step, Budget(nbytes, None), options, compiler, ladder=unplanned.ladder).bound_us()
-        passive = passive_iteration(unplanned.ladder, nbytes)
+        bound = PreparedStep(step, Budget(nbytes, None), options, compiler, candidates=unplanned.candidates).bound_us()
+        passive = passive_iteration(unplanned.candidates, nbytes)
         bound_eor = None if bound == float("inf") else bound / vanilla.step_us
         budgets.append(AtBudget(share, nbytes, entries, bound_eor, passive.step_us / vanilla.step_us))
     whole = planned("auto", None)

@@ -1,7 +1,7 @@
 """One step at one set of shapes, from trace to a running plan.
 
-    trace -> order -> ladder -> choice -> segments -> check -> compile -> the segments' own sizes -> check -> the same again, if
-    these break the budget -> executor
+    trace -> order -> candidates -> choice -> segments -> check -> compile -> the segments' own sizes -> check -> the same again,
+    if these break the budget -> executor
 
 Workspaces are estimates until XLA has compiled a segment. What it says replaces the estimate; if the footprint then exceeds the
 budget, the planner chooses again knowing more, until a plan's *compiled* peak is under the budget. If no choice is left, the
@@ -31,11 +31,12 @@ from tensile_jax.plan import (
     LEAST,
     POLICIES,
     WHOLE,
+    Candidates,
     Choice,
     DeviceProfile,
-    Ladder,
     Measured,
-    assemble,
+    build_plan,
+    build_whole_plan,
     check,
     empty_plan,
     floor,
@@ -44,7 +45,6 @@ from tensile_jax.plan import (
     least_limit,
     least_step_us,
     order,
-    planned_whole,
     whole_peak,
 )
 from tensile_jax.plan.search.choice import peak_of as peak_of_choice
@@ -55,7 +55,7 @@ from tensile_jax.trace import TracedStep
 
 _MOST_ATTEMPTS = 8
 _MOST_SLOWDOWN_ATTEMPTS = 4
-_CAUTION = 0.01  # of the budget, more with each attempt
+_MARGIN = 0.01  # of the budget, more with each attempt
 _MOST_REFUSED = 12  # plans of one policy that their replays refuse, one after another
 _BELOW_REFUSED = 0.97  # of the peak of a plan that was refused: the limit for the next
 _LOWER = 0.9  # the next budget, after the device ran out of memory under this one
@@ -88,20 +88,26 @@ class Options:
 
 
 class PreparedStep:
-    """A traced step, its ladder (made here, or shared with another of the same step), and in the end its compiled plan."""
+    """A traced step, its candidates (made here, or shared with another of the same step), and in the end its compiled plan."""
 
     def __init__(
-        self, step: TracedStep, budget: Budget | None, options: Options, compiler: Compiler, *, ladder: Ladder | None = None
+        self,
+        step: TracedStep,
+        budget: Budget | None,
+        options: Options,
+        compiler: Compiler,
+        *,
+        candidates: Candidates | None = None,
     ) -> None:
         self.step = step
         self.budget = budget
         self.options = options
         self.policy = POLICIES[options.policy]
         stays_out = options.state_memory == "any"
-        self.ladder = ladder or Ladder(
+        self.candidates = candidates or Candidates(
             order(step.graph), options.profile, state_may_stay_out=stays_out, may_swap=options.may_swap
         )
-        self.graph = self.ladder.graph
+        self.graph = self.candidates.graph
         self.compiler = compiler
         self.builder = SegmentBuilder(step.program)
         self.measured = Measured()
@@ -153,9 +159,9 @@ class PreparedStep:
 
         return least_limit(
             plan_under,
-            lowest=max(floor(self.ladder, self.measured, self.policy)[0] - 1, LEAST),
-            highest=max(whole_peak(self.ladder, self.measured), floor(self.ladder, self.measured, self.policy)[0]),
-            most_us=max_slowdown * self.ladder.whole_us,
+            lowest=max(floor(self.candidates, self.measured, self.policy)[0] - 1, LEAST),
+            highest=max(whole_peak(self.candidates, self.measured), floor(self.candidates, self.measured, self.policy)[0]),
+            most_us=max_slowdown * self.candidates.whole_us,
         )
 
     def predict(self) -> Plan:
@@ -171,10 +177,10 @@ class PreparedStep:
         began = time.perf_counter()
         limit = self.limit()
         found = self._next(limit, self.measured)
-        if found is None and self.policy(self.ladder, limit, self.measured) is not None:
+        if found is None and self.policy(self.candidates, limit, self.measured) is not None:
             raise self._nothing_survives()
         if found is None:
-            raise self._too_small(limit, floor(self.ladder, self.measured, self.policy)[0], "about ")
+            raise self._too_small(limit, floor(self.candidates, self.measured, self.policy)[0], "about ")
         self.plan_s = time.perf_counter() - began
         return found
 
@@ -191,48 +197,48 @@ class PreparedStep:
 
         There are none where the policy has no choice under the limit: then the budget is too small for it.
         """
-        first = self.policy(self.ladder, limit, measured)
+        first = self.policy(self.candidates, limit, measured)
         if first is None:
             return
         for policy in (self.policy, *(p for p in POLICIES.values() if p is not self.policy)):
-            lower, choice = limit, first if policy is self.policy else policy(self.ladder, limit, measured)
+            lower, choice = limit, first if policy is self.policy else policy(self.candidates, limit, measured)
             for _ in range(_MOST_REFUSED):
                 if choice is None:
                     break
                 yield choice
                 if lower == LEAST:
                     break
-                lower = min(lower, _BELOW_REFUSED * peak_of_choice(self.ladder, choice, measured))
-                choice = policy(self.ladder, lower, measured)
-        if whole_peak(self.ladder, measured) <= limit:
-            yield whole(self.ladder)
+                lower = min(lower, _BELOW_REFUSED * peak_of_choice(self.candidates, choice, measured))
+                choice = policy(self.candidates, lower, measured)
+        if whole_peak(self.candidates, measured) <= limit:
+            yield whole(self.candidates)
 
     def bound_us(self) -> float:
         """Microseconds that no plan under the budget is faster than; those of the step as one executable, if it fits."""
-        ladder = self.ladder
-        if whole_peak(ladder, self.measured) <= self.limit():
-            return ladder.whole_us
-        return least_step_us(ladder.activity, ladder.traffic, ladder.latencies, self.options.profile, self.limit())
+        candidates = self.candidates
+        if whole_peak(candidates, self.measured) <= self.limit():
+            return candidates.whole_us
+        return least_step_us(candidates.liveness, candidates.fusion, candidates.latencies, self.options.profile, self.limit())
 
     def _plan(self, choice: Choice, limit: float) -> Plan | None:
         """The plan of a choice; None if its replay refuses it."""
         header = self._header(limit)
-        if choice.rung == WHOLE:
-            plan = planned_whole(
+        if choice.candidate == WHOLE:
+            plan = build_whole_plan(
                 self.graph,
                 header,
                 self.options.profile,
-                peak_bytes=whole_peak(self.ladder, self.measured),
-                latency_us=sum(self.ladder.latencies),
+                peak_bytes=whole_peak(self.candidates, self.measured),
+                latency_us=sum(self.candidates.latencies),
             )
             return replace(plan, workspaces="compiled" if self.measured.whole is not None else "predicted")
-        chosen = layout(self.ladder, choice, self.measured)
-        plan = assemble(chosen, self.ladder.traffic, self.options.profile, self.ladder.latencies, header)
+        chosen = layout(self.candidates, choice, self.measured)
+        plan = build_plan(chosen, self.candidates, header)
         plan = replace(plan, floor_bytes=min(plan.floor_bytes, plan.peak_bytes))
         try:
             check(plan, self.graph)
         except InvalidPlan as fault:
-            self._faults.setdefault((choice.rung, choice.boundaries, tuple(choice.absences.values())), str(fault))
+            self._faults.setdefault((choice.candidate, choice.boundaries, tuple(choice.absences.values())), str(fault))
             return None
         return plan
 
@@ -244,7 +250,7 @@ class PreparedStep:
         )
 
     def _header(self, limit: float) -> Plan:
-        floor_bytes, _ = floor(self.ladder, self.measured, self.policy)
+        floor_bytes, _ = floor(self.candidates, self.measured, self.policy)
         held = [t for t in self.graph.tensors if t.producer is None]
         held.sort(key=lambda t: (-t.nbytes, t.id))
         return replace(
@@ -256,7 +262,7 @@ class PreparedStep:
             budget_bytes=None if self.budget is None else int(limit),
             max_slowdown=self.options.max_slowdown if self.budget is None else None,
             jit_peak_bytes=self.measured.whole,
-            unplanned_peak_bytes=self.ladder.unplanned_bytes,
+            unplanned_peak_bytes=self.candidates.unplanned_bytes,
             floor_bytes=floor_bytes,
             floor_tensors=tuple(t.name for t in held[:5]),
             notes=tuple(
@@ -272,7 +278,7 @@ class PreparedStep:
         largest = sorted((t for t in graph.tensors if t.producer is None), key=lambda t: -t.nbytes)[:3]
         names = ", the largest being " + ", ".join(f"{t.name} ({format_bytes(t.nbytes)})" for t in largest) if largest else ""
         hints: list[str] = []
-        alone = [t for t in graph.tensors if t.nbytes > limit and self.ladder.traffic.materialised[t.id]]
+        alone = [t for t in graph.tensors if t.nbytes > limit and self.candidates.fusion.materialised[t.id]]
         if alone:
             one = max(alone, key=lambda t: t.nbytes)
             hints.append(f"One tensor alone is larger than the budget: {one.name} ({format_bytes(one.nbytes)}).")
@@ -350,17 +356,17 @@ class PreparedStep:
         return best
 
     def _search(self, limit: float) -> Compiled:
-        caution = 0
+        margin = 0
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             began = time.perf_counter()
-            chosen = self._next(limit, replace(self.measured, caution=caution))
+            chosen = self._next(limit, replace(self.measured, margin=margin))
             self.plan_s += time.perf_counter() - began
             if chosen is None:
                 break
             found = self._realised(chosen.choice, limit)
             if found is not None and found.plan.peak_bytes <= limit:
                 return found
-            caution = int(limit * _CAUTION * attempt)
+            margin = int(limit * _MARGIN * attempt)
         return self._at_the_floor(limit)
 
     def _at_the_floor(self, limit: float) -> Compiled:
@@ -373,14 +379,14 @@ class PreparedStep:
             choice = next(
                 (
                     choice
-                    for nbytes, choice in floors(self.ladder, self.measured, self.policy)
-                    if nbytes < least and (choice.rung, choice.boundaries) not in seen
+                    for nbytes, choice in floors(self.candidates, self.measured, self.policy)
+                    if nbytes < least and (choice.candidate, choice.boundaries) not in seen
                 ),
                 None,
             )
             if choice is None:
                 break
-            seen.add((choice.rung, choice.boundaries))
+            seen.add((choice.candidate, choice.boundaries))
             found = self._realised(choice, limit)
             if found is not None and found.plan.peak_bytes < least:
                 best = found
@@ -392,7 +398,7 @@ class PreparedStep:
 
     def _realised(self, choice: Choice, limit: float) -> Compiled | None:
         """The plan of `choice` and its executables, whole or in segments; None if its replay refuses it."""
-        if choice.rung != WHOLE:
+        if choice.candidate != WHOLE:
             return self._compiled(choice, limit)
         self.whole_executable()
         plan = self._plan(choice, limit)
@@ -408,7 +414,7 @@ class PreparedStep:
         executables = self.compile(plan)
         sizes = dict(self.measured.workspaces)
         for (a, b), nbytes in zip(pairwise(choice.boundaries), self.workspaces(plan, executables), strict=True):
-            sizes[choice.rung, a, b] = nbytes
+            sizes[choice.candidate, a, b] = nbytes
         self.measured = replace(self.measured, workspaces=sizes)
         plan = self._plan(choice, limit)
         return None if plan is None else Compiled(replace(plan, workspaces="compiled"), executables, choice)
@@ -421,9 +427,9 @@ class PreparedStep:
         """
         if not tensors or found.plan.whole:
             return found
-        retention = self.ladder.rung(found.choice.rung).retention
+        retention = self.candidates[found.choice.candidate].retention
         profile = self.options.profile
-        out = keep_state_out(retention, Link(), latencies=self.ladder.latencies, profile=profile, late=False, only=tensors)
+        out = keep_state_out(retention, Link(), latencies=self.candidates.latencies, profile=profile, late=False, only=tensors)
         choice = replace(found.choice, absences={**found.choice.absences, **out})
         budget = found.plan.budget_bytes
         limit = float("inf") if budget is None else budget
@@ -436,7 +442,7 @@ class PreparedStep:
         """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
         if found.plan.whole:
             return ()
-        retention = self.ladder.rung(found.choice.rung).retention
+        retention = self.candidates[found.choice.candidate].retention
         pairs = state_that_may_stay_out(retention)
         away = found.choice.absences
         return tuple((old.id, old.nbytes) for old, new in pairs if old.id not in away and new.id not in away)

@@ -1,1 +1,1 @@
-"""Facts about a step that planners need: latencies, lifetimes, the residency of tensors, fusion, and the order of operators."""
+"""Facts about a step that planners need: latencies, copy times, lifetimes of tensors, fusion, and the order of operators."""

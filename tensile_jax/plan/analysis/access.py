@@ -16,7 +16,7 @@ maps it to the old one, whose memory is in use until the update begins. The pape
 here they are given.
 
 Times in microseconds since the iteration began, intervals half-open, sizes in bytes. Every latency is above zero: a tensor
-that exists for no time would be in nobody's footprint.
+that exists for no time would be part of no footprint.
 """
 
 from bisect import bisect_left, bisect_right
@@ -181,7 +181,7 @@ def access_sequence(
         boundaries: ascending, from 0 to the number of operators of the graph.
         latencies: of every place.
     """
-    activity, graph = retention.activity, retention.activity.graph
+    liveness, graph = retention.liveness, retention.liveness.graph
     emissions = [emit(retention, a, b) for a, b in pairwise(boundaries)]
 
     def latency(places: Collection[int]) -> float:
@@ -196,11 +196,11 @@ def access_sequence(
         executions,
         {t.id: t.nbytes for t in graph.tensors},
         initial=[t.id for t in graph.tensors if t.producer is None],
-        results=activity.kept_by_caller.union(graph.outputs),
-        fixed=activity.kept_by_caller
-        | activity.made_once
+        results=liveness.kept_by_caller.union(graph.outputs),
+        fixed=liveness.kept_by_caller
+        | liveness.made_once
         | {t.id for t in graph.tensors if t.dtype.startswith("key<") or t.nbytes < max(smallest_bytes, 1)},
-        updates={new: old for old, new in retention.heirs.items()},
+        updates={new: old for old, new in retention.aliases.items()},
         making=making,
     )
 
@@ -219,7 +219,7 @@ def find_chain(retention: Retention, tensor: TensorId, *, smallest_bytes: int = 
 
     What is smaller than `smallest_bytes` is neither: to keep it for longer costs nothing.
     """
-    begin, end, graph = retention.activity.begin, retention.end, retention.activity.graph
+    begin, end, graph = retention.liveness.begin, retention.end, retention.liveness.graph
     places = {begin[tensor]}
     inputs: set[TensorId] = set()
     wanted = [*graph.operators[begin[tensor]].inputs]
@@ -227,7 +227,7 @@ def find_chain(retention: Retention, tensor: TensorId, *, smallest_bytes: int = 
         t = wanted.pop()
         if graph.tensors[t].nbytes < smallest_bytes and t not in retention.dropped:
             continue
-        if begin[t] < 0 or end[t] >= end[tensor] or t in retention.activity.made_once:
+        if begin[t] < 0 or end[t] >= end[tensor] or t in retention.liveness.made_once:
             inputs.add(t)
         elif begin[t] not in places:
             places.add(begin[t])

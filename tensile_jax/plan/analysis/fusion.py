@@ -1,4 +1,4 @@
-"""What lies in device memory inside an executable, before XLA has compiled it.
+"""Which tensors XLA will fuse away inside an executable, and which will lie in device memory, predicted before compiling.
 
 XLA fuses light operators into their consumers, so most light tensors never exist. A tensor is *materialised* inside an executable
 if a heavy operator makes it or reads it. Everything else is computed on the fly from its *leaves*: the materialised tensors,
@@ -18,14 +18,14 @@ from functools import cached_property
 
 import numpy as np
 
-from tensile_jax.plan.analysis.liveness import Activity
+from tensile_jax.plan.analysis.liveness import Liveness
 
 _SMALL = 16  # a tensor is much smaller than another if it has at most a sixteenth of its bytes
 _MOST_LEAVES = 12
 
 
 @dataclass(frozen=True, eq=False)
-class Traffic:
+class Fusion:
     """By tensor id: `materialised`, `virtual`; by place: `reread` bytes, and `row`.
 
     `largest` is the size of the largest result of a heavy operator.
@@ -43,22 +43,22 @@ class Traffic:
         return np.array(self.materialised, dtype=bool)
 
 
-def find_traffic(activity: Activity, *, fused_reductions: bool) -> Traffic:
+def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
     """What is materialised, what is virtual, and what joining costs, for every tensor and operator.
 
     Args:
         fused_reductions: whether what a reduction reads is computed on the fly.
     """
-    graph = activity.graph
+    graph = liveness.graph
     operators = graph.operators
-    size = activity.nbytes.tolist()
-    heavy, barrier = activity.kinds == "heavy", activity.kinds != "light"
+    size = liveness.nbytes.tolist()
+    heavy, barrier = liveness.kinds == "heavy", liveness.kinds != "light"
     read_by = np.zeros((2, len(size)), dtype=bool)  # a heavy operator, a barrier
     for those, which in zip(read_by, (heavy, heavy if fused_reductions else barrier), strict=True):
-        those[activity.reads.tensor[which[activity.reads.place]]] = True
+        those[liveness.reads.tensor[which[liveness.reads.place]]] = True
     read_by_heavy = read_by[0].tolist()
-    written = (activity.begins < 0) | read_by[1]
-    written[activity.makes.tensor[heavy[activity.makes.place]]] = True
+    written = (liveness.begins < 0) | read_by[1]
+    written[liveness.makes.tensor[heavy[liveness.makes.place]]] = True
     materialised: list[bool] = written.tolist()
 
     results = set(graph.outputs)
@@ -76,7 +76,7 @@ def find_traffic(activity: Activity, *, fused_reductions: bool) -> Traffic:
         largest = max((leaf_bytes[u] for u in op.inputs), default=0)
         out = sum(size[t] for t in op.outputs)
         joins = max(0, read_bytes - max(largest, out))
-        own_bytes = sum(size[u] for u in read if u not in activity.kept_by_caller)
+        own_bytes = sum(size[u] for u in read if u not in liveness.kept_by_caller)
         for t in op.outputs:
             virtual[t] = own_bytes * _SMALL <= size[t] and t not in results
             if not read_by_heavy[t] and len(read) <= _MOST_LEAVES:
@@ -85,26 +85,26 @@ def find_traffic(activity: Activity, *, fused_reductions: bool) -> Traffic:
         if joins > out // 4:
             before += 1
             row[place] = before
-            reread[place] = joins * max(1, len({p for t in op.outputs for p in _kernels(activity, t, materialised)}))
+            reread[place] = joins * max(1, len({p for t in op.outputs for p in _kernels(liveness, t, materialised)}))
         for t in op.outputs:
             joined[t] = before
     largest = max((size[t] for op in operators if op.kind == "heavy" for t in op.outputs), default=1)
-    return Traffic(tuple(materialised), tuple(virtual), tuple(reread), tuple(row), largest)
+    return Fusion(tuple(materialised), tuple(virtual), tuple(reread), tuple(row), largest)
 
 
-def _kernels(activity: Activity, tensor: int, materialised: list[bool], most: int = 4) -> set[int]:
+def _kernels(liveness: Liveness, tensor: int, materialised: list[bool], most: int = 4) -> set[int]:
     """Up to `most` places at which what makes `tensor` is evaluated: where it, or what light operators make of it, is written
     to memory or read by a heavy operator.
     """
-    operators = activity.graph.operators
+    operators = liveness.graph.operators
     found: set[int] = set()
     seen: set[int] = set()
-    stack = [activity.begin[tensor]]
+    stack = [liveness.begin[tensor]]
     while stack and len(found) < most:
         place = stack.pop()
         if operators[place].kind == "heavy" or any(materialised[t] for t in operators[place].outputs):
             found.add(place)
         elif operators[place].kind == "light" and place not in seen:
             seen.add(place)
-            stack += [p for t in operators[place].outputs for p in activity.uses[t]]
+            stack += [p for t in operators[place].outputs for p in liveness.uses[t]]
     return found

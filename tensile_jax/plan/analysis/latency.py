@@ -1,56 +1,49 @@
-"""Latencies before anything has run: a roofline from a device profile.
+"""How long each operator of a step takes on a device, predicted from a device profile.
 
-    latency(o) = max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us)
+    operator_latency(o) = max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us)        by itself: a roofline
 
-This stands where TENSILE (section IV-A) trains an MLP per operator and GPU: XLA decides the kernels, so a fit to
-single operators would be precise about the wrong thing. Measured latencies replace these once the step has run.
+In an executable, XLA fuses light operators and reductions into the operators that use them, so that they cost what they add to
+the memory traffic:
 
-Rates in bytes (or operations) per microsecond; latencies in microseconds.
+    fused_latencies     a light operator costs what it writes to device memory for heavy operators to read; any other one what it
+                        costs by itself
+    rerun_latencies     an operator that a segment runs once more, since the segment needs its outputs again: a heavy one takes as
+                        long as the first time, any other one what it reads once more and what it writes to device memory, but
+                        never more than four times the bytes that it touches
+
+TENSILE (section IV-A) trains an MLP for each operator and GPU instead. XLA decides the kernels, so a fit to single operators
+would be precise about the wrong thing. Latencies in microseconds.
 """
 
-from dataclasses import dataclass, fields
+import numpy as np
 
 from tensile_jax.ir import Operator
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceProfile:
-    """What a device can do. The link has one rate per direction, and the two do not disturb each other.
-
-    `copy_share` is the part of a copy's time that compute loses to it: 0 where copies have engines and memory to themselves, 1
-    where the cores that compute do the copying.
-    `canonical_layouts`: convolutions copy operands that are not in the backend's own layout. `fused_reductions`: what a
-    reduction reads is computed on the fly. `workspace_growth`: the part by which XLA's schedule holds more than need be, for each
-    heavy operator of a segment.
-    """
-
-    name: str
-    platform: str
-    flops_per_us: float
-    bytes_per_us: float
-    device_to_host_bytes_per_us: float
-    host_to_device_bytes_per_us: float
-    launch_us: float
-    memory_bytes: int
-    canonical_layouts: bool
-    fused_reductions: bool
-    workspace_growth: float
-    copy_share: float
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type in (str, bool):
-                right, wanted = isinstance(value, field.type), "a string" if field.type is str else "true or false"
-            else:
-                share = field.name == "copy_share"
-                number = isinstance(value, int | float) and not isinstance(value, bool)
-                right = number and (0 <= value <= 1 if share else 0 < value < float("inf"))
-                wanted = "a number from zero to one" if share else "a number above zero"
-            if not right:
-                raise ValueError(f"Device profile {self.name!r}: {field.name} must be {wanted}, got {value!r}.")
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.analysis.fusion import Fusion
+from tensile_jax.plan.analysis.liveness import Liveness
 
 
 def operator_latency(operator: Operator, profile: DeviceProfile) -> float:
     """Microseconds that the operator takes by itself."""
     return max(operator.flops / profile.flops_per_us, operator.nbytes / profile.bytes_per_us)
+
+
+def fused_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) -> tuple[float, ...]:
+    """Microseconds of every operator where it runs first, by place."""
+    tensors = liveness.graph.tensors
+    found: list[float] = []
+    for op in liveness.graph.operators:
+        if op.kind == "light":
+            written = sum(2 * tensors[t].nbytes for t in op.outputs if fusion.materialised[t])
+            found.append(min(written, op.nbytes) / profile.bytes_per_us)
+        else:
+            found.append(operator_latency(op, profile))
+    return tuple(found)
+
+
+def rerun_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) -> np.ndarray:
+    """Microseconds that it adds to a segment to run each operator again, by place."""
+    heavy = np.maximum(liveness.flops / profile.flops_per_us, liveness.touched / profile.bytes_per_us)
+    extra = np.array(fusion.reread) + np.where(liveness.kinds == "reduction", liveness.touched, 0.0)
+    extra += 2 * liveness.makes.sums(liveness.nbytes * fusion.written)
+    return np.where(liveness.kinds == "heavy", heavy, np.minimum(extra, 4 * liveness.touched) / profile.bytes_per_us)

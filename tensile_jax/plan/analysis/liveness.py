@@ -1,6 +1,7 @@
-"""Activity analysis: where each tensor begins, where it is used, and until when it must be kept.
+"""Liveness analysis: where each tensor begins, where it is used, and until when it must be kept.
 
-TENSILE section III-C and Algorithm 3, line 2 ("run Activity Analysis"): every tensor is released when its last use is over.
+The paper calls it activity analysis (TENSILE section III-C and Algorithm 3, line 2): every tensor is released when its last use
+is over.
 
 Time is counted in *places*: operator k runs at place k, and boundary b lies between the operators b - 1 and b. A tensor is
 *stored* at a boundary if it exists before it and is needed after it:
@@ -24,18 +25,18 @@ from tensile_jax.ir import Graph, TensorId
 
 
 @dataclass(frozen=True, eq=False)
-class Activity:
+class Liveness:
     """Places of every tensor of `graph`, by tensor id.
 
-    `begin` and `end` as above; `uses` are the places of the operators that read it, ascending; `heir[t]` is the tensor
-    that takes over the memory of `t`, or -1, and `heir` of that one is -1 always. `reads` and `makes` say the same by place.
+    `begin` and `end` as above; `uses` are the places of the operators that read it, ascending; `alias[t]` is the tensor
+    that takes over the memory of `t`, or -1, and `alias` of that one is -1 always. `reads` and `makes` say the same by place.
     """
 
     graph: Graph
     begin: tuple[int, ...]
     end: tuple[int, ...]
     uses: tuple[tuple[int, ...], ...]
-    heir: tuple[int, ...]
+    alias: tuple[int, ...]
     kept_by_caller: frozenset[TensorId]
     reads: "Incidence"
     makes: "Incidence"
@@ -76,9 +77,9 @@ class Activity:
         return np.array([op.relayout for op in self.graph.operators], dtype=float)
 
     @cached_property
-    def heirs(self) -> tuple[tuple[TensorId, TensorId], ...]:
-        """The tensors that have an heir, with it."""
-        return tuple((TensorId(t), TensorId(h)) for t, h in enumerate(self.heir) if h >= 0)
+    def aliases(self) -> tuple[tuple[TensorId, TensorId], ...]:
+        """The tensors that have an alias, with it."""
+        return tuple((TensorId(t), TensorId(h)) for t, h in enumerate(self.alias) if h >= 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,8 +103,8 @@ def incidence(tensors: Sequence[Sequence[TensorId]]) -> Incidence:
     return Incidence(np.concatenate([[0], np.cumsum(lengths)]), np.repeat(np.arange(len(tensors)), lengths), flat)
 
 
-def find_activity(graph: Graph) -> Activity:
-    """The activity of every tensor when each is dropped right after its last use."""
+def find_liveness(graph: Graph) -> Liveness:
+    """The liveness of every tensor when each is dropped right after its last use."""
     count, tensors = len(graph.operators), len(graph.tensors)
     reads, makes = incidence([op.inputs for op in graph.operators]), incidence([op.outputs for op in graph.operators])
     begins = np.full(tensors, -1)
@@ -116,14 +117,14 @@ def find_activity(graph: Graph) -> Activity:
     kept_by_caller = frozenset(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)
     ends[[*kept_by_caller, *graph.outputs]] = count
     begin, end = tuple(begins.tolist()), tuple(ends.tolist())
-    return Activity(graph, begin, end, uses, _heirs(graph, begin, end), kept_by_caller, reads, makes)
+    return Liveness(graph, begin, end, uses, _aliases(graph, begin, end), kept_by_caller, reads, makes)
 
 
-def _heirs(graph: Graph, begin: Sequence[int], end: Sequence[int]) -> tuple[int, ...]:
-    heir = [-1] * len(graph.tensors)
+def _aliases(graph: Graph, begin: Sequence[int], end: Sequence[int]) -> tuple[int, ...]:
+    alias = [-1] * len(graph.tensors)
     for pair in graph.carried:
         old, new = graph.tensors[pair.input], graph.tensors[pair.output]
         fits = old.nbytes == new.nbytes and old.dtype == new.dtype and old.shape == new.shape
         if old.id in graph.donated and old.id != new.id and fits and end[old.id] <= begin[new.id]:
-            heir[old.id] = new.id
-    return tuple(heir)
+            alias[old.id] = new.id
+    return tuple(alias)

@@ -1,4 +1,4 @@
-"""The order of operators: the optimizer early, what depends on inputs alone late, large gradients of small operands last.
+"""Chooses the order in which operators run: the optimizer early, what depends on inputs alone late, some large gradients last.
 
 JAX emits the whole optimizer after the whole backward pass, so that every gradient waits for it. Nothing but its own
 gradient (and sometimes a global norm) holds an update back. Two rules, both stable:
@@ -21,7 +21,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.residency import stored_unless_swapped
 from tensile_jax.plan.analysis.retention import retain
 
@@ -41,9 +41,9 @@ def _peak(graph: Graph) -> int:
 
     Light temporaries do not count: XLA fuses them.
     """
-    activity = find_activity(graph)
-    stored = stored_unless_swapped(retain(activity, {}))
-    inheriting = set(activity.heir)
+    liveness = find_liveness(graph)
+    stored = stored_unless_swapped(retain(liveness, {}))
+    inheriting = set(liveness.alias)
     made = [sum(graph.tensors[t].nbytes for t in op.outputs if t not in inheriting) for op in graph.operators]
     heavy = [place for place, op in enumerate(graph.operators) if op.kind == "heavy"]
     edges = pairwise([-1, *heavy, len(graph.operators)])

@@ -1,11 +1,11 @@
 # scipy carries no types: what it returns is unknown here, and here only.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Which tensors are kept across a turn, and which are computed again: one minimum cut.
+"""Which tensors are kept across a boundary, and which are computed again after it, by one minimum cut.
 
-Take a boundary at which much is stored (the *turn*, usually from forward to backward). Every tensor made before it and used
-after it is either kept, which costs its bytes, or computed again after the turn from others that are kept, which costs the
-operators in between. The cheapest choice for all of them at once is a minimum cut. With the sink side meaning
-"available after the turn":
+Take a boundary at which much is stored (the *turn*, usually from the forward to the backward pass). Every tensor made before it
+and used after it is either kept, which costs its bytes, or computed again after the turn from others that are kept, which costs
+the operators in between. The cheapest choice for all of them at once is a minimum cut. With the sink side meaning "available
+after the turn":
 
     source -> o        price(o)     operator o runs again
     u      -> o        infinite     ... which needs its inputs
@@ -22,8 +22,8 @@ operators in between. The cheapest choice for all of them at once is a minimum c
              = infinite                                       effectful operators, which run once only
 
 so `price` is the number of bytes one is willing to keep rather than move one byte more. That one number draws the whole
-curve from "keep all" to "keep as little as possible". Light operators that join large tensors (a residual sum) are
-dear, because every segment that needs the sum would compute the chain of its terms again, back to the last sum that is kept.
+curve from "keep all" to "keep as little as possible". Light operators that join large tensors (a residual sum) cost
+much, because every segment that needs the sum would compute the chain of its terms again, back to the last sum that is kept.
 With every other sum kept, that is one block, and a segment that spans two needs it anyway.
 
 What is *not* decided here: where segments begin (`segmentation.py`) and which of the dropped tensors a segment computes again
@@ -41,9 +41,9 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.fusion import Traffic
-from tensile_jax.plan.analysis.latency import DeviceProfile
-from tensile_jax.plan.analysis.liveness import Activity
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.analysis.fusion import Fusion
+from tensile_jax.plan.analysis.liveness import Liveness
 from tensile_jax.plan.analysis.retention import Retention
 
 _INFINITE = 2**30  # far above any sum of capacities; maximum_flow counts in int32
@@ -55,8 +55,8 @@ _LIGHT_PRICE = 0.01  # breaks ties towards short chains
 
 
 def drop_tensors(
-    activity: Activity,
-    traffic: Traffic,
+    liveness: Liveness,
+    fusion: Fusion,
     retention: Retention,
     *,
     turn: int,
@@ -67,17 +67,17 @@ def drop_tensors(
 
     `retention` says what is dropped already and what is stored where. Ties go to keeping.
     """
-    count = len(activity.graph.operators)
-    begin, end = activity.begins, retention.ends
+    count = len(liveness.graph.operators)
+    begin, end = liveness.begins, retention.ends
     wanted = (begin >= 0) & (begin < turn) & (turn <= end) & (end < count)
-    again = _ancestors(activity, np.unique(begin[wanted]), turn)
+    again = _ancestors(liveness, np.unique(begin[wanted]), turn)
     if not again.size:
         return {}
 
     source, sink = 0, 1
     operator_node = np.full(count, -1)
     operator_node[again] = 2 + np.arange(again.size)
-    reads, makes = activity.reads, activity.makes
+    reads, makes = liveness.reads, liveness.makes
     read = (operator_node[reads.place] >= 0) & (begin[reads.tensor] >= 0)
     made = operator_node[makes.place] >= 0
     results, makers = makes.tensor[made], makes.place[made]
@@ -85,21 +85,21 @@ def drop_tensors(
     tensor_node[results] = 2 + again.size + np.arange(results.size)
     used = np.array([t for t in results[wanted[results]].tolist() if retention.needs[t][-1] >= turn], dtype=np.int64)
     edges = (  # heads, tails, capacities
-        (np.full(again.size, source), operator_node[again], _prices(activity, traffic, price, profile)[again]),
+        (np.full(again.size, source), operator_node[again], _prices(liveness, fusion, price, profile)[again]),
         (tensor_node[reads.tensor[read]], operator_node[reads.place[read]], np.full(int(read.sum()), np.inf)),
-        (operator_node[makers], tensor_node[results], _keeping(activity, traffic, retention, results, turn, price)),
+        (operator_node[makers], tensor_node[results], _keeping(liveness, fusion, retention, results, turn, price)),
         (tensor_node[used], np.full(used.size, sink), np.full(used.size, np.inf)),
     )
     heads, tails, capacities = (np.concatenate(column) for column in zip(*edges, strict=True))
     available = _sink_side(heads, tails, capacities, 2 + again.size + results.size)
     dropped = results[available[operator_node[makers]] & (end[results] < count)]
-    return {t: _last_use_before(activity, t, turn) for t in map(TensorId, dropped.tolist())}
+    return {t: _last_use_before(liveness, t, turn) for t in map(TensorId, dropped.tolist())}
 
 
-def _ancestors(activity: Activity, places: np.ndarray, turn: int) -> np.ndarray:
+def _ancestors(liveness: Liveness, places: np.ndarray, turn: int) -> np.ndarray:
     """The places of all operators that these, which are before `turn`, depend on, themselves included; ascending."""
-    reads = activity.reads
-    makers = activity.begins[reads.tensor]
+    reads = liveness.reads
+    makers = liveness.begins[reads.tensor]
     inner = (reads.place < turn) & (makers >= 0)
     start = turn  # a node that depends on the given places
     after = np.concatenate([reads.place[inner], np.full(places.size, start)])
@@ -109,36 +109,36 @@ def _ancestors(activity: Activity, places: np.ndarray, turn: int) -> np.ndarray:
     return np.sort(found[1:]).astype(np.int64)
 
 
-def _last_use_before(activity: Activity, tensor: TensorId, turn: int) -> int:
-    uses = activity.uses[tensor]
+def _last_use_before(liveness: Liveness, tensor: TensorId, turn: int) -> int:
+    uses = liveness.uses[tensor]
     before = bisect_left(uses, turn)
-    return uses[before - 1] if before else activity.begin[tensor]
+    return uses[before - 1] if before else liveness.begin[tensor]
 
 
 def _keeping(
-    activity: Activity, traffic: Traffic, retention: Retention, tensors: np.ndarray, turn: int, price: float
+    liveness: Liveness, fusion: Fusion, retention: Retention, tensors: np.ndarray, turn: int, price: float
 ) -> np.ndarray:
     """What keeping each tensor across the turn costs: nothing if the step returns it, everything if it is gone by then."""
     end = retention.ends[tensors]
     dropped = np.zeros(len(retention.end), dtype=bool)
     dropped[list(retention.dropped)] = True
-    written = np.where(traffic.written[tensors], 0.0, price)
-    cost = activity.nbytes[tensors] * (1 - 1e-6 + written)
+    written = np.where(fusion.written[tensors], 0.0, price)
+    cost = liveness.nbytes[tensors] * (1 - 1e-6 + written)
     cost[dropped[tensors] & (end < turn)] = np.inf
-    cost[end >= len(activity.graph.operators)] = 0.0
+    cost[end >= len(liveness.graph.operators)] = 0.0
     return cost
 
 
-def _prices(activity: Activity, traffic: Traffic, price: float, profile: DeviceProfile) -> np.ndarray:
+def _prices(liveness: Liveness, fusion: Fusion, price: float, profile: DeviceProfile) -> np.ndarray:
     """`price(o)` of every operator, by place."""
-    out = activity.makes.sums(activity.nbytes)
-    written = activity.makes.sums(activity.nbytes * traffic.written)
-    smaller = (traffic.largest / np.maximum(out, 1)) ** _SMALLER_IS_DEARER
-    latency = np.maximum(activity.flops / profile.flops_per_us, activity.touched / profile.bytes_per_us)
-    joined = np.where(np.array(traffic.row) % 2, max(price, _JOIN_PRICE), _OTHER_JOINS * price)
-    light = joined * np.array(traffic.reread) + price * smaller * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
-    prices = np.where(activity.kinds == "light", light, price * smaller * latency * profile.bytes_per_us)
-    prices[[op.effectful for op in activity.graph.operators]] = np.inf
+    out = liveness.makes.sums(liveness.nbytes)
+    written = liveness.makes.sums(liveness.nbytes * fusion.written)
+    smaller = (fusion.largest / np.maximum(out, 1)) ** _SMALLER_IS_DEARER
+    latency = np.maximum(liveness.flops / profile.flops_per_us, liveness.touched / profile.bytes_per_us)
+    joined = np.where(np.array(fusion.row) % 2, max(price, _JOIN_PRICE), _OTHER_JOINS * price)
+    light = joined * np.array(fusion.reread) + price * smaller * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
+    prices = np.where(liveness.kinds == "light", light, price * smaller * latency * profile.bytes_per_us)
+    prices[[op.effectful for op in liveness.graph.operators]] = np.inf
     return prices
 
 

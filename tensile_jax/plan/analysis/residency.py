@@ -1,13 +1,13 @@
-"""Where on the time axis each tensor lies in device memory: its stays.
+"""The residencies of each tensor: over which stretches of the time axis it lies in device memory.
 
-A tensor stays from its beginning to its end, unless it is swapped out in between (its *absences*). Memory is counted at
+A tensor is resident from its beginning to its end, unless it is swapped out in between (its *absences*). Memory is counted at
 boundaries between operators, because that is where a segment may begin:
 
-    stored(b) = sum of nbytes over the stays with begin < b <= end
+    stored(b) = sum of nbytes over the residencies with begin < b <= end
 
 This is the footprint of TENSILE, equation 1, with its three ways of growing (generating access, swap-in, iteration beginning) and
-its two of shrinking (swap-out, release). Updated state that takes over the memory of the state that it updates is one stay with
-it.
+its two of shrinking (swap-out, release). Updated state that takes over the memory of the state that it updates shares one
+residency with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class Absence:
 Absences = Mapping[TensorId, tuple[Absence, ...]]
 
 
-class Stay(NamedTuple):
+class Residency(NamedTuple):
     """`tensor` lies in device memory at boundaries b with begin < b <= end; `whole` if it is not swapped."""
 
     tensor: TensorId
@@ -53,43 +53,45 @@ class Stay(NamedTuple):
     whole: bool
 
 
-def find_stays(retention: Retention, absences: Absences) -> tuple[Stay, ...]:
-    """Every stay of an iteration. Heirs that continue the stay of another tensor have none of their own."""
-    activity = retention.activity
-    count = len(activity.graph.operators)
-    heirs = retention.heirs
-    taken_over = set(heirs.values())
-    apart = {*absences, *(t for t, h in heirs.items() if h in absences)}
-    begins, ends = activity.begins, retention.ends.copy()
-    for t, h in heirs.items():
+def find_residencies(retention: Retention, absences: Absences) -> tuple[Residency, ...]:
+    """Every residency of an iteration. Heirs that continue the residency of another tensor have none of their own."""
+    liveness = retention.liveness
+    count = len(liveness.graph.operators)
+    aliases = retention.aliases
+    taken_over = set(aliases.values())
+    apart = {*absences, *(t for t, h in aliases.items() if h in absences)}
+    begins, ends = liveness.begins, retention.ends.copy()
+    for t, h in aliases.items():
         ends[t] = retention.end[h]
-    whole = (begins < count) & (ends > begins) & (activity.nbytes > 0)
+    whole = (begins < count) & (ends > begins) & (liveness.nbytes > 0)
     whole[[*taken_over, *apart]] = False
-    fields = (np.flatnonzero(whole), activity.nbytes[whole], begins[whole], ends[whole])
-    stays = [Stay._make(stay) for stay in zip(*(f.tolist() for f in fields), repeat(True))]
+    fields = (np.flatnonzero(whole), liveness.nbytes[whole], begins[whole], ends[whole])
+    residencies = [Residency._make(residency) for residency in zip(*(f.tolist() for f in fields), repeat(True))]
     for t in sorted(apart - taken_over):
-        tensor = activity.graph.tensors[t]
+        tensor = liveness.graph.tensors[t]
         if tensor.nbytes == 0:
             continue
-        begin, end = activity.begin[t], int(ends[t])
-        heir = heirs.get(t)
+        begin, end = liveness.begin[t], int(ends[t])
+        alias = aliases.get(t)
         pieces = [(begin, end)]
-        for away in (*absences.get(t, ()), *(absences.get(heir, ()) if heir is not None else ())):
+        for away in (*absences.get(t, ()), *(absences.get(alias, ()) if alias is not None else ())):
             pieces = [*pieces[:-1], (pieces[-1][0], away.leave), (away.back, end)]
         made_to_leave = None if begin < 0 else begin  # a tensor may leave right after the operator that makes it
-        stays += [Stay(t, tensor.nbytes, b, e, False) for b, e in pieces if b < count and (e > b or e == b == made_to_leave)]
-    return tuple(sorted(stays, key=attrgetter("tensor")))
+        residencies += [
+            Residency(t, tensor.nbytes, b, e, False) for b, e in pieces if b < count and (e > b or e == b == made_to_leave)
+        ]
+    return tuple(sorted(residencies, key=attrgetter("tensor")))
 
 
-def stored_bytes(stays: Sequence[Stay], count: int) -> np.ndarray:
+def stored_bytes(residencies: Sequence[Residency], count: int) -> np.ndarray:
     """`stored(b)` for the boundaries b = 0 .. count; shape (count + 1,)."""
-    _, nbytes, begin, end, _ = columns(stays)
+    _, nbytes, begin, end, _ = columns(residencies)
     return _stored(nbytes, begin, end, count)
 
 
-def columns(stays: Sequence[Stay]) -> np.ndarray:
-    """The fields of the stays, one row a field."""
-    return np.fromiter(chain.from_iterable(stays), dtype=np.int64, count=5 * len(stays)).reshape(-1, 5).T
+def columns(residencies: Sequence[Residency]) -> np.ndarray:
+    """The fields of the residencies, one row a field."""
+    return np.fromiter(chain.from_iterable(residencies), dtype=np.int64, count=5 * len(residencies)).reshape(-1, 5).T
 
 
 def _stored(nbytes: np.ndarray, begin: np.ndarray, end: np.ndarray, count: int) -> np.ndarray:
@@ -103,14 +105,14 @@ def stored_unless_swapped(retention: Retention, counted: np.ndarray | None = Non
     """The same as `stored_bytes` of every stay when nothing is swapped, without making them one by one.
 
     Args:
-        counted: for each tensor, whether its stay counts; by default all do.
+        counted: for each tensor, whether its residency counts; by default all do.
     """
-    activity = retention.activity
-    count = len(activity.graph.operators)
-    nbytes, begin, end = activity.nbytes.copy(), activity.begins, retention.ends.copy()
-    heirs = retention.heirs
-    if heirs:
-        old, new = np.array(list(heirs.items())).T
+    liveness = retention.liveness
+    count = len(liveness.graph.operators)
+    nbytes, begin, end = liveness.nbytes.copy(), liveness.begins, retention.ends.copy()
+    aliases = retention.aliases
+    if aliases:
+        old, new = np.array(list(aliases.items())).T
         end[old] = end[new]
         nbytes[new] = 0
     there = (begin < count) & (end > begin)
@@ -121,8 +123,8 @@ def stored_unless_swapped(retention: Retention, counted: np.ndarray | None = Non
 
 def away_bytes(retention: Retention, absences: Absences) -> np.ndarray:
     """What the absences take from `stored_unless_swapped` at the boundaries 0 .. count; shape (count + 1,)."""
-    tensors = retention.activity.graph.tensors
-    count = len(retention.activity.graph.operators)
+    tensors = retention.liveness.graph.tensors
+    count = len(retention.liveness.graph.operators)
     change = np.zeros(count + 2, dtype=np.int64)
     for away in (away for several in absences.values() for away in several):
         if away.leave < away.back:

@@ -1,4 +1,4 @@
-"""What is stored, until when, and what each segment computes again.
+"""Until when each tensor is stored when some are dropped, and what each segment must compute again then.
 
 A *dropped* tensor is stored only up to a given place; a segment that begins later and needs it computes it again, from its
 operator's inputs, which are stored or computed again in turn. Whatever such a chain starts from must be kept as long as
@@ -25,14 +25,14 @@ from functools import cached_property
 import numpy as np
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.liveness import Activity
+from tensile_jax.plan.analysis.liveness import Liveness
 
 
 @dataclass(frozen=True, eq=False)
 class Retention:
     """By tensor id: `end` and `needs` (ascending). By place: `reruns`, the places for whose sake the operator may run again."""
 
-    activity: Activity
+    liveness: Liveness
     dropped: Mapping[TensorId, int]
     end: tuple[int, ...]
     needs: tuple[tuple[int, ...], ...]
@@ -44,49 +44,49 @@ class Retention:
         return np.array(self.end, dtype=np.int64)
 
     @cached_property
-    def heirs(self) -> dict[TensorId, TensorId]:
+    def aliases(self) -> dict[TensorId, TensorId]:
         """For each donated state tensor, the update that takes over its memory, where nothing reads the old value later."""
-        begin = self.activity.begin
-        return {t: h for t, h in self.activity.heirs if self.end[t] <= begin[h]}
+        begin = self.liveness.begin
+        return {t: h for t, h in self.liveness.aliases if self.end[t] <= begin[h]}
 
     def stored(self, tensor: TensorId, boundary: int) -> bool:
         """Whether the tensor is stored at the boundary."""
-        return self.activity.begin[tensor] < boundary <= self.end[tensor]
+        return self.liveness.begin[tensor] < boundary <= self.end[tensor]
 
     def last_need(self, tensor: TensorId, place: int) -> int:
         """The last place up to this one that needs the tensor, or where it is made; -1 for an input that nothing needed yet."""
         needs = self.needs[tensor]
         before = bisect_right(needs, place)
-        return max(self.activity.begin[tensor], needs[before - 1] if before else -1)
+        return max(self.liveness.begin[tensor], needs[before - 1] if before else -1)
 
     def next_need(self, tensor: TensorId, place: int) -> int:
         """The first place after this one that needs the tensor; the number of operators if there is none."""
         needs = self.needs[tensor]
         after = bisect_right(needs, place)
-        return needs[after] if after < len(needs) else len(self.activity.graph.operators)
+        return needs[after] if after < len(needs) else len(self.liveness.graph.operators)
 
 
-def retain(activity: Activity, dropped: Mapping[TensorId, int]) -> Retention:
+def retain(liveness: Liveness, dropped: Mapping[TensorId, int]) -> Retention:
     """The retention that follows when `dropped` tensors are stored up to the given places only.
 
     What an effectful operator makes is kept all the same. Only what is dropped, and what its operators read, is looked at: the
-    rest is as in `activity`.
+    rest is as in `liveness`.
     """
-    graph = activity.graph
-    if activity.made_once:
-        dropped = {t: last for t, last in dropped.items() if t not in activity.made_once}
+    graph = liveness.graph
+    if liveness.made_once:
+        dropped = {t: last for t, last in dropped.items() if t not in liveness.made_once}
     count = len(graph.operators)
-    needs = list(activity.uses)
-    end = list(activity.end)
+    needs = list(liveness.uses)
+    end = list(liveness.end)
     reruns: list[tuple[int, ...]] = [()] * count
     more: dict[TensorId, set[int]] = {}  # needs beyond uses
-    for place in sorted({activity.begin[t] for t in dropped} - {-1}, reverse=True):
+    for place in sorted({liveness.begin[t] for t in dropped} - {-1}, reverse=True):
         operator = graph.operators[place]
         far: set[int] = set()
         for t in operator.outputs:
             last = dropped.get(t)
             if last is not None:
-                far.update(activity.uses[t][bisect_right(activity.uses[t], last) :])
+                far.update(liveness.uses[t][bisect_right(liveness.uses[t], last) :])
                 far.update(p for p in more.get(t, ()) if p > last)
         if far:
             reruns[place] = tuple(sorted(far))
@@ -98,7 +98,7 @@ def retain(activity: Activity, dropped: Mapping[TensorId, int]) -> Retention:
             end[t] = max(needs[t][-1], end[t])
     for t, last in dropped.items():
         end[t] = last
-    return Retention(activity, dropped, tuple(end), tuple(needs), tuple(reruns))
+    return Retention(liveness, dropped, tuple(end), tuple(needs), tuple(reruns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +114,14 @@ class Emission:
 
 def emit(retention: Retention, begin: int, end: int) -> Emission:
     """The segment of the operators at `[begin, end)`, with the chains that it must compute again."""
-    activity = retention.activity
-    operators = activity.graph.operators
+    liveness = retention.liveness
+    operators = liveness.graph.operators
     inputs: dict[TensorId, None] = {}
     again: set[int] = set()
     wanted = [t for place in range(begin, end) for t in operators[place].inputs]
     while wanted:
         t = wanted.pop()
-        made = activity.begin[t]
+        made = liveness.begin[t]
         if made >= begin or t in inputs:
             continue
         if retention.stored(t, begin):

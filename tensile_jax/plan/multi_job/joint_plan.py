@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.multi_job.admission import JobLimits, Program, most_swapped_bytes, plan_job, smallest_budgets
 from tensile_jax.plan.multi_job.state_offload import offload_state
 

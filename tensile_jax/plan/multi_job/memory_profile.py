@@ -1,4 +1,6 @@
-"""What one iteration of a job asks of memory, move by move, as those need to know it who run several jobs.
+"""The memory profile of one iteration of a job: how many bytes each of its moves needs, and how many it leaves on the device.
+
+A job's iteration is a chain of moves, which the runtime issues one by one:
 
     move i      needs[i] bytes while it is under way, holds[i + 1] when it is over
     kinds       INSTANT   issued and over at once: copies are started, the batch comes, results are taken
@@ -6,12 +8,12 @@
                 LAUNCH    occupies the compute stream until it ends
 
     holds[0] = holds[n] = idle_bytes: between iterations, the state that lies on the device
-    parked_bytes: what stays there when the whole state has gone to the host
+    parked_bytes: what remains on the device when the whole state has gone to the host
 
-Half of what follows from that is worked out when a `MemoryProfile` is made, so that a decision costs little:
+The rest follows from these, and is computed once, when a `MemoryProfile` is made, so that each decision about jobs costs little:
 
     idle_bytes  between iterations, the state that lies on the device;   peak_bytes   at most
-    rise_bytes  at most, beyond what stays when the state has gone to the host
+    rise_bytes  at most, beyond what remains on the device when the state has gone to the host
     lower[i]    the first position after i at which no more is held than at i; -1: there is none
     hill[i]     the most that is needed on the way there; if there is none, on the way to the end
     ahead[i]    the most that is needed from there to the end;   floor[i]   the least that is held

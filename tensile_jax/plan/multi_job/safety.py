@@ -1,17 +1,16 @@
-"""Whether all iterations that are under way can still be finished under a budget, one move at a time, in some order.
+"""Whether all iterations under way can still be finished under a budget: the safe states of the banker's algorithm.
 
-The paper adds up the jobs' peaks (TENSILE section III-B, "MP = sum of MP_j"); here one job's peak may fall into another's valley.
-Jobs are chains of moves (`memory_profile.py`); a state is *calm* if some interleaving of what is left of all chains stays under
-the budget. That is decided exactly, by the exchange argument of Abdel-Wahab and Kameda (1978):
+Several jobs share a device, and each job's iteration is a chain of moves (`memory_profile.py`). A state of the jobs is *safe* if
+some order of all remaining moves, one at a time, never needs more than the budget. The paper adds up the jobs' peaks (TENSILE
+section III-B, "MP = sum of MP_j"), and Dijkstra's banker knows only each job's peak; here one job's peak may fall into another's
+valley, so that more states are safe. Safety is decided exactly, by the exchange argument of Abdel-Wahab and Kameda (1978):
 
     forward     a chain that can get to a place where it holds no more than now should go there: no other is the worse for it.
                 Go on until every chain is at the lowest place that is left to it; if one cannot get there, there is no way.
     backward    from the end, where every chain holds what it holds at rest, the same in reverse, down to the same lowest places.
 
-Neither does harm, and any interleaving can be reordered to pass through the point where all chains are lowest, so the
-state is calm exactly if both succeed. Where jobs can be parked, the lowest place is the end and there is nothing to do backward.
-
-The same question is Dijkstra's (the banker's algorithm), who knows only each chain's peak; that would refuse more.
+Neither does harm, and any order can be rearranged to pass through the point where all chains are lowest, so a state is safe
+exactly if both succeed. Where jobs can be parked, the lowest place is the end and there is nothing to do backward.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from typing import NamedTuple
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile, descents
 
 
-class Under(NamedTuple):
+class UnderWay(NamedTuple):
     """An iteration under way: at `position`; when it is over, the job can come down to `rest_bytes`."""
 
     demand: MemoryProfile
@@ -28,17 +27,15 @@ class Under(NamedTuple):
     rest_bytes: int
 
 
-def can_finish(budget_bytes: int, under_way: Sequence[Under], *, resting_bytes: int = 0) -> bool:
-    """Whether all iterations under way can end under the budget while all other jobs, at rest, hold `resting_bytes`."""
-    held = sum(demand.holds[position] for demand, position, _ in under_way)
-    return finishes(budget_bytes - resting_bytes - held, under_way)
+def is_safe(free: int, under_way: Sequence[tuple[MemoryProfile, int, int]]) -> bool:
+    """Whether all iterations under way can end, where so many bytes are free beside what all jobs hold now.
 
-
-def finishes(free: int, under_way: Sequence[tuple[MemoryProfile, int, int]]) -> bool:
-    """Whether all iterations under way, each an `Under`, can end where so many bytes are free beside what everybody holds now."""
+    Args:
+        under_way: each an `UnderWay`, or a plain tuple like it, which the controller makes faster.
+    """
     if free < 0:
         return False
-    lowest: list[Under] = []  # chains that are lower now than at rest
+    lowest: list[UnderWay] = []  # chains that are lower now than at rest
     left = under_way
     while left:
         stuck: list[tuple[MemoryProfile, int, int]] = []
@@ -60,7 +57,7 @@ def finishes(free: int, under_way: Sequence[tuple[MemoryProfile, int, int]]) -> 
             if lower[position] == -1 and (rest > held or hill[position] - held <= free):
                 moved = True
                 if rest > held:
-                    lowest.append(Under(demand, position, rest))
+                    lowest.append(UnderWay(demand, position, rest))
                 else:
                     free += held - rest
             else:
@@ -71,7 +68,7 @@ def finishes(free: int, under_way: Sequence[tuple[MemoryProfile, int, int]]) -> 
     return not lowest or _can_rise(free, lowest)
 
 
-def _can_rise(free: int, lowest: Sequence[Under]) -> bool:
+def _can_rise(free: int, lowest: Sequence[UnderWay]) -> bool:
     """Whether all chains can get from their lowest places to their ends: in reverse, from the ends down."""
     chains: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = []
     for demand, position, rest in lowest:

@@ -1,7 +1,7 @@
-"""One plan for the state of all jobs: what of it leaves the device while other jobs run (TENSILE sections IV-D and V).
+"""Which state tensors of each job are kept in host memory while other jobs run (TENSILE sections IV-D and V).
 
 Jobs take turns, an iteration at a time; while one runs, the others are at rest and hold their state. Let out_k be the bytes of
-job k's state that are on the host between its uses. Job j can have its turn without anybody being parked if
+job k's state that are on the host between its uses. Job j can run an iteration without any job being parked if
 
     peak_j + sum over the others k of (idle_k - out_k) <= budget
 
@@ -10,9 +10,10 @@ iteration, must be long enough for all copies in each direction,
 
     (swapped by the plans + sum over k of out_k) / rate <= sum over k of step_k
 
-and what copies take from computation must cost less than parking would. As in the paper's greedy algorithm, the largest tensor
-of any job goes first, if its job's part of all that is swapped is not above its *maximal swapping rate*. At the end what is not
-needed is taken back. A job that cannot be helped in full is left to parking, and nothing is sent out for its sake.
+and what copies take from computation must cost less than parking would. As in the paper's greedy algorithm, the largest tensor of
+any job goes first, if its job's part of all that is swapped is not above the job's *maximal swapping rate*. At the end, tensors
+whose room no job needs are taken back. A job that cannot get all the room that it lacks is parked when others run, and nothing is
+sent to the host for its sake.
 
 Sizes in bytes, times in microseconds. Ties go to the earlier job, then to the lower tensor.
 """
@@ -21,7 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.multi_job.admission import JobProgram
 
 _WORTH = 0.1  # of a round: what copies may take from computation; parking costs about as much
@@ -97,8 +99,8 @@ def _choose(jobs: Sequence[SharingJob], helped: Sequence[int], budget_bytes: int
         total = sum(swapped)
         if jobs[k].max_swap_rate == 0 or swapped[k] > jobs[k].max_swap_rate * total:
             continue
-        out_us = (total + nbytes) / profile.device_to_host_bytes_per_us
-        into_us = (total + nbytes) / profile.host_to_device_bytes_per_us
+        out_us = copy_out_us(total + nbytes, profile)
+        into_us = copy_in_us(total + nbytes, profile)
         if max(out_us, into_us) > round_us or profile.copy_share * (out_us + into_us) > _WORTH * round_us:
             continue
         chosen[k].append((t, nbytes))

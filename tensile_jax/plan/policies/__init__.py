@@ -1,1 +1,1 @@
-"""The planners that a user can name: `auto`, `tensile`, `capuchin`, `vdnn`, `checkpoint` and `none`."""
+"""The policies, which choose a plan under a limit: `auto`, the paper's algorithms, and the baselines to compare them with."""

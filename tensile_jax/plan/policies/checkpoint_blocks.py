@@ -32,7 +32,7 @@ from itertools import pairwise
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.residency import stored_unless_swapped
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import Choice, first_that_fits, whole
 from tensile_jax.plan.search.workspace import Measured
 
@@ -42,34 +42,34 @@ Scope = tuple[str, ...]
 _JOINS: Scope = ()
 
 
-def checkpoint(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
+def checkpoint(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut with every block computed again in the backward pass."""
-    if not ladder.graph.operators:
-        return whole(ladder)
-    rung = ladder.add(("checkpoint",), lambda: (checkpointed(ladder.rung(0).retention), {}))
-    return first_that_fits(ladder, [rung], limit, measured)
+    if not candidates.graph.operators:
+        return whole(candidates)
+    candidate = candidates.add(("checkpoint",), lambda: (checkpointed(candidates[0].retention), {}))
+    return first_that_fits(candidates, [candidate], limit, measured)
 
 
 def checkpointed(retention: Retention) -> Retention:
     """The same without what is inside blocks."""
-    activity = retention.activity
-    graph = activity.graph
+    liveness = retention.liveness
+    graph = liveness.graph
     turn = find_turn(retention)
     dropped = dict(retention.dropped)
     for block in find_blocks(graph, turn):
         members = set(block)
         for place in block:
             for t in graph.operators[place].outputs:
-                forward = [p for p in activity.uses[t] if p < turn]
-                if activity.end[t] < len(graph.operators) and members.issuperset(forward):
+                forward = [p for p in liveness.uses[t] if p < turn]
+                if liveness.end[t] < len(graph.operators) and members.issuperset(forward):
                     last = max(forward, default=place)
                     dropped[t] = min(last, dropped.get(t, last))
-    return retain(activity, dropped)
+    return retain(liveness, dropped)
 
 
 def find_turn(retention: Retention) -> int:
     """The place at which the backward pass begins."""
-    named = (p for p, operator in enumerate(retention.activity.graph.operators) if "'" in operator.name)
+    named = (p for p, operator in enumerate(retention.liveness.graph.operators) if "'" in operator.name)
     return next(named, int(stored_unless_swapped(retention).argmax()))
 
 

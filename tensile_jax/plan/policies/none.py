@@ -1,9 +1,9 @@
-"""Policy `none`: no swaps, and nothing computed again but what XLA fuses. The vanilla of the paper: our runtime, no schedule.
+"""Policy `none`: no swaps, and nothing computed again but what XLA fuses. This is the "vanilla" of the paper: no schedule at all.
 
-The step is cut into segments that fit where the whole step would. The other policies start from what this one keeps.
+The step is cut into segments that fit where the whole step would. The other policies start from the tensors that this one keeps.
 """
 
-from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST, Choice, whole, whole_peak
 from tensile_jax.plan.search.segmentation import cheapest_cut, least_peak
 from tensile_jax.plan.search.workspace import Measured, workspaces
@@ -12,13 +12,13 @@ _NEAR_LEAST = 1.04  # of the least peak: what it may always use, as far as the l
 _NEAR_WHOLE = 0.95  # of the whole step's peak: what it may use if that is more
 
 
-def none(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
-    """The cheapest segments of the first rung under the limit and near the least that they need."""
-    if not ladder.graph.operators:
-        return whole(ladder)
-    work = workspaces(ladder, 0, measured)
-    board = ladder.rung(0).board
-    lowest = least_peak(board, work)
-    near = max(_NEAR_LEAST * lowest, _NEAR_WHOLE * whole_peak(ladder, measured))
-    cut = cheapest_cut(board, work, lowest if limit == LEAST else min(near, limit))
+def none(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
+    """The cheapest segments of the first candidate under the limit and near the least that they need."""
+    if not candidates.graph.operators:
+        return whole(candidates)
+    work = workspaces(candidates, 0, measured)
+    table = candidates[0].table
+    lowest = least_peak(table, work)
+    near = max(_NEAR_LEAST * lowest, _NEAR_WHOLE * whole_peak(candidates, measured))
+    cut = cheapest_cut(table, work, lowest if limit == LEAST else min(near, limit))
     return None if cut is None else Choice(0, cut.boundaries, {})

@@ -1,14 +1,14 @@
-"""The policies by name, and the smallest limit that each can keep."""
+"""The policies by name, and the smallest limit for which each has a plan."""
 
 from collections.abc import Iterator, Mapping
 
-from tensile_jax.plan.policies.auto import auto, hopeful_floor, refuted_floors
+from tensile_jax.plan.policies.auto import auto, floor_lower_estimate, floors_after_compiling
 from tensile_jax.plan.policies.capuchin.policy import capuchin
 from tensile_jax.plan.policies.checkpoint_blocks import checkpoint
 from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.policies.tensile.policy import tensile
 from tensile_jax.plan.policies.vdnn import vdnn
-from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST, Choice, Policy, peak_of
 from tensile_jax.plan.search.workspace import Measured
 from tensile_jax.plan_format import PolicyName
@@ -23,15 +23,15 @@ POLICIES: Mapping[PolicyName, Policy] = {
 }
 
 
-def floor(ladder: Ladder, measured: Measured, policy: Policy = auto) -> tuple[int, Choice]:
+def floor(candidates: Candidates, measured: Measured, policy: Policy = auto) -> tuple[int, Choice]:
     """The smallest limit for which the policy has a plan, and its choice then."""
     if policy is auto:
-        return hopeful_floor(ladder, measured)
-    choice = policy(ladder, LEAST, measured)
+        return floor_lower_estimate(candidates, measured)
+    choice = policy(candidates, LEAST, measured)
     assert choice is not None  # a policy always has one for that
-    return peak_of(ladder, choice, measured), choice
+    return peak_of(candidates, choice, measured), choice
 
 
-def floors(ladder: Ladder, measured: Measured, policy: Policy) -> Iterator[tuple[int, Choice]]:
+def floors(candidates: Candidates, measured: Measured, policy: Policy) -> Iterator[tuple[int, Choice]]:
     """The same when compiling has refuted the floor, the likeliest first."""
-    yield from refuted_floors(ladder, measured) if policy is auto else [floor(ladder, measured, policy)]
+    yield from floors_after_compiling(candidates, measured) if policy is auto else [floor(candidates, measured, policy)]

@@ -28,11 +28,12 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.residency import Absence, Absences
 from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.policies.none import none
-from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import Choice, first_that_fits
 from tensile_jax.plan.search.swaps import Gap, may_leave
 from tensile_jax.plan.search.workspace import Measured
@@ -49,16 +50,16 @@ class Layer:
     backward: int
 
 
-def vdnn(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
+def vdnn(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut with every feature map of a convolution offloaded; what `none` does where there is no such map."""
-    layers = find_layers(ladder.graph)
+    layers = find_layers(candidates.graph)
     if not layers:
-        return none(ladder, limit, measured)
-    retention = ladder.rung(0).retention
-    absences = offload(retention, layers, ladder.latencies, ladder.profile)
+        return none(candidates, limit, measured)
+    retention = candidates[0].retention
+    absences = offload(retention, layers, candidates.latencies, candidates.profile)
     if not absences:
-        return none(ladder, limit, measured)
-    return first_that_fits(ladder, [ladder.add(("vdnn",), lambda: (retention, absences))], limit, measured)
+        return none(candidates, limit, measured)
+    return first_that_fits(candidates, [candidates.add(("vdnn",), lambda: (retention, absences))], limit, measured)
 
 
 def find_layers(graph: Graph) -> tuple[Layer, ...]:
@@ -89,7 +90,7 @@ def find_layers(graph: Graph) -> tuple[Layer, ...]:
 
 def offload(retention: Retention, layers: Sequence[Layer], latencies: Sequence[float], profile: DeviceProfile) -> Absences:
     """An absence for every feature map that is stored from the forward to the backward pass, wherever there is room for one."""
-    graph = retention.activity.graph
+    graph = retention.liveness.graph
     ends = (0.0, *accumulate(latencies))  # ends[p + 1]: when place p ends
     heavy = [place for place, operator in enumerate(graph.operators) if operator.kind == "heavy"]
     gaps = {layer: _gap(retention, layer, ends) for layer in layers if may_leave(retention, layer.feature_map)}
@@ -104,8 +105,8 @@ def offload(retention: Retention, layers: Sequence[Layer], latencies: Sequence[f
         leave = hides_out if hides_out < back else gap.after
         if leave < back:
             nbytes = graph.tensors[layer.feature_map].nbytes
-            hidden_out = min(nbytes / profile.device_to_host_bytes_per_us, ends[leave + 1] - ends[gap.after + 1])
-            hidden_in = min(nbytes / profile.host_to_device_bytes_per_us, ends[gap.before] - ends[back])
+            hidden_out = min(copy_out_us(nbytes, profile), ends[leave + 1] - ends[gap.after + 1])
+            hidden_in = min(copy_in_us(nbytes, profile), ends[gap.before] - ends[back])
             absences[layer.feature_map] = (Absence(layer.feature_map, leave, back, hidden_out + hidden_in),)
     return absences
 

@@ -1,1 +1,1 @@
-"""What a search ends with: a plan is built, simulated, checked, and compared with other plans."""
+"""What a search ends with: a choice becomes a plan, and a plan is simulated, checked, and compared with others."""

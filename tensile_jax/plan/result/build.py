@@ -1,4 +1,4 @@
-"""From a choice of what to keep and where to cut, to the plan: segments and events; `simulate.py` says when they happen.
+"""Builds a plan from a choice: its segments and events, their sizes, and their times.
 
 boundary b   swap-outs whose last need is over are issued; swap-ins whose time has come are issued;
              copies that must have ended by b are waited for
@@ -6,6 +6,8 @@ segment      runs for the latency of its operators and of what it computes again
 afterwards   what nothing needs any more is released
 
 device_bytes(segment) = resident bytes (`memory_curve.py`) + workspace, and no less than what the policy counted
+
+`simulate.py` says when segments and events happen.
 
 Donated state is handed to the segment that makes its update even where that segment does not read it: the update then takes over
 its memory, as every policy counts it. Released beside its update, it would be counted twice while that segment runs.
@@ -15,13 +17,12 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
 from tensile_jax.ir import Graph, OperatorId, TensorId
-from tensile_jax.plan.analysis.fusion import Traffic
-from tensile_jax.plan.analysis.latency import DeviceProfile
-from tensile_jax.plan.analysis.rerun_latency import rerun_latency
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.residency import Absence, Absences
 from tensile_jax.plan.analysis.retention import Emission, Retention, emit
 from tensile_jax.plan.result.memory_curve import resident_bytes
@@ -47,27 +48,38 @@ class Layout:
     compiled: tuple[bool, ...] | None = None
 
 
-def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies: Sequence[float], header: Plan) -> Plan:
+class StepCosts(Protocol):
+    """A device profile, and for every place the microseconds of its operator: as it runs first, and as it runs again."""
+
+    @property
+    def profile(self) -> DeviceProfile: ...
+    @property
+    def latencies(self) -> Sequence[float]: ...
+    @property
+    def rerun_us(self) -> Sequence[float]: ...
+
+
+def build_plan(layout: Layout, costs: StepCosts, header: Plan) -> Plan:
     """The plan of `layout`; `header` gives the fields that do not depend on it."""
     retention = layout.retention
-    activity = retention.activity
-    graph = activity.graph
+    liveness = retention.liveness
+    graph = liveness.graph
     bounds = layout.boundaries
     absences = _effective(layout.absences, bounds)
-    heirs = retention.heirs
-    emissions = [_aligned(_handed_over(emit(retention, a, b), retention), heirs) for a, b in pairwise(bounds)]
+    aliases = retention.aliases
+    emissions = [_aligned(_handed_over(emit(retention, a, b), retention), aliases) for a, b in pairwise(bounds)]
     outgoing, incoming = _copies(retention, absences, bounds)
-    frees = _frees(retention, emissions, heirs)
+    frees = _frees(retention, emissions, aliases)
     let_go = _let_go(retention, absences, bounds)
-    names = segment_names(activity, bounds)
-    elapsed = np.concatenate([[0.0], np.cumsum(np.array(latencies, dtype=float))])
+    names = segment_names(liveness, bounds)
+    elapsed = np.concatenate([[0.0], np.cumsum(np.array(costs.latencies, dtype=float))])
 
     segments: list[Segment] = []
     events: list[Event] = []
     for index, emission in enumerate(emissions):
         events += [_copy("swap_out", graph, t, index, until) for t, until in outgoing.get(index, ())]
         events += [_copy("swap_in", graph, t, index, until) for t, until in incoming.get(index, ())]
-        again_us = sum(rerun_latency(p, retention, traffic, profile) for p in emission.again)
+        again_us = sum(costs.rerun_us[p] for p in emission.again)
         own_us = float(elapsed[emission.end] - elapsed[emission.begin])
         segments.append(
             Segment(
@@ -76,7 +88,7 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
                 recomputes=ranges([graph.operators[p].id for p in emission.again]),
                 inputs=emission.inputs,
                 outputs=emission.outputs,
-                donated=_donated(emission, heirs),
+                donated=_donated(emission, aliases),
                 frees=(*frees.get(index, ()), *let_go.get(index, ())),
                 resident_bytes=0,  # all three: counted when there are all segments and events
                 workspace_bytes=layout.workspaces[index],
@@ -108,7 +120,7 @@ def assemble(layout: Layout, traffic: Traffic, profile: DeviceProfile, latencies
         segments=tuple(segments),
         events=tuple(events),
     )
-    return _timed(plan, profile)
+    return _timed(plan, costs.profile)
 
 
 def _sized(layout: Layout, segments: Sequence[Segment], resident: Sequence[int]) -> list[Segment]:
@@ -162,7 +174,7 @@ def empty_plan(graph: Graph) -> Plan:
     )  # fmt: skip
 
 
-def planned_whole(graph: Graph, header: Plan, profile: DeviceProfile, *, peak_bytes: int, latency_us: float) -> Plan:
+def build_whole_plan(graph: Graph, header: Plan, profile: DeviceProfile, *, peak_bytes: int, latency_us: float) -> Plan:
     """The plan that runs the step as one executable."""
     resident = sum(graph.tensors[t].nbytes for t in graph.inputs)
     segment = Segment(
@@ -193,8 +205,8 @@ def _copies(
     retention: Retention, absences: Absences, bounds: tuple[int, ...]
 ) -> tuple[dict[int, list[tuple[TensorId, int]]], dict[int, list[tuple[TensorId, int]]]]:
     """For each segment index, the copies issued right before its launch: (tensor, index of the segment to end before)."""
-    activity = retention.activity
-    count = len(activity.graph.operators)
+    liveness = retention.liveness
+    count = len(liveness.graph.operators)
     outgoing: dict[int, list[tuple[TensorId, int]]] = {}
     incoming: dict[int, list[tuple[TensorId, int]]] = {}
     edges = np.array(bounds)
@@ -240,23 +252,22 @@ def _effective(absences: Absences, bounds: tuple[int, ...]) -> dict[TensorId, tu
 def _handed_over(emission: Emission, retention: Retention) -> Emission:
     """The same with donated state among its inputs that would be released beside its update, which this segment makes."""
     made = set(emission.outputs)
-    unread = (
-        old for old, new in retention.heirs.items() if new in made and emission.begin <= max(retention.end[old], 0) < emission.end
-    )
+    first, end = emission.begin, emission.end
+    unread = (old for old, new in retention.aliases.items() if new in made and first <= max(retention.end[old], 0) < end)
     return replace(emission, inputs=tuple(sorted({*emission.inputs, *unread})))
 
 
-def _donated(emission: Emission, heirs: Mapping[TensorId, TensorId]) -> tuple[TensorId, ...]:
+def _donated(emission: Emission, aliases: Mapping[TensorId, TensorId]) -> tuple[TensorId, ...]:
     made = set(emission.outputs)
-    return tuple(t for t in emission.inputs if t in heirs and heirs[t] in made)
+    return tuple(t for t in emission.inputs if t in aliases and aliases[t] in made)
 
 
-def _aligned(emission: Emission, heirs: Mapping[TensorId, TensorId]) -> Emission:
-    """The same with heirs first, in the order of what is donated to them.
+def _aligned(emission: Emission, aliases: Mapping[TensorId, TensorId]) -> Emission:
+    """The same with aliases first, in the order of what is donated to them.
 
-    JAX gives a donated buffer to the first output of its shape. Unless that is the heir, XLA copies what it would overwrite.
+    JAX gives a donated buffer to the first output of its shape. Unless that is the alias, XLA copies what it would overwrite.
     """
-    first = [heirs[t] for t in _donated(emission, heirs)]
+    first = [aliases[t] for t in _donated(emission, aliases)]
     taken = set(first)
     return replace(emission, outputs=(*first, *(t for t in emission.outputs if t not in taken)))
 
@@ -264,21 +275,21 @@ def _aligned(emission: Emission, heirs: Mapping[TensorId, TensorId]) -> Emission
 def _frees(
     retention: Retention,
     emissions: Sequence[Emission],
-    heirs: Mapping[TensorId, TensorId],
+    aliases: Mapping[TensorId, TensorId],
 ) -> dict[int, list[TensorId]]:
     """For each segment, the tensors on the device that nothing after it needs."""
-    activity = retention.activity
-    count = len(activity.graph.operators)
+    liveness = retention.liveness
+    count = len(liveness.graph.operators)
     edges = np.array([e.begin for e in emissions])
-    donated = [set(_donated(e, heirs)) for e in emissions]
+    donated = [set(_donated(e, aliases)) for e in emissions]
     frees: dict[int, list[TensorId]] = {}
-    for tensor in activity.graph.tensors:
+    for tensor in liveness.graph.tensors:
         t = tensor.id
         end = retention.end[t]
-        if end >= count or t in activity.kept_by_caller:
+        if end >= count or t in liveness.kept_by_caller:
             continue
         index = int(np.searchsorted(edges, max(end, 0), side="right")) - 1
-        crosses = activity.begin[t] < emissions[index].begin or (activity.begin[t] < 0 and index == 0)
+        crosses = liveness.begin[t] < emissions[index].begin or (liveness.begin[t] < 0 and index == 0)
         if crosses and t not in donated[index]:
             frees.setdefault(index, []).append(t)
     return frees

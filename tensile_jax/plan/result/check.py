@@ -1,4 +1,4 @@
-"""Replay a plan, independently of how it was made, and refuse it if anything is wrong with it.
+"""Checks a plan by replaying it, independently of how it was made, and refuses it if anything is wrong with it.
 
 The replay knows the graph and the plan, nothing else. It walks the segments in launch order with two sets, what is on the
 device and what is on the host, and holds the plan to this:

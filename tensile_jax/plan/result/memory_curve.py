@@ -1,14 +1,14 @@
-"""How many bytes lie on the device while each segment of a plan runs: the one account that a plan states.
+"""How many bytes lie on the device while each segment of a plan runs: the figures that a plan states.
 
-The account is taken of the segments and events themselves, after they have been made, so that it holds whatever the policy
-expected. Before segment i the device holds
+The bytes are counted from the segments and events themselves, after they have been made, so that the count holds whatever the
+policy expected. Before segment i the device holds
 
     held(0)     = inputs and constants of the step, but for those whose first copy brings them in
     held(i + 1) = resident(i) - bytes that segment i frees
     resident(i) = held(i) - bytes that have left by i + bytes that come in before i + outputs of i - what i is donated
 
 What a segment is donated becomes the memory of its outputs, so the two are counted once. `check.py` replays the plan with sets
-of tensors, knows nothing of this account, and must agree with it.
+of tensors, shares no code with this file, and must agree with it.
 
 Sizes in bytes.
 """

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Literal, TypeVar
 
 from tensile_jax.ir import Graph, Operator, TensorId
-from tensile_jax.plan.analysis.liveness import Activity
+from tensile_jax.plan.analysis.liveness import Liveness
 
 LONGEST = 60
 """Characters of the longest name."""
@@ -52,9 +52,9 @@ class _Labels:
     whole: Mapping[_Part, int]
 
 
-def segment_names(activity: Activity, boundaries: Sequence[int]) -> list[str]:
+def segment_names(liveness: Liveness, boundaries: Sequence[int]) -> list[str]:
     """The names of the segments between `boundaries`, which are positions of operators; no two are equal."""
-    labels = _labels(activity)
+    labels = _labels(liveness)
     taken: set[str] = set()
     names: list[str] = []
     for begin, end in pairwise(boundaries):
@@ -78,8 +78,8 @@ def _name(labels: _Labels, places: range) -> str:
 
 
 @lru_cache(maxsize=4)  # a search makes hundreds of plans of one step
-def _labels(activity: Activity) -> _Labels:
-    graph = activity.graph
+def _labels(liveness: Liveness) -> _Labels:
+    graph = liveness.graph
     parts = _parts(graph)
     paths = [_path(operator) for operator in graph.operators]
     weights = [operator.flops + operator.nbytes + 1 for operator in graph.operators]

@@ -1,7 +1,7 @@
-"""Run plans on paper: one plan or several jobs' plans that share compute and link, for any number of iterations.
+"""Predicts when the segments and copies of plans happen, by simulating one or several jobs' plans that share a device.
 
-What TENSILE does with its tensor access sequence (section IV-B, "a discrete simulation process"), on the level at which a plan
-runs. Three lanes serve whoever comes first: compute, the link to the host, the link to the device.
+TENSILE simulates its tensor access sequence in the same way (section IV-B, "a discrete simulation process"); here segments and
+copies are simulated. Three lanes serve whoever comes first: compute, the link to the host, the link to the device.
 
     boundary i   segment i - 1 of the job has ended: its copies out are issued
     left i       what must have left before segment i is on the host, and its device memory free: copies in are issued
@@ -21,7 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan_format import EventKind, Plan
 
 
@@ -136,7 +137,7 @@ class _Job:
         self._arrived = now
         for place in self._issued.get(("swap_out", self._index), ()):
             begin = max(lanes.out, now)
-            lanes.out = begin + self._plan.events[place].nbytes / profile.device_to_host_bytes_per_us
+            lanes.out = begin + copy_out_us(self._plan.events[place].nbytes, profile)
             lanes.owed += profile.copy_share * (lanes.out - begin)
             self._copied(place, begin, lanes.out)
         return max(now, self._until.get(("swap_out", self._index), 0.0)), _LEFT
@@ -147,7 +148,7 @@ class _Job:
         self._change(now, -self._leaves.get(index, 0))
         for place in self._issued.get(("swap_in", index), ()):
             begin = max(lanes.into, now)
-            lanes.into = begin + self._plan.events[place].nbytes / profile.host_to_device_bytes_per_us
+            lanes.into = begin + copy_in_us(self._plan.events[place].nbytes, profile)
             lanes.owed += profile.copy_share * (lanes.into - begin)
             self._change(now, self._plan.events[place].nbytes)
             self._copied(place, begin, lanes.into)

@@ -1,1 +1,1 @@
-"""Searches for the fastest plan under a limit: candidates, segmentation, swaps, and improvements of a plan."""
+"""The search for the fastest plan under a limit: candidates, their segmentation and swaps, and local improvements."""

@@ -1,8 +1,8 @@
-"""The ladder: ways to keep less, from which a policy chooses.
+"""The candidates from which a policy chooses: ways to keep less in device memory, at a cost in time.
 
-A rung is a choice of what to drop, at one price for moving bytes (`rematerialization.py`), and of what to swap (`swaps.py`). It
-does not depend on the budget: that comes in where a rung is cut into segments (`segmentation.py`). Seven families, each from
-dear memory to dear time:
+A candidate says which tensors are dropped and computed again (`rematerialization.py`), at one price for moving bytes, and which
+are swapped (`swaps.py`). A candidate does not depend on the budget: the budget comes in where a candidate is cut into segments
+(`segmentation.py`). There are seven families of candidates; within each, memory falls and time grows from the first to the last:
 
     none     nothing is swapped; the price falls
     hidden   every swap that the link can hide at this price
@@ -12,8 +12,8 @@ dear memory to dear time:
     all      everything swapped that can leave, copies exposed where the link cannot hide them
     late     everything swapped that can leave, and back no sooner than needed: the least memory, every copy exposed
 
-Swaps are priced by their copies: in full where they are exposed; where they are hidden, by the part that segments, which are
-coarser than the operators on whose clock the windows were found, leave uncovered.
+A swap is priced by its copies. An exposed copy counts in full. Of a hidden copy a part counts, since segments are coarser than
+the operators on whose clock its window was found, and leave some of the copy uncovered.
 """
 
 from collections.abc import Callable, Hashable
@@ -24,14 +24,15 @@ from typing import Literal
 import numpy as np
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan.analysis.fusion import Traffic, find_traffic
-from tensile_jax.plan.analysis.latency import DeviceProfile, operator_latency
-from tensile_jax.plan.analysis.liveness import Activity, find_activity
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
+from tensile_jax.plan.analysis.latency import fused_latencies, rerun_latencies
+from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
 from tensile_jax.plan.analysis.rematerialization import drop_tensors
-from tensile_jax.plan.analysis.rerun_latency import rerun_latencies
-from tensile_jax.plan.analysis.residency import Absence, Absences, away_bytes, find_stays, stored_unless_swapped
+from tensile_jax.plan.analysis.residency import Absence, Absences, away_bytes, find_residencies, stored_unless_swapped
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.search.segmentation import Board, lay_board, pressure
+from tensile_jax.plan.search.segmentation import BoundaryTable, boundary_table, pressure
 from tensile_jax.plan.search.swaps import Link, find_gaps, keep_state_out, plan_swaps
 
 Swapping = Literal["none", "hidden", "fine", "some", "more", "all", "late"]
@@ -40,7 +41,7 @@ FAMILIES: tuple[Swapping, ...] = ("none", "hidden", "fine", "some", "more", "all
 _PRICES = (4.0, 0.6, 0.42, 0.36, 0.26, 0.24, 0.2, 0.165, 0.15, 0.1, 0.05, 0.01)
 _HIDDEN_PRICES = (0.36, 0.26, 0.165, 0.05)
 _FINE_PRICES = (0.6, 0.36, 0.26, 0.165)
-_FINE = 1 / 24  # of the step: the longest segment of a rung whose copies are to find their windows
+_FINE = 1 / 24  # of the step: the longest segment of a candidate whose copies are to find their windows
 _LAUNCHES = 80  # a segment need not be shorter than so many launches take
 _UNCOVERED = 0.15  # of the copies of a hidden swap
 _UNCOVERED_WHEN_FINE = 0.03
@@ -66,10 +67,10 @@ _SWAPPING: tuple[tuple[float, Swapping, float], ...] = (
 
 
 @dataclass(frozen=True, eq=False)
-class Rung:
+class Candidate:
     """One choice: what is kept and what is away.
 
-    `highest` is the most that is in memory at any boundary, wherever the rung is cut; `swap_us` the price of the
+    `highest` is the most that is in memory at any boundary, wherever the candidate is cut; `swap_us` the price of the
     swaps, `again_us` the latency of all that may run again, each operator once. `longest` is the most that a segment may
     take, if it is limited, and when each place begins, both in microseconds.
     """
@@ -79,85 +80,77 @@ class Rung:
     highest: int
     swap_us: float
     again_us: float
-    traffic: Traffic
+    fusion: Fusion
     profile: DeviceProfile
     longest: tuple[float, np.ndarray] | None
 
     @property
     def least_us(self) -> float:
-        """What no segmentation of the rung is cheaper than."""
+        """What no segmentation of the candidate is cheaper than."""
         return self.swap_us + self.again_us
 
     @cached_property
-    def board(self) -> Board:
-        """The board on which to cut it; laid when a rung is not ruled out by `highest`."""
-        stays = find_stays(self.retention, self.absences)
-        board = lay_board(self.retention, self.traffic, self.profile, stays=stays)
+    def table(self) -> BoundaryTable:
+        """The table on which to cut it; laid when a candidate is not ruled out by `highest`."""
+        residencies = find_residencies(self.retention, self.absences)
+        table = boundary_table(self.retention, self.fusion, self.profile, residencies=residencies)
         if self.longest is None:
-            return board
+            return table
         longest_us, elapsed = self.longest
-        times = elapsed[list(board.boundaries)]
+        times = elapsed[list(table.boundaries)]
         long = times[None, :] - times[:, None] > longest_us
         long[np.arange(len(times) - 1), np.arange(1, len(times))] = False
-        return replace(board, cost=np.where(long, np.inf, board.cost))
+        return replace(table, cost=np.where(long, np.inf, table.cost))
 
 
-class Ladder:
-    """The rungs for one graph, made when they are asked for."""
+class Candidates:
+    """The candidates for one graph, made when they are asked for."""
 
     def __init__(self, graph: Graph, profile: DeviceProfile, *, state_may_stay_out: bool, may_swap: bool = True) -> None:
         self.graph = graph
         self.profile = profile
         self.state_may_stay_out = state_may_stay_out
-        self.steps: tuple[tuple[float, Swapping, float], ...] = (  # price, family, part to bring what is stored down to
+        self.recipes: tuple[tuple[float, Swapping, float], ...] = (  # price, family, part to bring what is stored down to
             *((p, "none", 1.0) for p in _PRICES),
         )
         if may_swap:
-            self.steps += _SWAPPING
-        self._rungs: dict[int, Rung] = {}
+            self.recipes += _SWAPPING
+        self._made: dict[int, Candidate] = {}
         self._added: dict[Hashable, int] = {}
         self._dropped: dict[float, tuple[Retention, int]] = {}
         self._again: dict[float, float] = {}
 
     def families(self) -> tuple[range, ...]:
-        """The rungs of each family, dear memory first."""
-        kinds = [swapping for _, swapping, _ in self.steps]
+        """The candidates of each family, by index; those that hold most come first."""
+        kinds = [swapping for _, swapping, _ in self.recipes]
         return tuple(range(kinds.index(k), kinds.index(k) + kinds.count(k)) for k in FAMILIES if k in kinds)
 
     @cached_property
     def unplanned_bytes(self) -> int:
         """The most that is stored at any boundary when nothing is dropped or swapped."""
-        counted = self.traffic.written if self.profile.fused_reductions else None
+        counted = self.fusion.written if self.profile.fused_reductions else None
         return int(stored_unless_swapped(self.undropped, counted).max())
 
     @cached_property
-    def activity(self) -> Activity:
+    def liveness(self) -> Liveness:
         """Activity analysis of the graph."""
-        return find_activity(self.graph)
+        return find_liveness(self.graph)
 
     @cached_property
-    def traffic(self) -> Traffic:
+    def fusion(self) -> Fusion:
         """What is materialised."""
-        return find_traffic(self.activity, fused_reductions=self.profile.fused_reductions)
+        return find_fusion(self.liveness, fused_reductions=self.profile.fused_reductions)
 
     @cached_property
     def undropped(self) -> Retention:
         """What is kept when nothing is dropped but what is virtual."""
-        begin = self.activity.begin
-        return retain(self.activity, {t.id: begin[t.id] for t in self.graph.tensors if self.traffic.virtual[t.id]})
+        begin = self.liveness.begin
+        return retain(self.liveness, {t.id: begin[t.id] for t in self.graph.tensors if self.fusion.virtual[t.id]})
 
     @cached_property
     def latencies(self) -> tuple[float, ...]:
-        """Microseconds per place, fused: light operators cost what they write for heavy ones to read."""
-        graph, profile = self.graph, self.profile
-        found: list[float] = []
-        for op in graph.operators:
-            if op.kind == "light":
-                written = sum(2 * graph.tensors[t].nbytes for t in op.outputs if self.traffic.materialised[t])
-                found.append(min(written, op.nbytes) / profile.bytes_per_us)
-            else:
-                found.append(operator_latency(op, profile))
-        return tuple(found)
+        """Microseconds of each operator where it runs first, by place."""
+        return fused_latencies(self.liveness, self.fusion, self.profile)
 
     @cached_property
     def elapsed_us(self) -> np.ndarray:
@@ -172,53 +165,53 @@ class Ladder:
     @cached_property
     def rerun_us(self) -> tuple[float, ...]:
         """Microseconds that it adds to a segment to run each operator again, by place."""
-        return tuple(rerun_latencies(self.activity, self.traffic, self.profile).tolist())
+        return tuple(rerun_latencies(self.liveness, self.fusion, self.profile).tolist())
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self.recipes)
 
-    def rung(self, index: int) -> Rung:
-        """The rung at `index`; always the same one."""
-        if index not in self._rungs:
-            price, swapping, part = self.steps[index]
+    def __getitem__(self, index: int) -> Candidate:
+        """The candidate at `index`; always the same one."""
+        if index not in self._made:
+            price, swapping, part = self.recipes[index]
             retention, turn = self._retention(price)
-            same = self._rungs.get(index - 1)
-            family = index > 0 and self.steps[index - 1][1] == swapping not in ("some", "more")
+            same = self._made.get(index - 1)
+            family = index > 0 and self.recipes[index - 1][1] == swapping not in ("some", "more")
             if same is not None and family and same.retention.dropped == retention.dropped:
-                self._rungs[index] = same  # the lower price has changed nothing
+                self._made[index] = same  # the lower price has changed nothing
             else:
                 absences = self._absences(retention, turn, swapping, part)
-                self._rungs[index] = self._rung_of(retention, absences, fine=swapping == "fine")
-        return self._rungs[index]
+                self._made[index] = self._candidate_of(retention, absences, fine=swapping == "fine")
+        return self._made[index]
 
     def add(self, key: Hashable, make: Callable[[], tuple[Retention, Absences]]) -> int:
-        """The index of a rung of a policy's own making, made once for each key. It is not one of `families`."""
+        """The index of a candidate of a policy's own making, made once for each key. It is not one of `families`."""
         if key not in self._added:
-            self._added[key] = index = len(self.steps) + len(self._added)
-            self._rungs[index] = self._rung_of(*make(), fine=False)
+            self._added[key] = index = len(self.recipes) + len(self._added)
+            self._made[index] = self._candidate_of(*make(), fine=False)
         return self._added[key]
 
     def least_us(self, index: int) -> float:
-        """What no segmentation of the rung at `index` is cheaper than: of one of `steps`, made or not, without its copies."""
-        if index >= len(self.steps):
-            return self._rungs[index].least_us
-        return self._again_us(self.steps[index][0])
+        """What no segmentation of the candidate at `index` is cheaper than; of one of `recipes` without its copies."""
+        if index >= len(self.recipes):
+            return self._made[index].least_us
+        return self._again_us(self.recipes[index][0])
 
     def _again_us(self, price: float) -> float:
         if price not in self._again:
             self._again[price] = self._rerun_us(self._retention(price)[0])
         return self._again[price]
 
-    def _rung_of(self, retention: Retention, absences: Absences, *, fine: bool) -> Rung:
-        heirs = set(retention.heirs.values())  # they have no stay but that of what they update, which is there
-        away = away_bytes(retention, {t: several for t, several in absences.items() if self._there[t] or t in heirs})
-        return Rung(
+    def _candidate_of(self, retention: Retention, absences: Absences, *, fine: bool) -> Candidate:
+        aliases = set(retention.aliases.values())  # they have no stay but that of what they update, which is there
+        away = away_bytes(retention, {t: several for t, several in absences.items() if self._there[t] or t in aliases})
+        return Candidate(
             retention=retention,
             absences=absences,
             highest=int((stored_unless_swapped(retention, self._there) - away).max()),
             swap_us=self._swap_us(absences, _UNCOVERED_WHEN_FINE if fine else _UNCOVERED),
             again_us=self._rerun_us(retention),
-            traffic=self.traffic,
+            fusion=self.fusion,
             profile=self.profile,
             longest=(self._longest_us, self.elapsed_us) if fine else None,
         )
@@ -230,7 +223,7 @@ class Ladder:
     @cached_property
     def _there(self) -> np.ndarray:
         """For each tensor, whether it exists in memory wherever it is stored, even inside a segment."""
-        return (self.activity.begins < 0) | self.traffic.written
+        return (self.liveness.begins < 0) | self.fusion.written
 
     def _rerun_us(self, retention: Retention) -> float:
         return sum(self.rerun_us[place] for place, runs in enumerate(retention.reruns) if runs)
@@ -239,10 +232,10 @@ class Ladder:
         total = 0.0
         for t, several in absences.items():
             nbytes = self.graph.tensors[t].nbytes
-            copies = nbytes / self.profile.device_to_host_bytes_per_us if several[0].leave >= 0 else 0.0  # the first time only
+            copies = copy_out_us(nbytes, self.profile) if several[0].leave >= 0 else 0.0  # the first time only
             for away in several:
                 if away.back < len(self.graph.operators):
-                    copies += nbytes / self.profile.host_to_device_bytes_per_us
+                    copies += copy_in_us(nbytes, self.profile)
                 hidden_us = (1 - uncovered) * (1 - self.profile.copy_share) * min(away.hidden_us, copies)
                 total += copies - hidden_us
                 copies = 0.0
@@ -257,7 +250,7 @@ class Ladder:
         if swapping == "none":
             return absences
         counted = self._there if swapping == "some" else None
-        unswapped = stored_unless_swapped(retention, counted)[:-1] + pressure(retention, self.traffic, self.profile)
+        unswapped = stored_unless_swapped(retention, counted)[:-1] + pressure(retention, self.fusion, self.profile)
         target = part * float(unswapped.max())
         beside = unswapped - away_bytes(retention, absences)[:-1]
         for _ in range(_SWAP_ROUNDS[swapping]):
@@ -292,17 +285,17 @@ class Ladder:
         for _ in range(_TURNS):
             highest = int(stored.max())
             again = drop_tensors(
-                self.activity, self.traffic, retention, turn=int(stored.argmax()), price=price, profile=self.profile
+                self.liveness, self.fusion, retention, turn=int(stored.argmax()), price=price, profile=self.profile
             )
             if not again:
                 break
             sooner = {t: min(last, dropped.get(t, last)) for t, last in again.items()}
-            candidate = retain(self.activity, {**dropped, **sooner})
-            stored_then = stored_unless_swapped(candidate)
+            fewer = retain(self.liveness, {**dropped, **sooner})
+            stored_then = stored_unless_swapped(fewer)
             if int(stored_then.max()) >= highest:
                 break
             dropped.update(sooner)
-            retention, stored = candidate, stored_then
+            retention, stored = fewer, stored_then
             turn = int(stored.argmax())
             if int(stored.max()) > _ENOUGH * highest:
                 break

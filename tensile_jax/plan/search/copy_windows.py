@@ -1,13 +1,13 @@
-"""When copies would have to run for nothing to wait for them, given the segments of a finished cut.
+"""When copies would have to run so that no segment waits for them, given the segments of a finished cut.
 
-`swaps.py` finds windows on the clock of single operators. Segments are coarser: a copy out can only start when the segment that
-needed the tensor last has ended, and one that must have ended in the middle of the next segment makes that one wait. Once the
-boundaries are known, so are the times at which they are reached if nothing waits, and with these
+`swaps.py` finds windows on the clock of single operators. Segments are coarser. A copy out can only start when the segment that
+needed the tensor last has ended, and the next segment waits if the copy must have ended before it. Once the boundaries are known,
+the times at which they are reached without any waiting are known too, and with these times
 
     out   starts as early as its lane allows after the last need; the tensor is gone at the first boundary after its end
     in    starts as late as its lane allows before the next need; it is issued at the last boundary before that
 
-Longer windows hold more memory; whether there is room is for `local_search.py` to say.
+Longer windows hold more memory; `local_search.py` decides whether there is room for them.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,7 +16,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.search.swaps import Lane
 
 
@@ -47,13 +48,13 @@ def windows_without_waiting(needs: Sequence[Need], segment_us: Sequence[float], 
     gone_us: list[float] = [reached[max(need.issued, 0)] for need in needs]
     outgoing = (i for i, need in enumerate(needs) if need.copies_out)
     for i in sorted(outgoing, key=lambda i: (needs[i].issued, -needs[i].nbytes, needs[i].tensor)):
-        length = needs[i].nbytes / profile.device_to_host_bytes_per_us
+        length = copy_out_us(needs[i].nbytes, profile)
         begin = out.earliest(gone_us[i], length)
         gone_us[i] = begin + length
         out.take(begin, gone_us[i])
     found: dict[int, Window] = {}
     for i in sorted(range(len(needs)), key=lambda i: (-needs[i].used, needs[i].nbytes, needs[i].tensor)):
-        length = needs[i].nbytes / profile.host_to_device_bytes_per_us
+        length = copy_in_us(needs[i].nbytes, profile)
         begin = into.latest(reached[needs[i].used], length)
         window = Window(bisect_left(reached, gone_us[i]), bisect_right(reached, begin) - 1)
         if begin >= gone_us[i] and window.gone < window.back:

@@ -1,26 +1,26 @@
-"""A choice made faster in place: copies that its limit does not ask for are not made, or not waited for.
+"""Makes a choice faster by dropping or lengthening copies, where its limit leaves room for them.
 
-A rung swaps a family of tensors, whatever the limit. Where it is cut, some of them could have stayed, and some could be
-back sooner or gone later. With what is dropped and where it is cut left as they are, a segment runs for as long as before, so
-that a plan's time is a matter of the copies alone:
+A candidate swaps a family of tensors, whatever the limit. Once the candidate is cut into segments, some of these tensors could
+remain on the device, and some could come back sooner or leave later. Boundaries and dropped tensors are left as they are, so each
+segment runs for as long as before, and only the copies decide the plan's time. There are four moves:
 
-    remove     a tensor stays where it was absent
-    back       it is brought in by the earliest segment that has room for it
-    leave      what runs next does not wait for it to be gone, as long as there is room
+    remove     a tensor remains on the device where it was absent
+    back       an earlier segment that has room brings the tensor in
+    leave      the copy to the host may end later, as long as there is room
     widen      many tensors at once get windows in which nothing waits for their copies (`copy_windows.py`)
 
-Each puts `nbytes` into the segments in which the tensor was away, and takes nothing from any. Moves are tried by what they save
-for a byte, and made if the plan's time on the clocks of `simulate.py` falls; ties by tensor. The room is
-raised in steps from the choice's own peak P,
+A move adds the tensor's bytes to the segments in which the tensor was away, and takes none from any segment. Moves are tried in
+the order of what they save for a byte, and made if the plan's time on the clocks of `simulate.py` falls; ties go by tensor. The
+memory limit is raised in steps from the choice's own peak P,
 
     P, P * step, P * step ** 2, ...   as far as the limit
 
-and at each no move is left untried before the next, up to a number of trials in all. So the limit only says where on its way the
-search ends, and no move lowers a peak: of two limits with the same choice, the lower ends earlier and holds no more. Of two
-with different choices, the lower is below the peak of the higher one's (`choice.cheapest`), which is where that starts. A
-lower limit never gives a higher peak.
+and at each step no move is left untried before the next, up to a number of trials in all. No move lowers a peak. So of two limits
+with the same choice, the search for the lower one ends earlier and holds no more. Of two limits with different choices, the lower
+one's choice is below the peak of the higher one's (`choice.cheapest`), which is where the search for the higher one starts. A
+lower limit therefore never gives a higher peak.
 
-What a segment needs beyond what it holds does not depend on what is away beside it, so measured workspaces stay true.
+What a segment needs beyond what it holds does not depend on what is away meanwhile, so measured workspaces hold for every move.
 """
 
 from bisect import bisect_right
@@ -31,10 +31,11 @@ from itertools import count, pairwise
 import numpy as np
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import emit
-from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import WHOLE, Choice, segment_peaks
 from tensile_jax.plan.search.copy_windows import Need, windows_without_waiting
 from tensile_jax.plan.search.workspace import Measured
@@ -43,7 +44,7 @@ _STEP = 1.01
 _WIDEN_EVERY = 5  # steps
 _MOST_WORK = 16_000_000  # copies times moves, in all: about 0.15 s
 _EACH_COPY = 500  # moves that take as long as the copy itself
-_MOST_TRIPS = 100  # that may change one by one: the largest
+_MOST_SWAPS = 100  # that may change one by one: the largest
 _MOST_TRIALS = 10  # moves tried one by one, each time
 _LEAST_GAIN = 1e-6  # of the step
 _WORTH_ANOTHER = 5e-4  # of the step: gained by one pass, for the next to be made in the same room
@@ -51,11 +52,11 @@ _PARTS = (1.0, 0.5, 0.25)  # of the tensors, the smallest first: those whose win
 
 
 @dataclass(frozen=True, slots=True)
-class _Trip:
+class _Swap:
     """One absence by segments: out as soon as `issued`, away from `gone` on and below `back`, where it comes in for `used`.
 
-    A tensor is copied out for the first of its trips only. `issued` is -1 for what is on the host when the iteration begins;
-    `fixed` trips stay as they are.
+    A tensor is copied out for the first of its swaps only. `issued` is -1 for what is on the host when the iteration begins;
+    `fixed` swaps stay as they are.
     """
 
     tensor: TensorId
@@ -68,11 +69,11 @@ class _Trip:
     fixed: bool
 
 
-def improve(ladder: Ladder, choice: Choice, limit: float, measured: Measured) -> Choice:
+def improve(candidates: Candidates, choice: Choice, limit: float, measured: Measured) -> Choice:
     """The choice with fewer or longer copies, no slower and under the limit; itself where it swaps nothing."""
-    if choice.rung == WHOLE or not ladder.rung(choice.rung).absences:
+    if choice.candidate == WHOLE or not candidates[choice.candidate].absences:
         return choice
-    search = _Search(ladder, choice, measured)
+    search = _Search(candidates, choice, measured)
     search.run(limit)
     return search.choice()
 
@@ -80,36 +81,38 @@ def improve(ladder: Ladder, choice: Choice, limit: float, measured: Measured) ->
 class _Search:
     """Trips, the room that is taken in each segment, and the step's time."""
 
-    def __init__(self, ladder: Ladder, choice: Choice, measured: Measured) -> None:
-        rung = ladder.rung(choice.rung)
+    def __init__(self, candidates: Candidates, choice: Choice, measured: Measured) -> None:
+        candidate = candidates[choice.candidate]
         self._choice = choice
         self._bounds = choice.boundaries
-        self._profile = ladder.profile
-        self._peaks = segment_peaks(ladder, choice, measured)
-        self._trips = [trip for several in rung.absences.values() for trip in self._trips_of(ladder, several)]
-        movable = sorted((t for t in self._trips if not t.fixed), key=lambda t: (-t.nbytes, t.tensor, t.issued))
-        self._small = {(trip.tensor, trip.issued) for trip in movable[_MOST_TRIPS:]}
+        self._profile = candidates.profile
+        self._peaks = segment_peaks(candidates, choice, measured)
+        self._swaps = [swap for several in candidate.absences.values() for swap in self._swaps_of(candidates, several)]
+        movable = sorted((t for t in self._swaps if not t.fixed), key=lambda t: (-t.nbytes, t.tensor, t.issued))
+        self._small = {(swap.tensor, swap.issued) for swap in movable[_MOST_SWAPS:]}
         self._runs: list[float] = []
         for a, b in pairwise(self._bounds):
-            again_us = sum(ladder.rerun_us[p] for p in emit(rung.retention, a, b).again)
-            self._runs.append(ladder.profile.launch_us + float(ladder.elapsed_us[b] - ladder.elapsed_us[a]) + again_us)
-        self._step_us = _step_us(self._trips, self._runs, ladder.profile)
+            again_us = sum(candidates.rerun_us[p] for p in emit(candidate.retention, a, b).again)
+            self._runs.append(
+                candidates.profile.launch_us + float(candidates.elapsed_us[b] - candidates.elapsed_us[a]) + again_us
+            )
+        self._step_us = _step_us(self._swaps, self._runs, candidates.profile)
         self._work_left = _MOST_WORK
 
-    def _trips_of(self, ladder: Ladder, several: Sequence[Absence]) -> list[_Trip]:
-        """The trips of one tensor; an absence in which there is no boundary is none."""
-        bounds, count = self._bounds, len(ladder.graph.operators)
-        retention = ladder.rung(self._choice.rung).retention
-        trips: list[_Trip] = []
+    def _swaps_of(self, candidates: Candidates, several: Sequence[Absence]) -> list[_Swap]:
+        """The swaps of one tensor; an absence in which there is no boundary is none."""
+        bounds, count = self._bounds, len(candidates.graph.operators)
+        retention = candidates[self._choice.candidate].retention
+        swaps: list[_Swap] = []
         for absence in several:
             t, leave, back = absence.tensor, absence.leave, absence.back
             if bisect_right(bounds, back) <= bisect_right(bounds, leave):
                 continue
             issued = bisect_right(bounds, retention.last_need(t, leave))
-            trips.append(
-                _Trip(
+            swaps.append(
+                _Swap(
                     tensor=t,
-                    nbytes=ladder.graph.tensors[t].nbytes,
+                    nbytes=candidates.graph.tensors[t].nbytes,
                     issued=issued if leave >= 0 else -1,
                     gone=max(bisect_right(bounds, leave), issued),
                     back=bisect_right(bounds, back) - 1 if back < count else len(bounds),
@@ -118,13 +121,13 @@ class _Search:
                     fixed=leave < 0 or back >= count,
                 )
             )
-        return trips
+        return swaps
 
     def choice(self) -> Choice:
         """The choice as it is by now."""
         absences: dict[TensorId, tuple[Absence, ...]] = {}
-        for trip in self._trips:
-            absences[trip.tensor] = (*absences.get(trip.tensor, ()), trip.absence)
+        for swap in self._swaps:
+            absences[swap.tensor] = (*absences.get(swap.tensor, ()), swap.absence)
         return replace(self._choice, absences=dict(sorted(absences.items())))
 
     def run(self, limit: float) -> None:
@@ -141,126 +144,126 @@ class _Search:
 
     def _pass(self, room: int) -> bool:
         """Try every move at once, and then one by one in the order of what they save, making those that still do."""
-        large = (trip for trip in self._trips if (trip.tensor, trip.issued) not in self._small)
-        moves = [(trip, *move) for trip in large for move in self._moves(trip, room)]
+        large = (swap for swap in self._swaps if (swap.tensor, swap.issued) not in self._small)
+        moves = [(swap, *move) for swap in large for move in self._moves(swap, room)]
         if not moves:
             return False
-        self._work_left -= 2 * len(self._trips) * (len(moves) + _EACH_COPY)
-        steps = _steps_us(self._trips, [(trip, changed) for trip, changed, _ in moves], self._runs, self._profile)
+        self._work_left -= 2 * len(self._swaps) * (len(moves) + _EACH_COPY)
+        steps = _steps_us(self._swaps, [(swap, changed) for swap, changed, _ in moves], self._runs, self._profile)
         saved = [(us - self._step_us) / max(more, 1) for us, (_, _, more) in zip(steps, moves, strict=True)]
         before = self._step_us
         for i in sorted(range(len(moves)), key=lambda i: (saved[i], i))[:_MOST_TRIALS]:
-            trip, changed, _ = moves[i]
+            swap, changed, _ = moves[i]
             if steps[i] >= self._step_us * (1 - _LEAST_GAIN):
                 continue
-            if trip not in self._trips or not self._has_room(self._change(trip, changed), room):
+            if swap not in self._swaps or not self._has_room(self._change(swap, changed), room):
                 continue
-            us = _step_us(self._with(trip, changed), self._runs, self._profile)
+            us = _step_us(self._with(swap, changed), self._runs, self._profile)
             if us < self._step_us * (1 - _LEAST_GAIN):
-                self._peaks += self._change(trip, changed)
-                self._trips = self._with(trip, changed)
+                self._peaks += self._change(swap, changed)
+                self._swaps = self._with(swap, changed)
                 self._step_us = us
         return self._step_us < before * (1 - _WORTH_ANOTHER)
 
     def _widen(self, room: int) -> None:
         """Take the best of several ways to widen windows together, if there is room for one and it pays."""
-        movable = [trip for trip in self._trips if not trip.fixed]
-        first = {trip.tensor: trip for trip in reversed(self._trips)}  # the one that copies its tensor to the host
+        movable = [swap for swap in self._swaps if not swap.fixed]
+        first = {swap.tensor: swap for swap in reversed(self._swaps)}  # the one that copies its tensor to the host
         wide = windows_without_waiting(
             [Need(t.tensor, t.nbytes, t.issued, t.used, t is first[t.tensor] and t.issued >= 0) for t in movable],
             self._runs,
             self._profile,
         )
         by_size = sorted(wide, key=lambda i: (movable[i].nbytes, movable[i].tensor, movable[i].issued))
-        best = self._trips, self._step_us * (1 - _LEAST_GAIN), np.zeros(len(self._runs))
+        best = self._swaps, self._step_us * (1 - _LEAST_GAIN), np.zeros(len(self._runs))
         for leaves, backs in ((True, True), (False, True), (True, False)):
             for part in _PARTS:
-                changed: dict[_Trip, _Trip] = {}
+                changed: dict[_Swap, _Swap] = {}
                 for i in by_size[: int(part * len(by_size))]:
                     gone = max(movable[i].gone, wide[i].gone) if leaves else movable[i].gone
                     back = min(movable[i].back, wide[i].back) if backs else movable[i].back
                     if gone < back:
                         changed[movable[i]] = self._moved(movable[i], gone, back)
-                more = sum((self._change(trip, new) for trip, new in changed.items()), np.zeros(len(self._runs)))
+                more = sum((self._change(swap, new) for swap, new in changed.items()), np.zeros(len(self._runs)))
                 if not self._has_room(more, room):
                     continue
-                trips = [changed.get(trip, trip) for trip in self._trips]
-                us = _step_us(trips, self._runs, self._profile)
-                self._work_left -= len(trips) * _EACH_COPY
+                swaps = [changed.get(swap, swap) for swap in self._swaps]
+                us = _step_us(swaps, self._runs, self._profile)
+                self._work_left -= len(swaps) * _EACH_COPY
                 if us < best[1]:
-                    best = trips, us, more
-        if best[0] is not self._trips:
-            self._trips, self._step_us, more = best
+                    best = swaps, us, more
+        if best[0] is not self._swaps:
+            self._swaps, self._step_us, more = best
             self._peaks = self._peaks + more
 
-    def _moved(self, trip: _Trip, gone: int, back: int) -> _Trip:
-        absence = trip.absence
-        if gone != trip.gone:
+    def _moved(self, swap: _Swap, gone: int, back: int) -> _Swap:
+        absence = swap.absence
+        if gone != swap.gone:
             absence = replace(absence, leave=self._bounds[gone] - 1)
-        if back != trip.back:
+        if back != swap.back:
             absence = replace(absence, back=self._bounds[back])
-        return replace(trip, gone=gone, back=back, absence=absence)
+        return replace(swap, gone=gone, back=back, absence=absence)
 
-    def _moves(self, trip: _Trip, room: int) -> list[tuple[_Trip | None, int]]:
-        """What may be done about a trip within the room, and the bytes that each puts into segments, all in all."""
-        if trip.fixed:
+    def _moves(self, swap: _Swap, room: int) -> list[tuple[_Swap | None, int]]:
+        """What may be done about a swap within the room, and the bytes that each puts into segments, all in all."""
+        if swap.fixed:
             return []
-        found: list[tuple[_Trip | None, int]] = []
-        free = self._peaks + trip.nbytes <= room
-        if free[trip.gone : trip.back].all():
-            found.append((None, trip.nbytes * (trip.back - trip.gone)))
-        back = trip.back
-        while back - 1 > trip.gone and free[back - 1]:
+        found: list[tuple[_Swap | None, int]] = []
+        free = self._peaks + swap.nbytes <= room
+        if free[swap.gone : swap.back].all():
+            found.append((None, swap.nbytes * (swap.back - swap.gone)))
+        back = swap.back
+        while back - 1 > swap.gone and free[back - 1]:
             back -= 1
-        gone = trip.gone
-        while gone + 1 < trip.back and free[gone]:
+        gone = swap.gone
+        while gone + 1 < swap.back and free[gone]:
             gone += 1
-        for at in dict.fromkeys((trip.back - 1, back)):
-            if back <= at < trip.back:
-                found.append((self._moved(trip, trip.gone, at), trip.nbytes * (trip.back - at)))
-        for at in dict.fromkeys((trip.gone + 1, gone)):
-            if trip.gone < at <= gone:
-                found.append((self._moved(trip, at, trip.back), trip.nbytes * (at - trip.gone)))
+        for at in dict.fromkeys((swap.back - 1, back)):
+            if back <= at < swap.back:
+                found.append((self._moved(swap, swap.gone, at), swap.nbytes * (swap.back - at)))
+        for at in dict.fromkeys((swap.gone + 1, gone)):
+            if swap.gone < at <= gone:
+                found.append((self._moved(swap, at, swap.back), swap.nbytes * (at - swap.gone)))
         return found
 
-    def _change(self, trip: _Trip, changed: _Trip | None) -> np.ndarray:
+    def _change(self, swap: _Swap, changed: _Swap | None) -> np.ndarray:
         """Bytes that the move puts into each segment."""
         more = np.zeros(len(self._runs))
-        more[trip.gone : trip.back] += trip.nbytes
+        more[swap.gone : swap.back] += swap.nbytes
         if changed is not None:
-            more[changed.gone : changed.back] -= trip.nbytes
+            more[changed.gone : changed.back] -= swap.nbytes
         return more
 
     def _has_room(self, more: np.ndarray, room: int) -> bool:
         """Whether so many bytes more in each segment stay within the room, where it is more."""
         return bool((self._peaks + more <= room)[more > 0].all())
 
-    def _with(self, trip: _Trip, changed: _Trip | None) -> list[_Trip]:
-        return [new for t in self._trips if (new := changed if t is trip else t) is not None]
+    def _with(self, swap: _Swap, changed: _Swap | None) -> list[_Swap]:
+        return [new for t in self._swaps if (new := changed if t is swap else t) is not None]
 
 
-def _step_us(trips: Sequence[_Trip], runs: Sequence[float], profile: DeviceProfile) -> float:
-    """The time of a step on the three lanes of `simulate.py`, from the trips and how long each segment runs."""
+def _step_us(swaps: Sequence[_Swap], runs: Sequence[float], profile: DeviceProfile) -> float:
+    """The time of a step on the three lanes of `simulate.py`, from the swaps and how long each segment runs."""
     count = len(runs)
     out: dict[int, list[tuple[int, TensorId, int]]] = {}
     into: dict[int, list[tuple[int, TensorId, int]]] = {}
     seen: set[TensorId] = set()
-    for trip in trips:
-        if trip.issued >= 0 and trip.tensor not in seen:
-            out.setdefault(trip.issued, []).append((trip.gone, trip.tensor, trip.nbytes))
-        seen.add(trip.tensor)
-        if trip.back <= count:
-            into.setdefault(trip.back, []).append((trip.used, trip.tensor, trip.nbytes))
+    for swap in swaps:
+        if swap.issued >= 0 and swap.tensor not in seen:
+            out.setdefault(swap.issued, []).append((swap.gone, swap.tensor, swap.nbytes))
+        seen.add(swap.tensor)
+        if swap.back <= count:
+            into.setdefault(swap.back, []).append((swap.used, swap.tensor, swap.nbytes))
     clock = lane_out = lane_in = owed = 0.0
     left, come = [0.0] * (count + 1), [0.0] * (count + 1)
     for index in range(count + 1):
         for until, _, nbytes in sorted(out.get(index, ())):
-            length = nbytes / profile.device_to_host_bytes_per_us
+            length = copy_out_us(nbytes, profile)
             lane_out = left[until] = max(lane_out, clock) + length
             owed += profile.copy_share * length
         clock = max(clock, left[index])
         for until, _, nbytes in sorted(into.get(index, ())):
-            length = nbytes / profile.host_to_device_bytes_per_us
+            length = copy_in_us(nbytes, profile)
             lane_in = come[until] = max(lane_in, clock) + length
             owed += profile.copy_share * length
         if index < count:
@@ -270,40 +273,40 @@ def _step_us(trips: Sequence[_Trip], runs: Sequence[float], profile: DeviceProfi
 
 
 def _steps_us(
-    trips: Sequence[_Trip], moves: Sequence[tuple[_Trip, _Trip | None]], runs: Sequence[float], profile: DeviceProfile
+    swaps: Sequence[_Swap], moves: Sequence[tuple[_Swap, _Swap | None]], runs: Sequence[float], profile: DeviceProfile
 ) -> np.ndarray:
     """The time of a step after each of the moves alone, all on the same clocks: a copy that is not made takes no time."""
     count, many = len(runs), len(moves)
-    rates = profile.device_to_host_bytes_per_us, profile.host_to_device_bytes_per_us
+    copy_us = copy_out_us, copy_in_us  # by direction
     copies: dict[tuple[int, int, int, TensorId], np.ndarray] = {}  # lengths, by (issued, direction, awaited, tensor)
 
-    def outward(trip: _Trip) -> tuple[int, int, int, TensorId] | None:
-        return (trip.issued, 0, trip.gone, trip.tensor) if trip.issued >= 0 else None
+    def outward(swap: _Swap) -> tuple[int, int, int, TensorId] | None:
+        return (swap.issued, 0, swap.gone, swap.tensor) if swap.issued >= 0 else None
 
-    def inward(trip: _Trip) -> tuple[int, int, int, TensorId] | None:
-        return (trip.back, 1, trip.used, trip.tensor) if trip.back <= count else None
+    def inward(swap: _Swap) -> tuple[int, int, int, TensorId] | None:
+        return (swap.back, 1, swap.used, swap.tensor) if swap.back <= count else None
 
     def put(copy: tuple[int, int, int, TensorId] | None, which: int | slice, nbytes: int) -> None:
         if copy is not None:
-            copies.setdefault(copy, np.zeros(many))[which] = nbytes / rates[copy[1]]
+            copies.setdefault(copy, np.zeros(many))[which] = copy_us[copy[1]](nbytes, profile)
 
-    first: dict[TensorId, _Trip] = {}
-    second: dict[TensorId, _Trip] = {}
-    for trip in trips:
-        if trip.tensor not in first:
-            first[trip.tensor] = trip
-            put(outward(trip), slice(None), trip.nbytes)
+    first: dict[TensorId, _Swap] = {}
+    second: dict[TensorId, _Swap] = {}
+    for swap in swaps:
+        if swap.tensor not in first:
+            first[swap.tensor] = swap
+            put(outward(swap), slice(None), swap.nbytes)
         else:
-            second.setdefault(trip.tensor, trip)
-        put(inward(trip), slice(None), trip.nbytes)
-    for which, (trip, changed) in enumerate(moves):
-        heads = [t for t in (first[trip.tensor], second.get(trip.tensor)) if t is not None and t is not trip]
-        if first[trip.tensor] is trip:
-            put(outward(trip), which, 0)
+            second.setdefault(swap.tensor, swap)
+        put(inward(swap), slice(None), swap.nbytes)
+    for which, (swap, changed) in enumerate(moves):
+        heads = [t for t in (first[swap.tensor], second.get(swap.tensor)) if t is not None and t is not swap]
+        if first[swap.tensor] is swap:
+            put(outward(swap), which, 0)
             head = changed if changed is not None else heads[0] if heads else None
             if head is not None:
                 put(outward(head), which, head.nbytes)
-        put(inward(trip), which, 0)
+        put(inward(swap), which, 0)
         if changed is not None:
             put(inward(changed), which, changed.nbytes)
 

@@ -35,38 +35,34 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.fusion import Traffic
-from tensile_jax.plan.analysis.latency import DeviceProfile
-from tensile_jax.plan.analysis.liveness import Activity
-from tensile_jax.plan.analysis.rerun_latency import rerun_latency
+from tensile_jax.plan.analysis.copy_time import slower_copy_us
+from tensile_jax.plan.analysis.fusion import Fusion
+from tensile_jax.plan.analysis.liveness import Liveness
 from tensile_jax.plan.analysis.residency import stored_unless_swapped
-from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.analysis.retention import Retention
+from tensile_jax.plan.search.candidates import Candidates
 
 _PLACES = 6
 
 
-def least_step_us(
-    activity: Activity, traffic: Traffic, latencies: tuple[float, ...], profile: DeviceProfile, budget_bytes: float
-) -> float:
+def least_step_us(candidates: Candidates, budget_bytes: float) -> float:
     """A lower bound on the microseconds of a step whose peak is at most `budget_bytes`; infinite if no plan can exist."""
-    alone = sum(latencies) + profile.launch_us
-    retention = retain(activity, {t.id: activity.begin[t.id] for t in activity.graph.tensors if traffic.virtual[t.id]})
-    program = _Program(activity, traffic, retention, profile)
-    for place in _places(activity, traffic, retention, budget_bytes):
+    program = _Program(candidates)
+    for place in _places(candidates.liveness, candidates.fusion, candidates.undropped, budget_bytes):
         program.consider(place, budget_bytes)
-    return program.least(alone)
+    return program.least(candidates.whole_us)
 
 
-def _places(activity: Activity, traffic: Traffic, retention: Retention, budget_bytes: float) -> list[int]:
+def _places(liveness: Liveness, fusion: Fusion, retention: Retention, budget_bytes: float) -> list[int]:
     """Heavy operators at which most is stored and made, far apart from each other."""
     stored = stored_unless_swapped(retention)
-    heirs = {h for h in activity.heir if h >= 0}
+    aliases = {h for h in liveness.alias if h >= 0}
     need = {
-        place: int(stored[place]) + _made(activity, traffic, heirs, place)
-        for place, op in enumerate(activity.graph.operators)
+        place: int(stored[place]) + _made(liveness, fusion, aliases, place)
+        for place, op in enumerate(liveness.graph.operators)
         if op.kind == "heavy"
     }
-    apart = max(1, len(activity.graph.operators) // (4 * _PLACES))
+    apart = max(1, len(liveness.graph.operators) // (4 * _PLACES))
     chosen: list[int] = []
     for place in sorted(need, key=lambda p: (-need[p], p)):
         if len(chosen) == _PLACES or need[place] <= budget_bytes:
@@ -76,21 +72,21 @@ def _places(activity: Activity, traffic: Traffic, retention: Retention, budget_b
     return chosen
 
 
-def _made(activity: Activity, traffic: Traffic, heirs: Set[int], place: int) -> int:
-    """Bytes of the results of an operator that take no one's place: those that are not `heirs`."""
-    outputs = activity.graph.operators[place].outputs
-    return sum(activity.graph.tensors[t].nbytes for t in outputs if t not in heirs and traffic.materialised[t])
+def _made(liveness: Liveness, fusion: Fusion, aliases: Set[int], place: int) -> int:
+    """Bytes of the results of an operator that take no one's place: those that are not `aliases`."""
+    outputs = liveness.graph.operators[place].outputs
+    return sum(liveness.graph.tensors[t].nbytes for t in outputs if t not in aliases and fusion.materialised[t])
 
 
 class _Program:
     """Columns and rows of the linear program, in the order in which they come up. Column 0 is T."""
 
-    def __init__(self, activity: Activity, traffic: Traffic, retention: Retention, profile: DeviceProfile) -> None:
-        self._activity = activity
-        self._traffic = traffic
-        self._retention = retention
-        self._profile = profile
-        self._heirs = {h for h in activity.heir if h >= 0}
+    def __init__(self, candidates: Candidates) -> None:
+        self._liveness = candidates.liveness
+        self._fusion = candidates.fusion
+        self._rerun_us = candidates.rerun_us
+        self._profile = candidates.profile
+        self._aliases = {h for h in self._liveness.alias if h >= 0}
         self._columns: dict[tuple[str, int, int], int] = {("T", 0, 0): 0}
         self._rows: list[tuple[list[tuple[int, float]], float]] = []  # sum of coefficient * column <= bound
         self._fixed: set[int] = set()  # columns that must be 1
@@ -100,14 +96,14 @@ class _Program:
 
     def consider(self, place: int, budget_bytes: float) -> None:
         """The rows of one place."""
-        activity, graph = self._activity, self._activity.graph
-        begin, tensors = activity.begin, graph.tensors
+        liveness, graph = self._liveness, self._liveness.graph
+        begin, tensors = liveness.begin, graph.tensors
         count = len(graph.operators)
         own = graph.operators[place]
         needed = [
             t.id
             for t in tensors
-            if begin[t.id] < place and t.nbytes and (any(p >= place for p in activity.uses[t.id]) or activity.end[t.id] >= count)
+            if begin[t.id] < place and t.nbytes and (any(p >= place for p in liveness.uses[t.id]) or liveness.end[t.id] >= count)
         ]
         seen: set[int] = set()
         waiting: list[tuple[TensorId, int | None]] = [(t, None) for t in needed]
@@ -118,9 +114,9 @@ class _Program:
                 continue
             row: list[tuple[int, float]] = [(self._column("there", t, place), -1.0)]
             memory[row[0][0]] = float(tensors[t].nbytes)
-            if t in own.inputs and self._traffic.materialised[t] or t in activity.kept_by_caller:
+            if t in own.inputs and self._fusion.materialised[t] or t in liveness.kept_by_caller:
                 self._fixed.add(row[0][0])
-            if t not in activity.kept_by_caller:
+            if t not in liveness.kept_by_caller:
                 away = self._column("away", t, place)
                 row.append((away, -1.0))
                 self._rows.append(([(away, 1.0), (self._column("away", t), -1.0)], 0.0))
@@ -136,20 +132,19 @@ class _Program:
                 self._rows.append((row, -1.0))
             else:
                 self._rows.append(([*row, (self._column("again", wanted_by, place), 1.0)], 0.0))
-        self._rows.append((list(memory.items()), budget_bytes - _made(activity, self._traffic, self._heirs, place)))
+        self._rows.append((list(memory.items()), budget_bytes - _made(liveness, self._fusion, self._aliases, place)))
 
     def least(self, alone_us: float) -> float:
         """The optimum."""
-        profile, tensors = self._profile, self._activity.graph.tensors
+        profile, tensors = self._profile, self._liveness.graph.tensors
         time = [(0, -1.0)]
         link = [(0, -1.0)]
-        slowest = min(profile.device_to_host_bytes_per_us, profile.host_to_device_bytes_per_us)
         for (kind, item, place), column in self._columns.items():
             if place == -1 and kind == "again":
-                time.append((column, rerun_latency(item, self._retention, self._traffic, profile)))
+                time.append((column, self._rerun_us[item]))
             elif place == -1 and kind == "away":
-                link.append((column, tensors[item].nbytes / slowest))
-                time.append((column, profile.copy_share * tensors[item].nbytes / slowest))
+                link.append((column, slower_copy_us(tensors[item].nbytes, profile)))
+                time.append((column, slower_copy_us(profile.copy_share * tensors[item].nbytes, profile)))
         rows = [*self._rows, (time, -alone_us), (link, 0.0)]
         count = len(self._columns)
         entries = [(r, c, v) for r, (row, _) in enumerate(rows) for c, v in row]

@@ -1,4 +1,4 @@
-"""Cut the step into segments: the cheapest boundaries that keep every segment under a limit.
+"""Cuts the step into segments: the cheapest boundaries that keep every segment under a memory limit.
 
 A segment `[a, b)` runs as one executable. XLA holds its inputs until it ends and its outputs from its start, so that
 
@@ -9,11 +9,11 @@ A segment `[a, b)` runs as one executable. XLA holds its inputs until it ends an
     cost(a, b) = launch + (bytes that would not have been written without the boundary b) / bytes_per_us
                + latency of what [a, b) computes again
 
-Both depend on the two ends only, so the cheapest segmentation in which every peak stays under a limit is a shortest path,
-found exactly by dynamic programming over a set of candidate boundaries: between any two heavy operators the earliest place at
-which least is stored. `cost` and `peak` are two matrices over pairs of candidates, made of cumulative sums.
+Both depend on the two ends only, so the cheapest segmentation in which every peak is under a limit is a shortest path, found
+exactly by dynamic programming over a set of candidate boundaries: between any two heavy operators the earliest place at which
+least is stored. `cost` and `peak` are two matrices over pairs of candidate boundaries, made of cumulative sums.
 
-Ties go to the earlier boundary: a late one would split what XLA fuses (design measurement: 15 % more traffic).
+Ties go to the earlier boundary: a late one would split what XLA fuses (measured for the design: 15 % more memory traffic).
 """
 
 from collections.abc import Sequence, Set
@@ -24,10 +24,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.fusion import Traffic
-from tensile_jax.plan.analysis.latency import DeviceProfile
-from tensile_jax.plan.analysis.rerun_latency import rerun_latencies
-from tensile_jax.plan.analysis.residency import Stay, columns, stored_bytes
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.analysis.fusion import Fusion
+from tensile_jax.plan.analysis.latency import rerun_latencies
+from tensile_jax.plan.analysis.residency import Residency, columns, stored_bytes
 from tensile_jax.plan.analysis.retention import Retention
 
 _MOST_CANDIDATES = 192
@@ -35,7 +35,7 @@ _CROSSING = 0.1  # of its bytes, for a materialised tensor that crosses a bounda
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Board:
+class BoundaryTable:
     """Candidate boundaries (ascending, 0 and the end among them) and, for each pair a < b of them, cost and peak.
 
     `cost` (microseconds), `held` (stored and made, bytes), `workspace` (bytes, if XLA schedules as well as can be) and
@@ -53,23 +53,23 @@ class Board:
         return np.ceil(self.workspace * (1.0 + growth * self.kernels))
 
 
-def lay_board(
+def boundary_table(
     retention: Retention,
-    traffic: Traffic,
+    fusion: Fusion,
     profile: DeviceProfile,
     *,
-    stays: Sequence[Stay],
+    residencies: Sequence[Residency],
     boundaries: tuple[int, ...] | None = None,
-) -> Board:
+) -> BoundaryTable:
     """Cost and peak of every segment between candidate boundaries.
 
     Args:
         boundaries: the candidates; if None, they are found.
     """
-    activity, graph = retention.activity, retention.activity.graph
+    liveness, graph = retention.liveness, retention.liveness.graph
     count = len(graph.operators)
-    stored = stored_bytes(stays, count)
-    boundaries = boundaries or _candidates(retention, stored)
+    stored = stored_bytes(residencies, count)
+    boundaries = boundaries or _candidate_boundaries(retention, stored)
     k = len(boundaries)
     bucket = np.searchsorted(np.array(boundaries), np.arange(count + 1), side="right") - 1  # of a place
     bucket[count] = k - 1
@@ -78,29 +78,29 @@ def lay_board(
         flat = np.bincount(bucket[first] * (k + 1) + bucket[last], weights=weight, minlength=(k + 1) ** 2)
         return flat.reshape(k + 1, k + 1)
 
-    tensor, nbytes, begin, end, whole = columns([stay for stay in stays if stay.begin >= 0])
+    tensor, nbytes, begin, end, whole = columns([residency for residency in residencies if residency.begin >= 0])
     until = np.where(whole, end, count)  # what is swapped is an input or a result of its segment, always
     made_bytes = _begins_in_crosses(histogram(begin, until, nbytes))[:k, :k]
-    crossing = nbytes * np.where(traffic.written[tensor], _CROSSING, 1.0)
+    crossing = nbytes * np.where(fusion.written[tensor], _CROSSING, 1.0)
     written_bytes = _begins_in_crosses(histogram(begin, until, crossing))[:k, :k]
-    result = begin == activity.begins[tensor]  # not brought in from the host
+    result = begin == liveness.begins[tensor]  # not brought in from the host
     lent = _begins_in_crosses(histogram(begin[result], until[result], nbytes[result]))[:k, :k]
-    again_us = _again(retention, traffic, profile, bucket, k)
+    again_us = _again(retention, fusion, profile, bucket, k)
     base = stored[list(boundaries)]
-    inside = _inside(retention, traffic, {stay.tensor for stay in stays if not stay.whole})
-    work = _workspace(retention, traffic, profile, boundaries, bucket, histogram(*inside), inside, lent)
-    heavy = np.cumsum([0, *(activity.kinds == "heavy")])[list(boundaries)]
+    inside = _inside(retention, fusion, {residency.tensor for residency in residencies if not residency.whole})
+    work = _workspace(retention, fusion, profile, boundaries, bucket, histogram(*inside), inside, lent)
+    heavy = np.cumsum([0, *(liveness.kinds == "heavy")])[list(boundaries)]
     cost = profile.launch_us + written_bytes / profile.bytes_per_us + again_us
-    return Board(boundaries, cost, base[:, None] + made_bytes, work, np.maximum(heavy[None, :] - heavy[:, None], 0))
+    return BoundaryTable(boundaries, cost, base[:, None] + made_bytes, work, np.maximum(heavy[None, :] - heavy[:, None], 0))
 
 
-def _inside(retention: Retention, traffic: Traffic, away: Set[TensorId]) -> np.ndarray:
+def _inside(retention: Retention, fusion: Fusion, away: Set[TensorId]) -> np.ndarray:
     """Columns (first place, last place, bytes) of all that may live and die inside a segment, as it is or computed again."""
-    activity = retention.activity
-    begin, end, nbytes = activity.begins, retention.ends, activity.nbytes
-    there = traffic.written & (begin >= 0) & (nbytes > 0)
-    own = there & (end < len(activity.graph.operators))
-    own[[*retention.heirs.values(), *away]] = False
+    liveness = retention.liveness
+    begin, end, nbytes = liveness.begins, retention.ends, liveness.nbytes
+    there = fusion.written & (begin >= 0) & (nbytes > 0)
+    own = there & (end < len(liveness.graph.operators))
+    own[[*retention.aliases.values(), *away]] = False
     again: list[tuple[int, int, int]] = []
     for t, last in retention.dropped.items():
         if there[t]:
@@ -112,11 +112,11 @@ def _inside(retention: Retention, traffic: Traffic, away: Set[TensorId]) -> np.n
     )
 
 
-def _candidates(retention: Retention, stored: np.ndarray) -> tuple[int, ...]:
-    activity = retention.activity
-    count = len(activity.graph.operators)
-    heavy: list[int] = np.flatnonzero(activity.kinds == "heavy").tolist()
-    made: list[int] = [0, *np.cumsum(activity.makes.sums(activity.nbytes)).tolist()]
+def _candidate_boundaries(retention: Retention, stored: np.ndarray) -> tuple[int, ...]:
+    liveness = retention.liveness
+    count = len(liveness.graph.operators)
+    heavy: list[int] = np.flatnonzero(liveness.kinds == "heavy").tolist()
+    made: list[int] = [0, *np.cumsum(liveness.makes.sums(liveness.nbytes)).tolist()]
     free = stored.astype(float)
     free[_folded(retention)] = np.inf
     chosen = {0, count}
@@ -144,7 +144,7 @@ def _candidates(retention: Retention, stored: np.ndarray) -> tuple[int, ...]:
 
 def _folded(retention: Retention) -> list[int]:
     """Boundaries at which XLA would have folded a transposition into the heavy operator before it."""
-    begin, operators = retention.activity.begin, retention.activity.graph.operators
+    begin, operators = retention.liveness.begin, retention.liveness.graph.operators
     return [
         place
         for place, op in enumerate(operators)
@@ -163,7 +163,7 @@ def _begins_in_crosses(grid: np.ndarray) -> np.ndarray:
 
 def _workspace(
     retention: Retention,
-    traffic: Traffic,
+    fusion: Fusion,
     profile: DeviceProfile,
     boundaries: tuple[int, ...],
     bucket: np.ndarray,
@@ -179,15 +179,15 @@ def _workspace(
         W[a, b] = max over q of P[q + 1, b] - P[a, b] - P[q + 1, q] + P[a, q] + alone[q] - later[q, b]
     """
     k = len(boundaries)
-    activity = retention.activity
-    count = len(activity.graph.operators)
+    liveness = retention.liveness
+    count = len(liveness.graph.operators)
     first, last, weight = inside
     same = bucket[first] == bucket[last]
     change = np.bincount(first[same], weights=weight[same], minlength=count + 2)
     change -= np.bincount(last[same] + 1, weights=weight[same], minlength=count + 2)
-    live = np.cumsum(change)[:count] + chains(retention, traffic)
+    live = np.cumsum(change)[:count] + chains(retention, fusion)
     if profile.canonical_layouts:
-        live += activity.relayout
+        live += liveness.relayout
     alone = np.maximum.reduceat(live, boundaries[:-1])
     cross = grid[:k, :k].copy()
     np.fill_diagonal(cross, 0.0)
@@ -206,33 +206,33 @@ def _read_again(retention: Retention, tensor: TensorId) -> list[int]:
 
     What is computed again for one place is there for the next; what it was made from is not needed a second time.
     """
-    activity, end = retention.activity, retention.end[tensor]
+    liveness, end = retention.liveness, retention.end[tensor]
     needs = [p for p in retention.needs[tensor] if p > end]
     before = dict(zip(needs[1:], needs, strict=False))
-    read = {*needs[:1], *(p for p in activity.uses[tensor] if p > end)}
-    for reader in activity.uses[tensor]:
+    read = {*needs[:1], *(p for p in liveness.uses[tensor] if p > end)}
+    for reader in liveness.uses[tensor]:
         runs = retention.reruns[reader]
         read.update(p for last, p in zip((-1, *runs), runs, strict=False) if p > end and before.get(p, -1) != last)
     return sorted(read)
 
 
-def chains(retention: Retention, traffic: Traffic) -> np.ndarray:
+def chains(retention: Retention, fusion: Fusion) -> np.ndarray:
     """For each place, the most bytes that are live while the chains that it is the first to need are computed again.
 
     Later readers in the same segment find the chain's tensors there; that is counted with what lives across places.
     """
-    activity = retention.activity
-    operators, tensors = activity.graph.operators, activity.graph.tensors
+    liveness = retention.liveness
+    operators, tensors = liveness.graph.operators, liveness.graph.tensors
     chain: dict[int, list[int]] = {}  # by the first place to need it
     for place, runs in enumerate(retention.reruns):
         if runs:
             chain.setdefault(runs[0], []).append(place)
     most = np.zeros(len(operators))
     for need, everything in chain.items():
-        places = [place for place in everything if any(traffic.materialised[t] for t in operators[place].outputs)]
+        places = [place for place in everything if any(fusion.materialised[t] for t in operators[place].outputs)]
         if not places:
             continue
-        members = {t for place in places for t in operators[place].outputs if traffic.materialised[t]}
+        members = {t for place in places for t in operators[place].outputs if fusion.materialised[t]}
         last: dict[int, int] = dict.fromkeys(operators[need].inputs, need)
         for place in reversed(everything):  # what a fused operator reads is read where its results are
             op = operators[place]
@@ -255,15 +255,15 @@ def chains(retention: Retention, traffic: Traffic) -> np.ndarray:
     return most
 
 
-def _again(retention: Retention, traffic: Traffic, profile: DeviceProfile, bucket: np.ndarray, k: int) -> np.ndarray:
+def _again(retention: Retention, fusion: Fusion, profile: DeviceProfile, bucket: np.ndarray, k: int) -> np.ndarray:
     """R[a, b] = microseconds of what the segment [a, b) computes again, each operator once."""
-    activity = retention.activity
-    operators = activity.graph.operators
+    liveness = retention.liveness
+    operators = liveness.graph.operators
     grid = np.zeros((k + 1, k + 1))
     before: list[int] = []
     after: list[int] = []
     places: list[int] = []
-    latencies = rerun_latencies(activity, traffic, profile)
+    latencies = rerun_latencies(liveness, fusion, profile)
     for place, runs in enumerate(retention.reruns):
         if runs and latencies[place] > 0.0:
             stored_until = max(retention.end[t] for t in operators[place].outputs)
@@ -285,30 +285,30 @@ class Cut(NamedTuple):
     boundaries: tuple[int, ...]
 
 
-def cheapest_cut(board: Board, workspaces: np.ndarray, limit: float) -> Cut | None:
+def cheapest_cut(table: BoundaryTable, workspaces: np.ndarray, limit: float) -> Cut | None:
     """The cheapest segmentation, of two segments or more, in which no segment's peak exceeds `limit`, or None.
 
     Args:
-        workspaces: of every segment, in the order of `board.boundaries`.
+        workspaces: of every segment, in the order of `table.boundaries`.
     """
-    peak = board.held + workspaces
-    k = len(board.boundaries)
+    peak = table.held + workspaces
+    k = len(table.boundaries)
     total = np.full(k, np.inf)
     total[0] = 0.0
     back = np.zeros(k, dtype=int)
     for b in range(1, k):
-        through = np.where(peak[:b, b] <= limit, total[:b] + board.cost[:b, b], np.inf)
+        through = np.where(peak[:b, b] <= limit, total[:b] + table.cost[:b, b], np.inf)
         if b == k - 1 and b > 1:
             through[0] = np.inf  # the step as one executable is plain jit's, not a segmentation
         a = int(np.argmin(through))
         total[b], back[b] = through[a], a
-    return Cut(float(total[-1]), _path(board, back)) if np.isfinite(total[-1]) else None
+    return Cut(float(total[-1]), _path(table, back)) if np.isfinite(total[-1]) else None
 
 
-def least_peak(board: Board, workspaces: np.ndarray) -> int:
+def least_peak(table: BoundaryTable, workspaces: np.ndarray) -> int:
     """The smallest limit for which there is a segmentation of two segments or more."""
-    peak = board.held + workspaces
-    k = len(board.boundaries)
+    peak = table.held + workspaces
+    k = len(table.boundaries)
     worst = np.full(k, np.inf)
     worst[0] = 0.0
     for b in range(1, k):
@@ -317,17 +317,17 @@ def least_peak(board: Board, workspaces: np.ndarray) -> int:
     return int(np.ceil(worst[-1]))
 
 
-def pressure(retention: Retention, traffic: Traffic, profile: DeviceProfile) -> np.ndarray:
+def pressure(retention: Retention, fusion: Fusion, profile: DeviceProfile) -> np.ndarray:
     """For each place, the bytes that its operator needs beyond what is stored before it, but for what XLA fuses away."""
-    activity = retention.activity
-    added = np.where(traffic.written, activity.nbytes, 0)
-    added[list(retention.heirs.values())] = 0
-    alone = chains(retention, traffic) + activity.makes.sums(added)
-    return alone + activity.relayout if profile.canonical_layouts else alone
+    liveness = retention.liveness
+    added = np.where(fusion.written, liveness.nbytes, 0)
+    added[list(retention.aliases.values())] = 0
+    alone = chains(retention, fusion) + liveness.makes.sums(added)
+    return alone + liveness.relayout if profile.canonical_layouts else alone
 
 
-def _path(board: Board, back: np.ndarray) -> tuple[int, ...]:
-    path = [len(board.boundaries) - 1]
+def _path(table: BoundaryTable, back: np.ndarray) -> tuple[int, ...]:
+    path = [len(table.boundaries) - 1]
     while path[-1] > 0:
         path.append(int(back[path[-1]]))
-    return tuple(board.boundaries[i] for i in reversed(path))
+    return tuple(table.boundaries[i] for i in reversed(path))

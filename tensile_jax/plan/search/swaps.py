@@ -1,14 +1,14 @@
 """Which tensors leave the device while nothing needs them, and when their copies run.
 
-TENSILE, section IV-C and Algorithm 2, reduced to what a planner with recomputation needs; the paper's own algorithm is a
-policy of its own. A tensor can leave in the gap between two needs. Its two copies get exclusive windows, one link lane per
-direction: the swap-out as early as possible after the first need, the swap-in as late as possible before the second ("a
+This is TENSILE, section IV-C and Algorithm 2, reduced to what a planner with recomputation needs; the paper's own algorithm is
+the policy `tensile`. A tensor can leave in the gap between two needs. Its two copies get exclusive windows, one lane of the link
+for each direction: the swap-out as early as possible after the first need, the swap-in as late as possible before the second ("a
 Swap-Out Event will start as early as possible, and a Swap-In Event as late as possible"). Gaps that wrap around the end of the
-iteration are those of state: with `state_memory="any"` it may be on the host when the iteration begins and ends
+iteration are those of state: with `state_memory="any"` the state may be on the host when the iteration begins and ends
 (across-iteration scheduling).
 
-The candidates are the tensors stored at the turn, state of the optimizer first, then by size, ties by id. A swap whose two
-windows fit is *hidden*; the others are taken only where asked for, with their copies exposed.
+The tensors that are tried are those stored at the turn, the boundary at which most is stored: state of the optimizer first, then
+by size, ties by id. A swap whose two windows fit is *hidden*; the others are taken only where asked for, with exposed copies.
 
 Times in microseconds since the step began, on the clock of the operators' own latencies.
 """
@@ -21,7 +21,8 @@ from itertools import accumulate, islice
 import numpy as np
 
 from tensile_jax.ir import Tensor, TensorId
-from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.residency import Absence, Absences
 from tensile_jax.plan.analysis.retention import Retention
 
@@ -88,21 +89,21 @@ def find_gaps(retention: Retention, *, turn: int, state_may_stay_out: bool) -> t
 
     Results of the step must be back when it ends, but for state that may stay out.
     """
-    activity, graph = retention.activity, retention.activity.graph
-    heirs = retention.heirs
+    liveness, graph = retention.liveness, retention.liveness.graph
+    aliases = retention.aliases
     stay_out = {pair.output for pair in graph.carried} if state_may_stay_out else set[TensorId]()
     gaps: list[Gap] = []
-    large = (activity.nbytes >= SMALLEST) & (activity.begins < turn) & (turn <= retention.ends)
+    large = (liveness.nbytes >= SMALLEST) & (liveness.begins < turn) & (turn <= retention.ends)
     for tensor in (graph.tensors[t] for t in np.flatnonzero(large).tolist()):
         t = tensor.id
         if not may_leave(retention, t) or t in stay_out:
             continue
-        made, end = activity.begin[t], retention.end[t]
+        made, end = liveness.begin[t], retention.end[t]
         needs = retention.needs[t]
         later = bisect_left(needs, turn)
         before = needs[later] if later < len(needs) else end
         after = needs[later - 1] if later else made
-        taken_over = t in heirs and later == len(needs)  # its heir has the memory by then
+        taken_over = t in aliases and later == len(needs)  # its alias has the memory by then
         if after < turn <= end and before - after > 1 and not taken_over:
             gaps.append(Gap(t, after, before))
 
@@ -115,9 +116,9 @@ def find_gaps(retention: Retention, *, turn: int, state_may_stay_out: bool) -> t
 
 def may_leave(retention: Retention, tensor: TensorId) -> bool:
     """Whether the tensor is ours to swap and worth it: stored, not the caller's, not a key, not tiny."""
-    activity = retention.activity
-    found = activity.graph.tensors[tensor]
-    ours = tensor not in activity.kept_by_caller and tensor not in retention.dropped
+    liveness = retention.liveness
+    found = liveness.graph.tensors[tensor]
+    ours = tensor not in liveness.kept_by_caller and tensor not in retention.dropped
     return ours and found.nbytes >= SMALLEST and not found.dtype.startswith("key<")
 
 
@@ -161,7 +162,7 @@ def plan_swaps(
             absence = Absence(t, max(gap.after, 0), gap.before - 1, 0.0)
         if absence is not None:
             found.append(absence)
-            away_bytes += 0 if late else retention.activity.graph.tensors[t].nbytes
+            away_bytes += 0 if late else retention.liveness.graph.tensors[t].nbytes
     return found
 
 
@@ -171,7 +172,7 @@ def state_that_may_stay_out(retention: Retention) -> list[tuple[Tensor, Tensor]]
     The step itself must make the new one: an argument that it returns in another's place may belong to the caller, or be the old
     one of another pair.
     """
-    graph = retention.activity.graph
+    graph = retention.liveness.graph
     pairs = [(graph.tensors[pair.input], graph.tensors[pair.output]) for pair in graph.carried]
     return [
         (old, new) for old, new in pairs
@@ -193,14 +194,14 @@ def keep_state_out(
 
     With `late`, in right before and out right after. With `only`, of these tensors alone.
     """
-    count = len(retention.activity.graph.operators)
+    count = len(retention.liveness.graph.operators)
     clock = _Clock(retention, latencies, profile)
     absences: dict[TensorId, tuple[Absence, ...]] = {}
     for old, new in state_that_may_stay_out(retention):
         if only is not None and old.id not in only:
             continue
         first = retention.needs[old.id][0]
-        made = max([retention.activity.begin[new.id], *retention.needs[new.id]])
+        made = max([retention.liveness.begin[new.id], *retention.needs[new.id]])
         if late:
             absences[old.id] = (Absence(old.id, -1, max(first - 1, -1), 0.0),)
             absences[new.id] = (Absence(new.id, min(max(made, 0), count - 1), count, 0.0),)
@@ -219,7 +220,7 @@ class _Clock:
     """Turns places into times and back, and finds windows."""
 
     def __init__(self, retention: Retention, latencies: Sequence[float], profile: DeviceProfile) -> None:
-        self._tensors = retention.activity.graph.tensors
+        self._tensors = retention.liveness.graph.tensors
         self._profile = profile
         self._ends = [0.0, *accumulate(latencies)]  # _ends[p + 1]: when place p ends
 
@@ -230,7 +231,7 @@ class _Clock:
         """(place during which the copy ends, begin, end) of the earliest swap-out after the place; at once if `copied` before."""
         if copied:
             return after, self._ends[after + 1], self._ends[after + 1]
-        length = self._tensors[tensor].nbytes / self._profile.device_to_host_bytes_per_us
+        length = copy_out_us(self._tensors[tensor].nbytes, self._profile)
         begin = link.out.earliest(self._ends[after + 1], length)
         return self._place(begin + length), begin, begin + length
 
@@ -239,6 +240,6 @@ class _Clock:
 
         Where it would begin before `enough`, what is given does as well, but need not be free.
         """
-        length = self._tensors[tensor].nbytes / self._profile.host_to_device_bytes_per_us
+        length = copy_in_us(self._tensors[tensor].nbytes, self._profile)
         begin = link.into.latest(self._ends[before], length, enough=enough)
         return (self._place(begin) if begin >= 0 else -1), begin, begin + length

@@ -4,7 +4,7 @@ import pytest
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import Access, Chain, Execution, Making, access_sequence, find_accesses, find_chain
-from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import retain
 from tests.builders import graph_of, tensor_named
 from tests.plan.sequences import sequence_of
@@ -81,7 +81,7 @@ def test_the_sequence_of_a_cut_graph_has_one_operator_a_segment() -> None:
     )
     x, a, b, c, d, y = (tensor_named(graph, name) for name in "xabcdy")
     latencies = (10.0, 1.0, 20.0, 30.0, 40.0)
-    whole = access_sequence(retain(find_activity(graph), {}), (0, 2, 4, 5), latencies)
+    whole = access_sequence(retain(find_liveness(graph), {}), (0, 2, 4, 5), latencies)
     assert whole.ends_us == (11.0, 61.0, 101.0)
     assert {t: [(s.operator, s.kind) for s in some] for t, some in whole.accesses.items()} == {
         x: [(-1, "generating"), (0, "using")],
@@ -91,7 +91,7 @@ def test_the_sequence_of_a_cut_graph_has_one_operator_a_segment() -> None:
     }
     assert whole.making[b] == Making((x,), 11.0)  # a never leaves its segment
     assert whole.making[d] == Making((b,), 50.0)  # nor does c
-    again = access_sequence(retain(find_activity(graph), {b: 2}), (0, 2, 4, 5), latencies)
+    again = access_sequence(retain(find_liveness(graph), {b: 2}), (0, 2, 4, 5), latencies)
     assert again.ends_us == (11.0, 61.0, 102.0)  # the last segment computes b again
     assert [s.operator for s in again.accesses[a]] == [0, 2]
 
@@ -102,19 +102,19 @@ def test_a_chain_starts_from_what_is_stored_as_long_and_leaves_small_tensors_alo
         inputs="x", outputs="y", sizes={"s": 4},
     )  # fmt: skip
     x, a, s, b = (tensor_named(graph, name) for name in "xasb")
-    retention = retain(find_activity(graph), {})
+    retention = retain(find_liveness(graph), {})
     assert find_chain(retention, b) == Chain((x,), (0, 1, 2)), "a and s are gone when b is needed at last"
     assert find_chain(retention, b, smallest_bytes=5) == Chain((x,), (0, 2))
-    assert find_chain(retain(find_activity(graph), {s: 1}), b, smallest_bytes=5).places == (0, 1, 2), "s is dropped anyway"
+    assert find_chain(retain(find_liveness(graph), {s: 1}), b, smallest_bytes=5).places == (0, 1, 2), "s is dropped anyway"
     assert find_chain(retention, s) == Chain((a,), (1,))
 
 
 def test_what_the_caller_owns_is_fixed_and_stays_to_the_end() -> None:
     graph = graph_of(["a = heavy(x)", "y = heavy(a)"], inputs="x", outputs="y")
-    sequence = access_sequence(retain(find_activity(graph), {}), (0, 1, 2), (10.0, 10.0))
+    sequence = access_sequence(retain(find_liveness(graph), {}), (0, 1, 2), (10.0, 10.0))
     x = tensor_named(graph, "x")
     assert (sequence.fixed, sequence.lifetimes()[x]) == ({x}, (0.0, 20.0))
-    small = access_sequence(retain(find_activity(graph), {}), (0, 1, 2), (10.0, 10.0), smallest_bytes=101)
+    small = access_sequence(retain(find_liveness(graph), {}), (0, 1, 2), (10.0, 10.0), smallest_bytes=101)
     assert small.fixed == set(small.accesses), "all are of 100 bytes"
 
 
@@ -122,6 +122,6 @@ def test_updated_state_of_a_graph_is_an_updated_parameter() -> None:
     graph = graph_of(
         ["g = heavy(w, x)", "v = light(w, g)"], inputs="w x", outputs="v", carried={"w": "v"}, donated="w"
     )  # fmt: skip
-    sequence = access_sequence(retain(find_activity(graph), {}), (0, 1, 2), (10.0, 0.0))
+    sequence = access_sequence(retain(find_liveness(graph), {}), (0, 1, 2), (10.0, 0.0))
     assert sequence.updates == {tensor_named(graph, "v"): tensor_named(graph, "w")}
     assert sequence.ends_us == (10.0, 10.001), "an operator that is free by the cost model takes a nanosecond"

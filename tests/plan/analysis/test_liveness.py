@@ -1,4 +1,4 @@
-"""Activity, order, retention and stays, worked by hand on graphs that fit on paper."""
+"""Liveness, order, retention and residencies, worked by hand on graphs that fit on paper."""
 
 import dataclasses
 import random
@@ -7,13 +7,13 @@ import pytest
 
 from tensile_jax.ir import Graph, OperatorId, Tensor, TensorId
 from tensile_jax.plan import order
-from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.residency import (
     Absence,
     Absences,
-    Stay,
+    Residency,
     away_bytes,
-    find_stays,
+    find_residencies,
     stored_bytes,
     stored_unless_swapped,
 )
@@ -28,57 +28,57 @@ def ids(graph: Graph, names: str) -> list[TensorId]:
     return [tensor_named(graph, name) for name in names.split()]
 
 
-# -- activity -----------------------------------------------------------------------------------------------------------------
+# -- liveness -----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_tensor_begins_where_it_is_made_and_ends_where_it_is_last_read() -> None:
-    activity = find_activity(CHAIN)
+    liveness = find_liveness(CHAIN)
     x, a, b, y = ids(CHAIN, "x a b y")
-    assert [activity.begin[t] for t in (x, a, b, y)] == [-1, 0, 1, 2]
-    assert [activity.end[t] for t in (x, a, b, y)] == [3, 2, 2, 3]  # x is the caller's, y the result: both never end
-    assert [activity.uses[t] for t in (x, a, b, y)] == [(0,), (1, 2), (2,), ()]
-    assert activity.kept_by_caller == {x}
+    assert [liveness.begin[t] for t in (x, a, b, y)] == [-1, 0, 1, 2]
+    assert [liveness.end[t] for t in (x, a, b, y)] == [3, 2, 2, 3]  # x is the caller's, y the result: both never end
+    assert [liveness.uses[t] for t in (x, a, b, y)] == [(0,), (1, 2), (2,), ()]
+    assert liveness.kept_by_caller == {x}
 
 
 def test_a_donated_input_ends_where_it_is_last_read() -> None:
     graph = graph_of(["a = heavy(x)", "y = heavy(a)"], inputs="x", outputs="y", donated="x")
-    activity = find_activity(graph)
-    assert activity.end[tensor_named(graph, "x")] == 0
-    assert activity.kept_by_caller == frozenset()
+    liveness = find_liveness(graph)
+    assert liveness.end[tensor_named(graph, "x")] == 0
+    assert liveness.kept_by_caller == frozenset()
 
 
 def test_a_constant_belongs_to_the_caller() -> None:
     graph = graph_of(["y = heavy(x, c)"], inputs="x", constants="c", outputs="y", donated="x")
-    assert find_activity(graph).kept_by_caller == {tensor_named(graph, "c")}
+    assert find_liveness(graph).kept_by_caller == {tensor_named(graph, "c")}
 
 
 def test_a_result_that_nothing_reads_ends_where_it_is_made() -> None:
     graph = graph_of(["a, b = heavy(x)", "y = heavy(a)"], inputs="x", outputs="y")
-    assert find_activity(graph).end[tensor_named(graph, "b")] == 0
+    assert find_liveness(graph).end[tensor_named(graph, "b")] == 0
 
 
 def test_an_update_is_heir_to_the_donated_state_that_it_replaces() -> None:
     lines = ["g = heavy(w, x)", "v = light(w, g)"]
     donated = graph_of(lines, inputs="w x", outputs="v", carried={"w": "v"}, donated="w")
     w, v = ids(donated, "w v")
-    assert find_activity(donated).heir[w] == v
-    assert retain(find_activity(donated), {}).heirs == {w: v}
+    assert find_liveness(donated).alias[w] == v
+    assert retain(find_liveness(donated), {}).aliases == {w: v}
     kept = graph_of(lines, inputs="w x", outputs="v", carried={"w": "v"})
-    assert set(find_activity(kept).heir) == {-1}
+    assert set(find_liveness(kept).alias) == {-1}
 
 
 def test_an_update_is_no_heir_while_the_old_state_is_still_read_or_if_it_has_another_size() -> None:
     late = graph_of(["v = light(w)", "y = heavy(w, v)"], inputs="w", outputs="v y", carried={"w": "v"}, donated="w")
-    assert set(find_activity(late).heir) == {-1}
+    assert set(find_liveness(late).alias) == {-1}
     other = graph_of(["v = light(w)"], inputs="w", outputs="v", carried={"w": "v"}, donated="w", sizes={"w": 8})
-    assert set(find_activity(other).heir) == {-1}
+    assert set(find_liveness(other).alias) == {-1}
 
 
 def test_state_that_is_returned_as_it_came_is_not_its_own_heir() -> None:
     graph = graph_of(["y = heavy(w)"], inputs="w", outputs="y w", carried={"w": "w"}, donated="w")
-    activity = find_activity(graph)
-    assert set(activity.heir) == {-1}
-    assert activity.end[tensor_named(graph, "w")] == 1
+    liveness = find_liveness(graph)
+    assert set(liveness.alias) == {-1}
+    assert liveness.end[tensor_named(graph, "w")] == 1
 
 
 # -- retention and emission -----------------------------------------------------------------------------------------------------
@@ -89,9 +89,9 @@ def test_what_is_dropped_makes_its_inputs_stay_for_those_who_compute_it_again() 
         ["a = heavy(x)", "b = light(a)", "c = heavy(b)", "d = heavy(c)", "y = heavy(d, b)"], inputs="x", outputs="y", donated="x"
     )
     a, b = ids(graph, "a b")
-    kept = retain(find_activity(graph), {})
+    kept = retain(find_liveness(graph), {})
     assert (kept.end[a], kept.end[b]) == (1, 4)
-    dropped = retain(find_activity(graph), {b: 2})
+    dropped = retain(find_liveness(graph), {b: 2})
     assert (dropped.end[a], dropped.end[b]) == (4, 2)
     assert dropped.reruns[1] == (4,)
     last = emit(dropped, 4, 5)
@@ -104,17 +104,17 @@ def test_what_is_dropped_makes_its_inputs_stay_for_those_who_compute_it_again() 
 def test_a_chain_of_dropped_tensors_starts_from_what_is_stored() -> None:
     graph = graph_of(["a = light(x)", "b = light(a)", "c = heavy(b)", "y = heavy(c, b)"], inputs="x", outputs="y")
     a, b, x, c = ids(graph, "a b x c")
-    retention = retain(find_activity(graph), {a: 1, b: 2})
+    retention = retain(find_liveness(graph), {a: 1, b: 2})
     assert emit(retention, 3, 4).again == (0, 1)
     assert emit(retention, 3, 4).inputs == (x, c)
 
 
-# -- stays ----------------------------------------------------------------------------------------------------------------------
+# -- residencies ----------------------------------------------------------------------------------------------------------------
 
 
 def stored(graph: Graph, absences: Absences | None = None) -> list[int]:
-    stays = find_stays(retain(find_activity(graph), {}), absences or {})
-    return stored_bytes(stays, len(graph.operators)).tolist()
+    residencies = find_residencies(retain(find_liveness(graph), {}), absences or {})
+    return stored_bytes(residencies, len(graph.operators)).tolist()
 
 
 def test_stored_bytes_at_every_boundary() -> None:
@@ -139,9 +139,9 @@ def test_a_swapped_tensor_is_away_between_its_two_copies() -> None:
     away = {a: (Absence(a, 1, 3, 0.0),)}
     assert stored(graph) == [100, 1100, 1200, 1200, 1200, 200]
     assert stored(graph, away) == [100, 1100, 200, 200, 1200, 200]
-    assert away_bytes(retain(find_activity(graph), {}), away).tolist() == [0, 0, 1000, 1000, 0, 0]
-    pieces = [s for s in find_stays(retain(find_activity(graph), {}), away) if s.tensor == a]
-    assert pieces == [Stay(a, 1000, 0, 1, False), Stay(a, 1000, 3, 4, False)]
+    assert away_bytes(retain(find_liveness(graph), {}), away).tolist() == [0, 0, 1000, 1000, 0, 0]
+    pieces = [s for s in find_residencies(retain(find_liveness(graph), {}), away) if s.tensor == a]
+    assert pieces == [Residency(a, 1000, 0, 1, False), Residency(a, 1000, 3, 4, False)]
 
 
 # -- order ----------------------------------------------------------------------------------------------------------------------
@@ -239,13 +239,13 @@ def test_any_order_is_topological_and_of_the_same_operators(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100))
 def test_stored_bytes_are_those_of_a_naive_count(seed: int) -> None:
     graph = random_graph(seed)
-    activity = find_activity(graph)
+    liveness = find_liveness(graph)
     naive = [
-        sum(t.nbytes for t in graph.tensors if activity.begin[t.id] < b <= activity.end[t.id] and t.nbytes)
+        sum(t.nbytes for t in graph.tensors if liveness.begin[t.id] < b <= liveness.end[t.id] and t.nbytes)
         for b in range(len(graph.operators) + 1)
     ]
     assert stored(graph) == naive
-    assert stored_unless_swapped(retain(activity, {})).tolist() == naive
+    assert stored_unless_swapped(retain(liveness, {})).tolist() == naive
 
 
 # -- the graph itself -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, MemoryProfile, descents
-from tensile_jax.plan.multi_job.safety import Under, can_finish, serial_peak
+from tensile_jax.plan.multi_job.safety import UnderWay, is_safe, serial_peak
 
 
 def demand(*steps: int, parked: int = 0) -> MemoryProfile:
@@ -15,7 +15,11 @@ def demand(*steps: int, parked: int = 0) -> MemoryProfile:
     return MemoryProfile((LAUNCH,) * len(needs), needs, holds, parked, holds[0], holds[0])
 
 
-def by_trying(budget: int, under_way: list[Under], resting: int) -> bool:
+def can_finish(budget: int, under_way: list[UnderWay], resting: int = 0) -> bool:
+    return is_safe(budget - resting - sum(job.holds[position] for job, position, _ in under_way), under_way)
+
+
+def by_trying(budget: int, under_way: list[UnderWay], resting: int) -> bool:
     """Every interleaving, one move at a time."""
 
     @cache
@@ -52,34 +56,34 @@ def test_it_finds_an_order_exactly_where_there_is_one(seed: int) -> None:
     rng = random.Random(seed)
     answers: list[bool] = []
     for _ in range(200):
-        under_way: list[Under] = []
+        under_way: list[UnderWay] = []
         for _ in range(rng.randint(1, 3)):
             one = random_demand(rng)
             rest = rng.choice([one.parked_bytes, one.idle_bytes])
-            under_way.append(Under(one, rng.randint(0, len(one.kinds) - 1), rest))
+            under_way.append(UnderWay(one, rng.randint(0, len(one.kinds) - 1), rest))
         resting = rng.randint(0, 3)
         budget = rng.randint(4, 24)
-        answers.append(can_finish(budget, under_way, resting_bytes=resting))
+        answers.append(can_finish(budget, under_way, resting))
         assert answers[-1] == by_trying(budget, under_way, resting), (budget, under_way, resting)
     assert 20 < sum(answers) < 180
 
 
 def test_one_jobs_peak_falls_into_anothers_valley() -> None:
     job = demand(2, 10, 3, 10, 2)
-    assert can_finish(13, [Under(job, 1, 2), Under(job, 1, 2)])  # 3 + 10
-    assert not can_finish(12, [Under(job, 1, 2), Under(job, 1, 2)])
+    assert can_finish(13, [UnderWay(job, 1, 2), UnderWay(job, 1, 2)])  # 3 + 10
+    assert not can_finish(12, [UnderWay(job, 1, 2), UnderWay(job, 1, 2)])
 
 
 def test_a_chain_that_only_rises_is_decided_from_its_end() -> None:
     rising = demand(0, 4, 4, 8, 0)
-    assert can_finish(8, [Under(rising, 0, 0), Under(rising, 0, 0)])
-    assert not can_finish(8, [Under(rising, 1, 0), Under(rising, 1, 0)])  # each waits for the other
+    assert can_finish(8, [UnderWay(rising, 0, 0), UnderWay(rising, 0, 0)])
+    assert not can_finish(8, [UnderWay(rising, 1, 0), UnderWay(rising, 1, 0)])  # each waits for the other
 
 
 def test_where_jobs_cannot_be_parked_they_must_all_fit_at_rest() -> None:
     streamed = demand(4, 5, 1, 5, 4)
-    assert can_finish(9, [Under(streamed, 1, 4), Under(streamed, 1, 4)])
-    assert not can_finish(8, [Under(streamed, 1, 4), Under(streamed, 1, 4)])
+    assert can_finish(9, [UnderWay(streamed, 1, 4), UnderWay(streamed, 1, 4)])
+    assert not can_finish(8, [UnderWay(streamed, 1, 4), UnderWay(streamed, 1, 4)])
 
 
 def test_the_serial_peak_is_the_highest_job_beside_the_others_at_rest() -> None:

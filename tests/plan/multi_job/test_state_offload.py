@@ -4,7 +4,7 @@ import random
 from itertools import combinations
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.multi_job.state_offload import SharingJob, choose_offloaded
 from tensile_jax.profiles import load_profile
 

@@ -1,8 +1,8 @@
 """Blocks found by name, and what checkpointing them drops."""
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import LEAST, POLICIES, Ladder, Measured
-from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan import LEAST, POLICIES, Candidates, Measured
+from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.checkpoint_blocks import checkpoint, checkpointed, find_blocks, find_turn
 from tests.builders import PROFILE, convolutions, graph_of, training_graph
@@ -27,7 +27,7 @@ def blocks_of(graph: Graph) -> tuple[tuple[int, ...], ...]:
 
 
 def retained(graph: Graph) -> Retention:
-    return retain(find_activity(graph), {})
+    return retain(find_liveness(graph), {})
 
 
 def dropped_from(graph: Graph) -> dict[str, int]:
@@ -86,14 +86,14 @@ def test_what_depends_on_inputs_alone_does_not_end_a_block() -> None:
 
 
 def test_blocks_are_computed_again_and_nothing_is_swapped() -> None:
-    ladder = Ladder(
+    candidates = Candidates(
         graph_of(BLOCKS, inputs="x", outputs="y", sizes={n: 100_000 for n in "sabcdefghy"}), PROFILE, state_may_stay_out=True
     )
-    choice = checkpoint(ladder, LEAST, Measured())
+    choice = checkpoint(candidates, LEAST, Measured())
     assert choice is not None
-    plan = planned(ladder, choice, "any")
+    plan = planned(candidates, choice, "any")
     assert {e.name for e in plan.events if e.kind == "recompute"} == {"a", "b", "d"}
     assert not [e for e in plan.events if e.kind.startswith("swap")]
-    without = POLICIES["none"](ladder, LEAST, Measured())
+    without = POLICIES["none"](candidates, LEAST, Measured())
     assert without is not None
-    assert plan.peak_bytes < planned(ladder, without, "any").peak_bytes
+    assert plan.peak_bytes < planned(candidates, without, "any").peak_bytes

@@ -1,7 +1,7 @@
 """vDNN's layers and windows on graphs that fit on paper."""
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import LEAST, Choice, Ladder, Measured
+from tensile_jax.plan import LEAST, Candidates, Choice, Measured
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.policies.vdnn import Layer, find_layers, offload, vdnn
@@ -9,8 +9,8 @@ from tests.builders import PROFILE, convolutions, graph_of, tensor_named
 from tests.test_properties import planned
 
 
-def ladder_of(graph: Graph) -> Ladder:
-    return Ladder(graph, PROFILE, state_may_stay_out=True)
+def ladder_of(graph: Graph) -> Candidates:
+    return Candidates(graph, PROFILE, state_may_stay_out=True)
 
 
 def test_a_layer_reads_its_feature_map_forward_and_again_backward() -> None:
@@ -34,10 +34,10 @@ def test_a_feature_map_goes_during_the_next_layer_and_returns_during_the_one_bef
     Meanwhile y1 (2,000 us) and a2 (2,010 us) are made; then g2, d2 (2,010 us each) and e1 (2,000 us). Nothing runs between the
     two convolutions that read y1; x is the caller's.
     """
-    ladder = ladder_of(convolutions(3))
-    retention = ladder.rung(0).retention
-    y0 = tensor_named(ladder.graph, "y0")
-    assert offload(retention, find_layers(ladder.graph), ladder.latencies, PROFILE) == {
+    candidates = ladder_of(convolutions(3))
+    retention = candidates[0].retention
+    y0 = tensor_named(candidates.graph, "y0")
+    assert offload(retention, find_layers(candidates.graph), candidates.latencies, PROFILE) == {
         y0: (Absence(y0, 4, 9, (2000.0 + 2010.0) + (2010.0 + 2010.0 + 2000.0)),)
     }
 
@@ -50,35 +50,35 @@ def test_a_feature_map_that_a_shortcut_reads_too_stays_until_that_is_over() -> N
         inputs="x w",
         outputs="g",
     )  # fmt: skip
-    ladder = ladder_of(graph)
+    candidates = ladder_of(graph)
     y = tensor_named(graph, "y")
-    absences = offload(ladder.rung(0).retention, find_layers(graph), ladder.latencies, PROFILE)
-    assert absences == {y: (Absence(y, 4, 5, ladder.latencies[4] + ladder.latencies[5]),)}
+    absences = offload(candidates[0].retention, find_layers(graph), candidates.latencies, PROFILE)
+    assert absences == {y: (Absence(y, 4, 5, candidates.latencies[4] + candidates.latencies[5]),)}
 
 
 def test_tiny_feature_maps_stay() -> None:
-    ladder = ladder_of(convolutions(3, activation=65_535))
-    assert offload(ladder.rung(0).retention, find_layers(ladder.graph), ladder.latencies, PROFILE) == {}
+    candidates = ladder_of(convolutions(3, activation=65_535))
+    assert offload(candidates[0].retention, find_layers(candidates.graph), candidates.latencies, PROFILE) == {}
 
 
 def test_every_feature_map_goes_once_and_returns_once_where_segments_let_it() -> None:
-    ladder = ladder_of(convolutions(5))
-    choice = vdnn(ladder, LEAST, Measured())
+    candidates = ladder_of(convolutions(5))
+    choice = vdnn(candidates, LEAST, Measured())
     assert choice is not None
-    plan = planned(ladder, choice, "any")
+    plan = planned(candidates, choice, "any")
     copies = sorted((e.name, e.kind) for e in plan.events if e.kind.startswith("swap"))
     assert copies == [(y, kind) for y in ("y0", "y1", "y2") for kind in ("swap_in", "swap_out")]
     assert plan.recomputed_us == 0.0
-    without = none(ladder, LEAST, Measured())
+    without = none(candidates, LEAST, Measured())
     assert without is not None
-    assert plan.peak_bytes < planned(ladder, without, "any").peak_bytes
+    assert plan.peak_bytes < planned(candidates, without, "any").peak_bytes
 
 
 def test_without_convolutions_it_is_what_none_is() -> None:
-    ladder = ladder_of(convolutions(3, kernels="heavy"))
+    candidates = ladder_of(convolutions(3, kernels="heavy"))
 
     def fields(choice: Choice | None) -> tuple[int, tuple[int, ...]] | None:
-        return None if choice is None else (choice.rung, choice.boundaries)
+        return None if choice is None else (choice.candidate, choice.boundaries)
 
     for limit in (LEAST, 500_000.0, 10**9):
-        assert fields(vdnn(ladder, limit, Measured())) == fields(none(ladder, limit, Measured()))
+        assert fields(vdnn(candidates, limit, Measured())) == fields(none(candidates, limit, Measured()))

@@ -8,8 +8,8 @@ import pytest
 
 from tensile_jax.errors import InvalidPlan
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan import Ladder, Layout, assemble, check, order, planned_whole
-from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan import Candidates, Layout, build_plan, build_whole_plan, check, order
+from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan_format import Event, Plan, Segment, ranges, unranged
@@ -24,41 +24,41 @@ def graph() -> Graph:
 @pytest.fixture(scope="module")
 def plan(graph: Graph) -> Plan:
     """By hand: every operator a segment, but for two; y0 and y1 go to the host and return, y2 is computed again."""
-    activity = find_activity(graph)
+    liveness = find_liveness(graph)
     y0, y1, y2 = (tensor_named(graph, name) for name in ("y0", "y1", "y2"))
-    first = {t: next(p for p in activity.uses[t]) for t in (y0, y1, y2)}
-    again = {t: next(p for p in activity.uses[t] if p > first[t]) for t in (y0, y1, y2)}
-    retention = retain(activity, {y2: first[y2]})
+    first = {t: next(p for p in liveness.uses[t]) for t in (y0, y1, y2)}
+    again = {t: next(p for p in liveness.uses[t] if p > first[t]) for t in (y0, y1, y2)}
+    retention = retain(liveness, {y2: first[y2]})
     absences = {t: (Absence(t, first[t] + 1, again[t] - 2, 0.0),) for t in (y0, y1)}
     count = len(graph.operators)
     bounds = tuple(b for b in range(count + 1) if b not in (2, count - 2))
     chosen = Layout(retention, absences, bounds, (1_000,) * (len(bounds) - 1))
-    ladder = Ladder(graph, PROFILE, state_may_stay_out=False)
-    return assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header_for(graph))
+    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
+    return build_plan(chosen, candidates, header_for(graph))
 
 
 def with_state_out(graph: Graph) -> Plan:
     """Every operator a segment; the first weight is on the host between iterations."""
-    retention = retain(find_activity(graph), {})
+    retention = retain(find_liveness(graph), {})
     w, v = tensor_named(graph, "w0"), tensor_named(graph, "v0")
     count = len(graph.operators)
-    made = retention.activity.begin[v]
+    made = retention.liveness.begin[v]
     absences = {w: (Absence(w, -1, -1, 0.0),), v: (Absence(v, min(made + 1, count - 1), count, 0.0),)}
     chosen = Layout(retention, absences, tuple(range(count + 1)), (0,) * count)
-    ladder = Ladder(graph, PROFILE, state_may_stay_out=True)
-    return assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header_for(graph, state_memory="any"))
+    candidates = Candidates(graph, PROFILE, state_may_stay_out=True)
+    return build_plan(chosen, candidates, header_for(graph, state_memory="any"))
 
 
 def with_two_absences(graph: Graph) -> Plan:
     """Every operator a segment; the second weight goes to the host before its forward use, and off the device again after it."""
-    retention = retain(find_activity(graph), {})
+    retention = retain(find_liveness(graph), {})
     w = tensor_named(graph, "w1")
     count = len(graph.operators)
     first, again = retention.needs[w][:2]
     absences = {w: (Absence(w, -1, first - 1, 0.0), Absence(w, first, again - 2, 0.0))}
     chosen = Layout(retention, absences, tuple(range(count + 1)), (0,) * count)
-    ladder = Ladder(graph, PROFILE, state_may_stay_out=True)
-    return assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header_for(graph, state_memory="any"))
+    candidates = Candidates(graph, PROFILE, state_may_stay_out=True)
+    return build_plan(chosen, candidates, header_for(graph, state_memory="any"))
 
 
 def with_segment(plan: Plan, index: int, **changes: Any) -> Plan:
@@ -97,7 +97,7 @@ def test_a_tensor_that_the_host_has_leaves_again_without_a_copy(graph: Graph) ->
     check(plan, graph)
     w = tensor_named(graph, "w1")
     moves = [(e.kind, e.trigger) for e in plan.events if e.tensor == w]
-    first, again = find_activity(graph).uses[w][:2]
+    first, again = find_liveness(graph).uses[w][:2]
     assert moves[:3] == [("swap_in", first - 2), ("release", first), ("swap_in", again - 3)]
     assert plan.swapped_out_bytes == 0 and plan.swapped_in_bytes == 2 * graph.tensors[w].nbytes
     with pytest.raises(InvalidPlan, match="reads w1, which is not there"):
@@ -105,7 +105,7 @@ def test_a_tensor_that_the_host_has_leaves_again_without_a_copy(graph: Graph) ->
 
 
 def test_a_whole_plan_is_valid(graph: Graph) -> None:
-    check(planned_whole(graph, header_for(graph), PROFILE, peak_bytes=10**6, latency_us=1.0), graph)
+    check(build_whole_plan(graph, header_for(graph), PROFILE, peak_bytes=10**6, latency_us=1.0), graph)
 
 
 def test_a_swap_in_that_was_lost_is_refused(graph: Graph, plan: Plan) -> None:

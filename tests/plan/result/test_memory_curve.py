@@ -8,8 +8,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import LEAST, POLICIES, WHOLE, Ladder, Layout, Measured, assemble, check, floor, layout, order, whole_peak
-from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan import (
+    LEAST,
+    POLICIES,
+    WHOLE,
+    Candidates,
+    Layout,
+    Measured,
+    build_plan,
+    check,
+    floor,
+    layout,
+    order,
+    whole_peak,
+)
+from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, graph_of, header_for, tensor_named
@@ -19,10 +32,10 @@ _SIZES = (0, 4, 1_000, 65_536, 100_000, 300_000)
 
 def planned(graph: Graph, boundaries: tuple[int, ...], dropped: dict[str, int]) -> Plan:
     """The plan of the graph cut there, without workspaces."""
-    retention = retain(find_activity(graph), {tensor_named(graph, name): last for name, last in dropped.items()})
-    ladder = Ladder(graph, PROFILE, state_may_stay_out=False)
+    retention = retain(find_liveness(graph), {tensor_named(graph, name): last for name, last in dropped.items()})
+    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
     chosen = Layout(retention, {}, boundaries, (0,) * (len(boundaries) - 1))
-    return assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header_for(graph))
+    return build_plan(chosen, candidates, header_for(graph))
 
 
 def test_donated_state_that_nothing_reads_is_handed_to_the_segment_that_makes_its_update() -> None:
@@ -76,14 +89,14 @@ def test_state_that_comes_back_in_the_place_of_other_state_stays_where_it_is() -
         donated="s r q",
         sizes=dict.fromkeys("struqabcx", size),
     )
-    ladder = Ladder(order(graph), PROFILE, state_may_stay_out=True)
+    candidates = Candidates(order(graph), PROFILE, state_may_stay_out=True)
     for policy in POLICIES.values():
         for limit in (LEAST, 3 * size, 5 * size, 8 * size):
-            choice = policy(ladder, limit, Measured())
-            if choice is not None and choice.rung != WHOLE:
-                chosen = layout(ladder, choice, Measured())
-                header = header_for(ladder.graph, state_memory="any")
-                check(assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header), ladder.graph)
+            choice = policy(candidates, limit, Measured())
+            if choice is not None and choice.candidate != WHOLE:
+                chosen = layout(candidates, choice, Measured())
+                header = header_for(candidates.graph, state_memory="any")
+                check(build_plan(chosen, candidates, header), candidates.graph)
 
 
 def random_graph(rng: random.Random) -> Graph:
@@ -139,25 +152,25 @@ def random_graph(rng: random.Random) -> Graph:
 
 def hold_to_account(rng: random.Random, graph: Graph, state_memory: str) -> None:
     """Every policy's plans at several budgets, before compiling and with workspaces that compiling might have shown."""
-    ladder = Ladder(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
-    header = header_for(ladder.graph, state_memory=state_memory)
-    least, _ = floor(ladder, Measured())
-    top = max(least, whole_peak(ladder, Measured()))
+    candidates = Candidates(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
+    header = header_for(candidates.graph, state_memory=state_memory)
+    least, _ = floor(candidates, Measured())
+    top = max(least, whole_peak(candidates, Measured()))
     for policy in POLICIES.values():
         measured = Measured()
         for part in sorted((rng.random(), rng.random() / 4, 0.0), reverse=True):
             limit = least + part * (top - least)
-            choice = policy(ladder, limit, measured)
-            if choice is None or choice.rung == WHOLE:
+            choice = policy(candidates, limit, measured)
+            if choice is None or choice.candidate == WHOLE:
                 continue
-            chosen = layout(ladder, choice, measured)
-            plan = assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header)
-            check(plan, ladder.graph)
+            chosen = layout(candidates, choice, measured)
+            plan = build_plan(chosen, candidates, header)
+            check(plan, candidates.graph)
             assert limit == LEAST or plan.peak_bytes <= limit
             assert chosen.least_bytes is not None
             for segment, counted in zip(plan.segments, chosen.least_bytes, strict=True):
                 assert segment.resident_bytes + segment.workspace_bytes <= segment.device_bytes == counted
-            shown = {(choice.rung, a, b): rng.choice((0, 1_000, 65_536)) for a, b in pairwise(choice.boundaries)}
+            shown = {(choice.candidate, a, b): rng.choice((0, 1_000, 65_536)) for a, b in pairwise(choice.boundaries)}
             measured = Measured({**measured.workspaces, **shown})
 
 

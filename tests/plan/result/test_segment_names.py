@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from tensile_jax.ir import Graph, Role
-from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.result.segment_names import LONGEST, segment_names
 from tests.builders import graph_of
 
 
 def names(graph: Graph, boundaries: Sequence[int]) -> list[str]:
-    return segment_names(find_activity(graph), boundaries)
+    return segment_names(find_liveness(graph), boundaries)
 
 
 def with_roles(graph: Graph, roles: Mapping[str, Role]) -> Graph:

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan import Ladder, Layout, assemble, order
-from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan import Candidates, Layout, build_plan, order
+from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.result.simulate import Simulation, Span, simulate
@@ -120,13 +120,13 @@ def test_lanes_are_exclusive_and_nothing_is_left_on_the_device() -> None:
 @pytest.mark.parametrize("donated", [True, False])
 def test_the_footprint_of_a_real_plan_is_what_its_segments_state(donated: bool) -> None:
     graph = order(training_graph(5, activation=100_000, donated=donated))
-    ladder = Ladder(graph, PROFILE, state_may_stay_out=False)
-    retention = retain(find_activity(graph), {})
+    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
+    retention = retain(find_liveness(graph), {})
     y = tensor_named(graph, "y0")
     first, again = retention.needs[y][0], retention.needs[y][-1]
     count = len(graph.operators)
     chosen = Layout(retention, {y: (Absence(y, first + 1, again - 2, 0.0),)}, tuple(range(count + 1)), (7,) * count)
-    plan = assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header_for(graph))
+    plan = build_plan(chosen, candidates, header_for(graph))
     seen: Simulation = simulate([plan], PROFILE)
     levels = {s.begin_us: 0 for s in seen.segments}
     for time, nbytes in seen.memory:

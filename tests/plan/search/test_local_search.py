@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tensile_jax.plan import Choice, Ladder, Measured, assemble, check, floor, layout, whole_peak
+from tensile_jax.plan import Candidates, Choice, Measured, build_plan, check, floor, layout, whole_peak
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.search.choice import cheapest, peak_of, segment_peaks
@@ -19,10 +19,10 @@ UNIT = 2**16
 SEEDS = range(25)
 
 
-def planned(ladder: Ladder, choice: Choice) -> Plan:
-    chosen = layout(ladder, choice, Measured())
-    plan = assemble(chosen, ladder.traffic, ladder.profile, ladder.latencies, header_for(ladder.graph, state_memory="any"))
-    check(plan, ladder.graph)
+def planned(candidates: Candidates, choice: Choice) -> Plan:
+    chosen = layout(candidates, choice, Measured())
+    plan = build_plan(chosen, candidates, header_for(candidates.graph, state_memory="any"))
+    check(plan, candidates.graph)
     return plan
 
 
@@ -34,40 +34,40 @@ def test_what_there_is_room_for_stays_or_leaves_later() -> None:
         inputs="x", outputs="y", flops=1_000_000,
     )  # fmt: skip
     profile = replace(PROFILE, workspace_growth=1e-20, device_to_host_bytes_per_us=4.0, host_to_device_bytes_per_us=4.0)
-    ladder = Ladder(graph, profile, state_may_stay_out=False)
+    candidates = Candidates(graph, profile, state_may_stay_out=False)
     a, b = tensor_named(graph, "a"), tensor_named(graph, "b")
     absences = {a: (Absence(a, 1, 5, 0.0),), b: (Absence(b, 2, 4, 0.0),)}
-    index = ladder.add("by hand", lambda: (retain(ladder.activity, {}), absences))
+    index = candidates.add("by hand", lambda: (retain(candidates.liveness, {}), absences))
     choice = Choice(index, tuple(range(8)), absences)
-    assert segment_peaks(ladder, choice, Measured()).tolist() == [n * UNIT for n in (1, 2, 2, 5, 6, 4, 3)]
+    assert segment_peaks(candidates, choice, Measured()).tolist() == [n * UNIT for n in (1, 2, 2, 5, 6, 4, 3)]
 
-    tight = improve(ladder, choice, 6 * UNIT, Measured())  # beside c and d there is room for b
+    tight = improve(candidates, choice, 6 * UNIT, Measured())  # beside c and d there is room for b
     assert tight.absences == {a: (Absence(a, 2, 5, 0.0),)}
-    assert segment_peaks(ladder, tight, Measured()).tolist() == [n * UNIT for n in (1, 2, 3, 6, 6, 4, 3)]
-    assert improve(ladder, choice, 7 * UNIT - 1, Measured()).absences == tight.absences
-    ample = improve(ladder, choice, 8 * UNIT, Measured())
+    assert segment_peaks(candidates, tight, Measured()).tolist() == [n * UNIT for n in (1, 2, 3, 6, 6, 4, 3)]
+    assert improve(candidates, choice, 7 * UNIT - 1, Measured()).absences == tight.absences
+    ample = improve(candidates, choice, 8 * UNIT, Measured())
     assert ample.absences == {}
-    assert [planned(ladder, c).step_us for c in (choice, tight, ample)] == [115_541.0, 82_773.0, 70_007.0]
+    assert [planned(candidates, c).step_us for c in (choice, tight, ample)] == [115_541.0, 82_773.0, 70_007.0]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_it_times_moves_as_they_are_assembled(seed: int) -> None:
     graph, profile = small_step(seed, most=24)
-    ladder = Ladder(graph, profile, state_may_stay_out=seed % 2 == 0)
-    for family in ladder.families()[1:]:
+    candidates = Candidates(graph, profile, state_may_stay_out=seed % 2 == 0)
+    for family in candidates.families()[1:]:
         for index in family:
-            choice = cheapest(ladder, [[index]], float("inf"), Measured())
+            choice = cheapest(candidates, [[index]], float("inf"), Measured())
             if choice is None or not choice.absences:
                 continue
-            search = _Search(ladder, choice, Measured())
-            assert search._step_us == pytest.approx(planned(ladder, choice).step_us, abs=0.02)
-            moves = [(trip, changed) for trip in search._trips for changed, _ in search._moves(trip, 2**60)]
-            at_once = _steps_us(search._trips, moves, search._runs, profile)
+            search = _Search(candidates, choice, Measured())
+            assert search._step_us == pytest.approx(planned(candidates, choice).step_us, abs=0.02)
+            moves = [(swap, changed) for swap in search._swaps for changed, _ in search._moves(swap, 2**60)]
+            at_once = _steps_us(search._swaps, moves, search._runs, profile)
             one_by_one = [_step_us(search._with(*move), search._runs, profile) for move in moves]
             assert at_once.tolist() == pytest.approx(one_by_one)
             if moves:
-                search._trips = search._with(*moves[len(moves) // 2])
-                moved = planned(ladder, search.choice()).step_us
+                search._swaps = search._with(*moves[len(moves) // 2])
+                moved = planned(candidates, search.choice()).step_us
                 assert one_by_one[len(moves) // 2] == pytest.approx(moved, abs=0.02)
 
 
@@ -75,17 +75,17 @@ def test_it_times_moves_as_they_are_assembled(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_plans_are_no_slower_under_the_limit_and_a_lower_limit_needs_no_more(seed: int, state_memory: str) -> None:
     graph, profile = small_step(seed, most=24)
-    ladder = Ladder(graph, profile, state_may_stay_out=state_memory == "any")
-    least, _ = floor(ladder, Measured())
+    candidates = Candidates(graph, profile, state_may_stay_out=state_memory == "any")
+    least, _ = floor(candidates, Measured())
     peaks: list[int] = []
-    for limit in np.linspace(least, whole_peak(ladder, Measured()), 40):
-        plain = cheapest(ladder, ladder.families(), float(limit), Measured())
+    for limit in np.linspace(least, whole_peak(candidates, Measured()), 40):
+        plain = cheapest(candidates, candidates.families(), float(limit), Measured())
         assert plain is not None
-        better = improve(ladder, plain, float(limit), Measured())
+        better = improve(candidates, plain, float(limit), Measured())
         assert plain.boundaries == better.boundaries
-        assert peak_of(ladder, plain, Measured()) <= peak_of(ladder, better, Measured()) <= limit
-        plan = planned(ladder, better)
+        assert peak_of(candidates, plain, Measured()) <= peak_of(candidates, better, Measured()) <= limit
+        plan = planned(candidates, better)
         assert plan.peak_bytes <= limit
-        assert plan.step_us <= planned(ladder, plain).step_us + 0.02
-        peaks.append(peak_of(ladder, better, Measured()))
+        assert plan.step_us <= planned(candidates, plain).step_us + 0.02
+        peaks.append(peak_of(candidates, better, Measured()))
     assert all(lower <= higher for lower, higher in pairwise(peaks))

@@ -8,7 +8,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, WHOLE, Ladder, Measured, assemble, floor, layout, order, whole_peak
+from tensile_jax.plan import POLICIES, WHOLE, Candidates, Measured, build_plan, floor, layout, order, whole_peak
 from tensile_jax.plan.search.lower_bound import least_step_us
 from tests.builders import PROFILE, batch, graph_of, header_for, sgd_step, training_graph, weights
 
@@ -16,8 +16,8 @@ SLOW_LINK = dataclasses.replace(PROFILE, device_to_host_bytes_per_us=1e-6, host_
 
 
 def bound(graph: Graph, budget: float, profile: object = PROFILE) -> float:
-    ladder = Ladder(graph, profile, state_may_stay_out=False)  # pyright: ignore[reportArgumentType] # a profile
-    return least_step_us(ladder.activity, ladder.traffic, ladder.latencies, ladder.profile, budget)
+    candidates = Candidates(graph, profile, state_may_stay_out=False)  # pyright: ignore[reportArgumentType] # a profile
+    return least_step_us(candidates, budget)
 
 
 CHAIN = graph_of(
@@ -27,8 +27,8 @@ CHAIN = graph_of(
 
 
 def test_with_memory_enough_it_is_the_latencies_and_one_launch() -> None:
-    ladder = Ladder(CHAIN, PROFILE, state_may_stay_out=False)
-    assert bound(CHAIN, 10_000) == pytest.approx(sum(ladder.latencies) + PROFILE.launch_us)
+    candidates = Candidates(CHAIN, PROFILE, state_may_stay_out=False)
+    assert bound(CHAIN, 10_000) == pytest.approx(sum(candidates.latencies) + PROFILE.launch_us)
 
 
 def test_what_does_not_fit_runs_again_or_crosses_the_link() -> None:
@@ -42,19 +42,19 @@ def test_what_does_not_fit_runs_again_or_crosses_the_link() -> None:
 @pytest.mark.parametrize(("layers", "activation", "donated"), [*itertools.product((2, 4, 7), (1_000, 100_000), (True, False))])
 def test_no_plan_is_below_it(layers: int, activation: int, donated: bool) -> None:
     graph = order(training_graph(layers, activation=activation, donated=donated))
-    ladder = Ladder(graph, PROFILE, state_may_stay_out=False)
-    least, _ = floor(ladder, Measured())
+    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
+    least, _ = floor(candidates, Measured())
     before = np.inf
     for part in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
-        limit = least + part * (whole_peak(ladder, Measured()) - least)
-        choice = POLICIES["auto"](ladder, limit, Measured())
+        limit = least + part * (whole_peak(candidates, Measured()) - least)
+        choice = POLICIES["auto"](candidates, limit, Measured())
         assert choice is not None
-        below = least_step_us(ladder.activity, ladder.traffic, ladder.latencies, PROFILE, limit)
+        below = least_step_us(candidates, limit)
         assert below <= before * (1 + 1e-9)  # more memory never takes longer
         before = below
-        if choice.rung != WHOLE:
-            chosen = layout(ladder, choice, Measured())
-            plan = assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header_for(graph))
+        if choice.candidate != WHOLE:
+            chosen = layout(candidates, choice, Measured())
+            plan = build_plan(chosen, candidates, header_for(graph))
             assert plan.step_us >= below * (1 - 1e-9)
 
 

@@ -1,7 +1,8 @@
-"""Evictions of tensors between two accesses: what each costs by swap and by recomputation, and what it saves where.
+"""Evictions of tensors between two accesses: what each costs, whether by swap or by recomputation, and which of the two is made.
 
-The two measures of Capuchin (Peng et al., ASPLOS 2020, sections 4.3 and 4.4), for `policy.py`, which says in which order to
-evict. A tensor goes after its *evicted access*, and must be back for its *back access*:
+These are the two measures of Capuchin (Peng et al., ASPLOS 2020, sections 4.3 and 4.4). `policy.py` says in which order tensors
+are evicted; this file chooses for each eviction the way that saves the most bytes per microsecond. A tensor leaves after its
+*evicted access*, and must be back for its *back access*:
 
     FT   = (back access - swap-in time) - (evicted access + swap-out time)      free time: >= 0 if both copies can be hidden
     MSPS = nbytes / recomputation time                                          memory saving per second (here: per microsecond)
@@ -10,9 +11,10 @@ A swap copies out at once and in (the *in-trigger*) as late as the back access a
 Where that is not soon enough, the tensor is away from the first to the last kernel in between that needs more than the target,
 and what does not fit beside the computation before and after is exposed time.
 
-A recomputation starts from what is on the device when it is wanted; what is stored no longer is computed again in turn, and what
-has been swapped out meanwhile is no source ("those tensor accesses which have never been released", TENSILE section IV-D). A
-tensor that is dropped is computed again by every segment that needs it (`retention.py`), but counted once, as Capuchin does.
+A recomputation starts from what is on the device when the tensor is needed. What is stored no longer is computed again in turn,
+and what has been swapped out meanwhile is no source ("those tensor accesses which have never been released", TENSILE section
+IV-D). A tensor that is dropped is computed again by every segment that needs it (`retention.py`), but counted once, as Capuchin
+does.
 
 Times in microseconds since the step began.
 """
@@ -25,10 +27,10 @@ from itertools import pairwise
 import numpy as np
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.rerun_latency import rerun_latency
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.policies.capuchin.passive_mode import Kernel
-from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.swaps import Gap, Link, may_leave
 
 
@@ -66,14 +68,14 @@ class _Recomputation:
 class Evictions:
     """What is dropped and away so far, the link, and what each kernel needs by prediction.
 
-    `dropped` and `absences` are what `Retention` and a rung are made of.
+    `dropped` and `absences` are what `Retention` and a candidate are made of.
     """
 
-    def __init__(self, ladder: Ladder, kernels: Sequence[Kernel], target: float) -> None:
-        retention = ladder.rung(0).retention
+    def __init__(self, candidates: Candidates, kernels: Sequence[Kernel], target: float) -> None:
+        retention = candidates[0].retention
         self.dropped = dict(retention.dropped)
         self.absences: dict[TensorId, list[Absence]] = {}
-        self._ladder = ladder
+        self._candidates = candidates
         self._retention = retention
         self._end = list(retention.end)
         self._needs = [set(places) for places in retention.needs]
@@ -82,7 +84,7 @@ class Evictions:
         self._link = Link()
         self._needed = np.array([kernel.nbytes for kernel in kernels], dtype=float)
         self._begins = [kernel.begin for kernel in kernels]
-        self._ends_us = ladder.elapsed_us.tolist()  # of each place, from index 1
+        self._ends_us = candidates.elapsed_us.tolist()  # of each place, from index 1
 
     def enough(self) -> bool:
         """Whether every kernel is within the target."""
@@ -90,19 +92,19 @@ class Evictions:
 
     def candidates(self) -> list[Eviction]:
         """Every eviction that helps, by falling free time."""
-        retention, profile = self._retention, self._ladder.profile
+        retention, profile = self._retention, self._candidates.profile
         found: list[Eviction] = []
-        for tensor in retention.activity.graph.tensors:
+        for tensor in retention.liveness.graph.tensors:
             t = tensor.id
             if not may_leave(retention, t):
                 continue
-            made = retention.activity.begin[t]
+            made = retention.liveness.begin[t]
             places = sorted({*retention.needs[t], *((made,) if made >= 0 else ())})
             for after, before in pairwise(places):
                 first, last = self._kernel_at(after), self._kernel_at(before)
                 if last - first > 1 and self._short(first + 1, last):
-                    out_us = tensor.nbytes / profile.device_to_host_bytes_per_us
-                    in_us = tensor.nbytes / profile.host_to_device_bytes_per_us
+                    out_us = copy_out_us(tensor.nbytes, profile)
+                    in_us = copy_in_us(tensor.nbytes, profile)
                     free = self._kernels[last].begin_us - self._kernels[first].end_us - out_us - in_us
                     found.append(Eviction(Gap(t, after, before), first, last, tensor.nbytes, free))
         return sorted(found, key=lambda e: (-e.free_us, -e.nbytes, e.gap.tensor, e.first))
@@ -148,10 +150,10 @@ class Evictions:
         t, after, before = eviction.gap.tensor, eviction.gap.after, eviction.gap.before
         if any(after < p < before for p in self._needs[t]):
             return None  # a recomputation reads it meanwhile
-        profile = self._ladder.profile
+        profile = self._candidates.profile
         copied = any(away.leave < after for away in self.absences.get(t, ()))
-        out_us = 0.0 if copied else eviction.nbytes / profile.device_to_host_bytes_per_us
-        in_us = eviction.nbytes / profile.host_to_device_bytes_per_us
+        out_us = 0.0 if copied else copy_out_us(eviction.nbytes, profile)
+        in_us = copy_in_us(eviction.nbytes, profile)
         start, stop = self._kernels[eviction.first].end_us, self._kernels[eviction.last].begin_us
         out = self._link.out.earliest(start, out_us)
         into = self._link.into.latest(stop, in_us)
@@ -176,21 +178,21 @@ class Evictions:
         self.absences.setdefault(swap.absence.tensor, []).append(swap.absence)
         self._link.out.take(*swap.out)
         self._link.into.take(*swap.into)
-        self._needed[swap.begin : swap.end] -= self._ladder.graph.tensors[swap.absence.tensor].nbytes
+        self._needed[swap.begin : swap.end] -= self._candidates.graph.tensors[swap.absence.tensor].nbytes
 
     # -- recomputations ---------------------------------------------------------------------------------------------------
 
     def _recomputation(self, eviction: Eviction) -> _Recomputation | None:
         """What it takes not to store the tensor after its evicted access, or None where its sources are gone by then."""
-        activity, t = self._ladder.activity, eviction.gap.tensor
-        operators = activity.graph.operators
-        if t in self.absences or self._end[t] >= len(operators) or activity.begin[t] < 0:
+        liveness, t = self._candidates.liveness, eviction.gap.tensor
+        operators = liveness.graph.operators
+        if t in self.absences or self._end[t] >= len(operators) or liveness.begin[t] < 0:
             return None
         far = [p for p in self._needs[t] if p > eviction.gap.after]
         last = max(far)
         dropped = {t: eviction.gap.after}
         again: set[int] = set()
-        wanted = [activity.begin[t]]
+        wanted = [liveness.begin[t]]
         while wanted:
             place = wanted.pop()
             if place in again:
@@ -204,13 +206,12 @@ class Evictions:
                 if self._end[u] >= last:
                     if any(a.leave < p <= a.back for a in self.absences.get(u, ()) for p in far):
                         return None
-                elif activity.begin[u] < 0 or u in self.absences:
+                elif liveness.begin[u] < 0 or u in self.absences:
                     return None
                 else:
                     dropped[u] = self._end[u]
-                    wanted.append(activity.begin[u])
-        traffic, profile = self._ladder.traffic, self._ladder.profile
-        return _Recomputation(dropped, sum(rerun_latency(p, self._retention, traffic, profile) for p in sorted(again)))
+                    wanted.append(liveness.begin[u])
+        return _Recomputation(dropped, sum(self._candidates.rerun_us[p] for p in sorted(again)))
 
     def _drop(self, eviction: Eviction, recomputation: _Recomputation) -> None:
         t = eviction.gap.tensor
@@ -223,11 +224,11 @@ class Evictions:
 
     def _spread(self, tensor: TensorId, far: set[int]) -> None:
         """What makes the tensor is needed for its sake: `needs` of `retention.py`, kept up to date without starting over."""
-        activity = self._ladder.activity
+        liveness = self._candidates.liveness
         wanted = [(tensor, far)]
         while wanted:
             t, places = wanted.pop()
-            for u in activity.graph.operators[activity.begin[t]].inputs:
+            for u in liveness.graph.operators[liveness.begin[t]].inputs:
                 new = places - self._needs[u]
                 self._needs[u] |= new
                 beyond = {p for p in new if p > self.dropped[u]} if u in self.dropped else set[int]()

@@ -7,7 +7,7 @@ back. Both block the computation, and both are measured:
 
     step_us = sum of latencies + (bytes out) / device_to_host_bytes_per_us + (bytes in) / host_to_device_bytes_per_us
 
-A *kernel* is one heavy operator and the light ones that XLA fuses with it, between two boundaries of the first rung. Its
+A *kernel* is one heavy operator and the light ones that XLA fuses with it, between two boundaries of the first candidate. Its
 accesses are the tensors that it takes from memory and those that it leaves there. Their times leave out the copies, as
 Capuchin's do, so that they hold for later iterations as well.
 
@@ -26,10 +26,11 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.retention import Retention, emit
-from tensile_jax.plan.search.candidates import Ladder
-from tensile_jax.plan.search.segmentation import Board
+from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.segmentation import BoundaryTable
 from tensile_jax.plan.search.swaps import may_leave
 
 
@@ -60,42 +61,42 @@ class PassiveIteration:
     peak_bytes: int
 
 
-def passive_iteration(ladder: Ladder, limit: float) -> PassiveIteration:
+def passive_iteration(candidates: Candidates, limit: float) -> PassiveIteration:
     """The first iteration of the step under the limit."""
-    memory = _Memory(ladder.rung(0).retention, ladder.profile, limit)
-    kernels = observe(ladder)
+    memory = _Memory(candidates[0].retention, candidates.profile, limit)
+    kernels = observe(candidates)
     for kernel in kernels:
         memory.run(kernel)
-    memory.bring_back(ladder.graph.outputs)
+    memory.bring_back(candidates.graph.outputs)
     step_us = (kernels[-1].end_us if kernels else 0.0) + memory.stalled_us
     return PassiveIteration(step_us, memory.bytes_out, memory.bytes_in, memory.peak)
 
 
-def observe(ladder: Ladder) -> tuple[Kernel, ...]:
+def observe(candidates: Candidates) -> tuple[Kernel, ...]:
     """The kernels of the step in the order in which they run: the tensor access sequence."""
-    if not ladder.graph.operators:
+    if not candidates.graph.operators:
         return ()
-    rung = ladder.rung(0)
-    board = rung.board
-    work = board.estimates(ladder.profile.workspace_growth)
-    ends: list[float] = ladder.elapsed_us.tolist()
+    candidate = candidates[0]
+    table = candidate.table
+    work = table.estimates(candidates.profile.workspace_growth)
+    ends: list[float] = candidates.elapsed_us.tolist()
     found: list[Kernel] = []
-    for first, last in pairwise(_edges(board, board.held + work)):
-        begin, end = board.boundaries[first], board.boundaries[last]
-        emission = emit(rung.retention, begin, end)
+    for first, last in pairwise(_edges(table, table.held + work)):
+        begin, end = table.boundaries[first], table.boundaries[last]
+        emission = emit(candidate.retention, begin, end)
         workspace = int(work[first, last])
-        nbytes = int(board.held[first, last]) + workspace
+        nbytes = int(table.held[first, last]) + workspace
         found.append(Kernel(begin, end, emission.inputs, emission.outputs, ends[begin], ends[end], nbytes, workspace))
     return tuple(found)
 
 
-def _edges(board: Board, peak: np.ndarray) -> list[int]:
-    """Between two heavy operators the boundary, or all of them, with the least peak on both sides: where on the board they are.
+def _edges(table: BoundaryTable, peak: np.ndarray) -> list[int]:
+    """Between two heavy operators the boundary, or all of them, with the least peak on both sides: where on the table they are.
 
     Ties go to the last one, then to the first one. To cut an optimizer in many may take more memory than to run it at once.
     """
-    last = len(board.boundaries) - 1
-    heavy = board.kernels[0]
+    last = len(table.boundaries) - 1
+    heavy = table.kernels[0]
     windows = [list(some) for _, some in groupby(range(1, last), key=lambda i: heavy[i])]
     edges = [0]
     for window, following in zip(windows, [*windows[1:], [last]], strict=False):
@@ -111,8 +112,8 @@ class _Memory:
         self._retention = retention
         self._profile = profile
         self._limit = limit
-        self._tensors = retention.activity.graph.tensors
-        self._old = {heir: old for old, heir in retention.heirs.items()}
+        self._tensors = retention.liveness.graph.tensors
+        self._old = {alias: old for old, alias in retention.aliases.items()}
         self._here = {t.id: None for t in self._tensors if t.producer is None}  # the least recently accessed first
         self._copied: set[TensorId] = set()  # to the host
         self.used = sum(self._tensors[t].nbytes for t in self._here)
@@ -143,7 +144,7 @@ class _Memory:
         coming = sum(self._tensors[t].nbytes for t in missing)
         self._make_room(coming + beside, keep)
         self.bytes_in += coming
-        self.stalled_us += coming / self._profile.host_to_device_bytes_per_us
+        self.stalled_us += copy_in_us(coming, self._profile)
         self._here |= dict.fromkeys(missing)
         self.used += coming
         self.peak = max(self.peak, self.used + beside)
@@ -155,7 +156,7 @@ class _Memory:
             if t not in self._copied:
                 self._copied.add(t)
                 self.bytes_out += self._tensors[t].nbytes
-                self.stalled_us += self._tensors[t].nbytes / self._profile.device_to_host_bytes_per_us
+                self.stalled_us += copy_out_us(self._tensors[t].nbytes, self._profile)
             del self._here[t]
             self.used -= self._tensors[t].nbytes
 

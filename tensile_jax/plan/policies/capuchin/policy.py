@@ -26,7 +26,7 @@ from tensile_jax.plan.analysis.residency import Absences
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.capuchin.evictions import Eviction, Evictions
 from tensile_jax.plan.policies.capuchin.passive_mode import Kernel, observe
-from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits, whole
 from tensile_jax.plan.search.workspace import Measured
 
@@ -34,27 +34,27 @@ _PARTS = (1.0, 0.92, 0.84, 0.72, 0.6)  # of the limit: targets, one after anothe
 _LEAST_PARTS = (0.8, 0.65, 0.5, 0.35, 0.2, 0.0)  # of what the hungriest kernel needs: targets for the least memory
 
 
-def capuchin(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
+def capuchin(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut of the first plan that has one under the limit."""
-    if not ladder.graph.operators:
-        return whole(ladder)
-    return first_that_fits(ladder, _rungs(ladder, limit), limit, measured)
+    if not candidates.graph.operators:
+        return whole(candidates)
+    return first_that_fits(candidates, _candidates_for(candidates, limit), limit, measured)
 
 
-def _rungs(ladder: Ladder, limit: float) -> Iterator[int]:
-    """The plans for the limit and for less, down to the least; the first rung where nothing needs to be evicted."""
-    kernels = observe(ladder)
+def _candidates_for(candidates: Candidates, limit: float) -> Iterator[int]:
+    """The plans for the limit and for less, down to the least; the first candidate where nothing needs to be evicted."""
+    kernels = observe(candidates)
     most = max(kernel.nbytes for kernel in kernels)
     if limit == LEAST or limit >= most:
         yield 0
     targets = [part * limit for part in _PARTS if LEAST < part * limit < most] + [part * most for part in _LEAST_PARTS]
     for target in targets:
-        yield ladder.add(("capuchin", target), partial(plan_evictions, ladder, kernels, target))
+        yield candidates.add(("capuchin", target), partial(plan_evictions, candidates, kernels, target))
 
 
-def plan_evictions(ladder: Ladder, kernels: Sequence[Kernel], target: float) -> tuple[Retention, Absences]:
+def plan_evictions(candidates: Candidates, kernels: Sequence[Kernel], target: float) -> tuple[Retention, Absences]:
     """What is dropped and what is away so that no kernel needs more than the target, or as near to that as Capuchin comes."""
-    evictions = Evictions(ladder, kernels, target)
+    evictions = Evictions(candidates, kernels, target)
     left: list[Eviction] = []
     for eviction in evictions.candidates():
         if evictions.enough():
@@ -75,4 +75,4 @@ def plan_evictions(ladder: Ladder, kernels: Sequence[Kernel], target: float) -> 
             evictions.evict(left[rank])
             heappop(queue)
     absences = {t: tuple(sorted(several, key=lambda a: a.leave)) for t, several in evictions.absences.items()}
-    return retain(ladder.activity, evictions.dropped), absences
+    return retain(candidates.liveness, evictions.dropped), absences

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence, access_sequence, find_chain
-from tensile_jax.plan.analysis.latency import DeviceProfile
+from tensile_jax.plan.analysis.copy_time import copy_out_us
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.policies.tensile.complete_scheduling import Schedule, find_schedule
@@ -57,8 +58,7 @@ def schedule_events(
     sequence = access_sequence(retention, boundaries, latencies, smallest_bytes=SMALLEST)
     swapping = SwapScheduling(
         sequence,
-        device_to_host_bytes_per_us=profile.device_to_host_bytes_per_us,
-        host_to_device_bytes_per_us=profile.host_to_device_bytes_per_us,
+        profile,
         across_iterations=state_may_stay_out,
         duplex=duplex,
     )
@@ -68,7 +68,7 @@ def schedule_events(
 
 def dropped_for(schedule: Schedule, retention: Retention, boundaries: Sequence[int]) -> dict[TensorId, int]:
     """What `retention` drops and what the schedule recomputes, each with the last place at which it is stored."""
-    operators, end = retention.activity.graph.operators, retention.end
+    operators, end = retention.liveness.graph.operators, retention.end
     dropped = {**retention.dropped}
     for again in schedule.recomputed:
         chain = find_chain(retention, again.tensor, smallest_bytes=SMALLEST)
@@ -102,7 +102,7 @@ def _place(
     count = len(sequence.ends_us)
     out_end = away.out_end_us
     if copies and not away.copies_out:
-        out_end += sequence.nbytes[away.tensor] / profile.device_to_host_bytes_per_us
+        out_end += copy_out_us(sequence.nbytes[away.tensor], profile)
     leave = -1 if away.after < 0 and not copies else boundaries[min(bisect_left(sequence.ends_us, out_end), count - 1) + 1] - 1
     back = boundaries[count] if away.before >= count else boundaries[sequence.last_ended(away.in_begin_us) + 1]
     hidden_us = (away.in_end_us - away.in_begin_us) + (away.out_end_us - away.out_begin_us)

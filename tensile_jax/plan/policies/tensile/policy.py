@@ -18,28 +18,28 @@ heavy operators of the jaxpr, not the layers of a framework; segments are cut af
 from tensile_jax.plan.analysis.residency import Absences
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.tensile.placing import schedule_events
-from tensile_jax.plan.search.candidates import Ladder
+from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits
 from tensile_jax.plan.search.workspace import Measured
 
 _TARGETS = (1.0, 0.9, 0.75, 0.5, 0.0)  # of the limit, one after another: the memory that Algorithm 3 is told to be free
 
 
-def tensile(ladder: Ladder, limit: float, measured: Measured) -> Choice | None:
+def tensile(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
     """The first schedule whose cheapest segments are under the limit."""
     targets = (LEAST,) if limit == LEAST else tuple(part * limit for part in _TARGETS)
-    rungs = (ladder.add(("tensile", target), lambda target=target: _scheduled(ladder, target)) for target in targets)
-    return first_that_fits(ladder, rungs, limit, measured)
+    indices = (candidates.add(("tensile", target), lambda target=target: _scheduled(candidates, target)) for target in targets)
+    return first_that_fits(candidates, indices, limit, measured)
 
 
-def _scheduled(ladder: Ladder, free_bytes: float) -> tuple[Retention, Absences]:
-    base = ladder.rung(0)
+def _scheduled(candidates: Candidates, free_bytes: float) -> tuple[Retention, Absences]:
+    base = candidates[0]
     placed = schedule_events(
         base.retention,
-        ladder.latencies,
-        ladder.profile,
-        boundaries=base.board.boundaries,
+        candidates.latencies,
+        candidates.profile,
+        boundaries=base.table.boundaries,
         budget_bytes=free_bytes,
-        state_may_stay_out=ladder.state_may_stay_out,
+        state_may_stay_out=candidates.state_may_stay_out,
     )
-    return retain(ladder.activity, placed.dropped), placed.absences
+    return retain(candidates.liveness, placed.dropped), placed.absences

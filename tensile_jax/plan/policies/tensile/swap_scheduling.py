@@ -43,6 +43,8 @@ from typing import NamedTuple
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import PLACEHOLDER, Access, AccessSequence
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.policies.tensile.peak import Peak, SwapEvent
 
 
@@ -111,16 +113,15 @@ class SwapScheduling:
     def __init__(
         self,
         sequence: AccessSequence,
+        profile: DeviceProfile,
         *,
-        device_to_host_bytes_per_us: float,
-        host_to_device_bytes_per_us: float,
         across_iterations: bool,
         duplex: bool = False,
         max_swapping_rate: Mapping[int, float] | None = None,
         swapped_by_others: Mapping[int, int] | None = None,
     ) -> None:
         self._sequence = sequence
-        self._out_rate, self._in_rate = device_to_host_bytes_per_us, host_to_device_bytes_per_us
+        self._profile = profile
         self._across_iterations = across_iterations
         self._out: list[Interval] = []  # busy windows of the channel, disjoint and ascending
         self._into: list[Interval] = [] if duplex else self._out
@@ -208,7 +209,7 @@ class SwapScheduling:
 
     def _scheduling_swap(self, tensor: TensorId, earliest_time: float, latest_time: float) -> _Attempt:
         """Lines 1-21: one swap-out and the swap-in for the first access after it, both or neither."""
-        length = self._sequence.nbytes[tensor] / self._out_rate
+        length = copy_out_us(self._sequence.nbytes[tensor], self._profile)
         for interval in self._feasible(self._out, tensor, earliest_time, latest_time):  # lines 3-4
             if interval.begin + length <= interval.end:  # line 5
                 swap_out = Interval(interval.begin, interval.begin + length)
@@ -237,7 +238,7 @@ class SwapScheduling:
 
     def _try_swap_in(self, tensor: TensorId, ready: float, access: Access) -> Interval | None:
         """`try_schedule_swap_in`: the latest window before the access, which is added to SE (lines 15-16)."""
-        length = self._sequence.nbytes[tensor] / self._in_rate
+        length = copy_in_us(self._sequence.nbytes[tensor], self._profile)
         for interval in reversed([*self._feasible(self._into, tensor, ready, access.begin_us)]):
             if interval.begin <= interval.end - length:
                 swap_in = Interval(interval.end - length, interval.end)

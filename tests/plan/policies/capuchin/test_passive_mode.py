@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import Ladder, order
+from tensile_jax.plan import Candidates, order
 from tensile_jax.plan.policies.capuchin.passive_mode import PassiveIteration, observe, passive_iteration
 from tests.builders import PROFILE, graph_of
 from tests.plan.test_policies import PLANS, networks
@@ -15,15 +15,15 @@ CHAIN = ["a = heavy(x)", "b = heavy(a)", "c = heavy(b)", "d = heavy(c, b)", "p =
 """Each takes 20,000 us, and a copy 10,000 us. With x (100 bytes), d needs 400,100 bytes: a, b and c are there."""
 
 
-def ladder_of(lines: list[str], *, outputs: str, inputs: str = "x", donated: str = "") -> Ladder:
+def ladder_of(lines: list[str], *, outputs: str, inputs: str = "x", donated: str = "") -> Candidates:
     graph = graph_of(lines, sizes=SIZES, inputs=inputs, outputs=outputs, donated=donated, flops=2_000_000)
-    return Ladder(graph, PROFILE, state_may_stay_out=False)
+    return Candidates(graph, PROFILE, state_may_stay_out=False)
 
 
 def test_kernels_are_heavy_operators_with_the_light_ones_around_them() -> None:
-    ladder = ladder_of(["a = heavy(x)", "t = light(a)", "b = heavy(t)", "y = light(b, a)"], outputs="y")
-    name = [tensor.name for tensor in ladder.graph.tensors]
-    accesses = [([name[t] for t in kernel.inputs], [name[t] for t in kernel.outputs]) for kernel in observe(ladder)]
+    candidates = ladder_of(["a = heavy(x)", "t = light(a)", "b = heavy(t)", "y = light(b, a)"], outputs="y")
+    name = [tensor.name for tensor in candidates.graph.tensors]
+    accesses = [([name[t] for t in kernel.inputs], [name[t] for t in kernel.outputs]) for kernel in observe(candidates)]
     assert accesses == [(["x"], ["a"]), (["a"], ["y"])]
 
 
@@ -46,17 +46,17 @@ def test_a_second_eviction_needs_no_second_copy() -> None:
 
 def test_state_that_nothing_has_read_yet_goes_first_and_results_are_back_at_the_end() -> None:
     lines = ["a = heavy(x)", "b = heavy(a)", "y = heavy(b)"]
-    ladder = ladder_of(lines, inputs="x w", donated="w", outputs="y w")
-    assert passive_iteration(ladder, 299_000) == PassiveIteration(3 * 20_000.0 + 2 * 10_000.0, 100_000, 100_000, 200_100)
+    candidates = ladder_of(lines, inputs="x w", donated="w", outputs="y w")
+    assert passive_iteration(candidates, 299_000) == PassiveIteration(3 * 20_000.0 + 2 * 10_000.0, 100_000, 100_000, 200_100)
 
 
 @PLANS
 @given(graph=networks(), part=st.floats(0.1, 1.2))
 def test_any_first_iteration_ends_under_its_limit_unless_a_kernel_alone_needs_more(graph: Graph, part: float) -> None:
-    ladder = Ladder(order(graph), PROFILE, state_may_stay_out=False)
-    kernels = observe(ladder)
+    candidates = Candidates(order(graph), PROFILE, state_may_stay_out=False)
+    kernels = observe(candidates)
     most = max(kernel.nbytes for kernel in kernels)
-    found = passive_iteration(ladder, part * most)
+    found = passive_iteration(candidates, part * most)
     copies = found.swapped_out_bytes + found.swapped_in_bytes
     assert found.step_us == pytest.approx(kernels[-1].end_us + copies / PROFILE.device_to_host_bytes_per_us)
     assert found.peak_bytes <= most or copies == 0

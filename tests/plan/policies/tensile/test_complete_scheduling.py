@@ -9,6 +9,7 @@ from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.policies.tensile.complete_scheduling import Schedule, find_schedule
 from tensile_jax.plan.policies.tensile.peak import Recomputation, find_peak
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut, SwapScheduling
+from tests.builders import with_link
 from tests.plan.sequences import random_sequence, sequence_of
 
 A, B = TensorId(1), TensorId(2)
@@ -22,7 +23,7 @@ VALLEY = sequence_of(
 )
 SWAP_A = SwappedOut(A, 0, 4, True, 20.0, 30.0, 70.0, 80.0)
 
-# Forward a, b, c, then backward; x stays, so that a can be recomputed for operator 5 and b, from a, for operator 4.
+# Forward a, b, c, then backward; x residencies, so that a can be recomputed for operator 5 and b, from a, for operator 4.
 DEEP = sequence_of(
     ["a = x @ 10", "b = a @ 20", "c = b @ 30", "l = c @ 10", "d = l b @ 10", "e = d a @ 10", "y = e x @ 10"],
     {"x": 5, "a": 40, "b": 60, "c": 10, "l": 10, "d": 1, "e": 1, "y": 1},
@@ -35,8 +36,7 @@ DEEP = sequence_of(
 def schedule(sequence: AccessSequence, *, free_bytes: float = 0.0, rate: float = 1.0, **options: Any) -> Schedule:
     swapping = SwapScheduling(
         sequence,
-        device_to_host_bytes_per_us=rate,
-        host_to_device_bytes_per_us=rate,
+        with_link(rate),
         **{"across_iterations": False, **options},
     )
     return find_schedule(sequence, swapping, free_bytes=free_bytes)

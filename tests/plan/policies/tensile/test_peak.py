@@ -9,6 +9,7 @@ from tensile_jax.plan.analysis.access import Access, AccessSequence
 from tensile_jax.plan.policies.tensile.footprint import Footprint
 from tensile_jax.plan.policies.tensile.peak import Peak, Recomputation, SwapEvent, find_peak, find_releases, starting_on_host
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut, SwapScheduling
+from tests.builders import with_link
 from tests.plan.sequences import random_sequence, sequence_of, usage
 
 X, A, B, C, D, Y = (TensorId(t) for t in range(6))
@@ -177,8 +178,7 @@ def test_the_sweep_the_footprint_and_the_definition_agree_after_every_event(seed
     footprint = Footprint(sequence)
     swapping = SwapScheduling(
         sequence,
-        device_to_host_bytes_per_us=rng.choice([0.5, 1.0, 4.0]),
-        host_to_device_bytes_per_us=rng.choice([0.5, 1.0, 4.0]),
+        with_link(rng.choice([0.5, 1.0, 4.0]), rng.choice([0.5, 1.0, 4.0])),
         across_iterations=rng.random() < 0.5,
         duplex=rng.random() < 0.5,
     )

@@ -6,7 +6,7 @@ import pytest
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.access import AccessSequence, access_sequence
-from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.tensile.complete_scheduling import Schedule
@@ -22,7 +22,7 @@ BOUNDARIES = (0, 2, 4, 6, 8, 10)
 def ten() -> tuple[Graph, AccessSequence, TensorId]:
     lines = ["a = heavy(x)", *(f"b{k} = heavy({'a' if k in (4, 5) else 'x'})" for k in range(1, 9)), "y = heavy(a, x)"]
     graph = graph_of(lines, inputs="x", outputs="y")
-    sequence = access_sequence(retain(find_activity(graph), {}), BOUNDARIES, [10.0] * 10)
+    sequence = access_sequence(retain(find_liveness(graph), {}), BOUNDARIES, [10.0] * 10)
     return graph, sequence, tensor_named(graph, "a")
 
 
@@ -71,17 +71,17 @@ def test_what_is_recomputed_is_dropped_with_what_its_chain_passes_through() -> N
         inputs="x", outputs="y", sizes=big,
     )  # fmt: skip
     a, b = tensor_named(graph, "a"), tensor_named(graph, "b")
-    retention = retain(find_activity(graph), {})
+    retention = retain(find_liveness(graph), {})
     schedule = Schedule((), (Recomputation(b, 2, 4),), 0, 0)
     assert dropped_for(schedule, retention, range(6)) == {a: 1, b: 2}
-    assert retain(retention.activity, {a: 1, b: 2}).end[a] == 1, "and not 4, as it would be to make b again"
-    assert dropped_for(schedule, retain(find_activity(graph), {a: 0}), range(6)) == {a: 0, b: 2}
+    assert retain(retention.liveness, {a: 1, b: 2}).end[a] == 1, "and not 4, as it would be to make b again"
+    assert dropped_for(schedule, retain(find_liveness(graph), {a: 0}), range(6)) == {a: 0, b: 2}
 
 
 @pytest.mark.parametrize("across", [False, True])
 def test_the_events_of_a_training_graph(across: bool) -> None:
     graph = training_graph(4, activation=2**17, weight=2**16)
-    retention = retain(find_activity(graph), {})
+    retention = retain(find_liveness(graph), {})
     count = len(graph.operators)
     profile = dataclasses.replace(PROFILE, device_to_host_bytes_per_us=5000.0, host_to_device_bytes_per_us=5000.0)
     found = schedule_events(
@@ -96,4 +96,4 @@ def test_the_events_of_a_training_graph(across: bool) -> None:
             assert not any(absence.leave < place <= absence.back for place in retention.needs[t])
     assert any(absence.back == count for some in found.absences.values() for absence in some) == across
     for t, place in found.dropped.items():
-        assert t not in found.absences and retention.activity.begin[t] <= place < retention.end[t]
+        assert t not in found.absences and retention.liveness.begin[t] <= place < retention.end[t]

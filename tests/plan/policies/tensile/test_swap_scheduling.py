@@ -10,6 +10,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.policies.tensile.peak import SwapEvent, find_peak
 from tensile_jax.plan.policies.tensile.swap_scheduling import Interval, SwappedOut, SwapScheduling, feasible_intervals
+from tests.builders import with_link
 from tests.plan.sequences import random_sequence, sequence_of
 
 X, A, B, C = (TensorId(t) for t in range(4))
@@ -26,8 +27,7 @@ def valley(**sizes: int) -> AccessSequence:
 
 
 def scheduling(sequence: AccessSequence, **options: Any) -> SwapScheduling:
-    rates = {"device_to_host_bytes_per_us": 1.0, "host_to_device_bytes_per_us": 1.0, "across_iterations": False}
-    return SwapScheduling(sequence, **{**rates, **options})
+    return SwapScheduling(sequence, **{"profile": with_link(1.0), "across_iterations": False, **options})
 
 
 def runs(sequence: AccessSequence, count: int, **options: Any) -> list[tuple[SwappedOut, ...]]:
@@ -258,8 +258,7 @@ def test_windows_are_exclusive_accesses_find_their_tensors_and_no_swap_raises_th
     options = {
         "duplex": duplex,
         "across_iterations": rng.random() < 0.7,
-        "device_to_host_bytes_per_us": rng.choice([0.5, 1.0, 4.0, 100.0]),
-        "host_to_device_bytes_per_us": rng.choice([1.0, 4.0, 100.0]),
+        "profile": with_link(rng.choice([0.5, 1.0, 4.0, 100.0]), rng.choice([1.0, 4.0, 100.0])),
     }
     swapping, tries_all = scheduling(sequence, **options), scheduling(sequence, **options)
     swaps: list[SwappedOut] = []

@@ -1,0 +1,27 @@
+"""How long a copy between device memory and host memory takes.
+
+    copy_out_us = nbytes / device_to_host_bytes_per_us
+    copy_in_us  = nbytes / host_to_device_bytes_per_us
+
+The link has one lane for each direction, and the two do not disturb each other. A copy takes no time beyond this: what it costs
+to issue one is not part of it. While a copy runs, computation loses `copy_share` of the copy's time (`DeviceProfile`).
+
+Sizes in bytes, times in microseconds.
+"""
+
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
+
+
+def copy_out_us(nbytes: float, profile: DeviceProfile) -> float:
+    """Microseconds to copy so many bytes from the device to the host."""
+    return nbytes / profile.device_to_host_bytes_per_us
+
+
+def copy_in_us(nbytes: float, profile: DeviceProfile) -> float:
+    """Microseconds to copy so many bytes from the host to the device."""
+    return nbytes / profile.host_to_device_bytes_per_us
+
+
+def slower_copy_us(nbytes: float, profile: DeviceProfile) -> float:
+    """Microseconds to copy so many bytes in the slower of the two directions."""
+    return max(copy_out_us(nbytes, profile), copy_in_us(nbytes, profile))

@@ -1,0 +1,44 @@
+"""What a planner knows of a device: the rates at which it computes and copies, and how its compiler behaves.
+
+Rates in bytes (or operations) per microsecond. The values come from files, which `tensile_jax/profiles` reads.
+"""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """What a device can do. The link has one rate per direction, and the two do not disturb each other.
+
+    `copy_share` is the part of a copy's time that compute loses to it: 0 where copies have engines and memory to themselves, 1
+    where the cores that compute do the copying.
+    `canonical_layouts`: convolutions copy operands that are not in the backend's own layout. `fused_reductions`: what a
+    reduction reads is computed on the fly. `workspace_growth`: the part by which XLA's schedule holds more than need be, for each
+    heavy operator of a segment.
+    """
+
+    name: str
+    platform: str
+    flops_per_us: float
+    bytes_per_us: float
+    device_to_host_bytes_per_us: float
+    host_to_device_bytes_per_us: float
+    launch_us: float
+    memory_bytes: int
+    canonical_layouts: bool
+    fused_reductions: bool
+    workspace_growth: float
+    copy_share: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type in (str, bool):
+                right, wanted = isinstance(value, field.type), "a string" if field.type is str else "true or false"
+            else:
+                share = field.name == "copy_share"
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                right = number and (0 <= value <= 1 if share else 0 < value < float("inf"))
+                wanted = "a number from zero to one" if share else "a number above zero"
+            if not right:
+                raise ValueError(f"Device profile {self.name!r}: {field.name} must be {wanted}, got {value!r}.")
