@@ -20,7 +20,9 @@ from typing import Any
 import click
 import numpy as np
 
-from tensile_jax.plan import POLICIES, WHOLE, Measured, floor, layout, whole_peak
+from tensile_jax.plan import POLICIES, Measured
+from tensile_jax.plan.policies.registry import floor
+from tensile_jax.plan.search.choice import WHOLE, layout, whole_peak
 from tests.plan.oracle import Oracle
 from tests.plan.small_steps import small_step
 

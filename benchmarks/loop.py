@@ -9,7 +9,7 @@ import jax
 from tensile_jax.api import PlannedFunction
 from tensile_jax.exec.step.executor import Executor
 from tensile_jax.exec.step.instructions import FinishSwapIn, instructions_of
-from tensile_jax.plan import order
+from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.trace import shape_struct, trace_step
 
 _ITERATIONS = 20

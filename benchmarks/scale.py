@@ -27,7 +27,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
-from tensile_jax.plan import POLICIES, Candidates, Measured, build_plan, check, floor, layout, order
+from tensile_jax.plan import POLICIES, Measured
+from tensile_jax.plan.analysis.operator_order import order
+from tensile_jax.plan.policies.registry import floor
+from tensile_jax.plan.result.build import build_plan
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.choice import layout
 from tensile_jax.plan_format import SCHEMA_VERSION, Plan
 from tensile_jax.profiles import load_profile
 
@@ -209,7 +215,7 @@ def plan_of(graph: Graph, profile_name: str, share: int | None) -> Plan:
     choice = POLICIES["auto"](candidates, limit, measured)
     if choice is None:
         raise SystemExit(f"{graph.name}: {limit} bytes are below the floor of {header.floor_bytes}.")
-    plan = build_plan(layout(candidates, choice, measured), candidates, header)
+    plan = build_plan(layout(candidates, choice, measured), candidates.costs, header)
     check(plan, candidates.graph)
     return replace(plan, floor_bytes=min(plan.floor_bytes, plan.peak_bytes))
 

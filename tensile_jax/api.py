@@ -11,9 +11,8 @@ from tensile_jax.exec.call.interrupts import InterruptsHeld
 from tensile_jax.exec.call.options import GivenOptions, JitOptions, PlanOptions, read_options
 from tensile_jax.exec.call.planned_calls import PlannedCalls
 from tensile_jax.exec.call.report import Report
-from tensile_jax.exec.step.compare import compare
 from tensile_jax.exec.step.prepared_step import Progress
-from tensile_jax.plan.result.comparison import Comparison
+from tensile_jax.plan import Comparison, compare_policies
 from tensile_jax.plan_format import Plan, PolicyName
 
 __all__ = ["PlannedFunction", "Report", "jit"]
@@ -105,7 +104,7 @@ class PlannedFunction:
         for the device profile.
         """
         prepared = self._calls.prepared(args, kwargs)
-        return compare(prepared.step, prepared.options, prepared.compiler)
+        return compare_policies(prepared.planner, progress=prepared.options.progress)
 
     def jit_peak_bytes(self, /, *args: Any, **kwargs: Any) -> int:
         """Peak of plain `jax.jit` for these arguments, in bytes. Compiles it, once."""

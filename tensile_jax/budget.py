@@ -1,17 +1,15 @@
-"""Read a budget: bytes, `"1.2GiB"`, or a share of plain jit's peak, `"60%"`."""
+"""A budget of memory: how one is read (bytes, `"1.2GiB"`, `"60%"` of plain jit's peak), and what is said if one is too small."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tensile_jax.arguments import MOST, read_number, shown
-from tensile_jax.errors import BudgetError
+from tensile_jax.errors import BudgetError, BudgetTooSmall
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.units import SIZES, format_bytes
 
-_UNITS = {
-    "": 1, "b": 1,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
 _TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*|%)\s*\Z")
 _REMEDY = 'Give a number of bytes, a size such as "1.2GiB" or "800MB", or a share of plain jit\'s peak such as "60%".'
 
@@ -52,13 +50,13 @@ def parse_budget(value: Any) -> Budget:
 
 def _parse_text(value: str) -> Budget:
     match = _TEXT.match(value)
-    if match is None or (match[2] != "%" and match[2].lower() not in _UNITS):
+    if match is None or (match[2] != "%" and match[2].lower() not in SIZES):
         raise BudgetError(f"budget {shown(value)} cannot be read. {_REMEDY}")
     number = float(match[1])  # infinite where there are too many digits
     if match[2] == "%":
         budget = Budget(None, _refuse_huge(number / 100, _MOST_SHARE, value))
     else:
-        budget = Budget(int(_refuse_huge(number * _UNITS[match[2].lower()], MOST, value)), None)
+        budget = Budget(int(_refuse_huge(number * SIZES[match[2].lower()], MOST, value)), None)
     if number <= 0 or budget.nbytes == 0:
         raise BudgetError(f"budget must be above zero, got {shown(value)}. {_REMEDY}")
     return budget
@@ -68,3 +66,75 @@ def _refuse_huge(number: float, most: float, value: Any) -> float:
     if number > most:
         raise BudgetError(f"budget {shown(value)} is more than any device has. Leave the budget out if there is no limit.")
     return number
+
+
+# -- what is said when a budget is too small ----------------------------------------------------------------------------------
+
+
+def too_small_for_step(
+    graph: Graph,
+    limit: float,
+    floor_bytes: int,
+    *,
+    about: str,
+    state_memory: Literal["device", "any"],
+    stored: Callable[[TensorId], bool],
+) -> BudgetTooSmall:
+    """No plan of a step keeps its budget: what the smallest budget is, and what would help.
+
+    Args:
+        about: what stands before the smallest budget; "about " where it is an estimate.
+        stored: whether a tensor lies in device memory as a whole, rather than to be fused away.
+    """
+    held = [t for t in graph.tensors if t.producer is None]
+    state = sum(graph.tensors[pair.input].nbytes for pair in graph.carried)
+    largest = sorted(held, key=lambda t: -t.nbytes)[:3]
+    names = ", the largest being " + ", ".join(f"{t.name} ({format_bytes(t.nbytes)})" for t in largest) if largest else ""
+    hints: list[str] = []
+    alone = [t for t in graph.tensors if t.nbytes > limit and stored(t.id)]
+    if alone:
+        one = max(alone, key=lambda t: t.nbytes)
+        hints.append(f"One tensor alone is larger than the budget: {one.name} ({format_bytes(one.nbytes)}).")
+    kept = sum(graph.tensors[p.input].nbytes for p in graph.carried if p.input not in graph.donated)
+    if kept:
+        hints.append(
+            f"The state is not donated, so old and new state ({format_bytes(kept)} each) lie side by side: "
+            "donate it (donate_argnums=0)."
+        )
+    if state_memory == "device" and state:
+        hints.append(f'With state_memory="any" the state ({format_bytes(state)}) may stay in host memory between its uses.')
+    return BudgetTooSmall(
+        f"budget {format_bytes(limit)} ({int(limit)} bytes) is too small for {graph.name!r}: the smallest that works is "
+        f"{about}{format_bytes(floor_bytes)} ({floor_bytes} bytes). Arguments of the step hold "
+        f"{format_bytes(sum(t.nbytes for t in held))}{names}. " + " ".join(hints),
+        budget_bytes=int(limit),
+        floor_bytes=floor_bytes,
+    )
+
+
+def too_small_for_parked_job(job: str, host_budget_bytes: float, needed_bytes: int) -> BudgetTooSmall:
+    """The host budget of a runtime cannot hold a job while it is parked."""
+    return BudgetTooSmall(
+        f"host_budget {format_bytes(host_budget_bytes)} is too small for {job!r}: while other jobs run its state is "
+        f"parked in host memory, and it needs {format_bytes(needed_bytes)} ({needed_bytes} bytes) there.",
+        budget_bytes=int(host_budget_bytes),
+        floor_bytes=needed_bytes,
+    )
+
+
+def too_small_for_jobs(budget_bytes: int, count: int, smallest_bytes: int, largest_job: str, floor_bytes: int) -> str:
+    """The device budget of a jobs file cannot hold its jobs, of which `largest_job` alone needs most."""
+    return (
+        f"device.budget of {format_bytes(budget_bytes)} ({budget_bytes} bytes) is too small for these "
+        f"{count} jobs: the smallest that works is about {format_bytes(smallest_bytes)} ({smallest_bytes} bytes). "
+        f"{largest_job} alone needs about {format_bytes(floor_bytes)}."
+    )
+
+
+def host_too_small_for_states(host_budget_bytes: int, states_bytes: int) -> str:
+    """The host budget of a jobs file cannot hold the jobs' states and their checkpoints."""
+    return (
+        f"device.host_budget of {format_bytes(host_budget_bytes)} is too small: the jobs' states come to "
+        f"{format_bytes(states_bytes)}, and host memory must hold them and their checkpoints while these are written. Give at "
+        f"least twice that ({2 * states_bytes} bytes)."
+    )

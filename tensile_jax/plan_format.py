@@ -25,6 +25,7 @@ import msgspec
 from tensile_jax.atomic_file import write_whole
 from tensile_jax.errors import PlanFileError
 from tensile_jax.ir import OperatorId, Role, TensorId
+from tensile_jax.units import format_bytes
 
 SCHEMA_VERSION = 1
 _WIDTH = 110  # characters of a line for a person
@@ -292,14 +293,6 @@ def describe(plan: Plan) -> str:
     for note in plan.notes:
         lines += textwrap.wrap(note, _WIDTH, initial_indent="  note       ", subsequent_indent=" " * 13)
     return "\n".join(lines)
-
-
-def format_bytes(nbytes: float) -> str:
-    """`1.25 GiB`: binary units, three digits."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(nbytes) >= size:
-            return f"{nbytes / size:.4g} {unit}"
-    return f"{int(nbytes)} B"
 
 
 def ranges(ids: list[OperatorId]) -> tuple[tuple[int, int], ...]:

@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 
 import tensile_jax as tensile
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, WHOLE, Candidates, Choice, Measured, build_plan, check, floor, layout, order, whole_peak
+from tensile_jax.plan import POLICIES, Choice, Measured
+from tensile_jax.plan.analysis.operator_order import order
+from tensile_jax.plan.policies.registry import floor
+from tensile_jax.plan.result.build import build_plan
+from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.simulate import simulate
+from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.choice import WHOLE, layout, whole_peak
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, device_bytes, fresh, graph_of, header_for, measure_launches, numbers
 
@@ -56,7 +62,7 @@ def planned(candidates: Candidates, choice: Choice, state_memory: str) -> Plan:
     chosen = layout(candidates, choice, Measured())
     return build_plan(
         chosen,
-        candidates,
+        candidates.costs,
         header_for(candidates.graph, state_memory=state_memory),
     )
 

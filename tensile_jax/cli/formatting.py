@@ -5,8 +5,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tensile_jax.plan_format import format_bytes
 from tensile_jax.runtime_records import JobEvent
+from tensile_jax.units import format_bytes
 
 
 def format_us(us: float) -> str:

@@ -25,7 +25,7 @@ from tensile_jax.exec.call.options import JitOptions, PlanOptions
 from tensile_jax.exec.step.prepared_step import Progress
 from tensile_jax.nnx.job import job_of
 from tensile_jax.nnx.paths import boundary_with_updates, boundary_without_updates
-from tensile_jax.plan.result.comparison import Comparison
+from tensile_jax.plan.comparison import Comparison
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace.step import Boundary, parameter_names
 

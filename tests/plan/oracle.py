@@ -39,10 +39,14 @@ from typing import NamedTuple
 import numpy as np
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan import Candidates, DeviceProfile, Layout, Measured, build_plan, check, whole_peak
+from tensile_jax.plan import DeviceProfile, Measured
 from tensile_jax.plan.analysis.liveness import Liveness
 from tensile_jax.plan.analysis.residency import Absences, find_residencies
 from tensile_jax.plan.analysis.retention import Retention, emit, retain
+from tensile_jax.plan.result.build import Layout, build_plan
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.choice import whole_peak
 from tensile_jax.plan.search.segmentation import boundary_table
 from tensile_jax.plan_format import Plan
 from tests.builders import header_for
@@ -191,7 +195,7 @@ class Oracle:
 
     def plan(self, layout: Layout) -> Plan:
         """The plan of a layout, replayed."""
-        plan = build_plan(layout, self.candidates, header_for(self.graph))
+        plan = build_plan(layout, self.candidates.costs, header_for(self.graph))
         check(plan, self.graph)
         return plan
 

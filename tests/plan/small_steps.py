@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import DeviceProfile, order
+from tensile_jax.plan import DeviceProfile
+from tensile_jax.plan.analysis.operator_order import order
 from tests.builders import PROFILE, graph_of
 
 _UNIT = 2**16

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
-from tensile_jax.plan import LEAST, Candidates, Measured, floor, order, whole_peak
+from tensile_jax.plan import Measured
+from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import auto
+from tensile_jax.plan.policies.registry import floor
 from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
-from tensile_jax.plan.search.choice import WHOLE, Choice, layout
+from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, layout, whole_peak
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, training_graph
 
@@ -19,7 +22,7 @@ def plan_of(candidates: Candidates, choice: Choice) -> Plan:
         peak, latency_us = whole_peak(candidates, NOTHING), sum(candidates.latencies)
         return build_whole_plan(candidates.graph, empty_plan(candidates.graph), PROFILE, peak_bytes=peak, latency_us=latency_us)
     chosen = layout(candidates, choice, NOTHING)
-    return build_plan(chosen, candidates, empty_plan(candidates.graph))
+    return build_plan(chosen, candidates.costs, empty_plan(candidates.graph))
 
 
 @pytest.mark.parametrize("donated", [True, False])

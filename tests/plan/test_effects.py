@@ -8,9 +8,13 @@ import pytest
 
 from tensile_jax.errors import InvalidPlan
 from tensile_jax.ir import Graph, OperatorId
-from tensile_jax.plan import POLICIES, Candidates, Layout, Measured, build_plan, check, order
+from tensile_jax.plan import POLICIES, Measured
 from tensile_jax.plan.analysis.liveness import find_liveness
+from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.retention import retain
+from tensile_jax.plan.result.build import Layout, build_plan
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST, WHOLE, layout
 from tensile_jax.plan_format import Plan, ranges, unranged
 from tests.builders import PROFILE, graph_of, header_for, tensor_named, training_graph
@@ -71,7 +75,7 @@ def test_every_policy_makes_plans_that_leave_effects_alone(seed: int) -> None:
             header = dataclasses.replace(
                 header_for(graph, state_memory="any" if candidates.state_may_stay_out else "device"), policy=name
             )
-            plan = build_plan(layout(candidates, choice, Measured()), candidates, header)
+            plan = build_plan(layout(candidates, choice, Measured()), candidates.costs, header)
             check(plan, candidates.graph)  # which refuses effects that are recomputed, dropped or in another order
 
 
@@ -105,7 +109,7 @@ def plan_of(graph: Graph) -> Plan:
     count = len(graph.operators)
     candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
     chosen = Layout(retention, {}, tuple(range(count + 1)), (1_000,) * count)
-    return build_plan(chosen, candidates, header_for(graph))
+    return build_plan(chosen, candidates.costs, header_for(graph))
 
 
 def test_a_plan_that_recomputes_an_effect_is_refused() -> None:

@@ -7,7 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import LEAST, POLICIES, Candidates, DeviceProfile, Measured, floor, order, whole_peak
+from tensile_jax.plan import POLICIES, DeviceProfile, Measured
+from tensile_jax.plan.analysis.operator_order import order
+from tensile_jax.plan.policies.registry import floor
+from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.choice import LEAST, whole_peak
 from tensile_jax.plan_format import PolicyName
 from tests.builders import PROFILE, graph_of
 from tests.test_properties import graphs, peak_of

@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from itertools import combinations, pairwise, product
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan import Candidates, DeviceProfile, Layout, Measured, build_plan, check, whole_peak
+from tensile_jax.plan import DeviceProfile, Measured
 from tensile_jax.plan.analysis.residency import Absence, find_residencies
 from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.result.build import Layout, build_plan
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.choice import whole_peak
 from tensile_jax.plan.search.segmentation import boundary_table
 from tests.builders import header_for
 from tests.plan.oracle import SMALLEST, drops
@@ -36,7 +40,7 @@ def unpruned(graph: Graph, profile: DeviceProfile, *, swaps: bool) -> list[tuple
                 if any(not any(a.leave < b <= a.back for b in bounds) for several in absences.values() for a in several):
                     continue
                 layout = Layout(retention, absences, bounds, tuple(int(work[a, b]) for a, b in pairwise(bounds)))
-                plan = build_plan(layout, candidates, header)
+                plan = build_plan(layout, candidates.costs, header)
                 check(plan, graph)
                 plans.append((plan.peak_bytes, plan.step_us))
     return plans

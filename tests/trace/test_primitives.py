@@ -18,10 +18,12 @@ from jax.sharding import PartitionSpec
 
 import tensile_jax as tensile
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan import Ladder, Layout, assemble, order
+from tensile_jax.plan import Ladder
 from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.residency import Absence, Absences
 from tensile_jax.plan.analysis.retention import retain
+from tensile_jax.plan.result.build import Layout, assemble
 from tensile_jax.plan_format import Plan
 from tensile_jax.trace import trace_step
 from tests.builders import PROFILE, header_for

@@ -11,10 +11,11 @@ from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import format_us, readable_console, table_of
 from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, state_memory_option, takes_model, writable_file
 from tensile_jax.cli.progress import Phases, stderr_console
-from tensile_jax.plan_format import PolicyName, format_bytes, save_json
+from tensile_jax.plan_format import PolicyName, save_json
+from tensile_jax.units import format_bytes
 
 if TYPE_CHECKING:  # at run time this would import NumPy
-    from tensile_jax.plan.result.comparison import Comparison, Entry
+    from tensile_jax.plan.comparison import Comparison, Entry
 
 
 @click.command(short_help="Plan a model's step with every policy.")

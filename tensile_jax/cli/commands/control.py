@@ -13,8 +13,8 @@ from tensile_jax.cli.formatting import readable_console
 from tensile_jax.cli.run.control import Request, ask, ask_status
 from tensile_jax.cli.run.live_view import StatusView
 from tensile_jax.errors import BudgetError
-from tensile_jax.plan_format import format_bytes
 from tensile_jax.runtime_records import FINAL, JobState
+from tensile_jax.units import format_bytes
 
 _READABLE_WIDTH = 170
 

@@ -18,7 +18,8 @@ from tensile_jax.cli.progress import Phases, stderr_console
 from tensile_jax.cli.run.folder import RunFolder
 from tensile_jax.cli.run.report import JobOutcome, JobsOutcome, PlainJob
 from tensile_jax.cli.signals import exit_code
-from tensile_jax.plan_format import format_bytes, save_json
+from tensile_jax.plan_format import save_json
+from tensile_jax.units import format_bytes
 
 _LEAST_ACCURACY = {"digits": 0.97}
 _READABLE_WIDTH = 120

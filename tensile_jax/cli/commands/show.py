@@ -25,7 +25,8 @@ from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import format_us, readable_console, table_of
 from tensile_jax.cli.options import POSITIVE_COUNT
 from tensile_jax.ir import TensorId
-from tensile_jax.plan_format import Event, EventKind, Plan, PlannedTensor, Segment, format_bytes
+from tensile_jax.plan_format import Event, EventKind, Plan, PlannedTensor, Segment
+from tensile_jax.units import format_bytes
 
 _READABLE_WIDTH = 110
 _MOST_ROWS = 60

@@ -26,8 +26,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from tensile_jax.atomic_file import write_whole
-from tensile_jax.plan_format import format_bytes
 from tensile_jax.runtime_records import Level, Record, Span
+from tensile_jax.units import format_bytes
 
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 _OTHERS = "#999999"

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from tensile_jax.atomic_file import write_whole
-from tensile_jax.plan.result.comparison import Comparison
+from tensile_jax.plan.comparison import Comparison
 
 _MARKERS = "osD^vP"
 

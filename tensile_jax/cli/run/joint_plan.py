@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import jax
 
+from tensile_jax.budget import host_too_small_for_states, too_small_for_jobs
 from tensile_jax.cli.errors import DoesNotFit
 from tensile_jax.cli.jobs_file import JobEntry, JobsFile
 from tensile_jax.cli.progress import Phases
@@ -22,7 +23,6 @@ from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.multi_job.joint_plan import JobPlan, PlannableJob, offload_states, plan_jobs, smallest_budget
 from tensile_jax.plan.multi_job.safety import serial_peak
-from tensile_jax.plan_format import format_bytes
 from tensile_jax.profiles import profile_for
 
 
@@ -86,11 +86,8 @@ def plan_jobs_file(jobs: JobsFile, phases: Phases) -> JointPlan:
         phases.begin("looking for the smallest budget")
         smallest = smallest_budget(plannable, budget_bytes, host_bytes)
         least = max(zip(candidates, jobs.jobs, strict=True), key=lambda pair: pair[0].floor_bytes)
-        raise DoesNotFit(
-            f"{jobs.file}: device.budget of {format_bytes(budget_bytes)} ({budget_bytes} bytes) is too small for these "
-            f"{len(candidates)} jobs: the smallest that works is about {format_bytes(smallest)} ({smallest} bytes). "
-            f"{least[1].name} alone needs about {format_bytes(least[0].floor_bytes)}."
-        )
+        why = too_small_for_jobs(budget_bytes, len(candidates), smallest, least[1].name, least[0].floor_bytes)
+        raise DoesNotFit(f"{jobs.file}: {why}")
     return _joint(jobs, offload_states(planned, plannable, budget_bytes, profile), candidates, budget_bytes, peaks)
 
 
@@ -112,11 +109,7 @@ def _refuse_host(candidates: Sequence[_Candidate], host_budget_bytes: int | None
     """Raises: DoesNotFit: the jobs' states alone are more than the host may hold."""
     states = sum(c.state_bytes for c in candidates)
     if host_budget_bytes is not None and 2 * states > host_budget_bytes:
-        raise DoesNotFit(
-            f"device.host_budget of {format_bytes(host_budget_bytes)} is too small: the jobs' states come to "
-            f"{format_bytes(states)}, and host memory must hold them and their checkpoints while these are written. Give at "
-            f"least twice that ({2 * states} bytes)."
-        )
+        raise DoesNotFit(host_too_small_for_states(host_budget_bytes, states))
 
 
 def _joint(

@@ -35,8 +35,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tensile_jax.cli.formatting import event_line, format_us, one_line
-from tensile_jax.plan_format import format_bytes
 from tensile_jax.runtime_records import FINAL, EventName, JobEvent, JobState, JobStatus, Status
+from tensile_jax.units import format_bytes
 
 _REFRESH_S = 0.25
 _LINES_AROUND = 8  # of a terminal's height: the header, the table's head, the shell's prompt

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from tensile_jax.cli.formatting import format_accuracy, format_losses, format_share, format_us, job_table
-from tensile_jax.plan_format import format_bytes
 from tensile_jax.runtime_records import JobState
+from tensile_jax.units import format_bytes
 
 # -- one model ----------------------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ from tensile_jax.cli.run.report import Outcome, PlainJob
 from tensile_jax.cli.signals import StopRequest, stopping_on_signals
 from tensile_jax.exec.step.transfer import to_device
 from tensile_jax.installed_models import Model
-from tensile_jax.plan_format import Plan, format_bytes
+from tensile_jax.plan_format import Plan
+from tensile_jax.units import format_bytes
 
 
 def keep_compiled(folder: Path | None) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from tensile_jax.budget import too_small_for_parked_job
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.actor.actor import Program, Traced
 from tensile_jax.exec.controller.messages import Prepared
@@ -29,7 +30,8 @@ from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.multi_job.admission import JobLimits, most_swapped_bytes, plan_job, smallest_budgets
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.plan.multi_job.state_offload import offload_state
-from tensile_jax.plan_format import Plan, format_bytes
+from tensile_jax.plan_format import Plan
+from tensile_jax.units import format_bytes
 
 Task = Callable[[], None]
 
@@ -176,12 +178,7 @@ class Planner:
     def _refuse_more_than_host(self, job: StoredJob, demand: MemoryProfile) -> None:
         host_budget = self._dispatcher.state.host_budget_bytes
         if demand.host_bytes > host_budget:
-            raise BudgetTooSmall(
-                f"host_budget {format_bytes(host_budget)} is too small for {job.name!r}: while other jobs run its state is "
-                f"parked in host memory, and it needs {format_bytes(demand.host_bytes)} ({demand.host_bytes} bytes) there.",
-                budget_bytes=int(host_budget),
-                floor_bytes=demand.host_bytes,
-            )
+            raise too_small_for_parked_job(job.name, host_budget, demand.host_bytes)
 
     def _ceiling(self, job: StoredJob) -> int:
         budget = self._dispatcher.state.next_budget_bytes or self._dispatcher.state.budget_bytes

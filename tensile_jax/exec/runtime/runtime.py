@@ -53,9 +53,10 @@ from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.exec.runtime.submission import Isolation, Submission, bytes_of, refuse_half_a_job, refuse_unfit_state
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.transfer import Transfer
-from tensile_jax.plan_format import PolicyName, format_bytes
+from tensile_jax.plan_format import PolicyName
 from tensile_jax.profiles import profile_for
 from tensile_jax.runtime_records import JobEvent, Record, Status
+from tensile_jax.units import format_bytes
 
 _RUN_AHEAD = 3  # launches in flight, on a device whose memory follows the order of launches
 _DEEDS: dict[Wish, str] = {"run": "resumed", "pause": "paused", "stop": "cancelled"}

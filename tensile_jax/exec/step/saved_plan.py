@@ -14,9 +14,10 @@ from tensile_jax.budget import Budget
 from tensile_jax.errors import InvalidPlan, PlanFileError
 from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
 from tensile_jax.ir import Graph
-from tensile_jax.plan import check
+from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.memory_curve import resident_bytes
-from tensile_jax.plan_format import Plan, Segment, format_bytes
+from tensile_jax.plan_format import Plan, Segment
+from tensile_jax.units import format_bytes
 
 
 def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:

@@ -15,12 +15,23 @@ TENSILE (section IV-A) trains an MLP for each operator and GPU instead. XLA deci
 would be precise about the wrong thing. Latencies in microseconds.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from tensile_jax.ir import Operator
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.liveness import Liveness
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepCosts:
+    """A device profile, and for every place the microseconds of its operator: where it runs first, and where it runs again."""
+
+    profile: DeviceProfile
+    latencies: tuple[float, ...]
+    rerun_us: tuple[float, ...]
 
 
 def operator_latency(operator: Operator, profile: DeviceProfile) -> float:

@@ -17,12 +17,12 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
 from tensile_jax.ir import Graph, OperatorId, TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.residency import Absence, Absences
 from tensile_jax.plan.analysis.retention import Emission, Retention, emit
 from tensile_jax.plan.result.memory_curve import resident_bytes
@@ -46,17 +46,6 @@ class Layout:
     workspaces: tuple[int, ...]
     least_bytes: tuple[int, ...] | None = None
     compiled: tuple[bool, ...] | None = None
-
-
-class StepCosts(Protocol):
-    """A device profile, and for every place the microseconds of its operator: as it runs first, and as it runs again."""
-
-    @property
-    def profile(self) -> DeviceProfile: ...
-    @property
-    def latencies(self) -> Sequence[float]: ...
-    @property
-    def rerun_us(self) -> Sequence[float]: ...
 
 
 def build_plan(layout: Layout, costs: StepCosts, header: Plan) -> Plan:

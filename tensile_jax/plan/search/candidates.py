@@ -27,7 +27,7 @@ from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
-from tensile_jax.plan.analysis.latency import fused_latencies, rerun_latencies
+from tensile_jax.plan.analysis.latency import StepCosts, fused_latencies, rerun_latencies
 from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
 from tensile_jax.plan.analysis.rematerialization import drop_tensors
 from tensile_jax.plan.analysis.residency import Absence, Absences, away_bytes, find_residencies, stored_unless_swapped
@@ -151,6 +151,11 @@ class Candidates:
     def latencies(self) -> tuple[float, ...]:
         """Microseconds of each operator where it runs first, by place."""
         return fused_latencies(self.liveness, self.fusion, self.profile)
+
+    @cached_property
+    def costs(self) -> StepCosts:
+        """The profile and the latencies."""
+        return StepCosts(self.profile, self.latencies, self.rerun_us)
 
     @cached_property
     def elapsed_us(self) -> np.ndarray:

@@ -36,6 +36,11 @@ class Choice:
     boundaries: tuple[int, ...]
     absences: Absences
 
+    @property
+    def runs_whole(self) -> bool:
+        """Whether the step runs as one executable."""
+        return self.candidate == WHOLE
+
 
 Policy = Callable[[Candidates, float, Measured], Choice | None]
 Needed = Callable[[Candidates, int, Measured], np.ndarray]
@@ -106,7 +111,7 @@ def whole_peak(candidates: Candidates, measured: Measured) -> int:
 
 def peak_of(candidates: Candidates, choice: Choice, measured: Measured) -> int:
     """The peak of a choice, in bytes, as far as it is known."""
-    if choice.candidate == WHOLE:
+    if choice.runs_whole:
         return whole_peak(candidates, measured)
     return int(segment_peaks(candidates, choice, measured).max())
 
@@ -145,7 +150,7 @@ def layout(candidates: Candidates, choice: Choice, measured: Measured) -> Layout
 
 def step_us(candidates: Candidates, choice: Choice, measured: Measured) -> float:
     """The predicted microseconds of a step under the choice."""
-    if choice.candidate == WHOLE:
+    if choice.runs_whole:
         return candidates.whole_us
     chosen = layout(candidates, choice, measured)
-    return build_plan(chosen, candidates, empty_plan(candidates.graph)).step_us
+    return build_plan(chosen, candidates.costs, empty_plan(candidates.graph)).step_us

@@ -36,7 +36,7 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import emit
 from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import WHOLE, Choice, segment_peaks
+from tensile_jax.plan.search.choice import Choice, segment_peaks
 from tensile_jax.plan.search.copy_windows import Need, windows_without_waiting
 from tensile_jax.plan.search.workspace import Measured
 
@@ -71,7 +71,7 @@ class _Swap:
 
 def improve(candidates: Candidates, choice: Choice, limit: float, measured: Measured) -> Choice:
     """The choice with fewer or longer copies, no slower and under the limit; itself where it swaps nothing."""
-    if choice.candidate == WHOLE or not candidates[choice.candidate].absences:
+    if choice.runs_whole or not candidates[choice.candidate].absences:
         return choice
     search = _Search(candidates, choice, measured)
     search.run(limit)

@@ -14,7 +14,7 @@ from tensile_jax.exec.step.instructions import (
     instructions_of,
 )
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan import empty_plan
+from tensile_jax.plan.result.build import empty_plan
 from tensile_jax.plan_format import Event, EventKind, Plan, Segment
 from tests.builders import graph_of
 

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from tensile_jax.ir import Graph, OperatorId, Tensor, TensorId
-from tensile_jax.plan import order
 from tensile_jax.plan.analysis.liveness import find_liveness
+from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.residency import (
     Absence,
     Absences,

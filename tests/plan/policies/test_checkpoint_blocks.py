@@ -1,10 +1,12 @@
 """Blocks found by name, and what checkpointing them drops."""
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import LEAST, POLICIES, Candidates, Measured
+from tensile_jax.plan import POLICIES, Measured
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.checkpoint_blocks import checkpoint, checkpointed, find_blocks, find_turn
+from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.choice import LEAST
 from tests.builders import PROFILE, convolutions, graph_of, training_graph
 from tests.test_properties import planned
 

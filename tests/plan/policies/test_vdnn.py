@@ -1,15 +1,17 @@
 """vDNN's layers and windows on graphs that fit on paper."""
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import LEAST, Candidates, Choice, Measured
+from tensile_jax.plan import Choice, Measured
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.policies.vdnn import Layer, find_layers, offload, vdnn
+from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.choice import LEAST
 from tests.builders import PROFILE, convolutions, graph_of, tensor_named
 from tests.test_properties import planned
 
 
-def ladder_of(graph: Graph) -> Candidates:
+def candidates_of(graph: Graph) -> Candidates:
     return Candidates(graph, PROFILE, state_may_stay_out=True)
 
 
@@ -34,7 +36,7 @@ def test_a_feature_map_goes_during_the_next_layer_and_returns_during_the_one_bef
     Meanwhile y1 (2,000 us) and a2 (2,010 us) are made; then g2, d2 (2,010 us each) and e1 (2,000 us). Nothing runs between the
     two convolutions that read y1; x is the caller's.
     """
-    candidates = ladder_of(convolutions(3))
+    candidates = candidates_of(convolutions(3))
     retention = candidates[0].retention
     y0 = tensor_named(candidates.graph, "y0")
     assert offload(retention, find_layers(candidates.graph), candidates.latencies, PROFILE) == {
@@ -50,19 +52,19 @@ def test_a_feature_map_that_a_shortcut_reads_too_stays_until_that_is_over() -> N
         inputs="x w",
         outputs="g",
     )  # fmt: skip
-    candidates = ladder_of(graph)
+    candidates = candidates_of(graph)
     y = tensor_named(graph, "y")
     absences = offload(candidates[0].retention, find_layers(graph), candidates.latencies, PROFILE)
     assert absences == {y: (Absence(y, 4, 5, candidates.latencies[4] + candidates.latencies[5]),)}
 
 
 def test_tiny_feature_maps_stay() -> None:
-    candidates = ladder_of(convolutions(3, activation=65_535))
+    candidates = candidates_of(convolutions(3, activation=65_535))
     assert offload(candidates[0].retention, find_layers(candidates.graph), candidates.latencies, PROFILE) == {}
 
 
 def test_every_feature_map_goes_once_and_returns_once_where_segments_let_it() -> None:
-    candidates = ladder_of(convolutions(5))
+    candidates = candidates_of(convolutions(5))
     choice = vdnn(candidates, LEAST, Measured())
     assert choice is not None
     plan = planned(candidates, choice, "any")
@@ -75,7 +77,7 @@ def test_every_feature_map_goes_once_and_returns_once_where_segments_let_it() ->
 
 
 def test_without_convolutions_it_is_what_none_is() -> None:
-    candidates = ladder_of(convolutions(3, kernels="heavy"))
+    candidates = candidates_of(convolutions(3, kernels="heavy"))
 
     def fields(choice: Choice | None) -> tuple[int, tuple[int, ...]] | None:
         return None if choice is None else (choice.candidate, choice.boundaries)

@@ -8,10 +8,13 @@ import pytest
 
 from tensile_jax.errors import InvalidPlan
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan import Candidates, Layout, build_plan, build_whole_plan, check, order
 from tensile_jax.plan.analysis.liveness import find_liveness
+from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import retain
+from tensile_jax.plan.result.build import Layout, build_plan, build_whole_plan
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan_format import Event, Plan, Segment, ranges, unranged
 from tests.builders import PROFILE, header_for, tensor_named, training_graph
 
@@ -34,7 +37,7 @@ def plan(graph: Graph) -> Plan:
     bounds = tuple(b for b in range(count + 1) if b not in (2, count - 2))
     chosen = Layout(retention, absences, bounds, (1_000,) * (len(bounds) - 1))
     candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
-    return build_plan(chosen, candidates, header_for(graph))
+    return build_plan(chosen, candidates.costs, header_for(graph))
 
 
 def with_state_out(graph: Graph) -> Plan:
@@ -46,7 +49,7 @@ def with_state_out(graph: Graph) -> Plan:
     absences = {w: (Absence(w, -1, -1, 0.0),), v: (Absence(v, min(made + 1, count - 1), count, 0.0),)}
     chosen = Layout(retention, absences, tuple(range(count + 1)), (0,) * count)
     candidates = Candidates(graph, PROFILE, state_may_stay_out=True)
-    return build_plan(chosen, candidates, header_for(graph, state_memory="any"))
+    return build_plan(chosen, candidates.costs, header_for(graph, state_memory="any"))
 
 
 def with_two_absences(graph: Graph) -> Plan:
@@ -58,7 +61,7 @@ def with_two_absences(graph: Graph) -> Plan:
     absences = {w: (Absence(w, -1, first - 1, 0.0), Absence(w, first, again - 2, 0.0))}
     chosen = Layout(retention, absences, tuple(range(count + 1)), (0,) * count)
     candidates = Candidates(graph, PROFILE, state_may_stay_out=True)
-    return build_plan(chosen, candidates, header_for(graph, state_memory="any"))
+    return build_plan(chosen, candidates.costs, header_for(graph, state_memory="any"))
 
 
 def with_segment(plan: Plan, index: int, **changes: Any) -> Plan:

@@ -8,22 +8,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import (
-    LEAST,
-    POLICIES,
-    WHOLE,
-    Candidates,
-    Layout,
-    Measured,
-    build_plan,
-    check,
-    floor,
-    layout,
-    order,
-    whole_peak,
-)
+from tensile_jax.plan import POLICIES, Measured
 from tensile_jax.plan.analysis.liveness import find_liveness
+from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.retention import retain
+from tensile_jax.plan.policies.registry import floor
+from tensile_jax.plan.result.build import Layout, build_plan
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.choice import LEAST, WHOLE, layout, whole_peak
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, graph_of, header_for, tensor_named
 
@@ -35,7 +28,7 @@ def planned(graph: Graph, boundaries: tuple[int, ...], dropped: dict[str, int]) 
     retention = retain(find_liveness(graph), {tensor_named(graph, name): last for name, last in dropped.items()})
     candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
     chosen = Layout(retention, {}, boundaries, (0,) * (len(boundaries) - 1))
-    return build_plan(chosen, candidates, header_for(graph))
+    return build_plan(chosen, candidates.costs, header_for(graph))
 
 
 def test_donated_state_that_nothing_reads_is_handed_to_the_segment_that_makes_its_update() -> None:
@@ -96,7 +89,7 @@ def test_state_that_comes_back_in_the_place_of_other_state_stays_where_it_is() -
             if choice is not None and choice.candidate != WHOLE:
                 chosen = layout(candidates, choice, Measured())
                 header = header_for(candidates.graph, state_memory="any")
-                check(build_plan(chosen, candidates, header), candidates.graph)
+                check(build_plan(chosen, candidates.costs, header), candidates.graph)
 
 
 def random_graph(rng: random.Random) -> Graph:
@@ -164,7 +157,7 @@ def hold_to_account(rng: random.Random, graph: Graph, state_memory: str) -> None
             if choice is None or choice.candidate == WHOLE:
                 continue
             chosen = layout(candidates, choice, measured)
-            plan = build_plan(chosen, candidates, header)
+            plan = build_plan(chosen, candidates.costs, header)
             check(plan, candidates.graph)
             assert limit == LEAST or plan.peak_bytes <= limit
             assert chosen.least_bytes is not None

@@ -5,11 +5,13 @@ import dataclasses
 import pytest
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan import Candidates, Layout, build_plan, order
 from tensile_jax.plan.analysis.liveness import find_liveness
+from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import retain
+from tensile_jax.plan.result.build import Layout, build_plan
 from tensile_jax.plan.result.simulate import Simulation, Span, simulate
+from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan_format import Event, EventKind, Plan, PlannedTensor, Segment
 from tests.builders import PROFILE, graph_of, header_for, tensor_named, training_graph
 
@@ -126,7 +128,7 @@ def test_the_footprint_of_a_real_plan_is_what_its_segments_state(donated: bool) 
     first, again = retention.needs[y][0], retention.needs[y][-1]
     count = len(graph.operators)
     chosen = Layout(retention, {y: (Absence(y, first + 1, again - 2, 0.0),)}, tuple(range(count + 1)), (7,) * count)
-    plan = build_plan(chosen, candidates, header_for(graph))
+    plan = build_plan(chosen, candidates.costs, header_for(graph))
     seen: Simulation = simulate([plan], PROFILE)
     levels = {s.begin_us: 0 for s in seen.segments}
     for time, nbytes in seen.memory:

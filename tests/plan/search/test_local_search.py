@@ -6,10 +6,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tensile_jax.plan import Candidates, Choice, Measured, build_plan, check, floor, layout, whole_peak
+from tensile_jax.plan import Choice, Measured
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import retain
-from tensile_jax.plan.search.choice import cheapest, peak_of, segment_peaks
+from tensile_jax.plan.policies.registry import floor
+from tensile_jax.plan.result.build import build_plan
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.choice import cheapest, layout, peak_of, segment_peaks, whole_peak
 from tensile_jax.plan.search.local_search import _Search, _step_us, _steps_us, improve
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, graph_of, header_for, tensor_named
@@ -21,7 +25,7 @@ SEEDS = range(25)
 
 def planned(candidates: Candidates, choice: Choice) -> Plan:
     chosen = layout(candidates, choice, Measured())
-    plan = build_plan(chosen, candidates, header_for(candidates.graph, state_memory="any"))
+    plan = build_plan(chosen, candidates.costs, header_for(candidates.graph, state_memory="any"))
     check(plan, candidates.graph)
     return plan
 

@@ -1,0 +1,175 @@
+"""Plans one step with every policy, under many budgets, and sets the plans side by side in the paper's metrics.
+
+    MSR = (vanilla peak - peak) / vanilla peak        memory saving rate      (TENSILE, section V-A)
+    EOR = time of a step / vanilla time of a step     extra overhead rate
+    CBR = MSR / EOR                                   cost-benefit rate
+
+Vanilla is policy `none`: our own runtime without a schedule. Peaks in bytes, times in microseconds, all predicted.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tensile_jax.plan.planner import Goal, Measured, Planner
+from tensile_jax.plan.policies.capuchin.passive_mode import passive_iteration
+from tensile_jax.plan.policies.registry import POLICIES
+from tensile_jax.plan.search.choice import LEAST
+from tensile_jax.plan_format import Plan, PolicyName
+
+SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3)
+"""Of vanilla's peak: the budgets that are compared."""
+
+_CURVE_POINTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One plan: its policy, the budget it was given (None: none; 0: as little as possible), and what it is predicted to take."""
+
+    policy: PolicyName
+    budget_bytes: int | None
+    peak_bytes: int
+    step_us: float
+    recomputed_us: float
+    stall_us: float
+    swapped_bytes: int
+    segments: int
+    msr: float
+    eor: float
+
+    @property
+    def cbr(self) -> float:
+        """Memory saved for each unit of overhead."""
+        return self.msr / self.eor
+
+
+def entry_of(plan: Plan, policy: PolicyName, budget_bytes: int | None, vanilla: Plan) -> Entry:
+    """The entry of a plan beside the vanilla plan."""
+    return Entry(
+        policy=policy,
+        budget_bytes=budget_bytes,
+        peak_bytes=plan.peak_bytes,
+        step_us=plan.step_us,
+        recomputed_us=plan.recomputed_us,
+        stall_us=plan.stall_us,
+        swapped_bytes=plan.swapped_out_bytes + plan.swapped_in_bytes,
+        segments=len(plan.segments),
+        msr=(vanilla.peak_bytes - plan.peak_bytes) / max(vanilla.peak_bytes, 1),
+        eor=plan.step_us / vanilla.step_us,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AtBudget:
+    """What every policy makes of one budget: entries of those that can keep it, and the bound that none can beat.
+
+    There is no bound where there can be no plan. `passive_eor` is of Capuchin's first iteration, which evicts and fetches on
+    demand in order to measure; the other policies need none.
+    """
+
+    share: float
+    budget_bytes: int
+    entries: tuple[Entry, ...]
+    bound_eor: float | None
+    passive_eor: float
+
+    def of(self, policy: PolicyName) -> Entry | None:
+        """The entry of the policy; None if it cannot keep the budget."""
+        return next((e for e in self.entries if e.policy == policy), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All policies on one step.
+
+    Attributes:
+        whole: plain `jax.jit`, as far as the planner can predict it.
+        least: each policy with as little memory as it can do with, and beside it `auto` under a budget of the same peak.
+        budgets: every policy under shares of vanilla's peak.
+        curve: `auto` from the whole step's peak down to its floor.
+    """
+
+    program: str
+    device_profile: str
+    vanilla: Entry
+    whole: Entry
+    least: tuple[tuple[Entry, Entry], ...]
+    budgets: tuple[AtBudget, ...]
+    curve: tuple[Entry, ...]
+
+
+Progress = Callable[[str, int, int], None]
+"""Is told what is done, how many parts of it are done, and of how many."""
+
+
+def compare_policies(planner: Planner, *, progress: Progress | None = None, shares: Sequence[float] = SHARES) -> Comparison:
+    """All policies on the planner's step, whatever its own policy.
+
+    Raises:
+        TensileError: no plan of a policy survives its replay, which is a mistake of this package.
+    """
+    nothing = Measured()
+    others: list[PolicyName] = [p for p in POLICIES if p not in ("none", "auto")]
+    rounds = len(others) + len(shares) + _CURVE_POINTS
+    done = 0
+
+    def told() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress("planning with every policy", done, rounds)
+
+    def planned(policy: PolicyName, limit: float) -> Plan | None:
+        one = planner.with_policy(policy)
+        found = one.plan(Goal(limit), nothing)
+        if found is None and one.has_choice(limit, nothing):
+            raise one.unverifiable()
+        return None if found is None else found.plan
+
+    def unlimited(policy: PolicyName) -> Plan:
+        plan = planned(policy, float("inf"))
+        assert plan is not None  # every policy has a choice then
+        return plan
+
+    vanilla = unlimited("none")
+
+    def under(policy: PolicyName, limit: int) -> Entry | None:
+        plan = planned(policy, limit)
+        return None if plan is None else entry_of(plan, policy, limit, vanilla)
+
+    def with_least(policy: PolicyName) -> Entry:
+        entry = under(policy, int(LEAST))
+        assert entry is not None  # every policy has a choice then
+        return entry
+
+    least: list[tuple[Entry, Entry]] = []
+    for policy in others:
+        told()
+        entry = with_least(policy)
+        least.append((entry, under("auto", entry.peak_bytes) or with_least("auto")))
+    budgets: list[AtBudget] = []
+    for share in shares:
+        told()
+        nbytes = int(share * vanilla.peak_bytes)
+        entries = tuple(e for policy in POLICIES if policy != "none" and (e := under(policy, nbytes)) is not None)
+        bound = planner.bound_us(nbytes, nothing)
+        passive = passive_iteration(planner.candidates, nbytes)
+        bound_eor = None if bound == float("inf") else bound / vanilla.step_us
+        budgets.append(AtBudget(share, nbytes, entries, bound_eor, passive.step_us / vanilla.step_us))
+    whole, lowest = unlimited("auto"), with_least("auto")
+    curve: list[Entry] = []
+    for point in range(_CURVE_POINTS):
+        told()
+        nbytes = int(whole.peak_bytes - (whole.peak_bytes - lowest.peak_bytes) * point / (_CURVE_POINTS - 1))
+        entry = under("auto", nbytes)
+        if entry is not None:
+            curve.append(entry)
+    return Comparison(
+        program=planner.graph.name,
+        device_profile=planner.profile.name,
+        vanilla=entry_of(vanilla, "none", None, vanilla),
+        whole=entry_of(whole, "auto", None, vanilla),
+        least=tuple(least),
+        budgets=tuple(budgets),
+        curve=(*curve, lowest),
+    )

@@ -1,0 +1,252 @@
+"""Plans one step: the front door of this package.
+
+A `Planner` knows a step's graph, a device profile and a policy. It is asked
+
+    plan            the plan of the policy under a limit in bytes
+    floor_bytes     the smallest limit for which the policy has a plan
+    least_limit     the limit for a step that may be slower by a given factor
+    bound_us        the time that no plan under a limit can beat
+    keep_out        the same plan with some state on the host between its uses
+
+Every plan is replayed (`result/check.py`) before it is given out. A plan that its replay refuses is a mistake of this package,
+and the user's step need not stand still for it: the policy is asked again for less memory, then the other policies are asked. The
+story of the refused plan becomes a note of the plan that is taken.
+
+A planner computes with estimates of what segments need; `Measured` holds what compiling has shown so far, in the place of
+estimates. Nothing here compiles, runs, or raises where no plan fits: None says so. Sizes in bytes, times in microseconds.
+"""
+
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from tensile_jax.errors import InvalidPlan, TensileError
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.analysis.operator_order import order
+from tensile_jax.plan.policies.registry import POLICIES, floor, floors
+from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.choice import LEAST, Choice, layout, peak_of, whole, whole_peak
+from tensile_jax.plan.search.lower_bound import least_step_us
+from tensile_jax.plan.search.swaps import Link, keep_state_out, state_that_may_stay_out
+from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan_format import Plan, PolicyName
+
+_HALVINGS = 14  # of the search for the least limit
+_MOST_REFUSED = 12  # plans of one policy that their replays refuse, one after another
+_BELOW_REFUSED = 0.97  # of the peak of a plan that was refused: the limit for the next
+_NAMED_TENSORS = 5  # that are said to hold the floor
+
+
+class Goal(NamedTuple):
+    """What a plan is made for: a limit in bytes, infinite for none; with `max_slowdown`, the limit that this comes to."""
+
+    limit: float
+    max_slowdown: float | None = None
+
+
+class Planned(NamedTuple):
+    """A plan, and the choice that it was built from."""
+
+    plan: Plan
+    choice: Choice
+
+
+class Planner:
+    """Plans one step with one policy.
+
+    Attributes:
+        graph: the step's graph, its operators in the order in which plans run them.
+        candidates: what the policies choose from.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        profile: DeviceProfile,
+        *,
+        policy: PolicyName = "auto",
+        state_memory: Literal["device", "any"] = "device",
+        may_swap: bool = True,
+        version: str = "",
+        candidates: Candidates | None = None,
+    ) -> None:
+        self.candidates = candidates or Candidates(
+            order(graph), profile, state_may_stay_out=state_memory == "any", may_swap=may_swap
+        )
+        self.graph = self.candidates.graph
+        self.profile = profile
+        self.policy_name: PolicyName = policy
+        self.state_memory: Literal["device", "any"] = state_memory
+        self._policy = POLICIES[policy]
+        self._version = version
+        self._faults: dict[Hashable, str] = {}  # by choice, what its replay said
+
+    def with_policy(self, policy: PolicyName) -> "Planner":
+        """A planner of the same step with another policy; the two share their candidates."""
+        return Planner(
+            self.graph,
+            self.profile,
+            policy=policy,
+            state_memory=self.state_memory,
+            version=self._version,
+            candidates=self.candidates,
+        )
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What the replays of refused plans have said so far."""
+        return tuple(dict.fromkeys(self._faults.values()))
+
+    def unverifiable(self) -> TensileError:
+        """What to raise where the policy has choices and no plan of them survives its replay."""
+        return TensileError(
+            f"No plan for {self.graph.name!r} could be verified, so none was run; this is a mistake of tensile_jax, and nothing "
+            'has happened to the arguments. Try policy="none" or another budget, or run the step with jax.jit; and please report '
+            f"it with this: {'; '.join(self.faults)}"
+        )
+
+    # -- limits ---------------------------------------------------------------------------------------------------------------
+
+    def floor_bytes(self, measured: Measured) -> int:
+        """The smallest limit for which the policy has a plan."""
+        return floor(self.candidates, measured, self._policy)[0]
+
+    def floors(self, measured: Measured) -> Iterator[tuple[int, Choice]]:
+        """Choices with about the least peak, and that peak, when compiling has refuted the floor; the likeliest first."""
+        return floors(self.candidates, measured, self._policy)
+
+    def least_limit(self, max_slowdown: float, measured: Measured) -> float:
+        """The least limit that has a plan of at most `max_slowdown` times the time of the step as one executable.
+
+        A lower limit never makes a plan faster by more than noise, so bisection finds it. The limit that is found was tried.
+        """
+        most_us = max_slowdown * self.candidates.whole_us
+        lowest = max(self.floor_bytes(measured) - 1, LEAST)
+        highest = float(max(whole_peak(self.candidates, measured), self.floor_bytes(measured)))
+        for _ in range(_HALVINGS):
+            if highest - lowest < 1:
+                break
+            middle = (lowest + highest) / 2
+            found = self.plan(Goal(middle, max_slowdown), measured)
+            if found is None or found.plan.step_us > most_us:
+                lowest = middle
+            else:
+                highest = middle
+        return highest
+
+    def bound_us(self, limit: float, measured: Measured) -> float:
+        """Microseconds that no plan under the limit is faster than; those of the step as one executable, if it fits."""
+        if whole_peak(self.candidates, measured) <= limit:
+            return self.candidates.whole_us
+        return least_step_us(self.candidates, limit)
+
+    def stored(self, tensor: TensorId) -> bool:
+        """Whether the tensor is expected to lie in device memory as a whole, rather than to be fused away."""
+        return self.candidates.fusion.materialised[tensor]
+
+    # -- plans ----------------------------------------------------------------------------------------------------------------
+
+    def has_choice(self, limit: float, measured: Measured) -> bool:
+        """Whether the policy has a choice under the limit, whatever its replay would say."""
+        return self._policy(self.candidates, limit, measured) is not None
+
+    def plan(self, goal: Goal, measured: Measured) -> Planned | None:
+        """The first choice under the limit whose plan survives its replay, with that plan; None if there is none."""
+        for choice in self._choices(goal.limit, measured):
+            plan = self.plan_of(choice, goal, measured)
+            if plan is not None:
+                return Planned(plan, choice)
+        return None
+
+    def plan_of(self, choice: Choice, goal: Goal, measured: Measured) -> Plan | None:
+        """The plan of a choice; None if its replay refuses it."""
+        header = self._header(goal, measured)
+        if choice.runs_whole:
+            peak_bytes, latency_us = whole_peak(self.candidates, measured), sum(self.candidates.latencies)
+            plan = build_whole_plan(self.graph, header, self.profile, peak_bytes=peak_bytes, latency_us=latency_us)
+            return replace(plan, workspaces="compiled" if measured.whole is not None else "predicted")
+        plan = build_plan(layout(self.candidates, choice, measured), self.candidates.costs, header)
+        plan = replace(plan, floor_bytes=min(plan.floor_bytes, plan.peak_bytes))
+        try:
+            check(plan, self.graph)
+        except InvalidPlan as fault:
+            self._faults.setdefault((choice.candidate, choice.boundaries, tuple(choice.absences.values())), str(fault))
+            return None
+        return plan
+
+    def with_measured(self, choice: Choice, workspaces: Sequence[int], measured: Measured) -> Measured:
+        """What is known once the segments of a choice have been compiled and need these workspaces."""
+        found = {(choice.candidate, a, b): n for (a, b), n in zip(pairwise(choice.boundaries), workspaces, strict=True)}
+        return replace(measured, workspaces={**measured.workspaces, **found})
+
+    def _choices(self, limit: float, measured: Measured) -> Iterator[Choice]:
+        """What the policy chooses, then what is left if that is refused: for less, by the other policies, and last whole.
+
+        There are none where the policy has no choice under the limit: then the budget is too small for it.
+        """
+        first = self._policy(self.candidates, limit, measured)
+        if first is None:
+            return
+        for policy in (self._policy, *(p for p in POLICIES.values() if p is not self._policy)):
+            lower, choice = limit, first if policy is self._policy else policy(self.candidates, limit, measured)
+            for _ in range(_MOST_REFUSED):
+                if choice is None:
+                    break
+                yield choice
+                if lower == LEAST:
+                    break
+                lower = min(lower, _BELOW_REFUSED * peak_of(self.candidates, choice, measured))
+                choice = policy(self.candidates, lower, measured)
+        if whole_peak(self.candidates, measured) <= limit:
+            yield whole(self.candidates)
+
+    def _header(self, goal: Goal, measured: Measured) -> Plan:
+        held = [t for t in self.graph.tensors if t.producer is None]
+        held.sort(key=lambda t: (-t.nbytes, t.id))
+        unlimited = goal.limit == float("inf") or goal.max_slowdown is not None
+        return replace(
+            empty_plan(self.graph),
+            tensile_version=self._version,
+            policy=self.policy_name,
+            device_profile=self.profile.name,
+            state_memory=self.state_memory,
+            budget_bytes=None if unlimited else int(goal.limit),
+            max_slowdown=goal.max_slowdown,
+            jit_peak_bytes=measured.whole,
+            unplanned_peak_bytes=self.candidates.unplanned_bytes,
+            floor_bytes=self.floor_bytes(measured),
+            floor_tensors=tuple(t.name for t in held[:_NAMED_TENSORS]),
+            notes=tuple(
+                f"Another plan was refused when it was verified ({fault}), and this one was taken. Please report that."
+                for fault in self.faults
+            ),
+        )
+
+    # -- state on the host between its uses -------------------------------------------------------------------------------------
+
+    def keep_out(self, choice: Choice, tensors: Collection[TensorId]) -> Choice:
+        """The same segments with these state tensors on the host between their uses, across the iteration boundary.
+
+        Nothing else changes, so neither do results; no segment holds more than before.
+        """
+        out = keep_state_out(
+            self.candidates[choice.candidate].retention,
+            Link(),
+            latencies=self.candidates.latencies,
+            profile=self.profile,
+            late=False,
+            only=tensors,
+        )
+        return replace(choice, absences={**choice.absences, **out})
+
+    def may_stay_out(self, choice: Choice) -> tuple[tuple[TensorId, int], ...]:
+        """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
+        if choice.runs_whole:
+            return ()
+        pairs = state_that_may_stay_out(self.candidates[choice.candidate].retention)
+        away = choice.absences
+        return tuple((old.id, old.nbytes) for old, new in pairs if old.id not in away and new.id not in away)
