@@ -18,12 +18,12 @@ from jax.sharding import PartitionSpec
 
 import tensile_jax as tensile
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan import Ladder
-from tensile_jax.plan.analysis.liveness import find_activity
+from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.residency import Absence, Absences
 from tensile_jax.plan.analysis.retention import retain
-from tensile_jax.plan.result.build import Layout, assemble
+from tensile_jax.plan.result.build import Layout, build_plan
+from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan_format import Plan
 from tensile_jax.trace import trace_step
 from tests.builders import PROFILE, header_for
@@ -36,9 +36,9 @@ KEY = jax.random.key(0)
 def in_single_operators(graph: Graph, absences: Absences | None = None) -> Plan:
     """Every operator a segment; nothing is dropped. The graph is ordered."""
     count = len(graph.operators)
-    ladder = Ladder(graph, PROFILE, state_may_stay_out=False)
-    chosen = Layout(retain(find_activity(graph), {}), absences or {}, tuple(range(count + 1)), (2**20,) * count)
-    return assemble(chosen, ladder.traffic, PROFILE, ladder.latencies, header_for(graph))
+    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
+    chosen = Layout(retain(find_liveness(graph), {}), absences or {}, tuple(range(count + 1)), (2**20,) * count)
+    return build_plan(chosen, candidates.costs, header_for(graph))
 
 
 def assert_as_jit(step: Callable[..., Any], *args: Any) -> None:
@@ -271,7 +271,7 @@ def test_state_of_small_numbers_is_carried_donated_and_swapped(dtype: str) -> No
         return [w.T for w in state], x
 
     graph = order(trace_step(jax.jit(step, donate_argnums=0), step, (state, x), {}).graph)
-    activity = find_activity(graph)
+    activity = find_liveness(graph)
     absences: dict[TensorId, tuple[Absence, ...]] = {}
     for w in graph.inputs[:3]:
         first, last = activity.uses[w][0], activity.uses[w][-1]
