@@ -9,8 +9,8 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.errors import InvalidPlan
-from tensile_jax.exec.step import prepared_step as prepare
 from tensile_jax.ir import Graph
+from tensile_jax.plan import planner
 from tests.builders import batch, fresh, low_budget, numbers, sgd_step, weights
 
 ARGUMENTS = (weights(), batch())
@@ -37,7 +37,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Refuse:
             if when(len(seen) - 1, plan):
                 raise InvalidPlan(FAULT.partition(": ")[2], segment=4)
 
-        monkeypatch.setattr(prepare, "check", check)
+        monkeypatch.setattr(planner, "check", check)
         return seen
 
     return begin
