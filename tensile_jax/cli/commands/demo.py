@@ -65,8 +65,8 @@ def demo(output: Path | None) -> None:
     """Train a CNN on handwritten digits, a decoder on text and ResNet-50 on photographs at once.
 
     They share half of the memory that they take under plain jit, under which they are trained one after another first, from the
-    same states on the same batches. ResNet-50 comes late. Exit code 1 if the budget is not kept, a first loss is not plain
-    jit's, or the CNN ends below 97 % test accuracy. Takes a few minutes on two cores.
+    same states on the same batches. ResNet-50 comes first, the other two when it trains. Exit code 1 if the budget is not kept,
+    a first loss is not plain jit's, or the CNN ends below 97 % test accuracy. Takes about two minutes on two cores.
     """
     run_demo(demo_jobs(), output or _free_folder(), least_accuracy=_LEAST_ACCURACY)
 

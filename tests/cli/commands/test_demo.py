@@ -36,10 +36,10 @@ KEPT = SideBySide(
 )
 
 
-def test_the_demo_trains_three_models_of_which_one_comes_late() -> None:
+def test_the_demo_trains_three_models_of_which_two_come_late() -> None:
     jobs = demo_jobs()
-    assert [job.model for job in jobs.jobs] == ["cnn", "gpt", "resnet50"]
-    assert (jobs.device.budget.share, [job.start_after == 0.0 for job in jobs.jobs]) == (0.5, [True, True, False])
+    assert [job.model for job in jobs.jobs] == ["resnet50", "cnn", "gpt"]
+    assert (jobs.device.budget.share, [job.start_after == 0.0 for job in jobs.jobs]) == (0.5, [True, False, False])
 
 
 def test_the_demo_sets_jobs_at_once_beside_plain_jit_one_after_another(tmp_path: Path) -> None:
@@ -76,7 +76,11 @@ def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["demo", "--output", str(tmp_path / "run")], catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["together"]["jobs"][0]["test_accuracy"] >= 0.97
+    assert results["together"]["jobs"][1]["test_accuracy"] >= 0.97
+    assert [job["loss_last"] for job in results["plain"]] == pytest.approx(
+        [job["loss_last"] for job in results["together"]["jobs"]],
+        rel=2e-4,  # four digits, since rounding is small at these learning rates
+    )
     assert (
         results["together"]["peak_bytes"]
         <= results["together"]["budget_bytes"]
