@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tensile_jax.exec.actor.actor import Actor, Kept, Wait
@@ -58,14 +58,15 @@ _COPY_THREADS = 16
 
 
 @dataclass(slots=True)
-class _Job:
+class DispatchedJob:
     """A job, admitted or pending, as the dispatcher knows it.
 
     Attributes:
+        checkpoint_every: the job pauses after each so many steps; None: never.
         steps: how many are done.
         began: when the iteration under way began; `segment` is the next one to be launched.
         since_plan: how many iterations of the plan in use have ended.
-        watched: live bytes are looked at in this iteration.
+        watched: live bytes are read in this iteration.
         checkpoint_due: the job pauses for its checkpoint after this iteration, whatever the user wishes meanwhile.
     """
 
@@ -75,7 +76,7 @@ class _Job:
     demand: MemoryProfile
     checkpoint_every: int | None
     steps: int
-    measured: Measured
+    measured: Measured = field(default_factory=Measured)
     began: float = 0.0
     segment: int = 0
     since_plan: int = 0
@@ -87,8 +88,8 @@ class Dispatcher:
     """The thread. `state` may be read from any thread; it is replaced, never changed.
 
     Args:
-        post: told of jobs what `messages.py` calls news. Must return at once.
-        applied: told, in the dispatcher's thread, which budget holds from now on. Must return at once.
+        post: called with a job's number and news of it (`messages.py`). Must return at once.
+        applied: called in the dispatcher's thread with the budget that holds from now on. Must return at once.
         look_always: live bytes are looked at at each launch, not at some.
     """
 
@@ -111,7 +112,7 @@ class Dispatcher:
         self._applied = applied
         self._look_always = look_always
         self._inbox: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
-        self._jobs: dict[JobId, _Job] = {}
+        self._jobs: dict[JobId, DispatchedJob] = {}
         self._renewals: dict[JobId, MemoryProfile] = {}
         self._lane = ThreadPoolExecutor(1, "tensile-launches")
         self._copies = ThreadPoolExecutor(_COPY_THREADS, "tensile-copies")
@@ -152,23 +153,10 @@ class Dispatcher:
         """The job is lost; from any thread. Nothing happens if it has ended."""
         self.call(lambda: self._lose(job, error))
 
-    def join(
-        self,
-        job: JobId,
-        name: str,
-        actor: Actor,
-        take_batch: Callable[[], Any],
-        demand: MemoryProfile,
-        *,
-        steps: int,
-        checkpoint_every: int | None,
-    ) -> None:
-        """`actor` is the one for `job`, of which `Prepared` will tell next. In the dispatcher's thread.
-
-        `steps` are done already. With `checkpoint_every` the job pauses after each so many steps.
-        """
-        measured = self.measured.setdefault(job, Measured())
-        self._jobs[job] = _Job(name, actor, take_batch, demand, checkpoint_every, steps, measured)
+    def join(self, job: JobId, entry: DispatchedJob) -> None:
+        """`entry` is the one of `job`, of which `Prepared` will tell next. In the dispatcher's thread."""
+        self.measured[job] = entry.measured
+        self._jobs[job] = entry
 
     def renew(self, job: JobId, demand: MemoryProfile) -> None:
         """The job's renewed plan, to be adopted, asks that of memory. In the dispatcher's thread."""
@@ -251,39 +239,39 @@ class Dispatcher:
 
         self._lane.submit(give_back)
 
-    def _carry_out(self, order: Order, entry: _Job | None) -> None:
+    def _carry_out(self, order: Order, entry: DispatchedJob | None) -> None:
         if isinstance(order, ApplyBudget):
             self._applied(order.nbytes)
             return
         assert entry is not None  # all others concern a job
         job, actor = order.job, entry.actor
-        if isinstance(order, Issue):
-            self._issue(job, entry, order.move)
-        elif isinstance(order, Park):
-            self._move(job, entry, actor.park(), "out")
-        elif isinstance(order, Unpark):
-            self._move(job, entry, actor.unpark(), "into")
-        elif isinstance(order, Admit):
-            actor.admit()
-            entry.demand = self._renewals.pop(job, entry.demand)  # it may have been renewed while it was pending
-            self._post(job, messages.Admitted())
-        elif isinstance(order, AdoptPlan):
-            actor.adopt()
-            entry.demand, entry.since_plan = self._renewals.pop(job), 0
-            self._post(job, messages.PlanAdopted(entry.steps))
-        elif isinstance(order, DeclinePlan):
-            self._post(job, messages.PlanDeclined(self._renewals.pop(job, entry.demand)))
-        elif isinstance(order, ReportPaused):
-            entry.checkpoint_due = False
-            self._metrics.submit(self._post_last, job, messages.Paused(actor.state(), entry.steps))
-        else:
-            assert isinstance(order, Release)
-            state = actor.state()
-            actor.retire()
-            self._jobs.pop(job)
-            self._metrics.submit(self._post_last, job, messages.Released(state, entry.steps))
+        match order:
+            case Issue(_, move):
+                self._issue(job, entry, move)
+            case Park():
+                self._move(job, entry, actor.park(), "out")
+            case Unpark():
+                self._move(job, entry, actor.unpark(), "into")
+            case Admit():
+                actor.admit()
+                entry.demand = self._renewals.pop(job, entry.demand)  # it may have been renewed while it was pending
+                self._post(job, messages.Admitted())
+            case AdoptPlan():
+                actor.adopt()
+                entry.demand, entry.since_plan = self._renewals.pop(job), 0
+                self._post(job, messages.PlanAdopted(entry.steps))
+            case DeclinePlan():
+                self._post(job, messages.PlanDeclined(self._renewals.pop(job, entry.demand)))
+            case ReportPaused():
+                entry.checkpoint_due = False
+                self._metrics.submit(self._post_last, job, messages.Paused(actor.state(), entry.steps))
+            case Release():
+                news = messages.Released(actor.state(), entry.steps)
+                actor.retire()
+                del self._jobs[job]
+                self._metrics.submit(self._post_last, job, news)
 
-    def _issue(self, job: JobId, entry: _Job, move: int) -> None:
+    def _issue(self, job: JobId, entry: DispatchedJob, move: int) -> None:
         demand, actor = entry.demand, entry.actor
         kind, last = demand.kinds[move], len(demand.kinds) - 1
         began = self.now()
@@ -313,7 +301,7 @@ class Dispatcher:
             entry.since_plan += 1
             self._leave_to(self._metrics, self._read, job, actor.take_metrics(), began - entry.began)
 
-    def _move(self, job: JobId, entry: _Job, wait: Wait, lane: LaneName) -> None:
+    def _move(self, job: JobId, entry: DispatchedJob, wait: Wait, lane: LaneName) -> None:
         nbytes = entry.demand.idle_bytes - entry.demand.parked_bytes
         self._leave_to(self._copies, self._moved, job, entry, wait, lane, nbytes)
 
@@ -330,7 +318,7 @@ class Dispatcher:
 
         pool.submit(work)
 
-    def _launched(self, job: JobId, entry: _Job, wait: Wait, label: str, issued: float, looks: Sequence[Wait]) -> None:
+    def _launched(self, job: JobId, entry: DispatchedJob, wait: Wait, label: str, issued: float, looks: Sequence[Wait]) -> None:
         began = max(issued, self._lane_free)
         wait()
         ended = self._lane_free = self.now()
@@ -341,19 +329,19 @@ class Dispatcher:
                 self.call(lambda: self._looked(entry, found))
         self.tell(LaunchEnded(job, ended - began))
 
-    def _waited(self, job: JobId, entry: _Job, wait: Wait) -> None:
+    def _waited(self, job: JobId, entry: DispatchedJob, wait: Wait) -> None:
         began = self.now()
         wait()
         entry.measured.stall_us += self.now() - began
         self.tell(WaitEnded(job))
 
-    def _copied(self, entry: _Job, wait: Wait, began: float) -> None:
+    def _copied(self, entry: DispatchedJob, wait: Wait, began: float) -> None:
         """A copy that nobody waits for yet; what goes wrong with it is found out by who does."""
         with suppress(Exception):
             lane, nbytes = wait()
             self._span(lane, entry, "tensors", began, self.now(), nbytes)
 
-    def _moved(self, job: JobId, entry: _Job, wait: Wait, lane: LaneName, nbytes: int) -> None:
+    def _moved(self, job: JobId, entry: DispatchedJob, wait: Wait, lane: LaneName, nbytes: int) -> None:
         began = self.now()
         wait()
         self._span(lane, entry, "state", began, self.now(), nbytes)
@@ -377,11 +365,11 @@ class Dispatcher:
 
     # -- what is recorded -------------------------------------------------------------------------------------------------------
 
-    def _look(self, job: JobId, entry: _Job) -> list[Wait]:
+    def _look(self, job: JobId, entry: DispatchedJob) -> list[Wait]:
         """What lies on the device right after a launch, by the arrays themselves: of the job, then of the others."""
         return [entry.actor.watched_bytes(), *(one.actor.live_bytes() for other, one in self._jobs.items() if other != job)]
 
-    def _looked(self, entry: _Job, found: Sequence[int | None]) -> None:
+    def _looked(self, entry: DispatchedJob, found: Sequence[int | None]) -> None:
         """In the dispatcher's thread, before it hears that the launch is over."""
         watched = found[0]
         if watched is None:
@@ -401,7 +389,7 @@ class Dispatcher:
                 jobs[name] = jobs.get(name, 0) + surge
         self.recorder.add_level(Level(self.now(), state.budget_bytes, jobs, measured))
 
-    def _span(self, lane: LaneName, entry: _Job, name: str, began: float, ended: float, nbytes: int) -> None:
+    def _span(self, lane: LaneName, entry: DispatchedJob, name: str, began: float, ended: float, nbytes: int) -> None:
         self.recorder.spans.append(Span(lane, entry.name, name, entry.steps, began, ended, nbytes))
 
 

@@ -25,7 +25,7 @@ class Job:
 
     @property
     def status(self) -> JobStatus:
-        """As it stands."""
+        """How the job stands now."""
         with self._store.changed:
             return job_status(self._stored, self._dispatcher)
 
@@ -37,35 +37,35 @@ class Job:
 
     @property
     def plans(self) -> tuple[tuple[int, Plan], ...]:
-        """Every plan that it has had, with the number of steps that were done when it came into use."""
+        """Every plan that the job has had, with the number of steps that were done when it came into use."""
         with self._store.changed:
             return tuple(self._stored.plans)
 
     def report(self) -> JobReport:
-        """What was measured of it, beside what was predicted.
+        """What was measured of the job, beside what its plan predicts.
 
         Raises:
-            RuntimeError: it has no plan yet.
+            RuntimeError: the job has no plan yet.
         """
         with self._store.changed:
             return job_report(self._stored, self._dispatcher)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until it has ended; whether it has.
+        """Wait until the job has ended; whether it has.
 
         Raises:
-            RuntimeError: its own `on_step`, `batches` or step calls this, without a timeout, and would wait for itself; so do
-                `result` and `exception`.
+            RuntimeError: the job's own `on_step`, `batches` or step calls this without a timeout, and would wait for itself.
+                `result` and `exception` raise it too.
         """
         return self._store.wait_for_end(self._stored, timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Its last state, in host memory (`tensile_jax.to_device` brings it in), once it has ended.
+        """The job's last state, in host memory, once the job has ended; `tensile_jax.to_device` brings it to the device.
 
         Raises:
-            JobFailed: it failed; the reason is its `__cause__`, and `state` is what it had reached. Or it was cancelled before
-                its own process had made a state.
-            TimeoutError: it has not ended in time.
+            JobFailed: the job failed; the reason is its `__cause__`, and `state` is what it had reached. Or the job was cancelled
+                before its own process had made a state.
+            TimeoutError: the job has not ended in time.
         """
         self._wait_or_raise(timeout_s)
         life = self._stored.life
@@ -78,10 +78,10 @@ class Job:
         raise JobFailed(story, job=self.name, step=life.done, state=state) from life.error
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """What made it fail, once it has ended; None if it did not.
+        """What made the job fail, once it has ended; None if it did not fail.
 
         Raises:
-            TimeoutError: it has not ended in time.
+            TimeoutError: the job has not ended in time.
         """
         self._wait_or_raise(timeout_s)
         return self._stored.life.error
@@ -92,13 +92,13 @@ class Job:
             raise TimeoutError(f"{self.name} has not ended within {timeout_s} s; it is {life.state}, at step {life.done}.")
 
     def pause(self) -> None:
-        """Let it rest after the iteration under way, its state in host memory."""
+        """Pause the job after the iteration under way. Its state is in host memory until it is resumed."""
         self._wish("pause")
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Let a paused job go on."""
         self._wish("run")
 
     def cancel(self) -> None:
-        """End it after the iteration under way. Its state is kept: `result` gives it."""
+        """End the job after the iteration under way. `result` returns its state."""
         self._wish("stop")

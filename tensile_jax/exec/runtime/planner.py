@@ -21,7 +21,7 @@ from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.actor.actor import Program, Traced
 from tensile_jax.exec.controller.messages import Prepared
 from tensile_jax.exec.controller.state import JobRecord
-from tensile_jax.exec.runtime.dispatcher import Dispatcher
+from tensile_jax.exec.runtime.dispatcher import DispatchedJob, Dispatcher
 from tensile_jax.exec.runtime.messages import BudgetSuffices, Pending, Planned, PreparationFailed, Waits
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.exec.step.compile import Compiler
@@ -143,10 +143,10 @@ class Planner:
 
     def join_controller(self, job: StoredJob, record: JobRecord) -> None:
         """Tell dispatcher and controller of a job that is prepared. In the dispatcher's thread."""
-        self._dispatcher.join(
-            job.number, job.name, job.actor, job.take_batch, record.demand, steps=job.life.first,
-            checkpoint_every=job.asked.checkpoint_every,
+        entry = DispatchedJob(
+            job.name, job.actor, job.take_batch, record.demand, job.asked.checkpoint_every, job.life.first
         )  # fmt: skip
+        self._dispatcher.join(job.number, entry)
         self._dispatcher.handle(Prepared(record))
         self.explain_wait(job)
 
@@ -187,10 +187,10 @@ class Planner:
     def _limit_for(self, job: StoredJob) -> int:
         """What the job may need while all others are between iterations, with their states on the device."""
         with self._store.changed:
-            resting = sum(
+            held = sum(
                 one.actor.state_bytes if one.program is None else one.program.demand.idle_bytes for one in self._store.others(job)
             )
-        return self._ceiling(job) - resting
+        return self._ceiling(job) - held
 
     def _plans_of_others(self, job: StoredJob) -> list[Plan]:
         with self._store.changed:

@@ -59,7 +59,7 @@ from tensile_jax.runtime_records import JobEvent, Record, Status
 from tensile_jax.units import format_bytes
 
 _RUN_AHEAD = 3  # launches in flight, on a device whose memory follows the order of launches
-_DEEDS: dict[Wish, str] = {"run": "resumed", "pause": "paused", "stop": "cancelled"}
+_PAST_TENSE: dict[Wish, str] = {"run": "resumed", "pause": "paused", "stop": "cancelled"}
 
 
 class Runtime:
@@ -263,21 +263,21 @@ class Runtime:
             return tuple(self._jobs.values())
 
     def events(self, *, until_closed: bool = False) -> Iterator[JobEvent]:
-        """Every event from the first on, as it happens, until all jobs have ended; or until it is closed: more jobs may come.
+        """Every event from the first on, as it happens, until all jobs have ended; or until it is closed.
 
         Raises:
-            RuntimeError: it is called in a job's own `on_step`, `batches` or step, which the job would wait for.
+            RuntimeError: this is called in a job's own `on_step`, `batches` or step, which the job would wait for.
         """
         self._store.refuse_to_wait("events()", "Follow the events in another thread, or outside of the callback")
         return self._store.follow(until_closed=until_closed)
 
     def status(self) -> Status:
-        """A snapshot of everything."""
+        """How the runtime and all its jobs stand now."""
         with self._store.changed:
             return status(self._store, self._dispatcher)
 
     def record(self) -> Record:
-        """What ran when, and how many bytes lay on the device, from the beginning until now."""
+        """What ran when, and how many bytes were on the device, from the beginning until now."""
         return self._dispatcher.recorder.record()
 
     @property
@@ -303,7 +303,7 @@ class Runtime:
         self._wish(self._store.named(job), "stop")
 
     def forget(self, job: str) -> None:
-        """No longer keep a job that has ended: its name is free again, and its state goes with the last who holds its `Job`.
+        """Forget a job that has ended: its name is free again, and its state is freed once nobody holds its `Job`.
 
         Raises:
             ValueError: there is no such job, or it has not ended.
@@ -315,22 +315,23 @@ class Runtime:
             del self._store.jobs[one.number], self._jobs[one.number]
 
     def set_budget(self, budget: int | str) -> None:
-        """Another budget for all jobs together. A lower one holds once the iterations under way have ended."""
+        """Change the budget of all jobs together. A lower one holds once the iterations under way have ended."""
         self._dispatcher.tell(BudgetRequested(bytes_of("budget", budget)))
 
     def stop(self) -> None:
-        """Cancel every job: each ends after its iteration, with a checkpoint where it makes any."""
+        """Cancel every job: each ends after its iteration, with a checkpoint if it makes checkpoints."""
         with self._store.changed:
             for number in self._store.jobs:
                 self._hear(number, messages.UserWished("stop"))
 
     def close(self) -> None:
-        """Wait until every job has ended, and end. Paused jobs are cancelled. Interrupted, it stops all; twice, it aborts.
+        """Wait until every job has ended, then end the runtime. Paused jobs are cancelled.
 
-        A runtime that was never closed ends when nobody holds it any more and its jobs have ended.
+        Ctrl-C while this waits stops every job; a second Ctrl-C aborts. A runtime that was never closed ends when nobody holds it
+        any more and its jobs have ended.
 
         Raises:
-            RuntimeError: it is called in a job's own `on_step`, `batches` or step, which the job would wait for.
+            RuntimeError: this is called in a job's own `on_step`, `batches` or step, which the job would wait for.
         """
         self._store.refuse_to_wait(
             "close()", "Call stop() there, which lets every job end after its iteration, and close() outside"
@@ -369,7 +370,7 @@ class Runtime:
         with self._store.changed:
             life = job.life
             if life.has_ended:
-                raise ValueError(f"{job.name} is {life.state}; it cannot be {_DEEDS[wish]}.")
+                raise ValueError(f"{job.name} is {life.state}; it cannot be {_PAST_TENSE[wish]}.")
             if wish == "pause" and life.wish != "stop" and self._store.closed:
                 raise ValueError(f"{job.name} cannot be paused: its runtime is closing, which waits for its end. Cancel it.")
             self._hear(job.number, messages.UserWished(wish))
