@@ -263,7 +263,9 @@ class Runtime:
             return tuple(self._jobs.values())
 
     def events(self, *, until_closed: bool = False) -> Iterator[JobEvent]:
-        """Every event from the first on, as it happens, until all jobs have ended; or until it is closed.
+        """Every event from the first on, as it happens, until all jobs have ended.
+
+        With `until_closed` they go on until the runtime is closed, since more jobs may come.
 
         Raises:
             RuntimeError: this is called in a job's own `on_step`, `batches` or step, which the job would wait for.
