@@ -39,7 +39,7 @@ def write_state(folder: Path, leaves: Sequence[Leaf], state: Any) -> None:
     """
     stored = [_to_stored(leaf, value) for leaf, value in zip(leaves, jax.tree.leaves(state), strict=True)]
     tree = _arranged(stored, state)
-    if not jax.tree.leaves(tree, is_leaf=lambda node: node is None):
+    if tree is None or not jax.tree.leaves(tree, is_leaf=lambda node: node is None):
         tree = {"state": None}
     scalars, strings, keys = _Scalars(), _types.get_type_handler(str), _types.get_type_handler(jax.Array)
     handlers = _types.create_type_handler_registry(

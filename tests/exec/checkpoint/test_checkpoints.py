@@ -95,6 +95,7 @@ STATES: dict[str, Callable[[], Any]] = {
     "numpy": lambda: [odd_floats(np.float64), np.int64(7), np.arange(6.0).reshape(2, 3).T, np.arange(3, dtype=">i4")],
     "empty arrays": lambda: {"a": jnp.zeros((0, 3), jnp.bfloat16), "b": np.zeros((2, 0)), "c": jnp.ones(2)},
     "nothing but empty": lambda: [jnp.zeros((0,)), None],
+    "None itself": lambda: None,
     "no leaf": lambda: {"a": None, "b": ()},
     "scalars": lambda: [jnp.float32(1.5), jnp.asarray(True), jnp.bfloat16(2)],
     "weakly typed": lambda: [
