@@ -85,7 +85,7 @@ def talks_garbage() -> Iterator[Any]:
 def sends_a_bomb() -> Iterator[Any]:
     for i, batch in enumerate(batches()):
         if i == 3:
-            _write_to_sockets(b"tens\0\0\0\1" + (1 << 62).to_bytes(8, "big"))
+            _write_to_sockets(b"\xff\xff\xff\xff" + (1 << 62).to_bytes(8, "big"))
         yield batch
 
 

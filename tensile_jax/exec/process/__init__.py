@@ -1,1 +1,1 @@
-"""Runs one job in a process of its own: how the process starts, what it is sent, and what it answers."""
+"""Runs one job in a process of its own: what the process is sent, how the two processes talk, and how either one may end."""

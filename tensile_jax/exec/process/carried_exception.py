@@ -1,7 +1,4 @@
-"""An exception on its way from one process to another, with its traceback.
-
-What it was when it was raised stays in the other process; its traceback goes along as text and is added to it as a note.
-"""
+"""Carries an exception from one process to another, with the text of its traceback as a note."""
 
 import pickle
 import traceback
@@ -10,15 +7,15 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Thrown:
-    """`pickled` is empty where only `summary`, its type and message, can be told."""
+class CarriedException:
+    """An exception as bytes. `pickled` is empty where it cannot be sent; then only `summary`, its type and message, is known."""
 
     pickled: bytes
     summary: str
     story: str
 
-    def caught(self) -> BaseException:
-        """The exception, with its traceback as a note; a RuntimeError in the place of one that does not exist here."""
+    def exception(self) -> BaseException:
+        """The exception, with its traceback as a note; a RuntimeError if its class does not exist in this process."""
         try:
             error = pickle.loads(self.pickled)
         except Exception:
@@ -29,10 +26,10 @@ class Thrown:
         return error
 
 
-def throw(error: BaseException) -> Thrown:
-    """`error`, ready to go."""
+def carry(error: BaseException) -> CarriedException:
+    """`error`, ready to be sent."""
     story = "".join(traceback.format_exception(error))
-    return Thrown(_pickled(error), f"{type(error).__name__}: {error}", story)
+    return CarriedException(_pickled(error), f"{type(error).__name__}: {error}", story)
 
 
 def _pickled(error: BaseException) -> bytes:
@@ -44,12 +41,12 @@ def _pickled(error: BaseException) -> bytes:
             if type(pickle.loads(pickled)) is kind:
                 return pickled
         except Exception:
-            continue  # less of it, or only its text
+            continue  # without its attributes, or as text only
     return b""
 
 
 class _Parts:
-    """Pickles an exception without calling its `__init__`, whose arguments need not be those that it keeps."""
+    """Pickles an exception without calling its `__init__`, whose arguments need not be those that the exception keeps."""
 
     def __init__(self, kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> None:
         self._parts = kind, args, fields

@@ -1,28 +1,25 @@
-"""Messages between a runtime and a job's own process, over a socket.
+"""Sends messages between a runtime and a job's own process, over a pair of sockets.
 
-    runtime -> process    Setting Parcel Ask*
+    runtime -> process    Payload Ask*
     process -> runtime    (Alive | News | Answer | Refused)*
 
-    frame ::= magic count length* part*     the first part is a pickle (protocol 5), the others are its buffers, uncopied
-
-Both ends run the same user's code, so messages are pickles. What cannot be read is an error to whoever receives it and does no
-harm beyond; a process that gives no sign of life within `patience_s`, twice, is taken for hung.
+A message consists of its pickle (protocol 5) and of the pickle's buffers, so that arrays are sent without a copy. A connection of
+`multiprocessing` carries the list of their sizes first, then each of them in chunks. Both ends run the same user's code, so they
+may unpickle what the other one sends. What cannot be read is an error to its receiver and does no other harm.
 """
 
+import json
+import os
 import pickle
 import socket
-import struct
 import threading
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
-from tensile_jax.exec.process.carried_exception import Thrown
+from tensile_jax.exec.process.carried_exception import CarriedException
 
-_MAGIC = b"tens"
-_HEADER = struct.Struct("!4sI")
-_MOST_PARTS = 1 << 20
-_MOST_BYTES = 1 << 44
-_CHUNK = 1 << 20
+_CHUNK = 1 << 24  # bytes; text that somebody else writes into the socket is read as a larger number
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of an `Ask`."""
+    """The result of an `Ask`."""
 
     number: int
     value: Any
@@ -47,7 +44,7 @@ class Refused:
     """What went wrong with an `Ask`. If it is `fatal`, nothing more can be done with the process."""
 
     number: int | None
-    thrown: Thrown
+    error: CarriedException
     fatal: bool
 
 
@@ -60,7 +57,7 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Nothing new."""
+    """A sign of life."""
 
 
 class Garbled(ValueError):
@@ -68,56 +65,46 @@ class Garbled(ValueError):
 
 
 class Channel:
-    """One end of a socket. Any thread may send; one receives."""
+    """One end of a pair of sockets. Any thread may send; one thread receives. `received` counts what has come."""
 
-    def __init__(self, end: socket.socket, *, patience_s: float | None = None) -> None:
-        end.settimeout(patience_s)
+    def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._connection = Connection(os.dup(end.fileno()))
         self._sending = threading.Lock()
-
-    def expect_within(self, patience_s: float) -> None:
-        """From now on the other end must give a sign of life that often."""
-        self._end.settimeout(patience_s)
+        self.received = 0
 
     def send(self, message: Any) -> None:
-        """Send it, all of it.
+        """Send `message`, all of it.
 
         Raises:
-            OSError: the other end is gone, or takes nothing.
+            OSError: the other end is gone.
         """
         buffers: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
         parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
-        header = _HEADER.pack(_MAGIC, len(parts)) + struct.pack(f"!{len(parts)}Q", *(part.nbytes for part in parts))
         with self._sending:
-            for part in (memoryview(header), *parts):
+            self._connection.send_bytes(json.dumps([part.nbytes for part in parts]).encode())
+            for part in parts:
                 for begin in range(0, part.nbytes, _CHUNK):
-                    self._end.sendall(part[begin : begin + _CHUNK])
+                    self._connection.send_bytes(part[begin : begin + _CHUNK])  # pyright: ignore[reportArgumentType] # any buffer
 
     def receive(self) -> Any:
         """The next message.
 
         Raises:
-            EOFError: the other end is gone.
-            TimeoutError: it gives no sign of life.
+            EOFError, OSError: the other end is gone.
             Garbled: it sent something else.
         """
-        magic, count = _HEADER.unpack(self._take(_HEADER.size))
-        if magic != _MAGIC or not 0 < count <= _MOST_PARTS:
-            raise Garbled(f"a frame begins with {magic!r}")
-        sizes = struct.unpack(f"!{count}Q", self._take(8 * count))
-        if sum(sizes) > _MOST_BYTES:
-            raise Garbled(f"a frame of {sum(sizes)} bytes")
         try:
-            pickled, *buffers = [self._take(size) for size in sizes]
+            pickled, *buffers = [self._next_part(size) for size in json.loads(self._next_chunk())]
             return pickle.loads(pickled, buffers=buffers)
-        except (EOFError, OSError):
+        except (EOFError, OSError, Garbled):
             raise
         except Exception as error:
             raise Garbled(f"{type(error).__name__}: {error}") from error
 
     def end(self) -> None:
-        """Nothing more goes over it; what the other end has sent can still be received."""
+        """Nothing more goes over it; whoever waits for something to come is told so. What has come can still be received."""
         try:
             self._end.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -127,22 +114,20 @@ class Channel:
         """Give the socket back. For the thread that receives."""
         self.end()
         self._end.close()
+        self._connection.close()
 
-    def _take(self, size: int) -> bytearray:
-        taken = bytearray()
-        while len(taken) < size:  # it grows as bytes come, whatever size was announced
-            filled = len(taken)
-            taken.extend(bytes(min(size - filled, max(_CHUNK, filled))))
-            with memoryview(taken) as view:
-                while filled < len(view):
-                    got = self._receive_into(view[filled:])
-                    if not got:
-                        raise EOFError
-                    filled += got
-        return taken
+    def _next_part(self, size: int) -> bytearray:
+        part = bytearray()
+        while len(part) < size:  # it grows as bytes come, whatever size was announced
+            part += self._next_chunk()
+        return part
 
-    def _receive_into(self, view: memoryview) -> int:
+    def _next_chunk(self) -> bytes:
         try:
-            return self._end.recv_into(view)
-        except TimeoutError:  # after this process itself was stopped for a while, what was sent meanwhile is there
-            return self._end.recv_into(view)
+            chunk = self._connection.recv_bytes(_CHUNK)
+        except OSError as error:
+            if not self._connection.readable:  # a connection stays readable after all other errors
+                raise Garbled(f"more than {_CHUNK} bytes at once") from error
+            raise
+        self.received += 1
+        return chunk

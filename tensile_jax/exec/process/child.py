@@ -1,11 +1,12 @@
-"""A job's own process: does what its runtime asks of it, with a `LocalActor` and a `Feed`.
+"""What runs in a job's own process: it does what the runtime asks of it, with a `LocalActor` and a `Feed`.
 
-    listener    reads what is asked; ends the process when the runtime's end of the socket is gone
-    main        carries out moves, in order, and never waits
-    others      wait for copies and launches; trace, plan and compile; write checkpoints; say every two seconds that all is well
+    listener thread    receives what the runtime asks; ends the process when the runtime's end of the socket is gone
+    main thread        carries out the moves, in their order, and never waits
+    other threads      wait for copies and launches; trace, plan and compile; write checkpoints; send a sign of life every two
+                       seconds, and end the process when the runtime's process has ended
 
-A failed move is the end of the process; what fails beside that (no plan under a budget, a checkpoint) is only told. Ctrl-C in
-the terminal is for the runtime.
+If a move fails, the process ends. If something else fails (there is no plan under a budget, a checkpoint cannot be written), the
+runtime is only told. The process takes no notice of Ctrl-C in the terminal, which is for the runtime.
 """
 
 import os
@@ -25,11 +26,10 @@ from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, code_of
 from tensile_jax.exec.actor.missing import NO_BATCH
 from tensile_jax.exec.actor.pure_job import pure_job
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
-from tensile_jax.exec.process.carried_exception import throw
+from tensile_jax.exec.process.carried_exception import carry
 from tensile_jax.exec.process.channel import Alive, Answer, Ask, Channel, News, Refused
 from tensile_jax.exec.process.isolated_actor import Made, Summary
-from tensile_jax.exec.process.job_process import importing_main
-from tensile_jax.exec.process.payload import Packed, Parcel, Setting, pack_structure, pack_tree
+from tensile_jax.exec.process.payload import PackedTree, Payload, pack_structure, pack_tree
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.instructions import StartSwapIn, StartSwapOut
 from tensile_jax.exec.step.prepared_step import Options
@@ -37,39 +37,36 @@ from tensile_jax.exec.step.transfer import Device, Transfer
 
 _SIGN_OF_LIFE_S = 2.0
 _WAITING_THREADS = 16
-_FAREWELL_S = 3.0
+_END_S = 3.0  # for the user's generator to end
 
 
 def main(descriptor: int) -> None:
-    """Work for whoever is at the other end of that socket."""
+    """Work for the runtime at the other end of that socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end = socket.socket(fileno=descriptor)
     end.set_inheritable(False)
     channel = Channel(end)
-    threading.Thread(target=_live, args=(channel, os.getppid()), name="tensile-life", daemon=True).start()
+    threading.Thread(target=_send_signs_of_life, args=(channel, os.getppid()), name="tensile-alive", daemon=True).start()
     try:
-        setting = channel.receive()
-        assert isinstance(setting, Setting)
-        importing_main.set()
-        device = setting.apply()
-        importing_main.clear()
-        parcel = channel.receive()
+        payload = channel.receive()
+        assert isinstance(payload, Payload)
+        device = payload.surroundings.apply()
         asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
         threading.Thread(target=_listen, args=(channel, asked), name="tensile-listener", daemon=True).start()
-        work = _Work(channel, parcel, device)
-        del parcel
+        work = _Work(channel, payload, device)
+        del payload  # and with it the state
         while (ask := asked.get()).what != "close":
             work.do(ask)
         work.close()
     except EOFError:
         os._exit(1)
     except BaseException as error:
-        channel.send(Refused(None, throw(error), fatal=True))
+        channel.send(Refused(None, carry(error), fatal=True))
         raise SystemExit(1) from error
 
 
-def _live(channel: Channel, parent: int) -> None:
-    """Give signs of life, as long as there is somebody to notice."""
+def _send_signs_of_life(channel: Channel, parent: int) -> None:
+    """As long as the runtime's process is there; then end this one."""
     try:
         while os.getppid() == parent:
             channel.send(Alive())
@@ -87,20 +84,20 @@ def _listen(channel: Channel, asked: "queue.SimpleQueue[Ask]") -> None:
 
 
 class _Work:
-    """The job. `do` calls the method that is asked for; if that gives back a function, the answer is what it gives, elsewhere."""
+    """The job. `do` calls the method that is asked for; if that returns a function, another thread calls it for the answer."""
 
-    def __init__(self, channel: Channel, parcel: Parcel, device: Device) -> None:
+    def __init__(self, channel: Channel, payload: Payload, device: Device) -> None:
         self._channel = channel
-        step, state, batches = parcel.open()
-        step, state, _ = pure_job(step, state)  # the objects are here, where nobody looks at them
-        structure = None if parcel.state is not None else pack_structure(state)
+        step, state, batches = payload.open()
+        step, state, _ = pure_job(step, state)  # nobody sees the user's objects here, so nothing is put back into them
+        structure = None if payload.state is not None else pack_structure(state)
         self._checkpoints: Checkpoints | None = None
-        if parcel.checkpoints is not None:
-            state = self._checkpoints_in(parcel.checkpoints).restore(parcel.first, state)
+        if payload.checkpoints is not None:
+            state = self._checkpoints_in(payload.checkpoints).restore(payload.first, state)
         self._actor = LocalActor(step, state, Transfer(device))
         self._actor.own()
         self._compiler = Compiler(device)
-        self._feed = Feed(batches, skip=parcel.first, on_step=None, tell=self._heard, name=parcel.name)
+        self._feed = Feed(batches, skip=payload.first, on_step=None, tell=self._heard, name=payload.name)
         self._feed_stopped = threading.Event()
         self._first_batch: Any = NO_BATCH
         self._kept: dict[int, Any] = {}
@@ -135,7 +132,7 @@ class _Work:
     def close(self) -> None:
         """Let the user's generator end."""
         self._feed.stop()
-        self._feed_stopped.wait(_FAREWELL_S)
+        self._feed_stopped.wait(_END_S)
 
     def _answer(self, ask: Ask, find: Callable[[], Any]) -> None:
         assert ask.number is not None  # or nobody would wait
@@ -145,14 +142,14 @@ class _Work:
             self._refuse(ask, error)
 
     def _refuse(self, ask: Ask, error: BaseException) -> None:
-        self._channel.send(Refused(ask.number, throw(error), fatal=ask.what not in self._elsewhere))
+        self._channel.send(Refused(ask.number, carry(error), fatal=ask.what not in self._elsewhere))
 
     def _heard(self, news: FeedNews) -> None:
         """In the feed's thread."""
         if isinstance(news, FeedStopped):
             self._feed_stopped.set()
         else:
-            self._channel.send(News(throw(news.error) if isinstance(news, UserCodeFailed) else news))
+            self._channel.send(News(carry(news.error) if isinstance(news, UserCodeFailed) else news))
 
     def _checkpoints_in(self, folder: Path) -> Checkpoints:
         if self._checkpoints is None:
@@ -201,7 +198,7 @@ class _Work:
     def on_save(self, key: int, folder: Path, step: int) -> str:
         return self._checkpoints_in(folder).save(step, self._kept[key])
 
-    def on_fetch(self, key: int) -> Packed:
+    def on_fetch(self, key: int) -> PackedTree:
         return pack_tree(self._kept[key])
 
     def on_forget(self, key: int) -> None:

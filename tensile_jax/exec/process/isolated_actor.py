@@ -1,11 +1,11 @@
-"""A job in a process of its own, as every job is in the paper (TENSILE section III-D), in the hands of this process's runtime.
+"""The runtime's end of a job that runs in a process of its own, as every job does in the paper (TENSILE section III-D).
 
-The runtime decides every move, and grants it by asking for it; the process (`exec/process/child.py`) has a `LocalActor`,
-the user's step and batches, and does nothing unasked but draw batches ahead. Moves are asked for in order; a `Wait` is one for
-the answer.
+The runtime decides every move and asks the process to carry it out. The process (`exec/process/child.py`) has a `LocalActor` and
+the user's step and batches; the only thing that it does unasked is to draw batches ahead. It carries out the moves in the order
+in which they are asked for. A `Wait` waits for the process's answer.
 
-What the process keeps for the runtime (a traced step, programs, states at rest) goes by keys: `RemoteStep`, `RemoteProgram` and
-`RemoteState` are the runtime's ends of them, and what they stand for is forgotten with them.
+The process keeps objects for the runtime: a traced step, programs, states at rest. `RemoteStep`, `RemoteProgram` and
+`RemoteState` stand for them here, each with a key. The process forgets an object when the one that stands for it is gone.
 """
 
 import itertools
@@ -23,9 +23,9 @@ from tensile_jax.exec.actor.actor import Kept, Wait
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed_news import BatchReady
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
-from tensile_jax.exec.process.carried_exception import Thrown
+from tensile_jax.exec.process.carried_exception import CarriedException
 from tensile_jax.exec.process.job_process import JobProcess
-from tensile_jax.exec.process.payload import Packed, pack_job, setting_for
+from tensile_jax.exec.process.payload import PackedTree, pack_job
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.exec.step.transfer import Device, on_host
@@ -150,11 +150,12 @@ class IsolatedActor:
         lock: int | None,
         died: Callable[[BaseException], None],
     ) -> None:
-        parcel = pack_job(step, state, batches, name=name, first=first, checkpoints=checkpoints if first else None)
+        resumed = checkpoints if first else None
+        payload = pack_job(step, state, batches, name=name, device=device, first=first, checkpoints=resumed)
         self.structure = jax.tree.structure(state)
-        self.state_bytes = 0 if parcel.state is None else parcel.state.nbytes
-        self.process = JobProcess(setting_for(parcel, device), parcel, lock=lock, hear=self._heard, died=died)
-        self._unmade: Packed | None = parcel.state  # until the process has it
+        self.state_bytes = 0 if payload.state is None else payload.state.nbytes
+        self.process = JobProcess(payload, lock=lock, hear=self._heard, died=died)
+        self._unmade: PackedTree | None = payload.state  # until the process has it
         self._is_made = False
         self._given = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array) and not on_host(leaf)]
         self._keys = itertools.count()
@@ -180,8 +181,8 @@ class IsolatedActor:
         self.process.tell("draw")
         while True:
             news = self._drawn.get()
-            if isinstance(news, Thrown):
-                raise news.caught()
+            if isinstance(news, CarriedException):
+                raise news.exception()
             if not isinstance(news, BatchReady):
                 return
             yield np.int32(0)
@@ -196,7 +197,7 @@ class IsolatedActor:
         else:
             self._drawn.put(news)
 
-    def end_unmade(self) -> Packed | None:
+    def end_unmade(self) -> PackedTree | None:
         """If the process has not made the job yet: end it; the state as it was given. None if it has made the job.
 
         Raises:

@@ -1,13 +1,16 @@
-"""A job's own process, as its runtime sees it: started, asked, listened to, and buried.
+"""A job's own process, as its runtime sees it: the runtime starts it, asks it, listens to it, and makes sure that it has ended.
 
     runtime's threads --Ask--> outbox --writer--> socket --> `exec/process/child.py`
                       <-- a Future is done <--reader-- socket <-- Answer, Refused, News, Alive
+    watcher: ends the process if it gives no sign of life, and the connection once the process has ended
 
-Whatever the process does, be it that it ends, hangs or sends garbage, it is killed if need be and its end is waited for; then
-everything that waits for it fails with one and the same error. What it held on the device is free by the time anybody hears.
+The process may end, hang or send garbage. In each case it is killed if it is still there, and its end is waited for; then
+everything that waits for it fails with one and the same error. So what the process held on the device is free by the time that
+anybody hears of its end.
 
-It is started when it is first asked for something, afresh and not by a fork, which JAX's threads would not survive. Python's
-own exit does not wait for it: it ends when its runtime's process does.
+The process is started when it is first asked for something. It is a new interpreter and not a fork, which JAX's threads would not
+survive. It is no `multiprocessing.Process`, because those always import the main module, may not have processes of their own if
+they are daemons, and are waited for at the interpreter's exit if they are not. This process ends when its runtime's process does.
 """
 
 import itertools
@@ -27,11 +30,12 @@ from typing import Any
 from tensile_jax.errors import ProcessDied
 from tensile_jax.exec.actor.actor import Wait
 from tensile_jax.exec.process.channel import Alive, Answer, Ask, Channel, Garbled, News, Refused
-from tensile_jax.exec.process.payload import Parcel, Setting
+from tensile_jax.exec.process.payload import Payload, importing_main
 
-_PATIENCE_S = 30.0  # without a sign of life, of which there should be one every two seconds; twice
-_START_S = 300.0  # until the first one: it imports JAX
-_FAREWELL_S = 5.0  # for the user's generator to end
+_SILENCE_S = 60.0  # without a sign of life, of which there should be one every two seconds
+_START_S = 600.0  # until the first one: the process imports JAX
+_LOOK_S = 1.0  # how often the watcher looks
+_END_S = 5.0  # for the user's generator to end
 _COMMAND = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
     "from tensile_jax.exec.process.child import main; main(int(sys.argv[1]))"
@@ -41,9 +45,6 @@ _UNGUARDED = (
     'under: if __name__ == "__main__":'
 )
 
-importing_main = threading.Event()
-"""Set in a job's own process, while it imports the main module."""
-
 
 class JobProcess:
     """One process, which keeps the file `lock` open as well.
@@ -52,24 +53,19 @@ class JobProcess:
     """
 
     def __init__(
-        self,
-        setting: Setting,
-        parcel: Parcel,
-        *,
-        lock: int | None,
-        hear: Callable[[Any], None],
-        died: Callable[[BaseException], None],
+        self, payload: Payload, *, lock: int | None, hear: Callable[[Any], None], died: Callable[[BaseException], None]
     ) -> None:
-        self._name = parcel.name
+        self._name = payload.name
         self._inherited = [] if lock is None else [lock]
-        self._unsent: tuple[Any, ...] = (setting, parcel)
         self._hear = hear
         self._died = died
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._outbox.put(payload)
         self._numbers = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._threads: list[threading.Thread] = []
+        self._over = threading.Event()
         self._story = ""  # why it had to be killed
         # under the lock
         self._lock = threading.Lock()
@@ -115,7 +111,8 @@ class JobProcess:
         with self._lock:
             self._closed_at = self._closed_at or time.monotonic()
             self._broken = self._broken or RuntimeError(f"{self._name} has ended.")
-            self._unsent = ()
+            if self._process is None:
+                self._outbox = queue.SimpleQueue()  # the payload, and with it the state, is not needed any more
             self._outbox.put(Ask("close"))
             self._outbox.put(None)
 
@@ -124,10 +121,10 @@ class JobProcess:
         for thread in self._threads:
             thread.join()
 
-    # -- its life ---------------------------------------------------------------------------------------------------------------
+    # -- from its start to its end -----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Unless it was; the lock is held."""
+        """Start it unless it was started before. The lock is held."""
         if self._process is not None or self._broken is not None:
             return
         if importing_main.is_set():
@@ -139,91 +136,90 @@ class JobProcess:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno(), *self._inherited], stdin=subprocess.DEVNULL, env=environment, process_group=0
             )
-        self._channel = Channel(ours, patience_s=_START_S)
-        for work in (self._write, self._read, self._bury):
-            thread = threading.Thread(target=work, name=f"tensile-{self._name}-{work.__name__[1:]}", daemon=True)
+        self._channel = Channel(ours)
+        for name, work in (("write", self._write), ("read", self._read), ("watch", self._watch)):
+            thread = threading.Thread(
+                target=work, args=(self._process, self._channel), name=f"tensile-{self._name}-{name}", daemon=True
+            )
             thread.start()
             self._threads.append(thread)
 
-    def _write(self) -> None:
-        assert self._channel is not None
+    def _write(self, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
         try:
-            while self._unsent:
-                first, *rest = self._unsent
-                self._channel.send(first)
-                del first  # a state, maybe
-                self._unsent = tuple(rest)
             while (message := self._outbox.get()) is not None:
-                self._channel.send(message)
+                channel.send(message)
+                del message  # a state, maybe
         except Exception as error:  # that it is gone, or does not listen; the reader says so
             if not isinstance(error, BrokenPipeError | ConnectionError):
                 self._story = self._story or f"it could not be told what to do ({type(error).__name__}: {error})"
-            self.kill()
+            process.kill()
 
-    def _bury(self) -> None:
-        """A process of the user's own, started by it, may hold its end of the socket open after it."""
-        assert self._process is not None and self._channel is not None
-        self._process.wait()
-        self._channel.end()
+    def _watch(self, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
+        """Looks are counted and not seconds, since this process may have been stopped for a while.
+
+        When the process has ended, its end of the socket may still be open in a process of the user's own that it has started.
+        """
+        looks = before = 0
+        while process.poll() is None and not self._over.wait(_LOOK_S):
+            looks = looks + 1 if channel.received == before else 0
+            before = channel.received
+            limit = _SILENCE_S if before else _START_S
+            if looks * _LOOK_S > limit:
+                self._story = self._story or f"it gave no sign of life for {limit:g} s"
+                process.kill()
+            if self._closed_at is not None and time.monotonic() > self._closed_at + _END_S:
+                process.kill()
+        channel.end()
         self._outbox.put(None)
 
-    def _read(self) -> None:
+    def _read(self, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
         error: BaseException | None = None
         try:
-            error = self._received()
-            assert self._channel is not None
-            self._channel.expect_within(_PATIENCE_S)
             while error is None:
-                error = self._received()
-        except TimeoutError:
-            self._story = self._story or f"it gave no sign of life for {2 * _PATIENCE_S:g} s"
+                error = self._take_in(channel.receive())
         except Garbled as garbled:
             self._story = self._story or f"it sent something that is no message ({garbled})"
         except (EOFError, OSError):
-            self._story = self._story or ""
+            pass  # the process has ended, or is about to
         except Exception as unexpected:
             self._story = self._story or f"it sent something that nobody expected ({type(unexpected).__name__}: {unexpected})"
-        self._end(error)
+        self._end(error, process)
+        self._over.set()
+        channel.close()
 
-    def _received(self) -> BaseException | None:
-        """Take one message in; what has made an end of the job, if that is what it says."""
-        assert self._channel is not None
-        message = self._channel.receive()
+    def _take_in(self, message: Any) -> BaseException | None:
+        """Take one message in; the error that ends the job, if the message says so."""
         if isinstance(message, News):
             self._hear(message.what)
         elif isinstance(message, Answer):
-            self._waited_for(message.number).set_result(message.value)
+            self._take_waiting(message.number).set_result(message.value)
         elif isinstance(message, Refused):
-            error = message.thrown.caught()
+            error = message.error.exception()
             if message.fatal:
                 return error
             assert message.number is not None  # only what is fatal has none
-            self._waited_for(message.number).set_exception(error)
+            self._take_waiting(message.number).set_exception(error)
         elif not isinstance(message, Alive):
             raise Garbled(f"a {type(message).__name__}")
-        if self._closed_at is not None and time.monotonic() > self._closed_at + _FAREWELL_S:
-            raise EOFError
         return None
 
-    def _waited_for(self, number: int) -> "Future[Any]":
+    def _take_waiting(self, number: int) -> "Future[Any]":
         with self._lock:
             return self._waiting.pop(number)
 
-    def _end(self, error: BaseException | None) -> None:
-        """It is over: make sure of that, then tell everybody."""
-        assert self._process is not None and self._channel is not None
+    def _end(self, error: BaseException | None, process: "subprocess.Popen[bytes]") -> None:
+        """Make sure that the process has ended, then tell everybody who waits for it."""
         if error is not None or self._story or self._closed_at is not None:
-            self.kill()
+            process.kill()
         try:
-            code = self._process.wait(_FAREWELL_S)
+            code = process.wait(_END_S)
         except subprocess.TimeoutExpired:  # it has closed its end, and goes on
             self._story = "it closed its socket"
-            self.kill()
-            code = self._process.wait()
-        self._channel.close()
+            process.kill()
+            code = process.wait()
         if error is None:
             why = f" because {self._story}" if self._story else ""
-            story = f"The process of {self._name!r} (pid {self._process.pid}) {_ending(code)}{why}."
+            story = f"The process of {self._name!r} (pid {process.pid}) {_in_words(code)}{why}."
             error = ProcessDied(story, job=self._name, exit_code=code)
         with self._lock:
             unexpected = self._broken is None
@@ -235,11 +231,10 @@ class JobProcess:
             self._died(error)
 
 
-def _ending(code: int) -> str:
-    """In words."""
-    if code >= 0:
-        return f"ended with exit code {code}"
+def _in_words(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
     try:
-        return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by {signal.Signals(-exit_code).name}"
     except ValueError:
-        return f"was killed by signal {-code}"
+        return f"was killed by signal {-exit_code}"

@@ -1,21 +1,21 @@
-"""What a job's own process gets: the surroundings in which it works, then the job.
+"""What a job's own process is sent first: the job, and the surroundings in which the process is to work.
 
-    Setting    paths, working folder, the main module, JAX's configuration, the device
-    Parcel     step, batches and state, or the entrypoint that makes them
-
-Functions go by reference: the process imports their modules, the main one included (under another name than `__main__`, as
-`multiprocessing` does). What has no name there, a lambda or a closure, goes by value if cloudpickle is installed. The state goes
-as bytes, bit for bit (`exec/checkpoint/leaves.py`).
+Functions are sent by reference: the process imports their modules. The main module is imported there too, if the job needs it,
+but not as `__main__`, so that what a script does under `if __name__ == "__main__":` is not done again. A lambda or a closure has
+no name to import; it is sent by value if cloudpickle is installed. The state is sent as its leaves, bit for bit
+(`exec/checkpoint/leaves.py`).
 """
 
 import os
 import pickle
+import runpy
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import types
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
@@ -27,76 +27,101 @@ from tensile_jax.exec.checkpoint.leaves import Leaf, describe, from_host, to_hos
 from tensile_jax.exec.step.transfer import Device
 
 _MAIN = b"__main__"
-_SCALARS = (bool, int, float, str)
+_MAIN_THERE = "__mp_main__"  # as multiprocessing calls it
+_SETTINGS = (bool, int, float, str)
 _REMEDIES = {
     "step": "Define it at the level of a module, or give an Entrypoint.",
     "batches": "Give a function at the level of a module that makes them, or an Entrypoint as step.",
     "state": "Make its structure of classes at the level of a module.",
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Where a process works. `main` names or finds the main module, if the job needs it."""
-
-    path: tuple[str, ...]
-    folder: str
-    main: dict[str, Any]
-    configuration: dict[str, Any]
-    platform: str
-    device: int
-
-    def apply(self) -> Device:
-        """Make this process work there; the device."""
-        sys.path[:] = self.path
-        os.chdir(self.folder)
-        for key, value in self.configuration.items():
-            with suppress(Exception):  # of a configuration that can only be set in other ways
-                if jax.config.values.get(key) != value:
-                    jax.config.update(key, value)
-        if self.main:
-            spawn.prepare(self.main)
-        return next(d for d in jax.local_devices(backend=self.platform) if d.id == self.device)
+importing_main = threading.Event()
+"""Set in a job's own process, while it imports the main module."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+class PackedTree:
     """The leaves of a pytree."""
 
     leaves: tuple[Leaf, ...]
-    stored: tuple[np.ndarray | None, ...]
+    numbers: tuple[np.ndarray | None, ...]
 
     @property
     def nbytes(self) -> int:
         """All bytes."""
-        return sum(one.nbytes for one in self.stored if one is not None)
+        return sum(one.nbytes for one in self.numbers if one is not None)
 
     def unpack(self, structure: Any) -> Any:
         """The pytree."""
-        return jax.tree.unflatten(structure, [from_host(leaf, raw) for leaf, raw in zip(self.leaves, self.stored, strict=True)])
+        return jax.tree.unflatten(structure, map(from_host, self.leaves, self.numbers))
 
 
-def pack_tree(tree: Any) -> Packed:
-    """The leaves of `tree`; on a CPU their bytes may be the arrays' own.
+def pack_tree(tree: Any) -> PackedTree:
+    """The leaves of `tree`; on a CPU their memory may be that of the arrays.
 
     Raises:
         TypeError: a leaf is neither array nor number.
     """
     leaves = describe(tree)
     values = jax.tree.leaves(tree)
-    return Packed(leaves, tuple(to_host(v) if leaf.has_numbers else None for leaf, v in zip(leaves, values, strict=True)))
+    return PackedTree(leaves, tuple(to_host(v) if leaf.has_numbers else None for leaf, v in zip(leaves, values, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where a process works: `main` is the main module, by name or by path, if the job needs it."""
+
+    main: tuple[str, str] | None
+    arguments: tuple[str, ...]
+    configuration: dict[str, Any]
+    platform: str
+    device: int
+
+    def apply(self) -> Device:
+        """Make this process work there; the device."""
+        for key, value in self.configuration.items():
+            with suppress(Exception):  # of a configuration that can only be set in other ways
+                if jax.config.values.get(key) != value:
+                    jax.config.update(key, value)
+        if self.main is not None:
+            sys.argv[:] = self.arguments
+            importing_main.set()
+            _import_main(*self.main)
+            importing_main.clear()
+        return next(d for d in jax.local_devices(backend=self.platform) if d.id == self.device)
+
+
+def _import_main(name: str, path: str) -> None:
+    """Make the main module of another process this one's."""
+    if name == _MAIN.decode() or name.endswith(".__main__"):  # of a package, which may do anything when it is run
+        return
+    found = runpy.run_module(name, None, _MAIN_THERE, alter_sys=True) if name else runpy.run_path(path, None, _MAIN_THERE)
+    module = types.ModuleType(_MAIN_THERE)
+    module.__dict__.update(found)
+    sys.modules["__main__"] = sys.modules[_MAIN_THERE] = module
+
+
+def _surroundings(job: bytes | tuple[bytes, ...], device: Device) -> Surroundings:
+    """This process's own, as far as the job needs them."""
+    main, module = None, sys.modules["__main__"]
+    if any(_MAIN in part for part in ([job] if isinstance(job, bytes) else job)):
+        name, path = getattr(getattr(module, "__spec__", None), "name", None), getattr(module, "__file__", None)
+        main = (name or "", os.path.abspath(path) if path else "") if name or path else None
+    configuration = {key: value for key, value in jax.config.values.items() if value is None or isinstance(value, _SETTINGS)}
+    return Surroundings(main, tuple(sys.argv), configuration, device.platform, device.id)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parcel:
+class Payload:
     """A job. `job` is a pickled `Entrypoint`, or (step, batches, structure of the state), each pickled.
 
     `first` steps are done already; with `checkpoints` the state after them is in that folder, otherwise in `state`.
     """
 
     name: str
+    surroundings: Surroundings
     job: bytes | tuple[bytes, bytes, bytes]
-    state: Packed | None
+    state: PackedTree | None
     first: int
     checkpoints: Path | None
 
@@ -105,40 +130,32 @@ class Parcel:
         if isinstance(self.job, bytes):
             step, state, batches = pickle.loads(self.job).make()
             return step, state, batches
-        assert self.state is not None  # it goes along
+        assert self.state is not None  # it is sent with the job
         step, batches, skeleton = (_unpack(one) for one in self.job)
         return step, self.state.unpack(jax.tree.structure(skeleton)), batches
 
 
-def pack_job(step: Any, state: Any, batches: Any, *, name: str, first: int, checkpoints: Path | None) -> Parcel:
-    """The parcel of a job. `step` may be an `Entrypoint`; then there is neither state nor batches.
+def pack_job(step: Any, state: Any, batches: Any, *, name: str, device: Device, first: int, checkpoints: Path | None) -> Payload:
+    """The payload of a job that works on `device`. `step` may be an `Entrypoint`; then there is neither state nor batches.
 
     Raises:
         TypeError: one of them cannot be sent; the message names it.
     """
     if isinstance(step, Entrypoint):
-        return Parcel(name, _pack("step", step), None, first, checkpoints)
+        job = _pack("step", step)
+        return Payload(name, _surroundings(job, device), job, None, first, checkpoints)
     job = _pack("step", step), _pack("batches", batches), pack_structure(state)
-    return Parcel(name, job, pack_tree(state), first, None)
+    return Payload(name, _surroundings(job, device), job, pack_tree(state), first, None)
 
 
 def pack_structure(tree: Any) -> bytes:
-    """The structure of a pytree, to be taken of what `pickle` makes of it.
+    """A pickle whose content has the structure of `tree`.
 
     Raises:
         TypeError: it cannot be sent.
     """
     structure = jax.tree.structure(tree)
     return _pack("state", jax.tree.unflatten(structure, range(structure.num_leaves)))
-
-
-def setting_for(parcel: Parcel, device: Device) -> Setting:
-    """This process's own surroundings, as far as `parcel` needs them."""
-    parts: Sequence[bytes] = [parcel.job] if isinstance(parcel.job, bytes) else parcel.job
-    found = spawn.get_preparation_data(parcel.name) if any(_MAIN in part for part in parts) else {}
-    main = {key: found[key] for key in ("init_main_from_name", "init_main_from_path", "sys_argv") if key in found}
-    configuration = {key: value for key, value in jax.config.values.items() if value is None or isinstance(value, _SCALARS)}
-    return Setting(tuple(sys.path), os.getcwd(), main, configuration, device.platform, device.id)
 
 
 @dataclass(frozen=True, slots=True)

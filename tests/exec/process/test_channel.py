@@ -1,4 +1,4 @@
-"""Messages, exceptions and parcels between two processes, both ends in this one."""
+"""Messages, exceptions and payloads between two processes, both ends in this one."""
 
 import pickle
 import socket
@@ -11,11 +11,13 @@ import jax
 import numpy as np
 import pytest
 
-from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.errors import BudgetTooSmall, ProcessDied
 from tensile_jax.exec.actor.entrypoint import Entrypoint
-from tensile_jax.exec.process.carried_exception import Thrown, throw
+from tensile_jax.exec.process import job_process
+from tensile_jax.exec.process.carried_exception import CarriedException, carry
 from tensile_jax.exec.process.channel import Alive, Answer, Channel, Garbled
-from tensile_jax.exec.process.payload import pack_job, pack_tree, setting_for
+from tensile_jax.exec.process.job_process import JobProcess
+from tensile_jax.exec.process.payload import pack_job, pack_tree
 from tests.exec import isolated_jobs as jobs
 
 Ends = tuple[Channel, Channel, socket.socket]
@@ -26,7 +28,7 @@ def ends() -> Iterator[Ends]:
     """Two channels, and the socket of the second."""
     a, b = socket.socketpair()
     with a, b:
-        yield Channel(a, patience_s=0.05), Channel(b), b
+        yield Channel(a), Channel(b), b
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------------
@@ -63,19 +65,34 @@ def test_the_end_of_the_other_side_is_seen_after_what_it_sent(ends: Ends) -> Non
         ours.receive()
 
 
-def test_silence_is_seen(ends: Ends) -> None:
-    with pytest.raises(TimeoutError):
-        ends[0].receive()
+def test_whatever_comes_is_counted(ends: Ends) -> None:
+    ours, theirs, _ = ends
+    assert ours.received == 0
+    theirs.send(Alive())
+    ours.receive()
+    once = ours.received
+    thread = threading.Thread(target=theirs.send, args=(Answer(1, np.zeros(10_000_000)),))
+    thread.start()
+    ours.receive()
+    thread.join()
+    assert 0 < once < ours.received - once
+
+
+def chunk(raw: bytes) -> bytes:
+    """As a connection of `multiprocessing` sends it."""
+    return len(raw).to_bytes(4, "big") + raw
 
 
 @pytest.mark.parametrize(
     ("raw", "story"),
     [
-        (b"garbage!" * 4, "begins with b'garb'"),
-        (b"tens" + bytes(4), "begins with b'tens'"),
-        (b"tens\0\0\0\1" + (1 << 60).to_bytes(8, "big"), f"{1 << 60} bytes"),
-        (b"tens\0\0\0\1" + (3).to_bytes(8, "big") + b"abc", "UnpicklingError"),
-        (b"tens\0\0\0\1" + (2).to_bytes(8, "big") + b"N.", None),
+        (b"garbage!" * 4, "more than .* bytes at once"),
+        (b"\xff\xff\xff\xff" + (1 << 60).to_bytes(8, "big"), "more than .* bytes at once"),
+        (chunk(b"garbage"), "JSONDecodeError"),
+        (chunk(b"3"), "TypeError"),
+        (chunk(b"[]"), "ValueError"),
+        (chunk(b"[3]") + chunk(b"abc"), "UnpicklingError"),
+        (chunk(b"[2]") + chunk(b"N."), None),
     ],
 )
 def test_what_is_no_message_is_refused(raw: bytes, story: str | None, ends: Ends) -> None:
@@ -88,11 +105,40 @@ def test_what_is_no_message_is_refused(raw: bytes, story: str | None, ends: Ends
         ours.receive()
 
 
-def test_a_frame_that_is_announced_as_large_is_not_allocated_before_it_comes(ends: Ends) -> None:
-    ours, _, socket_of_theirs = ends
-    socket_of_theirs.sendall(b"tens\0\0\0\1" + (1 << 43).to_bytes(8, "big") + b"abc")
-    with pytest.raises(TimeoutError):
+def test_a_message_that_is_announced_as_large_is_not_allocated_before_it_comes(ends: Ends) -> None:
+    ours, theirs, socket_of_theirs = ends
+    socket_of_theirs.sendall(chunk(b"[%d]" % (1 << 60)) + chunk(b"abc"))
+    theirs.end()
+    with pytest.raises(EOFError):
         ours.receive()
+
+
+# -- a process without a job ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("does", "story"),
+    [
+        ("import time; time.sleep(1000)", r"was killed by SIGKILL because it gave no sign of life for 0.2 s\."),
+        ("import os, time, sys; os.close(int(sys.argv[1])); time.sleep(1000)", "SIGKILL because it closed its socket"),
+        ("import os, sys; os.write(int(sys.argv[1]), b'no message')", "because it sent something that is no message"),
+        ("import sys; sys.exit(3)", r"ended with exit code 3\."),
+    ],
+)
+def test_a_process_that_does_not_answer_is_ended_and_that_is_told(does: str, story: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_COMMAND": does, "_START_S": 0.2, "_LOOK_S": 0.02, "_END_S": 0.5}.items():
+        monkeypatch.setattr(job_process, name, value)
+    if "no sign" not in story:
+        monkeypatch.setattr(job_process, "_START_S", 60.0)
+    died: list[BaseException] = []
+    process = JobProcess(_pack(), lock=None, hear=died.append, died=died.append)
+    with pytest.raises(ProcessDied, match=story) as caught:
+        process.ask("trace")()
+    process.close()
+    process.join()
+    assert died == [caught.value]
+    with pytest.raises(ProcessDied):
+        process.ask("trace")()
 
 
 # -- exceptions -------------------------------------------------------------------------------------------------------------
@@ -112,11 +158,11 @@ class Unsendable(Exception):
         self.lock = threading.Lock()
 
 
-def _thrown(error: BaseException) -> BaseException:
+def _carried(error: BaseException) -> BaseException:
     try:
         raise error
     except BaseException as caught:
-        return pickle.loads(pickle.dumps(throw(caught))).caught()
+        return pickle.loads(pickle.dumps(carry(caught))).exception()
 
 
 @pytest.mark.parametrize(
@@ -130,23 +176,23 @@ def _thrown(error: BaseException) -> BaseException:
     ],
 )
 def test_exceptions_come_as_they_are_with_their_traceback(error: BaseException) -> None:
-    got = _thrown(error)
+    got = _carried(error)
     assert (type(got), got.args, str(got)) == (type(error), error.args, str(error))
     assert "In the job's own process" in got.__notes__[0]
-    assert "in _thrown" in got.__notes__[0]
+    assert "in _carried" in got.__notes__[0]
 
 
 def test_exceptions_with_arguments_of_their_own_come_as_they_are() -> None:
-    got = _thrown(Particular("bad", code=4))
+    got = _carried(Particular("bad", code=4))
     assert isinstance(got, Particular)
     assert (str(got), got.code) == ("particularly bad", 4)
-    small = _thrown(BudgetTooSmall("too small", budget_bytes=1, floor_bytes=2))
+    small = _carried(BudgetTooSmall("too small", budget_bytes=1, floor_bytes=2))
     assert isinstance(small, BudgetTooSmall)
     assert (str(small), small.floor_bytes) == ("too small", 2)
 
 
 def test_an_exception_of_which_a_part_cannot_be_sent_comes_without_it() -> None:
-    got = _thrown(Unsendable())
+    got = _carried(Unsendable())
     assert isinstance(got, Unsendable)
     assert (str(got), hasattr(got, "lock")) == ("mine", False)
 
@@ -155,15 +201,15 @@ def test_an_exception_that_does_not_exist_here_comes_as_its_text() -> None:
     class Local(Exception):
         pass
 
-    assert (type(_thrown(Local("mine"))), str(_thrown(Local("mine")))) == (RuntimeError, "Local: mine")
-    assert str(Thrown(b"\x80garbage", "Odd: one", "").caught()) == "Odd: one"
+    assert (type(_carried(Local("mine"))), str(_carried(Local("mine")))) == (RuntimeError, "Local: mine")
+    assert str(CarriedException(b"\x80garbage", "Odd: one", "").exception()) == "Odd: one"
 
 
-# -- parcels ----------------------------------------------------------------------------------------------------------------
+# -- payloads ---------------------------------------------------------------------------------------------------------------
 
 
 def _pack(step: Any = jobs.step, state: Any = None, batches: Any = jobs.batches) -> Any:
-    return pack_job(step, state, batches, name="job", first=0, checkpoints=None)
+    return pack_job(step, state, batches, name="job", device=jax.devices()[0], first=0, checkpoints=None)
 
 
 def test_a_state_comes_bit_for_bit() -> None:
@@ -221,9 +267,8 @@ def test_what_cannot_be_sent_is_refused_by_its_argument(given: Callable[[], dict
 
 
 def test_the_main_module_goes_along_only_where_it_is_needed() -> None:
-    device = jax.devices()[0]
-    assert setting_for(_pack(), device).main == {}
-    assert setting_for(_pack(Entrypoint("__main__:make_job")), device).main != {}
-    setting = pickle.loads(pickle.dumps(setting_for(_pack(), device)))
-    assert setting.configuration["jax_enable_x64"] == jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-    assert setting.apply() == device
+    assert _pack().surroundings.main is None
+    assert _pack(Entrypoint("__main__:make_job")).surroundings.main is not None
+    there = pickle.loads(pickle.dumps(_pack())).surroundings
+    assert there.configuration["jax_enable_x64"] == jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    assert there.apply() == jax.devices()[0]

@@ -134,12 +134,12 @@ def test_what_user_code_raises_there_comes_here(runtime: Runtime) -> None:
 
 @pytest.mark.slow
 def test_whatever_a_process_does_it_is_the_end_of_its_job_only(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_PATIENCE_S", 6.0)
+    monkeypatch.setattr(process, "_SILENCE_S", 12.0)
     other = runtime.submit(Entrypoint(f"{HERE}:make_job"), steps=200, name="other")
     cases: list[tuple[Callable[[], Any], str]] = [
         (jobs.ends_the_process, r"ended with exit code 3\."),
-        (jobs.talks_garbage, r"because it sent something that is no message \(a frame begins with b'"),
-        (jobs.sends_a_bomb, r"because it sent something that is no message \(a frame of 4611686018427387904 bytes"),
+        (jobs.talks_garbage, r"because it sent something that is no message \(more than \d+ bytes at once"),
+        (jobs.sends_a_bomb, r"because it sent something that is no message \(more than \d+ bytes at once"),
         (jobs.hangs, r"was killed by SIGKILL because it gave no sign of life for 12 s"),
     ]
     for batches, story in cases:
