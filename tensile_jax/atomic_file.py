@@ -1,15 +1,18 @@
-"""Write a file so that it is either whole or as it was before.
+"""Writes a file so that it either holds all of its new content or is as it was before.
 
-The content goes to another name in the same folder, and to the disk; only then is the file given its own name, in one step of the
-file system. A full disk, a kill or a power cut in between leaves what was there before, and nothing that looks whole and is not.
+The content is written under another name in the same folder and brought to the disk. Then the file system gives the file its own
+name, in one step. A full disk, a kill or a power cut in between leaves the file as it was before.
 
-What is not a regular file (`/dev/stdout`, a pipe) has no such other name and is written directly.
+What is not a regular file (`/dev/stdout`, a pipe) cannot be replaced and is written directly.
 """
 
 import os
 import stat
 from contextlib import suppress
 from itertools import count
+
+UNFINISHED = ".tensile-[0-9]*.partial"
+"""A glob pattern of the names under which files are written."""
 
 _WRITABLE_BY_UMASK = 0o666
 _NUMBERS = count()
@@ -51,7 +54,7 @@ def try_to_write(path: "str | os.PathLike[str]") -> None:
 
 
 def remove_unfinished() -> None:
-    """Remove what has been begun and not finished: this process is about to end."""
+    """Remove the files that this process has begun to write and has not finished, because it is about to end."""
     for partial in tuple(_unfinished):
         _give_up(partial)
 

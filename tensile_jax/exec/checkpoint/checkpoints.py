@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tensile_jax.atomic_file import UNFINISHED
 from tensile_jax.errors import CheckpointError
 from tensile_jax.exec.checkpoint.format import (
     Manifest,
@@ -168,10 +169,9 @@ class Checkpoints:
     def remove_leftovers(self) -> None:
         """Remove what processes that have died were writing or removing. The caller holds the folder's lock."""
         with suppress(OSError):  # a folder that cannot be read says so when it is used
-            for path in self.folder.iterdir():
-                if path.name.startswith((_WRITING, _REMOVING)):
-                    with suppress(OSError):
-                        erase(path) if path.is_dir() else path.unlink()
+            for path in (*self.folder.glob(f"{_WRITING}*"), *self.folder.glob(f"{_REMOVING}*"), *self.folder.glob(UNFINISHED)):
+                with suppress(OSError):
+                    erase(path) if path.is_dir() else path.unlink()
 
     def close(self) -> None:
         """Wait for what another thread does here; nothing is saved afterwards."""

@@ -1,7 +1,7 @@
-"""A job's folder of checkpoints belongs to one run at a time: `FolderLock`.
+"""Locks a job's folder of checkpoints, so that only one run at a time uses it.
 
-The operating system holds the lock (`flock` on the file `tensile.lock`) for as long as any process has the file open: the
-process of the runtime, and that of the job where it has one of its own. So the lock ends with them, however they end. The file
+The lock is `flock` on the file `tensile.lock`. The operating system holds it for as long as any process has the file open: the
+process of the runtime, and the job's own process if it has one. So the lock ends with these processes, however they end. The file
 stays, since removing it would let two processes lock two files of one name.
 """
 
@@ -20,7 +20,7 @@ _MOST_DIGITS = 20
 
 
 class FolderLock:
-    """The lock of one folder, which is made and marked if need be; it holds until `release`.
+    """The lock of one folder, held until `release`. The folder is made and marked if it does not exist.
 
     Raises:
         CheckpointError: another run uses the folder, or the folder cannot be made or is not fit.

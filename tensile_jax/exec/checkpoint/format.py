@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from tensile_jax.atomic_file import UNFINISHED, write_whole
 from tensile_jax.errors import CheckpointError
 from tensile_jax.exec.checkpoint.leaves import Leaf
 
@@ -86,15 +87,7 @@ def mark_folder(folder: Path) -> None:
         if found is None:
             folder.mkdir(parents=True, exist_ok=True)
             sync(folder.parent)
-            writing = folder / f".tensile-writing-mark-{os.getpid()}"
-            writing.unlink(missing_ok=True)  # of an earlier attempt, which could not remove it
-            try:
-                _write_file(writing, msgspec.json.encode(Mark(_WHAT, FORMAT, folder.name)))
-                writing.rename(folder / MARK)
-            except BaseException:
-                with suppress(OSError):
-                    writing.unlink()
-                raise
+            _write_mark(folder, folder.name)
             sync(folder)
     except (OSError, ValueError) as error:
         raise CheckpointError(
@@ -125,6 +118,10 @@ def _read_mark(folder: Path) -> Mark | Unreadable | None:
     return mark
 
 
+def _write_mark(folder: Path, job: str) -> None:
+    write_whole(folder / MARK, msgspec.json.encode(Mark(_WHAT, FORMAT, job)) + b"\n")
+
+
 # -- a checkpoint ---------------------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +130,7 @@ def write_checkpoint(folder: Path, *, job: str, step: int, leaves: tuple[Leaf, .
     from tensile_jax.exec.checkpoint.orbax_state import write_state  # which imports orbax
 
     folder.mkdir()
-    _write_file(folder / MARK, msgspec.json.encode(Mark(_WHAT, FORMAT, job)))
+    _write_mark(folder, job)
     write_state(folder / _STATE, leaves, state)
     files: dict[str, str] = {}
     for parent, _, names in os.walk(folder / _STATE, topdown=False):
@@ -143,7 +140,7 @@ def write_checkpoint(folder: Path, *, job: str, step: int, leaves: tuple[Leaf, .
     packages = {package: metadata.version(package) for package in ("jax", "jaxlib", "numpy", "orbax-checkpoint")}
     manifest = Manifest(job, step, {"python": platform.python_version(), **packages}, leaves, files)
     signed = SignedManifest(hashlib.sha256(msgspec.json.encode(manifest)).hexdigest(), manifest)
-    _write_file(folder / _MANIFEST, msgspec.json.format(msgspec.json.encode(signed), indent=1))
+    write_whole(folder / _MANIFEST, msgspec.json.format(msgspec.json.encode(signed), indent=1) + b"\n")
     sync(folder)
     return manifest
 
@@ -219,25 +216,13 @@ def erase(folder: Path) -> None:
                 os.rmdir(os.path.join(parent, name))
         if state.is_dir():
             state.rmdir()
-    for name in (_MANIFEST, MARK):
-        (folder / name).unlink(missing_ok=True)
+    for path in (*folder.glob(UNFINISHED), folder / _MANIFEST, folder / MARK):
+        path.unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
 
 
 # -- the disk -------------------------------------------------------------------------------------------------------------------
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    """Write a new file, and bring it to the disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        rest = memoryview(content + b"\n")
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _checksum(path: Path, *, flush: bool = False) -> str:

@@ -81,21 +81,7 @@ class RemoteProgram(_Remote):
         super().__init__(actor)
         self.prepared = prepared
         self.summary: Summary = actor.process.ask(what, self.key, *args)()
-
-    @property
-    def plan(self) -> Plan:
-        """The plan."""
-        return self.summary.plan
-
-    @property
-    def demand(self) -> MemoryProfile:
-        """What it asks of memory."""
-        return self.summary.demand
-
-    @property
-    def kept_out(self) -> frozenset[TensorId]:
-        """What `keep_out` has added."""
-        return self.summary.kept_out
+        self.plan, self.demand, self.kept_out = self.summary.plan, self.summary.demand, self.summary.kept_out
 
     def keep_out(self, tensors: frozenset[TensorId]) -> "RemoteProgram":
         """The same segments with these state tensors on the host between their uses."""
