@@ -1,4 +1,6 @@
-"""The plan: what runs when, what leaves the device and returns, and what all that is predicted to cost.
+"""The format of a plan: its records, its JSON, what contradicts itself in it, and how it reads as text.
+
+A plan says what runs when, what leaves the device and returns, and what that is predicted to cost.
 
     Plan    ::= header  PlannedTensor*  Segment*  Event*
     Segment ::= operators  recomputed operators  inputs  outputs  frees  workspace  time

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence, Execution, find_accesses
-from tensile_jax.plan.policies.tensile.peak import Recomputation
+from tensile_jax.plan.policies.tensile.footprint import Recomputation
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 
 

@@ -1,7 +1,7 @@
 """Small random train steps, for the oracle: a chain with skip connections, its backward pass, updates of donated state.
 
 Sizes are multiples of 64 KiB, the smallest tensor that is swapped. The device's rates are random too: from links beside which
-nothing hides to links that cost nothing, from launches that cost nothing to launches as dear as an operator.
+nothing hides to links that cost nothing, from launches that cost nothing to launches that cost as much as an operator.
 """
 
 import random

@@ -53,8 +53,8 @@ def test_what_an_effectful_operator_makes_is_kept_whatever_is_to_be_dropped() ->
     lines = ["a = heavy(x)", "b = light(a)", "c = heavy(b)", "y = heavy(c, b, a)"]
     graph = graph_of(lines, inputs="x", outputs="y")
     a, b = tensor_named(graph, "a"), tensor_named(graph, "b")
-    calm, loud = find_liveness(graph), find_liveness(with_effects(graph, {0}))
-    assert retain(calm, {a: 1, b: 2}).reruns == ((3,), (3,), (), ())
+    quiet, loud = find_liveness(graph), find_liveness(with_effects(graph, {0}))
+    assert retain(quiet, {a: 1, b: 2}).reruns == ((3,), (3,), (), ())
     assert retain(loud, {a: 1, b: 2}).reruns == ((), (3,), (), ())
     assert retain(loud, {a: 1, b: 2}).dropped == {b: 2}
 

@@ -1,13 +1,12 @@
-"""What compiling has confirmed, budget by budget, for the rest of the process.
+"""A cache of the choices whose compiled peaks are known, by budget, for the rest of the process.
 
-Each budget's plan is corrected by what its own attempts have shown, so two budgets might part ways: the lower one could end with
-the higher peak, or the higher one with no plan where the lower has one. What was confirmed for one budget therefore holds for the
-others:
+The plan for a budget is corrected by what compiling it has shown. Two budgets are corrected by different attempts, so the lower
+one could end with the higher peak, or the higher one with no plan where the lower one has a plan. Therefore
 
-    a lower budget takes over the plan of the next higher one, if that plan keeps it
-    a higher budget takes over the plan of the next lower one, if its own search ended below that
+    a lower budget takes over the choice of the next higher one, if the plan of that choice keeps the lower budget
+    a higher budget takes over the choice of the next lower one, if its own search ended with a lower peak
 
-so that, in one process, a lower budget never needs more. A budget that was planned for before is not searched for again.
+so that, in one process, a lower budget never needs more memory. A budget that was planned for before is not searched for again.
 """
 
 from bisect import insort

@@ -1,9 +1,8 @@
-"""Run a saved plan, which is a start: compile it, correct its sizes, and plan anew where it breaks its budget.
+"""Prepares a saved plan to run: compiles its segments, corrects its sizes, and plans the step again if these are too large.
 
-What a saved plan says of sizes may be an estimate (`tensile plan` compiles nothing), or may have been compiled on another
-machine. So its segments are compiled here, and XLA's own workspaces replace those in the file. If the plan then needs more than
-the budget, the step is planned again within it, by the policy that made the saved plan. What has been compiled already is not
-compiled again.
+The sizes in a saved plan may be estimates (`tensile plan` compiles nothing), or may come from another machine. So the segments
+are compiled here, and XLA's own workspaces replace those in the file. If the plan then needs more than the budget, the step is
+planned again within the budget, by the policy that made the saved plan. What has been compiled already is not compiled again.
 
 A saved plan is never trusted: it is replayed on the step's graph before anything is compiled, as every plan is.
 """

@@ -73,7 +73,8 @@ def floor_lower_estimate(candidates: Candidates, measured: Measured) -> tuple[in
 def floors_after_compiling(candidates: Candidates, measured: Measured) -> Iterator[tuple[int, Choice]]:
     """The same when compiling has refuted that floor, the likeliest first. Looks at every candidate.
 
-    The first heeds all that was learnt, which may be too much to fear for small segments; the second what was measured only.
+    The first takes all errors of estimates into account, which may be too cautious for small segments; the second takes measured
+    sizes alone.
     """
     for needed in (workspaces, workspace_lower_estimates):
         yield least(candidates, range(len(candidates)), measured, needed)

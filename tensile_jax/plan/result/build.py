@@ -20,7 +20,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tensile_jax.ir import Graph, OperatorId, TensorId
+from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.residency import Absence, Absences
@@ -310,8 +310,3 @@ def _event(kind: EventKind, graph: Graph, t: TensorId, trigger: int, until: int,
 def _planned(graph: Graph, t: TensorId) -> PlannedTensor:
     tensor = graph.tensors[t]
     return PlannedTensor(tensor.id, tensor.name, tensor.role, tensor.nbytes, tensor.shape, tensor.dtype)
-
-
-def segment_operators(graph: Graph, segment: Segment) -> list[OperatorId]:
-    """The ids of everything that the segment runs, what it computes again first."""
-    return [OperatorId(i) for a, b in (*segment.recomputes, *segment.operators) for i in range(a, b)]

@@ -66,7 +66,7 @@ class _Recomputation:
 
 
 class Evictions:
-    """What is dropped and away so far, the link, and what each kernel needs by prediction.
+    """The evictions made so far: what is dropped, what is away, the windows on the link, and what each kernel then needs.
 
     `dropped` and `absences` are what `Retention` and a candidate are made of.
     """
@@ -121,7 +121,7 @@ class Evictions:
         return max(self._rates(eviction))
 
     def evict(self, eviction: Eviction) -> None:
-        """Evict in the better of the two ways."""
+        """Swap or recompute the tensor, whichever saves more bytes per microsecond."""
         swapping, recomputing = self._rates(eviction)
         if swapping >= recomputing:
             swap = self._swap(eviction, hidden=False)

@@ -31,7 +31,7 @@ from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits, whole
 from tensile_jax.plan.search.workspace import Measured
 
 _PARTS = (1.0, 0.92, 0.84, 0.72, 0.6)  # of the limit: targets, one after another, for want of a cut under the limit
-_LEAST_PARTS = (0.8, 0.65, 0.5, 0.35, 0.2, 0.0)  # of what the hungriest kernel needs: targets for the least memory
+_LEAST_PARTS = (0.8, 0.65, 0.5, 0.35, 0.2, 0.0)  # of what the kernel that needs most needs: targets for the least memory
 
 
 def capuchin(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tensile_jax.plan.analysis.access import AccessSequence
-from tensile_jax.plan.policies.tensile.footprint import Footprint
-from tensile_jax.plan.policies.tensile.peak import Recomputation
+from tensile_jax.plan.policies.tensile.footprint import Footprint, Recomputation
 from tensile_jax.plan.policies.tensile.recompute_scheduling import recompute_scheduling
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut, SwapScheduling
 

@@ -1,14 +1,15 @@
-"""The footprint over time under events that come one by one, and its peak after each.
+"""GPU memory peak analysis: how high device memory rises, when, which tensors hold it there, and which access came before.
 
-The same peak as Algorithm 1 (`peak.py`), without going over the whole time axis again for every event that Algorithm 3 adds. A
-tensor that is away over `[leave, back)` takes its bytes from the footprint there:
+TENSILE section IV-B. The peak is that of Algorithm 1, but Algorithm 3 adds its events one by one, and after each event the peak
+is found without going over the whole time axis again. A tensor that is away over `[leave, back)` takes its bytes from the
+footprint:
 
     usage(t) = sum of nbytes over lifetimes [begin, end) with begin <= t < end
              - sum of nbytes over absences [leave, back) with leave <= t < back
              = sum of the changes up to t
 
-The changes hang on the operators during which they fall, the leaves of a tree whose nodes know the sum of their changes and their
-greatest prefix sum:
+Each change belongs to the operator during which it happens. The operators are the leaves of a tree whose nodes know the sum of
+their changes and the greatest prefix sum of these:
 
     total(node) = total(left) + total(right)
     best(node)  = max(best(left), total(left) + best(right))
@@ -18,12 +19,34 @@ going down, to the left where both sides are equal (the first time at which usag
 """
 
 from bisect import bisect_right, insort
+from dataclasses import dataclass
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import Access, AccessSequence
-from tensile_jax.plan.policies.tensile.peak import Peak, find_releases
 
 _NOTHING = -(2**62)  # below any footprint
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """`tensor` is released when operator `after` ends and generated again when operator `before` begins."""
+
+    tensor: TensorId
+    after: int
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """MP, MPTensor, LUA and MPTime of Algorithm 1: the first time at which the footprint is greatest.
+
+    `last_input_access` is the last TUA before it that does not release its tensor.
+    """
+
+    nbytes: int
+    tensors: frozenset[TensorId]
+    last_input_access: Access | None
+    time_us: float
 
 
 class Footprint:
@@ -35,7 +58,8 @@ class Footprint:
         self._total = [0] * (2 * self._leaves)
         self._best = [_NOTHING] * (2 * self._leaves)
         self._changes: list[dict[float, int]] = [{} for _ in range(self._leaves)]
-        self._releasing = set(find_releases(sequence, (), ()))
+        kept = sequence.results | set(sequence.updates.values())
+        self._releasing = {(t, accesses[-1].operator) for t, accesses in sequence.accesses.items() if t not in kept}
         self._lifetimes = sequence.lifetimes()
         self._absences: dict[TensorId, list[tuple[float, float]]] = {}
         uses = [access for t in sequence.accesses for access in sequence.uses(t)]

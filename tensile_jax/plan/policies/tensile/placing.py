@@ -47,7 +47,6 @@ def schedule_events(
     boundaries: Sequence[int],
     budget_bytes: float,
     state_may_stay_out: bool,
-    duplex: bool = False,
 ) -> Placed:
     """Algorithm 3 for the segments between the boundaries, translated to places.
 
@@ -60,7 +59,6 @@ def schedule_events(
         sequence,
         profile,
         across_iterations=state_may_stay_out,
-        duplex=duplex,
     )
     schedule = find_schedule(sequence, swapping, free_bytes=budget_bytes)
     return Placed(dropped_for(schedule, retention, boundaries), absences_of(schedule, sequence, boundaries, profile), schedule)

@@ -1,7 +1,7 @@
 """Policy `tensile`: the paper's own algorithms, between the segments that `none` starts from.
 
     access.py                  tensor access sequence (section IV-A)
-    peak.py, footprint.py      Algorithm 1, GPU memory peak analysis, and the same kept up to date
+    footprint.py               Algorithm 1, GPU memory peak analysis, kept up to date under events
     swap_scheduling.py         Algorithm 2, swap scheduling
     recompute_scheduling.py    section IV-D, recomputation scheduling by MSPS
     complete_scheduling.py     Algorithm 3, the outer loop

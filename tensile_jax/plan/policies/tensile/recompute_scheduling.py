@@ -27,7 +27,7 @@ from itertools import pairwise
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
-from tensile_jax.plan.policies.tensile.peak import Peak, Recomputation
+from tensile_jax.plan.policies.tensile.footprint import Peak, Recomputation
 
 
 def msps(sequence: AccessSequence, tensor: TensorId) -> float:

@@ -45,7 +45,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import PLACEHOLDER, Access, AccessSequence
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
-from tensile_jax.plan.policies.tensile.peak import Peak, SwapEvent
+from tensile_jax.plan.policies.tensile.footprint import Peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,6 @@ class SwappedOut:
     out_end_us: float
     in_begin_us: float
     in_end_us: float
-
-    def events(self) -> tuple[SwapEvent, ...]:
-        """Its swap events."""
-        out = SwapEvent("swap_out", self.tensor, self.out_begin_us, self.out_end_us)
-        into = SwapEvent("swap_in", self.tensor, self.in_begin_us, self.in_end_us)
-        return (*([out] if self.copies_out else []), *([into] if self.in_begin_us < self.in_end_us else []))
 
 
 class Interval(NamedTuple):

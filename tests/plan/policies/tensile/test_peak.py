@@ -6,10 +6,10 @@ import pytest
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import Access, AccessSequence
-from tensile_jax.plan.policies.tensile.footprint import Footprint
-from tensile_jax.plan.policies.tensile.peak import Peak, Recomputation, SwapEvent, find_peak, find_releases, starting_on_host
+from tensile_jax.plan.policies.tensile.footprint import Footprint, Peak, Recomputation
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut, SwapScheduling
 from tests.builders import with_link
+from tests.plan.policies.tensile.algorithm_1 import SwapEvent, events_of, find_peak, find_releases, starting_on_host
 from tests.plan.sequences import random_sequence, sequence_of, usage
 
 X, A, B, C, D, Y = (TensorId(t) for t in range(6))
@@ -27,7 +27,7 @@ VALLEY = sequence_of(
 
 def peak_of(sequence: AccessSequence, *away: SwappedOut) -> Peak:
     """By Algorithm 1, and the same by the footprint."""
-    found = find_peak(sequence, [event for a in away for event in a.events()])
+    found = find_peak(sequence, [event for a in away for event in events_of(a)])
     footprint = Footprint(sequence)
     for a in away:
         footprint.take_away(a.tensor, a.out_end_us, a.in_end_us, released_by=None if a.copies_out or a.after < 0 else a.after)
@@ -129,7 +129,7 @@ def test_situation_5_the_access_before_a_swap_in_releases_unless_a_swap_out_lies
         results="x b c d e f y",
     )
     away = (SwappedOut(A, 0, 2, True, 20.0, 25.0, 35.0, 40.0), SwappedOut(A, 4, 6, False, 100.0, 100.0, 115.0, 120.0))
-    events = [event for a in away for event in a.events()]
+    events = [event for a in away for event in events_of(a)]
     assert [event.kind for event in events] == ["swap_out", "swap_in", "swap_in"]
     assert find_releases(sequence, events, ()) == {(A, 4), (A, 6)}
     assert peak_of(sequence, *away).nbytes == max(sum(usage(sequence, t, away).values()) for t in range(140))
@@ -150,7 +150,7 @@ def test_an_old_parameter_is_on_the_host_at_the_beginning_if_the_updated_one_sta
     )
     p, v = TensorId(1), TensorId(4)
     away = (SwappedOut(v, 2, 4, True, 30.0, 40.0, 50.0, 50.0), SwappedOut(p, -1, 1, False, 0.0, 0.0, 0.0, 10.0))
-    events = [event for a in away for event in a.events()]
+    events = [event for a in away for event in events_of(a)]
     assert starting_on_host(sequence, events) == {p}
     assert starting_on_host(sequence, events[1:]) == frozenset()
     assert peak_of(sequence).nbytes == 111
@@ -186,7 +186,7 @@ def test_the_sweep_the_footprint_and_the_definition_agree_after_every_event(seed
     recomputed: list[Recomputation] = []
     for turn in range(12):
         peak = footprint.peak()
-        assert peak == find_peak(sequence, [e for a in swaps for e in a.events()], recomputed)
+        assert peak == find_peak(sequence, [e for a in swaps for e in events_of(a)], recomputed)
         assert (peak.nbytes, peak.time_us) == naive(sequence, swaps, recomputed)
         if (peak.nbytes, peak.time_us) != (sum(sequence.nbytes[t] for t in peak.tensors), 0.0):
             assert peak.tensors == usage(sequence, peak.time_us, swaps, recomputed).keys()

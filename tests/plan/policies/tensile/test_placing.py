@@ -10,7 +10,7 @@ from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.tensile.complete_scheduling import Schedule
-from tensile_jax.plan.policies.tensile.peak import Recomputation
+from tensile_jax.plan.policies.tensile.footprint import Recomputation
 from tensile_jax.plan.policies.tensile.placing import absences_of, dropped_for, schedule_events
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tests.builders import PROFILE, graph_of, tensor_named, training_graph

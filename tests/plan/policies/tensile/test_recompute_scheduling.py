@@ -4,8 +4,9 @@ from collections.abc import Collection
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
-from tensile_jax.plan.policies.tensile.peak import Recomputation, find_peak
+from tensile_jax.plan.policies.tensile.footprint import Recomputation
 from tensile_jax.plan.policies.tensile.recompute_scheduling import msps, recompute_scheduling
+from tests.plan.policies.tensile.algorithm_1 import find_peak
 from tests.plan.sequences import sequence_of
 
 X, A, B, C = (TensorId(t) for t in range(4))

@@ -8,9 +8,9 @@ import pytest
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
-from tensile_jax.plan.policies.tensile.peak import SwapEvent, find_peak
 from tensile_jax.plan.policies.tensile.swap_scheduling import Interval, SwappedOut, SwapScheduling, feasible_intervals
 from tests.builders import with_link
+from tests.plan.policies.tensile.algorithm_1 import SwapEvent, events_of, find_peak
 from tests.plan.sequences import random_sequence, sequence_of
 
 X, A, B, C = (TensorId(t) for t in range(4))
@@ -35,7 +35,7 @@ def runs(sequence: AccessSequence, count: int, **options: Any) -> list[tuple[Swa
     swapping = scheduling(sequence, **options)
     found: list[tuple[SwappedOut, ...]] = []
     for _ in range(count):
-        events = [event for away in found for a in away for event in a.events()]
+        events = [event for away in found for a in away for event in events_of(a)]
         found.append(swapping.run(find_peak(sequence, events)))
     return found
 
@@ -45,7 +45,7 @@ def runs(sequence: AccessSequence, count: int, **options: Any) -> list[tuple[Swa
 
 def test_algorithm_2_lines_1_to_16_out_as_early_and_in_as_late_as_possible() -> None:
     assert runs(valley(), 1) == [(SwappedOut(A, 0, 4, True, 20.0, 30.0, 70.0, 80.0),)]
-    assert SwappedOut(A, 0, 4, True, 20.0, 30.0, 70.0, 80.0).events() == (
+    assert events_of(SwappedOut(A, 0, 4, True, 20.0, 30.0, 70.0, 80.0)) == (
         SwapEvent("swap_out", A, 20.0, 30.0), SwapEvent("swap_in", A, 70.0, 80.0)
     )  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_algorithm_2_lines_8_9_and_26_27_an_updated_parameter_comes_back_for_the
     out = SwappedOut(v, 3, 5, True, 40.0, 50.0, 60.0, 60.0)
     into = SwappedOut(p, -1, 1, False, 0.0, 0.0, 0.0, 10.0)
     assert runs(sequence, 2, across_iterations=True) == [(out, into), ()]
-    assert out.events() + into.events() == (SwapEvent("swap_out", v, 40.0, 50.0), SwapEvent("swap_in", p, 0.0, 10.0))
+    assert events_of(out) + events_of(into) == (SwapEvent("swap_out", v, 40.0, 50.0), SwapEvent("swap_in", p, 0.0, 10.0))
     assert runs(sequence, 1, across_iterations=False) == [()], "p would have to leave before the iteration begins"
 
 
@@ -267,10 +267,10 @@ def test_windows_are_exclusive_accesses_find_their_tensors_and_no_swap_raises_th
         assert found == tries_all.run(peaks[-1])
         tries_all._failed.clear()  # pyright: ignore[reportPrivateUsage] # what it leaves out must not matter
         swaps += found
-        peaks.append(find_peak(sequence, [event for away in swaps for event in away.events()]))
+        peaks.append(find_peak(sequence, [event for away in swaps for event in events_of(away)]))
     assert tries_all.run(peaks[-1]) == ()
     assert all(before.nbytes >= after.nbytes for before, after in pairwise(peaks))
-    events = [event for away in swaps for event in away.events()]
+    events = [event for away in swaps for event in events_of(away)]
     lanes = [[e for e in events if e.kind == kind] for kind in ("swap_out", "swap_in")] if duplex else [events]
     for lane in lanes:
         ordered = sorted(lane, key=lambda event: event.begin_us)

@@ -1,4 +1,4 @@
-"""Peak analysis: how high device memory rises, when, which tensors hold it there, and which access came before.
+"""Algorithm 1 of the paper, line by line: how high device memory rises, when, and what holds it there. `Footprint` must agree.
 
 TENSILE section IV-B and Algorithm 1, line by line: a discrete simulation of equation 2,
 
@@ -29,7 +29,7 @@ How ambiguous lines are read:
     23     after the last event of a time. What is there at the beginning is the first peak, at time 0, with no access before it.
 
 The swap-in counts at its end, as the paper says; a runtime that allocates when the copy begins needs its memory earlier.
-`footprint.py` gives the same peak without the sweep, when events come one by one.
+`plan/policies/tensile/footprint.py` gives the same peak without the sweep, when events come one by one.
 """
 
 from collections.abc import Sequence
@@ -38,6 +38,8 @@ from typing import Literal, NamedTuple
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import PLACEHOLDER, Access, AccessSequence
+from tensile_jax.plan.policies.tensile.footprint import Peak, Recomputation
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +52,11 @@ class SwapEvent:
     end_us: float
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputation:
-    """`tensor` is released when operator `after` ends and generated again when operator `before` begins."""
-
-    tensor: TensorId
-    after: int
-    before: int
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """MP, MPTensor, LUA and MPTime of Algorithm 1: the first time at which the footprint is greatest.
-
-    `last_input_access` is the last TUA before it that does not release its tensor.
-    """
-
-    nbytes: int
-    tensors: frozenset[TensorId]
-    last_input_access: Access | None
-    time_us: float
+def events_of(away: SwappedOut) -> tuple[SwapEvent, ...]:
+    """The swap events of an absence."""
+    out = SwapEvent("swap_out", away.tensor, away.out_begin_us, away.out_end_us)
+    into = SwapEvent("swap_in", away.tensor, away.in_begin_us, away.in_end_us)
+    return (*([out] if away.copies_out else []), *([into] if away.in_begin_us < away.in_end_us else []))
 
 
 class _TimedEvent(NamedTuple):
