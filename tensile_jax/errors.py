@@ -9,6 +9,7 @@
     ├── InvalidPlan                     a plan that its replay refuses; users see the next plan, with a note, in its place
     ├── OutOfMemory (also RuntimeError) the device refused an allocation and nothing more could leave it
     ├── ProcessDied (also RuntimeError) the process of an isolated job ended, or had to be ended
+    ├── JobFailed (also RuntimeError)   a job has no result; its cause is what made it fail
     └── CheckpointError                 a checkpoint that cannot be written, or is not fit to be restored
 
 A caller's mistake is also a `ValueError`, as it would be from `jax.jit`, so that code which catches those goes on working.
@@ -27,7 +28,7 @@ class BudgetError(TensileError, ValueError):
 
 
 class BudgetTooSmall(BudgetError):
-    """No plan keeps the budget.
+    """No plan keeps the budget. The texts of these errors are in `budget.py`.
 
     Attributes:
         budget_bytes: what was asked for.

@@ -4,12 +4,12 @@ A plan says what runs when, what leaves the device and returns, and what that is
 
     Plan    ::= header  PlannedTensor*  Segment*  Event*
     Segment ::= operators  recomputed operators  inputs  outputs  frees  workspace  time
-    Event   ::= swap_out | swap_in | recompute | release, triggered by the end of a segment
+    Event   ::= swap_out | swap_in | recompute | release, with the segment that triggers it
 
 This is the document that a person reads and a saved plan consists of. It names operators by their ids in the traced step, as
-half-open ranges, and tensors by id and name. An event's trigger is the index of the segment after whose launch it is issued, -1
-for the beginning of the iteration ("each instruction is a tuple (trigger, delta time)", TENSILE section III-D); `delta_us` is
-the predicted time between that segment's end and the event's start.
+half-open ranges, and tensors by id and name. An event's `trigger` is the index of a segment, or -1 for the beginning of the
+iteration. The event is issued right after that segment's launch, and is predicted to start `delta_us` after that segment's end
+("each instruction is a tuple (trigger, delta time)", TENSILE section III-D).
 
 Sizes in bytes, times in microseconds since the iteration began.
 """

@@ -1,7 +1,7 @@
 """Errors on the command line: one line each, in the words of the command line, with an exit code.
 
     Refusal     2  an option, file or step that was typed cannot be
-    DoesNotFit  3  no plan keeps the budget
+    BudgetRefused  3  no plan keeps the budget
     Failure     1  what was typed was right, and it failed all the same
 
 The API names its arguments (`image_size=8`, `state_memory="any"`); a person who typed options is told of options
@@ -47,7 +47,7 @@ class Refusal(_OneLine):
         return Refusal(f"{what}: {error.strerror}. {remedy}")
 
 
-class DoesNotFit(Refusal):
+class BudgetRefused(Refusal):
     """No plan keeps the budget; the message names the smallest that works. Exit code 3."""
 
     exit_code = 3
@@ -65,7 +65,7 @@ class Failure(_OneLine):
         return cls(f"{what}." if error.filename is None else f"{error.filename}: {what}.")
 
     @classmethod
-    def unforeseen(cls, error: Exception, *, remedy: str) -> Self:
+    def unexpected(cls, error: Exception, *, remedy: str) -> Self:
         """An exception that nobody has thought of."""
         return cls(f"{type(error).__name__}: {error or 'without a message'}. {remedy}".replace("..", "."))
 
@@ -114,7 +114,7 @@ def in_one_line() -> Iterator[None]:
         help_at = f" Try: {error.ctx.command_path} --help" if error.ctx is not None else ""
         raise Refusal(error.format_message() + help_at) from error
     except BudgetTooSmall as error:
-        raise DoesNotFit(in_options(str(error))) from error
+        raise BudgetRefused(in_options(str(error))) from error
     except JobsFileError as error:
         raise Refusal(str(error)) from error  # it names keys of the file, not options
     except TensileError as error:

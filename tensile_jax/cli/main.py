@@ -30,7 +30,7 @@ class _Commands(click.Group):
         sys.exit(self._exit_code())
 
     def _exit_code(self) -> int:
-        """The exit code of the command line; only here an unforeseen exception is kept from being a traceback."""
+        """The exit code of the command line; only here an unexpected exception is kept from being a traceback."""
         try:
             try:
                 self.main()
@@ -45,7 +45,7 @@ class _Commands(click.Group):
         except Exception as error:
             if os.environ.get(_TRACEBACK):
                 raise
-            Failure.unforeseen(error, remedy=f"Set {_TRACEBACK}=1 to see where.").show()
+            Failure.unexpected(error, remedy=f"Set {_TRACEBACK}=1 to see where.").show()
             return Failure.exit_code
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 
-class _WhileRead:
+class _IgnoringClosedStderr:
     """Stderr for as long as somebody reads it. A closed pipe or terminal, or a full disk, is no reason to end a training."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class _WhileRead:
 
 def stderr_console() -> Console:
     """Stderr, on which nothing that goes wrong is ever raised."""
-    return Console(file=cast(IO[str], _WhileRead()))
+    return Console(file=cast(IO[str], _IgnoringClosedStderr()))
 
 
 class Phases:

@@ -142,7 +142,7 @@ class Listener:
             before = signal.getsignal(number)
             if number == signal.SIGINT or before is not signal.SIG_IGN:
                 self._before[number] = before
-                signal.signal(number, _LeaveToThread())
+                signal.signal(number, _NoOpHandler())
         threading.Thread(target=self._listen, args=(self._read,), name="tensile-signals", daemon=True).start()
         os.register_at_fork(after_in_child=self.end)
 
@@ -206,7 +206,7 @@ def _open_what_is_closed() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
-class _LeaveToThread:
+class _NoOpHandler:
     """The handler of every signal: where there is one, Python writes the number into the pipe. It does nothing else.
 
     Attributes:

@@ -53,7 +53,7 @@ class NnxFunction:
         graph_updates = nnx.set_graph_updates.current_value() if graph_updates is None else graph_updates
         pure = _PureStep(_pure_function_of(self._flax), with_updates=bool(graph and graph_updates))
         self._planned = PlannedFunction(pure, plan_options, jit_options)
-        self._flax.jitted_fn = _StandIn(self._planned)
+        self._flax.jitted_fn = _JitReplacement(self._planned)
         functools.update_wrapper(self, step)
         self.__wrapped__ = step
 
@@ -130,7 +130,7 @@ _ran: ContextVar[bool] = ContextVar("ran")
 _question: ContextVar[_Question | None] = ContextVar("question", default=None)
 
 
-class _StandIn:
+class _JitReplacement:
     """What stands in Flax's wrapper in the place of the function that `jax.jit` has made."""
 
     def __init__(self, planned: PlannedFunction) -> None:

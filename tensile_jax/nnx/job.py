@@ -22,7 +22,7 @@ from jax.tree_util import GetAttrKey, SequenceKey, keystr, tree_flatten_with_pat
 
 from tensile_jax.errors import TraceError
 from tensile_jax.exec.actor.pure_job import PureJob
-from tensile_jax.exec.checkpoint.leaves import on_cpu, weaken
+from tensile_jax.exec.checkpoint.leaves import as_weakly_typed, on_cpu
 from tensile_jax.nnx.paths import path_in_objects
 from tensile_jax.trace.step import Boundary, KeyPath, name_of, parameter_names
 
@@ -48,11 +48,11 @@ def job_of(step: Callable[..., Any], objects: Any) -> PureJob:
         names = [keystr(path) for path in paths]
     pure = _PureStep(step, graphdef, structure, names)
 
-    def put_back(last: Any) -> Any:
+    def write_to_objects(last: Any) -> Any:
         nnx.update(objects, tree_unflatten(structure, [_in_cpu_memory(last[name]) for name in names]))
         return objects
 
-    return PureJob(pure, dict(zip(names, leaves, strict=True)), put_back)
+    return PureJob(pure, dict(zip(names, leaves, strict=True)), write_to_objects)
 
 
 class _PureStep:
@@ -112,7 +112,7 @@ def _in_cpu_memory(leaf: Any) -> Any:
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     numbers = np.array(jax.random.key_data(leaf) if is_key else leaf)
     if jax.typeof(leaf).weak_type:
-        return weaken(numbers)
+        return as_weakly_typed(numbers)
     with on_cpu():
         copy = jnp.array(numbers)
         return jax.random.wrap_key_data(copy, impl=jax.random.key_impl(leaf)) if is_key else copy

@@ -123,7 +123,7 @@ def compare_policies(planner: Planner, *, progress: Progress | None = None, shar
         one = planner.with_policy(policy)
         found = one.plan(Goal(limit), nothing)
         if found is None and one.has_choice(limit, nothing):
-            raise one.unverifiable()
+            raise one.no_verified_plan()
         return None if found is None else found.plan
 
     def unlimited(policy: PolicyName) -> Plan:

@@ -6,7 +6,7 @@ A `Planner` knows a step's graph, a device profile and a policy. It is asked
     floor_bytes     the smallest limit for which the policy has a plan
     least_limit     the limit for a step that may be slower by a given factor
     bound_us        the time that no plan under a limit can beat
-    keep_out        the same plan with some state on the host between its uses
+    offload_state        the same plan with some state on the host between its uses
 
 Every plan is replayed (`result/check.py`) before it is given out. A plan that its replay refuses is a mistake of this package,
 and the user's step need not stand still for it: the policy is asked again for less memory, then the other policies are asked. The
@@ -101,7 +101,7 @@ class Planner:
         """What the replays of refused plans have said so far."""
         return tuple(dict.fromkeys(self._faults.values()))
 
-    def unverifiable(self) -> TensileError:
+    def no_verified_plan(self) -> TensileError:
         """What to raise where the policy has choices and no plan of them survives its replay."""
         return TensileError(
             f"No plan for {self.graph.name!r} could be verified, so none was run; this is a mistake of tensile_jax, and nothing "
@@ -228,7 +228,7 @@ class Planner:
 
     # -- state on the host between its uses -------------------------------------------------------------------------------------
 
-    def keep_out(self, choice: Choice, tensors: Collection[TensorId]) -> Choice:
+    def offload_state(self, choice: Choice, tensors: Collection[TensorId]) -> Choice:
         """The same segments with these state tensors on the host between their uses, across the iteration boundary.
 
         Nothing else changes, so neither do results; no segment holds more than before.
@@ -243,8 +243,8 @@ class Planner:
         )
         return replace(choice, absences={**choice.absences, **out})
 
-    def may_stay_out(self, choice: Choice) -> tuple[tuple[TensorId, int], ...]:
-        """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
+    def may_be_offloaded(self, choice: Choice) -> tuple[tuple[TensorId, int], ...]:
+        """State tensors that `offload_state` could send out and that are not out yet, and their bytes."""
         if choice.runs_whole:
             return ()
         pairs = state_that_may_stay_out(self.candidates[choice.candidate].retention)

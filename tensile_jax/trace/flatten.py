@@ -234,7 +234,7 @@ def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_un
     inputs = [builder.variable(v.aval) for v in jaxpr.invars]
     returned: list[Any] = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
     returned = _merge_repeated(builder, returned)
-    _share_masks(builder)
+    _reuse_relu_output(builder)
     _remove_dead(builder, returned)
     read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)} | {v for v in returned if isinstance(v, int)}
     used = [keep_unused or v in read for v in inputs]
@@ -277,7 +277,7 @@ def _merge_repeated(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
     return [now(atom) for atom in outputs]
 
 
-def _share_masks(builder: _Builder) -> None:
+def _reuse_relu_output(builder: _Builder) -> None:
     """`x > 0` becomes `max(x, 0) > 0` where that maximum exists: the same bits (not-a-number included), and one
     tensor fewer to keep, because the gradient of a rectifier then needs its result only.
     """

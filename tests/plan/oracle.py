@@ -42,7 +42,7 @@ from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan import DeviceProfile, Measured
 from tensile_jax.plan.analysis.liveness import Liveness
 from tensile_jax.plan.analysis.residency import Absences, find_residencies
-from tensile_jax.plan.analysis.retention import Retention, emit, retain
+from tensile_jax.plan.analysis.retention import Retention, retain, segment_contents
 from tensile_jax.plan.result.build import Layout, build_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.search.candidates import Candidates
@@ -141,7 +141,7 @@ class Oracle:
         if (mask, a) not in self._again:
             row = np.zeros(self.count + 1)
             for b in range(a + 1, self.count + 1):
-                row[b] = sum(self._rerun_us[p] for p in emit(retention, a, b).again)
+                row[b] = sum(self._rerun_us[p] for p in segment_contents(retention, a, b).again)
             self._again[mask, a] = row
         return self._again[mask, a]
 

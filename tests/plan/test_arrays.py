@@ -20,7 +20,7 @@ from tensile_jax.plan.analysis.residency import (
     stored_unless_swapped,
 )
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.search.segmentation import _candidate_boundaries, _inside, _workspace, boundary_table, chains, pressure
+from tensile_jax.plan.search.segmentation import _candidate_boundaries, _temporaries, _workspace, boundary_table, chains, pressure
 from tensile_jax.plan.search.swaps import Gap, Lane, find_gaps
 from tests.builders import PROFILE, graph_of
 
@@ -227,7 +227,7 @@ def test_workspace_is_the_most_that_lives_and_dies_inside_less_what_is_made_late
     boundaries = _candidate_boundaries(retention, stored_bytes(residencies, count))
     k = len(boundaries)
     bucket = np.array([max(i for i, b in enumerate(boundaries) if b <= p) for p in range(count + 1)])
-    inside = _inside(retention, fusion, set())
+    inside = _temporaries(retention, fusion, set())
     grid = np.zeros((k, k))
     for first, last, weight in inside.T.tolist():
         grid[bucket[first], bucket[last]] += weight

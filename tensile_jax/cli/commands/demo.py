@@ -96,7 +96,7 @@ def run_demo(jobs: JobsFile, folder: Path, *, least_accuracy: dict[str, float]) 
     for line in _lines(found):
         click.echo(line)
     click.echo(f"Run folder: {folder}; the picture of its memory over time: {picture}")
-    missed = shortcomings(found, least_accuracy=least_accuracy)
+    missed = failed_checks(found, least_accuracy=least_accuracy)
     if missed:
         raise Failure(" ".join(missed))
     click.echo("The budget was kept.")
@@ -108,7 +108,7 @@ def _free_folder() -> Path:
     return next(path for path in (first, *later) if not path.exists())
 
 
-def shortcomings(found: SideBySide, *, least_accuracy: Mapping[str, float]) -> list[str]:
+def failed_checks(found: SideBySide, *, least_accuracy: Mapping[str, float]) -> list[str]:
     """What was promised and not kept, one line each; `least_accuracy` by job."""
     lines: list[str] = []
     together = found.together

@@ -6,9 +6,9 @@ The upper part stacks the bytes that the controller's ledger gives to each job. 
 and what the jobs take together under plain jit. The lower part has a lane for each job that computed and for each direction of
 the link: the darker, the larger the part of the time in which it was busy.
 
-A level holds from its time until the next one's. Where there are more levels than columns, time is cut into columns (`thin`):
-of a column with several levels the highest stays, and also the last one where the next column has none of its own. So the curve
-of what stays reaches in every column as high as the curve of all levels.
+A *level* (`runtime_records.Level`) is one entry of the controller's account; it is valid until the next entry. A long run has
+more levels than the picture has columns of pixels. Then a column keeps its highest level (`reduce_levels`), and also its last
+one if the next column has none, so that no peak is lost.
 
 The colours are those of Okabe and Ito, which colour-blind people tell apart; from the eighth job on they run out, and the
 smallest jobs share gray.
@@ -66,10 +66,10 @@ def draw_memory(
     """
     window = _window(record, from_s, to_s)
     levels = [level for level in record.levels if level.time_us < window.end_us]
-    shown = thin(levels, columns=_COLUMNS, begin_us=window.begin_us, end_us=window.end_us, height=_planned)
+    shown = reduce_levels(levels, columns=_COLUMNS, begin_us=window.begin_us, end_us=window.end_us, height=_planned)
     if not shown:
         raise ValueError(f"--to={to_s}: no memory was held before that. Leave it out to see the whole run.")
-    measured = thin(
+    measured = reduce_levels(
         [level for level in levels if level.measured_bytes is not None and level.time_us >= window.begin_us],
         columns=_DOTS,
         begin_us=window.begin_us,
@@ -222,10 +222,10 @@ def _busy(spans: Sequence[Span], window: _Window) -> np.ndarray:
     # The integral of the busy time up to each edge of a column, whose differences are sought: after sorting, spans that
     # began before x give x - begin each, less what those that ended before x give beyond their ends.
     x = np.arange(_COLUMNS + 1, dtype=float)
-    return np.diff(_ramps(np.sort(begin), x) - _ramps(np.sort(end), x))
+    return np.diff(_covered_time(np.sort(begin), x) - _covered_time(np.sort(end), x))
 
 
-def _ramps(starts: np.ndarray, x: np.ndarray) -> np.ndarray:
+def _covered_time(starts: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The sum over `starts` of max(0, x - start)."""
     count = np.searchsorted(starts, x)
     sums = np.concatenate([[0.0], np.cumsum(starts)])
@@ -241,7 +241,7 @@ def _summary(shown: Sequence[Level], measured: Sequence[Level], budgets: Sequenc
     return f"budget {budget}; highest: {', '.join(peaks)}"
 
 
-def thin(
+def reduce_levels(
     levels: Sequence[Level], *, columns: int, begin_us: float, end_us: float, height: Callable[[Level], int]
 ) -> tuple[Level, ...]:
     """At most two of `levels` for each column of `[begin_us, end_us)`, in order of time, and the one that holds at its beginning.
@@ -249,7 +249,8 @@ def thin(
     Of equally high levels in a column the earliest stays.
 
     >>> levels = [Level(float(t), 9, {"a": t % 5}) for t in range(10)]
-    >>> [level.time_us for level in thin(levels, columns=2, begin_us=0, end_us=10, height=lambda level: level.planned_bytes)]
+    >>> reduced = reduce_levels(levels, columns=2, begin_us=0, end_us=10, height=lambda level: level.planned_bytes)
+    >>> [level.time_us for level in reduced]
     [4.0, 9.0]
     """
     before = [level for level in levels if level.time_us <= begin_us][-1:]

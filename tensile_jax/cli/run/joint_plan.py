@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 
 from tensile_jax.budget import host_too_small_for_states, too_small_for_jobs
-from tensile_jax.cli.errors import DoesNotFit
+from tensile_jax.cli.errors import BudgetRefused
 from tensile_jax.cli.jobs_file import JobEntry, JobsFile
 from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.job_source import Shapes, find_modules_here, resolve_budget, same_source, shapes_of
@@ -70,7 +70,7 @@ def plan_jobs_file(jobs: JobsFile, phases: Phases) -> JointPlan:
     """The plan for all jobs.
 
     Raises:
-        DoesNotFit: there is none under the budget; the message names about the smallest for which there is.
+        BudgetRefused: there is none under the budget; the message names about the smallest for which there is.
         Refusal: a job cannot be made.
     """
     find_modules_here()
@@ -87,7 +87,7 @@ def plan_jobs_file(jobs: JobsFile, phases: Phases) -> JointPlan:
         smallest = smallest_budget(plannable, budget_bytes, host_bytes)
         least = max(zip(candidates, jobs.jobs, strict=True), key=lambda pair: pair[0].floor_bytes)
         why = too_small_for_jobs(budget_bytes, len(candidates), smallest, least[1].name, least[0].floor_bytes)
-        raise DoesNotFit(f"{jobs.file}: {why}")
+        raise BudgetRefused(f"{jobs.file}: {why}")
     return _joint(jobs, offload_states(planned, plannable, budget_bytes, profile), candidates, budget_bytes, peaks)
 
 
@@ -106,10 +106,10 @@ def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, phases: Pha
 
 
 def _refuse_host(candidates: Sequence[_Candidate], host_budget_bytes: int | None) -> None:
-    """Raises: DoesNotFit: the jobs' states alone are more than the host may hold."""
+    """Raises: BudgetRefused: the jobs' states alone are more than the host may hold."""
     states = sum(c.state_bytes for c in candidates)
     if host_budget_bytes is not None and 2 * states > host_budget_bytes:
-        raise DoesNotFit(host_too_small_for_states(host_budget_bytes, states))
+        raise BudgetRefused(host_too_small_for_states(host_budget_bytes, states))
 
 
 def _joint(
@@ -136,7 +136,7 @@ def _joint(
             switch_us=program.demand.switch_us,
             swapped_bytes=program.plan.swapped_out_bytes + program.plan.swapped_in_bytes,
             segments=len(program.plan.segments),
-            kept_out_tensors=len(program.kept_out),
+            kept_out_tensors=len(program.offloaded),
             beside_others=one.beside_others,
         )
         for entry, one, program, candidate in zip(jobs.jobs, planned, programs, candidates, strict=True)

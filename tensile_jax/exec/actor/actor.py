@@ -8,7 +8,8 @@ An actor is what the paper calls a job's Executor and Swap Executor (TENSILE sec
 A call never waits for what takes time. It returns a function that waits, for another thread to call, or None where there is
 nothing to wait for. The calls come in this order, `prepare` and `use` again for a renewed plan, which `adopt` puts to use:
 
-    own -> trace -> prepare -> use -> admit -> (unpark -> begin -> issue ... -> take_metrics -> park -> state)* -> retire -> close
+    own -> trace -> prepare -> use -> admit -> (unpark -> begin -> issue ... -> take_metrics -> park -> state)* ->
+    free_device_arrays -> close
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ Wait = Callable[[], Any]
 """Returns when what was issued is over, and raises what went wrong with it. Of a copy it returns the lane and the bytes."""
 
 
-class Kept(Protocol):
+class StateSnapshot(Protocol):
     """A job's state as it was at one moment between iterations. Both calls may take a while, and may raise."""
 
     def save(self, checkpoints: Checkpoints, step: int) -> str:
@@ -46,7 +47,7 @@ class Traced(Protocol):
 
 
 class Program(Protocol):
-    """A compiled plan, not yet on the device; `kept_out` is the state that `keep_out` has put on the host."""
+    """A compiled plan, not yet on the device; `offloaded` is the state that `offload_state` has put on the host."""
 
     @property
     def prepared(self) -> Traced: ...
@@ -55,14 +56,14 @@ class Program(Protocol):
     @property
     def demand(self) -> MemoryProfile: ...
     @property
-    def kept_out(self) -> frozenset[TensorId]: ...
+    def offloaded(self) -> frozenset[TensorId]: ...
 
-    def keep_out(self, tensors: frozenset[TensorId]) -> "Program":
+    def offload_state(self, tensors: frozenset[TensorId]) -> "Program":
         """The same segments with these state tensors on the host between their uses."""
         ...
 
-    def may_stay_out(self) -> tuple[tuple[TensorId, int], ...]:
-        """State tensors that `keep_out` could put on the host and that are not there yet, and their bytes."""
+    def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
+        """State tensors that `offload_state` could put on the host and that are not there yet, and their bytes."""
         ...
 
 
@@ -146,7 +147,7 @@ class Actor(Protocol):
         """Live bytes and workspace at the latest launch; None if the iteration is not watched."""
         ...
 
-    def state(self) -> Kept:
+    def state(self) -> StateSnapshot:
         """The state, on the host; only while it is parked."""
         ...
 
@@ -154,11 +155,11 @@ class Actor(Protocol):
         """(passive swap-ins, times that the device was out of memory) so far."""
         ...
 
-    def retire(self) -> None:
+    def free_device_arrays(self) -> None:
         """The last iteration is over: free what is left on the device. A state that was asked for stays."""
         ...
 
-    def rescue(self) -> tuple[Kept, Wait] | None:
+    def save_before_dropping(self) -> tuple[StateSnapshot, Wait] | None:
         """The job is about to be dropped: its state between iterations, on its way to the host; None where it is not whole."""
         ...
 

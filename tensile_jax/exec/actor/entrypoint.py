@@ -82,7 +82,7 @@ class Entrypoint:
             raise TypeError(f"{self._story} raised TypeError: {error}") from error
         except Exception as error:
             raise ValueError(f"{self._story} raised {type(error).__name__}: {error}") from error
-        return self._taken_apart(made)
+        return self._step_state_batches(made)
 
     @property
     def _story(self) -> str:
@@ -111,7 +111,7 @@ class Entrypoint:
             )
         return found
 
-    def _taken_apart(self, made: Any) -> Made:
+    def _step_state_batches(self, made: Any) -> Made:
         if not isinstance(made, tuple) and all(callable(getattr(made, part, None)) for part in ("step", "init", "batches")):
             step, state, batches = made.step, made.init(), made.batches
         elif isinstance(made, tuple) and len(made) == 3:

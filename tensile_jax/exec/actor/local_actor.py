@@ -11,7 +11,7 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_lea
 
 from tensile_jax.budget import Budget
 from tensile_jax.errors import TraceError
-from tensile_jax.exec.actor.actor import Kept, Wait
+from tensile_jax.exec.actor.actor import StateSnapshot, Wait
 from tensile_jax.exec.actor.plan_memory import memory_profile_of, metrics_bytes, unused_bytes
 from tensile_jax.exec.actor.pure_job import PutBack
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
@@ -35,37 +35,40 @@ class LocalProgram:
     prepared: PreparedStep
     compiled: Compiled
     demand: MemoryProfile
-    kept_out: frozenset[TensorId] = frozenset()
+    offloaded: frozenset[TensorId] = frozenset()
 
     @property
     def plan(self) -> Plan:
         return self.compiled.plan
 
-    def keep_out(self, tensors: frozenset[TensorId]) -> "LocalProgram":
-        return program_of(self.prepared, self.prepared.keep_out(self.compiled, tensors), kept_out=tensors)
+    def offload_state(self, tensors: frozenset[TensorId]) -> "LocalProgram":
+        return program_of(self.prepared, self.prepared.offload_state(self.compiled, tensors), offloaded=tensors)
 
-    def may_stay_out(self) -> tuple[tuple[TensorId, int], ...]:
-        return self.prepared.may_stay_out(self.compiled)
+    def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
+        return self.prepared.may_be_offloaded(self.compiled)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalState:
-    """A state in this process; see `Kept`. With `put_back` it is the state of objects of the user's, which `fetch` returns."""
+    """A state in this process; see `StateSnapshot`.
+
+    If the state belongs to objects of the user, `write_to_objects` writes it there, and `fetch` returns these objects.
+    """
 
     tree: Any
-    put_back: PutBack | None = None
+    write_to_objects: PutBack | None = None
 
     def save(self, checkpoints: Checkpoints, step: int) -> str:
         return checkpoints.save(step, self.tree)
 
     def fetch(self) -> Any:
-        return self.tree if self.put_back is None else self.put_back(self.tree)
+        return self.tree if self.write_to_objects is None else self.write_to_objects(self.tree)
 
 
-def program_of(prepared: PreparedStep, compiled: Compiled, *, kept_out: frozenset[TensorId] = frozenset()) -> LocalProgram:
+def program_of(prepared: PreparedStep, compiled: Compiled, *, offloaded: frozenset[TensorId] = frozenset()) -> LocalProgram:
     """The program of a compiled plan."""
     demand = memory_profile_of(compiled.plan, prepared.graph, code_of(prepared, compiled), prepared.options.profile)
-    return LocalProgram(prepared, compiled, demand, kept_out)
+    return LocalProgram(prepared, compiled, demand, offloaded)
 
 
 def program_under(prepared: PreparedStep, budget_bytes: int, choose: Callable[[], Compiled]) -> LocalProgram:
@@ -105,9 +108,11 @@ def _nothing(*arguments: Any) -> tuple[()]:
 class LocalActor:
     """A job in this process; see `Actor`."""
 
-    def __init__(self, function: Callable[..., Any], state: Any, transfer: Transfer, *, put_back: PutBack | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], state: Any, transfer: Transfer, *, write_to_objects: PutBack | None = None
+    ) -> None:
         self._function = getattr(function, "__wrapped__", function)
-        self._put_back = put_back
+        self._put_back = write_to_objects
         self._transfer = transfer
         self._leaves, self._tree = tree_flatten(state)
         self._shapes = [shape_struct(leaf) for leaf in self._leaves]
@@ -286,7 +291,7 @@ class LocalActor:
         nbytes = None if self._watch is None or self._iteration is None else self._watch.live_bytes
         return lambda: nbytes
 
-    def state(self) -> Kept:
+    def state(self) -> StateSnapshot:
         return LocalState(tree_unflatten(self._tree, self._leaves), self._put_back)
 
     def counts(self) -> tuple[int, int]:
@@ -296,7 +301,7 @@ class LocalActor:
             self._out_of_memory + (now.out_of_memory if now is not None else 0),
         )
 
-    def retire(self) -> None:
+    def free_device_arrays(self) -> None:
         self.drop()
 
     def drop(self) -> None:
@@ -308,7 +313,7 @@ class LocalActor:
         self._iteration = self._executor = self._metrics = None
         self._leaves, self._watch, self._renewed = [], None, None
 
-    def rescue(self) -> tuple[Kept, Wait] | None:
+    def save_before_dropping(self) -> tuple[StateSnapshot, Wait] | None:
         if self._iteration is not None or not self._is_whole():
             return None
         wait = self.park()

@@ -16,7 +16,7 @@ class PureJob(NamedTuple):
 
     step: Any
     state: Any
-    put_back: PutBack | None
+    write_to_objects: PutBack | None
 
 
 def pure_job(step: Any, state: Any) -> PureJob:

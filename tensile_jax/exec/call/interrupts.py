@@ -103,7 +103,7 @@ class InterruptsHeld(_HandlerReplaced):
             signal.signal(signal.SIGINT, self._own)  # from here to the caller there is next to nothing
             _DELIVERY.held = False
             if _DELIVERY.pending:
-                _DELIVERY.after(_Return(sys._getframe(1)))
+                _DELIVERY.after(_ReturnWatcher(sys._getframe(1)))
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
@@ -113,7 +113,7 @@ class InterruptsHeld(_HandlerReplaced):
             self._own(number, frame)
 
 
-class _Return:
+class _ReturnWatcher:
     """The return of a value from a function of the main thread to its caller, seen from another thread.
 
     CPython looks for signals after a call and before the next instruction, the one that stores the call's value. So the value
@@ -141,7 +141,7 @@ class _Return:
         return next((caller.f_lasti != at for caller, at in self._callers if id(caller) in running), True)
 
 
-class _Delivery:
+class _PendingInterrupt:
     """The interrupt, at most one, that was held back and is still to be handled.
 
     Attributes:
@@ -152,7 +152,7 @@ class _Delivery:
     def __init__(self) -> None:
         self.pending = False
         self.held = False
-        self._latest: _Return | None = None
+        self._latest: _ReturnWatcher | None = None
         self._lock = threading.Lock()
 
     def now(self) -> None:
@@ -160,12 +160,12 @@ class _Delivery:
         if self.pending and self._taken():
             signal.raise_signal(signal.SIGINT)
 
-    def after(self, value: _Return) -> None:
+    def after(self, value: _ReturnWatcher) -> None:
         """Have it handled, in the main thread, once the caller has the value."""
         self._latest = value
         threading.Thread(target=self._wait, args=(value,), name="tensile-interrupt", daemon=True).start()
 
-    def _wait(self, value: _Return) -> None:
+    def _wait(self, value: _ReturnWatcher) -> None:
         """In a thread of its own, which ends where a later block has taken over."""
         while self.pending and self._latest is value:
             time.sleep(_LOOK_S)
@@ -180,4 +180,4 @@ class _Delivery:
         return pending
 
 
-_DELIVERY = _Delivery()
+_DELIVERY = _PendingInterrupt()

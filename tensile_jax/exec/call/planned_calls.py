@@ -107,7 +107,7 @@ class PlannedCalls:
         if executor is None:
             return self._run_whole(step, call.any_on_host, args, kwargs)
         device = step.traced.placement.device
-        return _run_segments(step, executor, call.leaves if call.devices <= {device} else _brought(call.leaves, device))
+        return _run_segments(step, executor, call.leaves if call.devices <= {device} else _copied_to_device(call.leaves, device))
 
     def _run_whole(self, step: PlannedStep, any_on_host: bool, args: _Args, kwargs: _Kwargs) -> Any:
         began = time.perf_counter()
@@ -229,7 +229,7 @@ def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> A
     return tree_unflatten(prepared.step.out_tree, results)
 
 
-def _brought(leaves: Sequence[Any], device: Device) -> list[Any]:
+def _copied_to_device(leaves: Sequence[Any], device: Device) -> list[Any]:
     """The arguments with copies of those that lie on another device, to which they are not committed; these stay the caller's."""
     into = Transfer(device).into
     return [into(leaf) if isinstance(leaf, jax.Array) and leaf.sharding.device_set != {device} else leaf for leaf in leaves]

@@ -124,7 +124,7 @@ def from_host(leaf: Leaf, numbers: np.ndarray | None) -> Any:
         words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=leaf.text)))
         return keys_on_host(np.empty((*leaf.shape, *words.shape), words.dtype) if numbers is None else numbers, leaf.text)
     host = np.empty(leaf.shape, np.dtype(leaf.dtype)) if numbers is None else numbers
-    return jax.device_put(weaken(host), _pinned()) if leaf.kind == "weak" else host
+    return jax.device_put(as_weakly_typed(host), _pinned()) if leaf.kind == "weak" else host
 
 
 def keys_on_host(words: np.ndarray, generator: str) -> jax.Array:
@@ -132,7 +132,7 @@ def keys_on_host(words: np.ndarray, generator: str) -> jax.Array:
     return jax.random.wrap_key_data(jax.device_put(words, _pinned()), impl=generator)
 
 
-def weaken(host: np.ndarray) -> Any:
+def as_weakly_typed(host: np.ndarray) -> Any:
     """A weakly typed array of these numbers, on the CPU and not committed to it; `host` itself where JAX has no such dtype."""
     with on_cpu():
         blank = jnp.full(host.shape, host.dtype.type(0).item())  # what a Python scalar fills is weakly typed

@@ -3,16 +3,16 @@
     turn of a job    its virtual time, which is its compute time over its weight (stride scheduling, Waldspurger and Weihl 1995);
                      for a parked job later by `_QUANTUM` times the time of its two copies over its weight
 
-The job of the least turn goes first. Virtual times count from the clock on. The clock follows the least virtual time of the jobs
-that contend for the device and never goes back: a job that did not want to run for a while, because it was paused or had no
-batch, begins again where the others are. Of equal turns the job that was admitted first goes first.
+The job of the least turn goes first; of equal turns, the job that was admitted first. The *clock* is the least virtual time of
+the jobs that contended for the device when an iteration last began; it never goes back. A virtual time below the clock counts as
+the clock's. So a job that was paused, or had no batch, for a while continues where the other jobs are, and does not catch up.
 
-In order of turn, every job may begin that leaves a safe state, so that one job computes while another waits for copies. But the
-job that waits for memory, be it first in turn or in the middle of an iteration, is overtaken by at most `MOST_OVERTAKINGS`
-iterations until it has caught up with the others.
+In order of turn, every job may begin whose iteration leaves a safe state, so that one job computes while another waits for
+copies. While a job waits for memory, at most `MOST_OVERTAKINGS` iterations of other jobs begin. That count starts anew when the
+waiting job has begun an iteration and its turn is no longer behind the others'.
 
-To make room for the job that is first in turn, jobs are parked: those first that would not run now, then the one of the latest
-turn. Times are microseconds.
+To make room for the job that is first in turn, other jobs are parked: first those that would not run now, then the job with the
+latest turn. Times are microseconds.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Sends messages between a runtime and a job's own process, over a pair of sockets.
 
     runtime -> process    Payload Ask*
-    process -> runtime    (Alive | News | Answer | Refused)*
+    process -> runtime    (Heartbeat | News | Answer | Refused)*
 
 A message consists of its pickle (protocol 5) and of the pickle's buffers, so that arrays are sent without a copy. A connection of
 `multiprocessing` carries the list of their sizes first, then each of them in chunks. Both ends run the same user's code, so they
@@ -56,11 +56,11 @@ class News:
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class Heartbeat:
     """A sign of life."""
 
 
-class Garbled(ValueError):
+class InvalidMessage(ValueError):
     """What came over the socket is no message."""
 
 
@@ -93,15 +93,15 @@ class Channel:
 
         Raises:
             EOFError, OSError: the other end is gone.
-            Garbled: it sent something else.
+            InvalidMessage: it sent something else.
         """
         try:
             pickled, *buffers = [self._next_part(size) for size in json.loads(self._next_chunk())]
             return pickle.loads(pickled, buffers=buffers)
-        except (EOFError, OSError, Garbled):
+        except (EOFError, OSError, InvalidMessage):
             raise
         except Exception as error:
-            raise Garbled(f"{type(error).__name__}: {error}") from error
+            raise InvalidMessage(f"{type(error).__name__}: {error}") from error
 
     def end(self) -> None:
         """Nothing more goes over it; whoever waits for something to come is told so. What has come can still be received."""
@@ -127,7 +127,7 @@ class Channel:
             chunk = self._connection.recv_bytes(_CHUNK)
         except OSError as error:
             if not self._connection.readable:  # a connection stays readable after all other errors
-                raise Garbled(f"more than {_CHUNK} bytes at once") from error
+                raise InvalidMessage(f"more than {_CHUNK} bytes at once") from error
             raise
         self.received += 1
         return chunk

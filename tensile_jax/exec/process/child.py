@@ -27,7 +27,7 @@ from tensile_jax.exec.actor.missing import NO_BATCH
 from tensile_jax.exec.actor.pure_job import pure_job
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.process.carried_exception import carry
-from tensile_jax.exec.process.channel import Alive, Answer, Ask, Channel, News, Refused
+from tensile_jax.exec.process.channel import Answer, Ask, Channel, Heartbeat, News, Refused
 from tensile_jax.exec.process.isolated_actor import Made, Summary
 from tensile_jax.exec.process.payload import PackedTree, Payload, pack_structure, pack_tree
 from tensile_jax.exec.step.compile import Compiler
@@ -50,7 +50,7 @@ def main(descriptor: int) -> None:
     try:
         payload = channel.receive()
         assert isinstance(payload, Payload)
-        device = payload.surroundings.apply()
+        device = payload.environment.apply()
         asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
         threading.Thread(target=_listen, args=(channel, asked), name="tensile-listener", daemon=True).start()
         work = _Work(channel, payload, device)
@@ -69,7 +69,7 @@ def _send_signs_of_life(channel: Channel, parent: int) -> None:
     """As long as the runtime's process is there; then end this one."""
     try:
         while os.getppid() == parent:
-            channel.send(Alive())
+            channel.send(Heartbeat())
             time.sleep(_SIGN_OF_LIFE_S)
     finally:
         os._exit(1)
@@ -105,7 +105,7 @@ class _Work:
         self._saver = ThreadPoolExecutor(1, "tensile-saver")
         self._waiters = ThreadPoolExecutor(_WAITING_THREADS, "tensile-waiter")
         self._elsewhere: dict[str, Executor] = {
-            "trace": self._planner, "without_swaps": self._planner, "prepare": self._planner, "keep_out": self._planner,
+            "trace": self._planner, "without_swaps": self._planner, "prepare": self._planner, "offload_state": self._planner,
             "save": self._saver, "fetch": self._saver,
         }  # fmt: skip
         channel.send(News(Made(self._actor.state_bytes, structure)))
@@ -171,15 +171,15 @@ class _Work:
     def on_prepare(self, key: int, step: int, budget_bytes: int) -> Summary:
         return self._keep_program(key, self._actor.prepare(self._kept[step], budget_bytes))
 
-    def on_keep_out(self, key: int, program: int, tensors: frozenset[Any]) -> Summary:
-        return self._keep_program(key, self._kept[program].keep_out(tensors))
+    def on_offload_state(self, key: int, program: int, tensors: frozenset[Any]) -> Summary:
+        return self._keep_program(key, self._kept[program].offload_state(tensors))
 
     def _keep_program(self, key: int, program: LocalProgram) -> Summary:
         self._kept[key] = program
         instructions = code_of(program.prepared, program.compiled)
         code = () if instructions is None else instructions.code
         copies = frozenset(i for i, one in enumerate(code, start=1) if isinstance(one, StartSwapOut | StartSwapIn))
-        return Summary(program.plan, program.demand, program.kept_out, program.may_stay_out(), copies)
+        return Summary(program.plan, program.demand, program.offloaded, program.may_be_offloaded(), copies)
 
     def on_use(self, key: int) -> None:
         self._actor.use(self._kept[key])

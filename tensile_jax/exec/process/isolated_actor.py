@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensile_jax.exec.actor.actor import Kept, Wait
+from tensile_jax.exec.actor.actor import StateSnapshot, Wait
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed_news import BatchReady
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
@@ -48,8 +48,8 @@ class Summary:
 
     plan: Plan
     demand: MemoryProfile
-    kept_out: frozenset[TensorId]
-    may_stay_out: tuple[tuple[TensorId, int], ...]
+    offloaded: frozenset[TensorId]
+    may_be_offloaded: tuple[tuple[TensorId, int], ...]
     copies: frozenset[int]
 
 
@@ -81,15 +81,15 @@ class RemoteProgram(_Remote):
         super().__init__(actor)
         self.prepared = prepared
         self.summary: Summary = actor.process.ask(what, self.key, *args)()
-        self.plan, self.demand, self.kept_out = self.summary.plan, self.summary.demand, self.summary.kept_out
+        self.plan, self.demand, self.offloaded = self.summary.plan, self.summary.demand, self.summary.offloaded
 
-    def keep_out(self, tensors: frozenset[TensorId]) -> "RemoteProgram":
+    def offload_state(self, tensors: frozenset[TensorId]) -> "RemoteProgram":
         """The same segments with these state tensors on the host between their uses."""
-        return RemoteProgram(self.actor, self.prepared, "keep_out", self.key, tensors)
+        return RemoteProgram(self.actor, self.prepared, "offload_state", self.key, tensors)
 
-    def may_stay_out(self) -> tuple[tuple[TensorId, int], ...]:
-        """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
-        return self.summary.may_stay_out
+    def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
+        """State tensors that `offload_state` could send out and that are not out yet, and their bytes."""
+        return self.summary.may_be_offloaded
 
 
 class RemoteState(_Remote):
@@ -105,7 +105,7 @@ class RemoteState(_Remote):
         Raises:
             RuntimeError: the process has not made the job yet, and is ended, since its user's code may hang there.
         """
-        if (found := self.actor.end_unmade()) is not None:
+        if (found := self.actor.end_before_made()) is not None:
             return found.unpack(self.actor.structure)
         return self.actor.process.ask("fetch", self.key)().unpack(self.actor.structure)
 
@@ -140,7 +140,7 @@ class IsolatedActor:
         payload = pack_job(step, state, batches, name=name, device=device, first=first, checkpoints=resumed)
         self.structure = jax.tree.structure(state)
         self.state_bytes = 0 if payload.state is None else payload.state.nbytes
-        self.process = JobProcess(payload, lock=lock, hear=self._heard, died=died)
+        self.process = JobProcess(payload, lock=lock, receive=self._heard, died=died)
         self._unmade: PackedTree | None = payload.state  # until the process has it
         self._is_made = False
         self._given = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array) and not on_host(leaf)]
@@ -183,7 +183,7 @@ class IsolatedActor:
         else:
             self._drawn.put(news)
 
-    def end_unmade(self) -> PackedTree | None:
+    def end_before_made(self) -> PackedTree | None:
         """If the process has not made the job yet: end it; the state as it was given. None if it has made the job.
 
         Raises:
@@ -264,7 +264,7 @@ class IsolatedActor:
     def watched_bytes(self) -> Wait:
         return self.process.ask("watched_bytes")
 
-    def state(self) -> Kept:
+    def state(self) -> StateSnapshot:
         kept = RemoteState(self)
         self.process.tell("keep", kept.key)
         return kept
@@ -272,10 +272,10 @@ class IsolatedActor:
     def counts(self) -> tuple[int, int]:
         return self._counts
 
-    def retire(self) -> None:
-        self.process.tell("retire")
+    def free_device_arrays(self) -> None:
+        self.process.tell("free_device_arrays")
 
-    def rescue(self) -> tuple[Kept, Wait] | None:
+    def save_before_dropping(self) -> tuple[StateSnapshot, Wait] | None:
         return None  # a process in which a move has failed ends
 
     def drop(self) -> None:

@@ -1,7 +1,7 @@
 """A job's own process, as its runtime sees it: the runtime starts it, asks it, listens to it, and makes sure that it has ended.
 
     runtime's threads --Ask--> outbox --writer--> socket --> `exec/process/child.py`
-                      <-- a Future is done <--reader-- socket <-- Answer, Refused, News, Alive
+                      <-- a Future is done <--reader-- socket <-- Answer, Refused, News, Heartbeat
     watcher: ends the process if it gives no sign of life, and the connection once the process has ended
 
 The process may end, hang or send garbage. In each case it is killed if it is still there, and its end is waited for; then
@@ -29,7 +29,7 @@ from typing import Any
 
 from tensile_jax.errors import ProcessDied
 from tensile_jax.exec.actor.actor import Wait
-from tensile_jax.exec.process.channel import Alive, Answer, Ask, Channel, Garbled, News, Refused
+from tensile_jax.exec.process.channel import Answer, Ask, Channel, Heartbeat, InvalidMessage, News, Refused
 from tensile_jax.exec.process.payload import Payload, importing_main
 
 _SILENCE_S = 60.0  # without a sign of life, of which there should be one every two seconds
@@ -49,15 +49,15 @@ _UNGUARDED = (
 class JobProcess:
     """One process, which keeps the file `lock` open as well.
 
-    `hear` is called with its news, `died` once if it ends on its own; both in a thread of this object's.
+    `receive` is called with its news, `died` once if it ends on its own; both in a thread of this object's.
     """
 
     def __init__(
-        self, payload: Payload, *, lock: int | None, hear: Callable[[Any], None], died: Callable[[BaseException], None]
+        self, payload: Payload, *, lock: int | None, receive: Callable[[Any], None], died: Callable[[BaseException], None]
     ) -> None:
         self._name = payload.name
         self._inherited = [] if lock is None else [lock]
-        self._hear = hear
+        self._hear = receive
         self._died = died
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outbox.put(payload)
@@ -177,7 +177,7 @@ class JobProcess:
         try:
             while error is None:
                 error = self._take_in(channel.receive())
-        except Garbled as garbled:
+        except InvalidMessage as garbled:
             self._story = self._story or f"it sent something that is no message ({garbled})"
         except (EOFError, OSError):
             pass  # the process has ended, or is about to
@@ -199,8 +199,8 @@ class JobProcess:
                 return error
             assert message.number is not None  # only what is fatal has none
             self._take_waiting(message.number).set_exception(error)
-        elif not isinstance(message, Alive):
-            raise Garbled(f"a {type(message).__name__}")
+        elif not isinstance(message, Heartbeat):
+            raise InvalidMessage(f"a {type(message).__name__}")
         return None
 
     def _take_waiting(self, number: int) -> "Future[Any]":

@@ -1,4 +1,6 @@
-"""What a job's own process is sent first: the job, and the surroundings in which the process is to work.
+"""What a job's own process is sent first: the job, and what the process needs to know of the process that started it.
+
+The latter is its JAX configuration, its main module, its `sys.argv`, and the device on which the job is to run.
 
 Functions are sent by reference: the process imports their modules. The main module is imported there too, if the job needs it,
 but not as `__main__`, so that what a script does under `if __name__ == "__main__":` is not done again. A lambda or a closure has
@@ -68,7 +70,7 @@ def pack_tree(tree: Any) -> PackedTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ProcessEnvironment:
     """Where a process works: `main` is the main module, by name or by path, if the job needs it."""
 
     main: tuple[str, str] | None
@@ -101,14 +103,14 @@ def _import_main(name: str, path: str) -> None:
     sys.modules["__main__"] = sys.modules[_MAIN_THERE] = module
 
 
-def _surroundings(job: bytes | tuple[bytes, ...], device: Device) -> Surroundings:
+def _environment(job: bytes | tuple[bytes, ...], device: Device) -> ProcessEnvironment:
     """This process's own, as far as the job needs them."""
     main, module = None, sys.modules["__main__"]
     if any(_MAIN in part for part in ([job] if isinstance(job, bytes) else job)):
         name, path = getattr(getattr(module, "__spec__", None), "name", None), getattr(module, "__file__", None)
         main = (name or "", os.path.abspath(path) if path else "") if name or path else None
     configuration = {key: value for key, value in jax.config.values.items() if value is None or isinstance(value, _SETTINGS)}
-    return Surroundings(main, tuple(sys.argv), configuration, device.platform, device.id)
+    return ProcessEnvironment(main, tuple(sys.argv), configuration, device.platform, device.id)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +121,7 @@ class Payload:
     """
 
     name: str
-    surroundings: Surroundings
+    environment: ProcessEnvironment
     job: bytes | tuple[bytes, bytes, bytes]
     state: PackedTree | None
     first: int
@@ -143,9 +145,9 @@ def pack_job(step: Any, state: Any, batches: Any, *, name: str, device: Device, 
     """
     if isinstance(step, Entrypoint):
         job = _pack("step", step)
-        return Payload(name, _surroundings(job, device), job, None, first, checkpoints)
+        return Payload(name, _environment(job, device), job, None, first, checkpoints)
     job = _pack("step", step), _pack("batches", batches), pack_structure(state)
-    return Payload(name, _surroundings(job, device), job, pack_tree(state), first, None)
+    return Payload(name, _environment(job, device), job, pack_tree(state), first, None)
 
 
 def pack_structure(tree: Any) -> bytes:

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensile_jax.exec.actor.actor import Actor, Kept, Wait
+from tensile_jax.exec.actor.actor import Actor, StateSnapshot, Wait
 from tensile_jax.exec.controller import machine as controller
 from tensile_jax.exec.controller.messages import (
     Admit,
@@ -48,7 +48,7 @@ from tensile_jax.exec.controller.messages import (
 )
 from tensile_jax.exec.controller.state import JobId, State
 from tensile_jax.exec.runtime import messages
-from tensile_jax.exec.runtime.measured import Measured, numbers_of
+from tensile_jax.exec.runtime.job_measurements import Measured, numbers_of
 from tensile_jax.exec.runtime.recorder import Recorder
 from tensile_jax.exec.step.executor import is_watched
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
@@ -221,7 +221,7 @@ class Dispatcher:
         self._renewals.pop(job, None)
         rescued = None
         with suppress(Exception):  # a device that is broken gives nothing back
-            rescued = entry.actor.rescue()
+            rescued = entry.actor.save_before_dropping()
         entry.actor.drop()
         _forget_frames(error)
 
@@ -233,7 +233,7 @@ class Dispatcher:
                     kept = rescued[0]
             self.call(lambda: report(kept))
 
-        def report(kept: Kept | None) -> None:
+        def report(kept: StateSnapshot | None) -> None:
             self.handle(JobLost(job))
             self._metrics.submit(self._post, job, messages.Lost(error, kept, entry.steps))
 
@@ -267,7 +267,7 @@ class Dispatcher:
                 self._metrics.submit(self._post_last, job, messages.Paused(actor.state(), entry.steps))
             case Release():
                 news = messages.Released(actor.state(), entry.steps)
-                actor.retire()
+                actor.free_device_arrays()
                 del self._jobs[job]
                 self._metrics.submit(self._post_last, job, news)
 
@@ -290,24 +290,24 @@ class Dispatcher:
             looks = self._look(job, entry) if entry.watched else []
             label = demand.labels[entry.segment] if entry.segment < len(demand.labels) else f"move {move}"
             entry.segment += 1
-            self._leave_to(self._lane, self._launched, job, entry, wait, label, began, looks)
+            self._run_in_pool(self._lane, self._launched, job, entry, wait, label, began, looks)
         elif wait is not None:
             if kind == WAIT:
-                self._leave_to(self._copies, self._waited, job, entry, wait)
+                self._run_in_pool(self._copies, self._waited, job, entry, wait)
             else:
                 self._copies.submit(self._copied, entry, wait, began)
         elif move == last:
             entry.steps += 1
             entry.since_plan += 1
-            self._leave_to(self._metrics, self._read, job, actor.take_metrics(), began - entry.began)
+            self._run_in_pool(self._metrics, self._read, job, actor.take_metrics(), began - entry.began)
 
     def _move(self, job: JobId, entry: DispatchedJob, wait: Wait, lane: LaneName) -> None:
         nbytes = entry.demand.idle_bytes - entry.demand.parked_bytes
-        self._leave_to(self._copies, self._moved, job, entry, wait, lane, nbytes)
+        self._run_in_pool(self._copies, self._moved, job, entry, wait, lane, nbytes)
 
     # -- in other threads -------------------------------------------------------------------------------------------------------
 
-    def _leave_to(self, pool: ThreadPoolExecutor, what: Callable[..., None], job: JobId, *arguments: Any) -> None:
+    def _run_in_pool(self, pool: ThreadPoolExecutor, what: Callable[..., None], job: JobId, *arguments: Any) -> None:
         """`what`, in another thread; should it raise, the job is lost."""
 
         def work() -> None:

@@ -28,6 +28,7 @@ from tensile_jax.exec.controller.state import JobId, JobRecord, Wish
 from tensile_jax.exec.runtime.messages import (
     Admitted,
     BudgetSuffices,
+    CannotRunNow,
     CheckpointMade,
     Close,
     Deliver,
@@ -59,7 +60,6 @@ from tensile_jax.exec.runtime.messages import (
     TellController,
     UsePlan,
     UserWished,
-    Waits,
 )
 from tensile_jax.runtime_records import FINAL, EventName, JobState
 
@@ -151,9 +151,9 @@ def step(record: Lifecycle, news: News) -> tuple[Lifecycle, list[Effect]]:
     """The record after `news`, and what is to be done now, in that order."""
     change = _Change(record)
     if isinstance(news, CheckpointMade | StateFetched):
-        change.hear_of_save(news)
+        change.receive_save(news)
     elif not record.has_ended:
-        change.hear(news)
+        change.receive(news)
     return change.record, change.effects
 
 
@@ -175,7 +175,7 @@ class _Change:
     def report(self, kind: EventName, note: str = "", values: dict[str, float] | None = None) -> None:
         self.do(Report(kind, self.record.done, note, values))
 
-    def hear(self, news: News) -> None:
+    def receive(self, news: News) -> None:
         record = self.record
         match news:
             case Submitted(note):
@@ -183,12 +183,12 @@ class _Change:
                 if record.first >= record.steps:
                     self.leave(SaveEnd("finished", note=f"its checkpoint has all {record.steps} steps already"))
             case UserWished(wish) if record.wish != "stop":  # a stop is final
-                self.hear_wish(wish)
+                self.receive_request(wish)
             case CallbacksMade():
                 self.put(callbacks_made=True)
                 self.end_if_called_back()
             case BatchReady() | BatchesEnded() | UserCodeFailed() if not record.is_given_up:
-                self.hear_of_user_code(news)
+                self.receive_user_code(news)
             case PreparationFailed(error) if not record.is_given_up:
                 self.leave(SaveEnd("failed", error=error))
             case Planned() if not record.is_given_up:
@@ -204,7 +204,7 @@ class _Change:
                 self.do(ShareState())
             case Pending() if record.wish == "pause":
                 self.pause()
-            case Pending(note, values) | Waits(note, values):
+            case Pending(note, values) | CannotRunNow(note, values):
                 waits = isinstance(news, Pending) or record.state == "running"
                 self.put(state="queued" if waits else record.state, note=note)
                 self.report("queued", note, values)
@@ -225,7 +225,7 @@ class _Change:
             case Parked() if record.wish == "run":
                 self.report("parked")
             case Paused(kept, steps):
-                self.hear_of_pause(kept, steps)
+                self.receive_pause(kept, steps)
             case Released(kept, steps):
                 all_done = record.done >= (record.steps if record.last is None else record.last)
                 outcome: Outcome = "failed" if record.error is not None else "finished" if all_done else "cancelled"
@@ -240,7 +240,7 @@ class _Change:
 
     # -- preparing, queued, running, paused -------------------------------------------------------------------------------------
 
-    def hear_of_user_code(self, news: BatchReady | BatchesEnded | UserCodeFailed) -> None:
+    def receive_user_code(self, news: BatchReady | BatchesEnded | UserCodeFailed) -> None:
         record = self.record
         if isinstance(news, BatchReady):
             if record.batches == 0:
@@ -278,7 +278,7 @@ class _Change:
             )
         )  # fmt: skip
 
-    def hear_wish(self, wish: Wish) -> None:
+    def receive_request(self, wish: Wish) -> None:
         before = self.record.wish
         self.put(wish=wish)
         record = self.record
@@ -296,7 +296,7 @@ class _Change:
             if record.joined:
                 self.do(ExplainWait())
 
-    def hear_of_pause(self, kept: Any, steps: int) -> None:
+    def receive_pause(self, kept: Any, steps: int) -> None:
         record = self.record
         if record.wish != "run":
             if record.makes_checkpoints:
@@ -310,14 +310,14 @@ class _Change:
         if record.makes_checkpoints:
             self.save(SaveCheckpoint(kept, steps, then_run=waits))
         if not waits:
-            self.run_on()
+            self.continue_running()
 
     def pause(self) -> None:
         if self.record.state != "paused":  # a pending job may have been reported already
             self.put(state="paused")
             self.report("paused")
 
-    def run_on(self) -> None:
+    def continue_running(self) -> None:
         if self.record.wish == "run":
             self.do(TellController(Wished(self.record.job, "run")))
 
@@ -333,7 +333,7 @@ class _Change:
             self.put(leaving=True)
             self.save(one)
 
-    def hear_of_save(self, news: CheckpointMade | StateFetched) -> None:
+    def receive_save(self, news: CheckpointMade | StateFetched) -> None:
         had_ended = self.record.has_ended
         one, *others = self.record.saves
         if isinstance(news, CheckpointMade):
@@ -344,7 +344,7 @@ class _Change:
                 return
             self.put(saves=tuple(others))
             if one.then_run and not had_ended:
-                self.run_on()
+                self.continue_running()
         else:
             assert isinstance(one, SaveEnd)
             self.put(saves=tuple(others))

@@ -57,7 +57,7 @@ class Pending(NamedTuple):
     values: dict[str, float]
 
 
-class Waits(NamedTuple):
+class CannotRunNow(NamedTuple):
     """The job cannot run under the budget that holds now; `note` says what it needs."""
 
     note: str
@@ -129,8 +129,8 @@ class StateFetched(NamedTuple):
 
 
 News = (
-    Submitted | UserWished | FeedNews | PreparationFailed | Planned | ProcessDied | Admitted | Pending | Waits | BudgetSuffices
-    | PlanAdopted | PlanDeclined | Stepped | Parked | Paused | Released | Lost | CheckpointMade | StateFetched
+    Submitted | UserWished | FeedNews | PreparationFailed | Planned | ProcessDied | Admitted | Pending | CannotRunNow |
+    BudgetSuffices | PlanAdopted | PlanDeclined | Stepped | Parked | Paused | Released | Lost | CheckpointMade | StateFetched
 )  # fmt: skip
 
 # -- effects ------------------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class UsePlan(NamedTuple):
 
 
 class DropPlan(NamedTuple):
-    """The job's new plan, which asks `demand`, is not used; if the old one cannot run either, `Waits` answers."""
+    """The job's new plan, which asks `demand`, is not used; if the old one cannot run either, `CannotRunNow` answers."""
 
     demand: MemoryProfile
 

@@ -22,7 +22,7 @@ from tensile_jax.exec.actor.actor import Program, Traced
 from tensile_jax.exec.controller.messages import Prepared
 from tensile_jax.exec.controller.state import JobRecord
 from tensile_jax.exec.runtime.dispatcher import DispatchedJob, Dispatcher
-from tensile_jax.exec.runtime.messages import BudgetSuffices, Pending, Planned, PreparationFailed, Waits
+from tensile_jax.exec.runtime.messages import BudgetSuffices, CannotRunNow, Pending, Planned, PreparationFailed
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options
@@ -215,9 +215,9 @@ class Planner:
         for (job, own), out in zip(jobs, found, strict=True):
             latest = job.renewed or job.program
             assert latest is not None
-            if out != latest.kept_out:
+            if out != latest.offloaded:
                 try:
-                    renewed = own.keep_out(out)
+                    renewed = own.offload_state(out)
                 except Exception as error:  # its process has died
                     self._dispatcher.fail(job.number, error)
                     continue
@@ -245,7 +245,7 @@ class Planner:
             renewed = plan_job(job.actor.prepare, program.prepared, limits)
         except BudgetTooSmall as error:
             note = f"waits: it needs a budget of at least {format_bytes(error.floor_bytes)}"
-            self._post(job.number, Waits(note, {"device_bytes": error.floor_bytes}))
+            self._post(job.number, CannotRunNow(note, {"device_bytes": error.floor_bytes}))
         except Exception as error:
             self._dispatcher.fail(job.number, error)
         else:
@@ -274,7 +274,7 @@ class Planner:
         assert program is not None  # the planner made it
         job.program, plan = program, program.plan
         job.plans.append((steps, plan))
-        out = f", {len(program.kept_out)} tensors of its state out while others run" if program.kept_out else ""
+        out = f", {len(program.offloaded)} tensors of its state out while others run" if program.offloaded else ""
         note = f"{len(plan.segments)} segments, peak {format_bytes(plan.peak_bytes)}{out}"
         self._store.report("renewed", job.name, job.life.done, note)
 
@@ -286,4 +286,4 @@ class Planner:
             return  # it goes on as it was
         host = demand.host_bytes + sum(record.demand.host_bytes for record in state.records if record.job != job.number)
         note = f"waits: under this budget it needs {format_bytes(host)} on the host, beside the others"
-        self._post(job.number, Waits(note, {"device_bytes": demand.peak_bytes, "host_bytes": host}))
+        self._post(job.number, CannotRunNow(note, {"device_bytes": demand.peak_bytes, "host_bytes": host}))

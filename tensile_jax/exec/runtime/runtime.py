@@ -50,7 +50,7 @@ from tensile_jax.exec.runtime.planner import Planner, PlannerThread
 from tensile_jax.exec.runtime.saver import Saver
 from tensile_jax.exec.runtime.status import status
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
-from tensile_jax.exec.runtime.submission import Isolation, Submission, bytes_of, refuse_half_a_job, refuse_unfit_state
+from tensile_jax.exec.runtime.submission import Isolation, Submission, bytes_of, refuse_incomplete_job, refuse_unfit_state
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.plan_format import PolicyName
@@ -164,7 +164,7 @@ class Runtime:
             CheckpointError: its folder is in use by another run, or cannot be made; or it is to be resumed and has no checkpoint
                 that can be read, but some that cannot.
         """
-        refuse_half_a_job(step, state, batches)
+        refuse_incomplete_job(step, state, batches)
         cap = None if budget is None else bytes_of("budget", budget)
         if (checkpoint_every is not None or resume) and self._folder is None:
             raise ValueError("checkpoint_every and resume need a folder: make the runtime with Runtime(..., checkpoints=FOLDER).")
@@ -181,8 +181,8 @@ class Runtime:
                 asked = replace(asked, first=first)
             if isinstance(step, Entrypoint) and isolation == "thread":
                 step, state, batches = step.make()
-            step, state, put_back = pure_job(step, state)
-            if put_back is not None and isolation == "process":
+            step, state, write_to_objects = pure_job(step, state)
+            if write_to_objects is not None and isolation == "process":
                 raise ValueError(
                     f'isolation="process" cannot be had for {asked.name!r}, whose step changes objects of this process. Pass '
                     'isolation="thread", or an Entrypoint, which makes the objects in the job\'s own process.'
@@ -190,7 +190,7 @@ class Runtime:
             refuse_unfit_state(asked.name, state, self._device)
             if checkpoints is not None and asked.first and not isinstance(step, Entrypoint):  # which makes the state elsewhere
                 state = checkpoints.restore(asked.first, state)
-            job = self._make_job(asked, step, state, batches, put_back, on_step, checkpoints, lock, resumed)
+            job = self._make_job(asked, step, state, batches, write_to_objects, on_step, checkpoints, lock, resumed)
             lock = None  # it is the job's now
         finally:
             if lock is not None:
@@ -204,7 +204,7 @@ class Runtime:
         step: Callable[..., Any] | Entrypoint,
         state: Any,
         batches: Any,
-        put_back: PutBack | None,
+        write_to_objects: PutBack | None,
         on_step: Callable[[int, Any], None] | None,
         checkpoints: Checkpoints | None,
         lock: FolderLock | None,
@@ -228,7 +228,7 @@ class Runtime:
             given, skip = isolated.batches(), 0
         else:
             assert not isinstance(step, Entrypoint) and batches is not None  # it was made, and they were looked at
-            actor = LocalActor(step, state, self._transfer, put_back=put_back)
+            actor = LocalActor(step, state, self._transfer, write_to_objects=write_to_objects)
             given, skip = batches, asked.first
         feed = Feed(
             given,
@@ -362,7 +362,7 @@ class Runtime:
             for job in self._store.jobs.values():
                 if job.life.state == "paused" or job.life.wish == "pause":
                     self._hear(job.number, messages.UserWished("stop"))
-            self._store.changed.wait_for(self._store.all_over)
+            self._store.changed.wait_for(self._store.all_ended)
             self._store.changed.notify_all()
 
     # -- what happens to jobs ---------------------------------------------------------------------------------------------------

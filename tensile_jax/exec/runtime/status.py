@@ -5,7 +5,7 @@ from itertools import islice
 
 from tensile_jax.exec.controller.state import StatePlace
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
-from tensile_jax.exec.runtime.measured import Measured
+from tensile_jax.exec.runtime.job_measurements import Measured
 from tensile_jax.exec.runtime.store import Store, StoredJob
 from tensile_jax.runtime_records import JobReport, JobStatus, LaneName, Status
 

@@ -139,7 +139,7 @@ class Store:
             self._reserved.discard(name)
             self.changed.notify_all()
 
-    def all_over(self) -> bool:
+    def all_ended(self) -> bool:
         """Whether every job has ended, nothing is being saved, and no job is being submitted. The lock must be held."""
         return not self._reserved and all(job.life.is_over for job in self.jobs.values())
 
@@ -163,7 +163,7 @@ class Store:
         seen = 0
 
         def over() -> bool:
-            return self.all_over() and (self.closed or not until_closed)
+            return self.all_ended() and (self.closed or not until_closed)
 
         while True:
             with self.changed:

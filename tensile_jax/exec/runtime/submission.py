@@ -77,7 +77,7 @@ def bytes_of(argument: str, value: Any) -> int:
     return budget.nbytes
 
 
-def refuse_half_a_job(step: Any, state: Any, batches: Any) -> None:
+def refuse_incomplete_job(step: Any, state: Any, batches: Any) -> None:
     """Raises TypeError: there is more than an entrypoint, or less than step, state and batches."""
     if isinstance(step, Entrypoint):
         for argument, value in (("state", state), ("batches", batches)):

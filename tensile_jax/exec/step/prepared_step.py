@@ -135,7 +135,7 @@ class PreparedStep:
         goal = self._goal()
         found = self.planner.plan(goal, self.measured)
         if found is None and self.planner.has_choice(goal.limit, self.measured):
-            raise self.planner.unverifiable()
+            raise self.planner.no_verified_plan()
         if found is None:
             raise self._too_small(goal.limit, self.planner.floor_bytes(self.measured), "about ")
         self.plan_s = time.perf_counter() - began
@@ -178,19 +178,19 @@ class PreparedStep:
         kind = (self.graph.fingerprint, options.policy, options.profile, options.state_memory, options.may_swap)
         confirmed = confirmed_for((*kind, self.compiler.device.device_kind))
         above = confirmed.above(limit)
-        found = None if above is None else self._realised(above, goal)
+        found = None if above is None else self._compiled_choice(above, goal)
         if found is None or found.plan.peak_bytes > limit:  # XLA may tune a kernel to more scratch than before
             try:
                 found = self._search(goal)
             except BudgetTooSmall:
                 lower = confirmed.below(limit, 0)
-                found = None if lower is None else self._realised(lower, goal)
+                found = None if lower is None else self._compiled_choice(lower, goal)
                 if found is None:
                     raise
             else:
                 lower = confirmed.below(limit, found.plan.peak_bytes)
                 if lower is not None:
-                    found = self._realised(lower, goal) or found
+                    found = self._compiled_choice(lower, goal) or found
         confirmed.add(limit, found.plan.peak_bytes, found.choice)
         return found
 
@@ -202,11 +202,11 @@ class PreparedStep:
             if best is not None and best.plan.peak_bytes <= goal.limit:
                 break
             chosen = self.planner.plan(goal, self.measured)
-            found = None if chosen is None else self._realised(chosen.choice, goal)
+            found = None if chosen is None else self._compiled_choice(chosen.choice, goal)
             if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
                 best = found
         if best is None:
-            raise self.planner.unverifiable()
+            raise self.planner.no_verified_plan()
         return best
 
     def _search(self, goal: Goal) -> Compiled:
@@ -217,13 +217,13 @@ class PreparedStep:
             self.plan_s += time.perf_counter() - began
             if chosen is None:
                 break
-            found = self._realised(chosen.choice, goal)
+            found = self._compiled_choice(chosen.choice, goal)
             if found is not None and found.plan.peak_bytes <= goal.limit:
                 return found
             margin = int(goal.limit * _MARGIN * attempt)
-        return self._at_the_floor(goal)
+        return self._smallest_plan(goal)
 
-    def _at_the_floor(self, goal: Goal) -> Compiled:
+    def _smallest_plan(self, goal: Goal) -> Compiled:
         best: Compiled | None = None
         seen: set[tuple[int, tuple[int, ...]]] = set()
         for _ in range(_MOST_ATTEMPTS):
@@ -239,16 +239,16 @@ class PreparedStep:
             if choice is None:
                 break
             seen.add((choice.candidate, choice.boundaries))
-            found = self._realised(choice, goal)
+            found = self._compiled_choice(choice, goal)
             if found is not None and found.plan.peak_bytes < least:
                 best = found
         if best is None:
-            raise self.planner.unverifiable()
+            raise self.planner.no_verified_plan()
         if best.plan.peak_bytes <= goal.limit:
             return best
         raise self._too_small(goal.limit, best.plan.peak_bytes, "")
 
-    def _realised(self, choice: Choice, goal: Goal) -> Compiled | None:
+    def _compiled_choice(self, choice: Choice, goal: Goal) -> Compiled | None:
         """The plan of `choice` and its executables, whole or in segments; None if its replay refuses it."""
         if choice.runs_whole:
             self.whole_executable()
@@ -264,24 +264,24 @@ class PreparedStep:
         plan = self.planner.plan_of(choice, goal, self.measured)
         return None if plan is None else Compiled(replace(plan, workspaces="compiled"), executables, choice)
 
-    def keep_out(self, found: Compiled, tensors: Collection[TensorId]) -> Compiled:
+    def offload_state(self, found: Compiled, tensors: Collection[TensorId]) -> Compiled:
         """The same segments with these state tensors on the host between their uses, across the iteration boundary.
 
         If the replay refuses that plan, `found` remains.
         """
         if not tensors or found.plan.whole:
             return found
-        choice = self.planner.keep_out(found.choice, tensors)
+        choice = self.planner.offload_state(found.choice, tensors)
         budget_bytes = found.plan.budget_bytes
         goal = Goal(float("inf") if budget_bytes is None else budget_bytes, found.plan.max_slowdown)
         if found.executables is not None:
-            return self._realised(choice, goal) or found
+            return self._compiled_choice(choice, goal) or found
         plan = self.planner.plan_of(choice, goal, self.measured)
         return found if plan is None else Compiled(plan, None, choice)
 
-    def may_stay_out(self, found: Compiled) -> tuple[tuple[TensorId, int], ...]:
-        """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
-        return self.planner.may_stay_out(found.choice)
+    def may_be_offloaded(self, found: Compiled) -> tuple[tuple[TensorId, int], ...]:
+        """State tensors that `offload_state` could send out and that are not out yet, and their bytes."""
+        return self.planner.may_be_offloaded(found.choice)
 
     def compile(self, plan: Plan) -> list[Executable]:
         """The executables of the plan's segments."""

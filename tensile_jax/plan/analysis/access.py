@@ -26,7 +26,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.retention import Retention, emit
+from tensile_jax.plan.analysis.retention import Retention, segment_contents
 
 PLACEHOLDER = -1
 """The operator that generates what is there when the iteration begins."""
@@ -56,7 +56,7 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class RecomputeNeeds:
     """What it takes to generate a tensor again: the tensors that must be there, and the time."""
 
     inputs: tuple[TensorId, ...]
@@ -80,7 +80,7 @@ class AccessSequence:
     results: frozenset[TensorId]
     fixed: frozenset[TensorId]
     updates: Mapping[TensorId, TensorId]
-    making: Mapping[TensorId, Making]
+    making: Mapping[TensorId, RecomputeNeeds]
 
     @property
     def end_us(self) -> float:
@@ -129,7 +129,7 @@ def find_accesses(
     results: Collection[TensorId] = (),
     fixed: Collection[TensorId] = (),
     updates: Mapping[TensorId, TensorId] | None = None,
-    making: Mapping[TensorId, Making] | None = None,
+    making: Mapping[TensorId, RecomputeNeeds] | None = None,
     job: int = 0,
 ) -> AccessSequence:
     """The access sequence of the operators in the order in which they are executed.
@@ -141,7 +141,7 @@ def find_accesses(
     """
     times = [0.0, *accumulate(execution.latency_us for execution in executions)]
     accesses = {t: [Access(t, PLACEHOLDER, "generating", 0.0, 0.0, nbytes[t])] for t in initial}
-    makings: dict[TensorId, Making] = {}
+    makings: dict[TensorId, RecomputeNeeds] = {}
     for k, execution in enumerate(executions):
         if not execution.latency_us > 0.0:
             raise ValueError(f"Operator {k} must take more than 0 us: got {execution.latency_us}.")
@@ -151,7 +151,7 @@ def find_accesses(
             accesses[t].append(Access(t, k, "using", times[k], times[k + 1], nbytes[t]))
         for t in execution.outputs:
             accesses.setdefault(t, []).append(Access(t, k, "generating", times[k], times[k + 1], nbytes[t]))
-            makings[t] = Making(execution.inputs, execution.latency_us)
+            makings[t] = RecomputeNeeds(execution.inputs, execution.latency_us)
     for new, old in (updates or {}).items():
         if accesses[old][-1].operator > accesses[new][0].operator:
             raise ValueError(f"Tensor {old} cannot give its memory to tensor {new}: it is used after the update.")
@@ -182,16 +182,16 @@ def access_sequence(
         latencies: of every place.
     """
     liveness, graph = retention.liveness, retention.liveness.graph
-    emissions = [emit(retention, a, b) for a, b in pairwise(boundaries)]
+    all_contents = [segment_contents(retention, a, b) for a, b in pairwise(boundaries)]
 
     def latency(places: Collection[int]) -> float:
         return max(sum(latencies[place] for place in places), _SHORTEST_US)
 
-    executions = [Execution(e.inputs, e.outputs, latency((*e.again, *range(e.begin, e.end)))) for e in emissions]
-    making: dict[TensorId, Making] = {}
-    for t in (t for emission in emissions for t in emission.outputs):
+    executions = [Execution(e.inputs, e.outputs, latency((*e.again, *range(e.begin, e.end)))) for e in all_contents]
+    making: dict[TensorId, RecomputeNeeds] = {}
+    for t in (t for contents in all_contents for t in contents.outputs):
         chain = find_chain(retention, t, smallest_bytes=smallest_bytes)
-        making[t] = Making(chain.inputs, latency(chain.places))
+        making[t] = RecomputeNeeds(chain.inputs, latency(chain.places))
     return find_accesses(
         executions,
         {t.id: t.nbytes for t in graph.tensors},

@@ -5,14 +5,14 @@
 In an executable, XLA fuses light operators and reductions into the operators that use them, so that they cost what they add to
 the memory traffic:
 
-    fused_latencies     a light operator costs what it writes to device memory for heavy operators to read; any other one what it
-                        costs by itself
-    rerun_latencies     an operator that a segment runs once more, since the segment needs its outputs again: a heavy one takes as
-                        long as the first time, any other one what it reads once more and what it writes to device memory, but
-                        never more than four times the bytes that it touches
+    fused_latencies     An operator within its executable. A light operator takes the time of the bytes that it writes to device
+                        memory for heavy operators to read; any other one takes as long as by itself.
+    rerun_latencies     An operator that a segment runs once more, because the segment needs its outputs again. A heavy operator
+                        takes as long as the first time; any other one takes the time of the bytes that it reads once more and
+                        of those that it writes, at most the time of four times the bytes that it touches.
 
 TENSILE (section IV-A) trains an MLP for each operator and GPU instead. XLA decides the kernels, so a fit to single operators
-would be precise about the wrong thing. Latencies in microseconds.
+would be precise about the wrong thing. Operators are heavy or light (`ir.py`). Latencies are in microseconds.
 """
 
 from dataclasses import dataclass

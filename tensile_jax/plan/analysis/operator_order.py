@@ -1,7 +1,7 @@
 """Chooses the order in which operators run: the optimizer early, what depends on inputs alone late, some large gradients last.
 
 JAX emits the whole optimizer after the whole backward pass, so that every gradient waits for it. Nothing but its own
-gradient (and sometimes a global norm) holds an update back. Two rules, both stable:
+gradient (and sometimes a global norm) holds an update back. There are three rules. What no rule moves keeps its order:
 
     tail       an operator from which no heavy one can be reached (optimizer, statistics, metrics) goes right after the
                last heavy result that it depends on: gradients are consumed at once, in buckets as they come
@@ -12,8 +12,9 @@ gradient (and sometimes a global norm) holds an update back. Two rules, both sta
 An operator that has an effect and no results (a debug print) is part of the tail. Whatever moves, effectful operators keep their
 order: each waits for the one before it, and what one of them reads is not delayed.
 
-Early updates only pay where they take the place of what they update. Where state is not donated they would hold old and
-new state at once during the backward pass. So the order is the one with the lowest peak of: early and delayed, early, late.
+Early updates only pay where they take the place of what they update. Where state is not donated, old and new state would lie in
+memory at once during the backward pass. So three orders are compared, and the one with the lowest peak is taken: all three rules;
+the rules `tail` and `prelude`; the rule `prelude` alone.
 """
 
 from collections.abc import Sequence

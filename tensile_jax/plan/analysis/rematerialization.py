@@ -1,30 +1,35 @@
 # scipy carries no types: what it returns is unknown here, and here only.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Which tensors are kept across a boundary, and which are computed again after it, by one minimum cut.
+"""Decides which tensors are kept across a boundary and which are computed again after it, by one minimum cut.
 
 Take a boundary at which much is stored (the *turn*, usually from the forward to the backward pass). Every tensor made before it
 and used after it is either kept, which costs its bytes, or computed again after the turn from others that are kept, which costs
-the operators in between. The cheapest choice for all of them at once is a minimum cut. With the sink side meaning "available
-after the turn":
+the operators in between. The cheapest choice for all of them at once is a minimum cut of a flow network. The nodes on the sink
+side of the cut are available after the turn. An edge that is cut costs its capacity:
 
-    source -> o        price(o)     operator o runs again
+    source -> o        cost(o)      operator o runs again
     u      -> o        infinite     ... which needs its inputs
     o      -> t        keep(t)      t, an output of o, is kept
     t      -> sink     infinite     t is used after the turn
 
-    keep(t)  = nbytes(t)                                      materialised anyway
-             = nbytes(t) * (1 + price)                        otherwise: it must be written
-    price(o) = price * latency(o) * bytes_per_us * (largest tensor / nbytes(o)) ** 0.1     heavy operators and reductions
-             = max(price, 1) * (bytes that its readers re-read)       the 1st, 3rd, .. in a row of light operators that join
-             | 2 * price * (bytes that its readers re-read)           the 2nd, 4th, ..                      large tensors
-             + price * 2 * nbytes(o) * (...) ** 0.1           light operators read by a heavy one: written and read again
-             ~ 0                                              other light operators: XLA fuses them into their consumer
-             = infinite                                       effectful operators, which run once only
+`price` is a parameter: the number of bytes that one is willing to keep in order to move one byte less. That one number gives the
+whole curve from "keep everything" to "keep as little as possible". Operators are heavy or light (`ir.py`). A *join* is a light
+operator that adds large tensors, such as a residual sum. Joins are counted along each chain of joins.
 
-so `price` is the number of bytes one is willing to keep rather than move one byte more. That one number draws the whole
-curve from "keep all" to "keep as little as possible". Light operators that join large tensors (a residual sum) cost
-much, because every segment that needs the sum would compute the chain of its terms again, back to the last sum that is kept.
-With every other sum kept, that is one block, and a segment that spans two needs it anyway.
+    keep(t) = nbytes(t)                                 t lies in device memory anyway
+            = nbytes(t) * (1 + price)                   t is fused into its readers, and would have to be written
+
+    cost(o) = infinite                                  o has effects, which happen once only
+            = price * latency(o) * bytes_per_us * s     o is heavy, or a reduction; s = (largest tensor / nbytes(o)) ** 0.1
+            = max(price, 1) * reread(o)                 o is the 1st, 3rd, ... join of its chain
+            = 2 * price * reread(o)                     o is the 2nd, 4th, ... join of its chain
+            = about 0                                   o is any other light operator: XLA fuses it into its consumer
+            + price * 2 * nbytes(o) * s                 in addition, if a heavy operator reads the light o: written, read again
+
+    reread(o) = bytes that the readers of o read once more
+
+A join costs much, because every segment that needs the sum would compute the chain of its terms again, back to the last sum that
+is kept. If every other sum is kept, that chain is one block of the network, and a segment that spans two blocks needs it anyway.
 
 What is *not* decided here: where segments begin (`segmentation.py`) and which of the dropped tensors a segment computes again
 (`retention.py`); those follow.

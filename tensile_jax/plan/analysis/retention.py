@@ -102,7 +102,7 @@ def retain(liveness: Liveness, dropped: Mapping[TensorId, int]) -> Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Emission:
+class SegmentContents:
     """What the segment `[begin, end)` consists of, as places and tensor ids; `again` are places before `begin`."""
 
     begin: int
@@ -112,7 +112,7 @@ class Emission:
     outputs: tuple[TensorId, ...]
 
 
-def emit(retention: Retention, begin: int, end: int) -> Emission:
+def segment_contents(retention: Retention, begin: int, end: int) -> SegmentContents:
     """The segment of the operators at `[begin, end)`, with the chains that it must compute again."""
     liveness = retention.liveness
     operators = liveness.graph.operators
@@ -130,4 +130,4 @@ def emit(retention: Retention, begin: int, end: int) -> Emission:
             again.add(made)
             wanted += operators[made].inputs
     outputs = tuple(t for place in range(begin, end) for t in operators[place].outputs if retention.stored(t, end))
-    return Emission(begin, end, tuple(sorted(again)), tuple(sorted(inputs)), outputs)
+    return SegmentContents(begin, end, tuple(sorted(again)), tuple(sorted(inputs)), outputs)

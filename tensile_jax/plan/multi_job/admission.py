@@ -1,7 +1,7 @@
 """The rule by which a job is admitted beside others under one budget, and the limits under which a new job is planned.
 
-A job is *parked* when its whole state is in host memory; `parked_bytes` of it remain on the device all the same. A job can run if
-its peak fits beside what remains of all other jobs when they are parked:
+A job is *parked* when its whole state is in host memory. `parked_bytes` is what the job holds on the device even then: the
+constants of its plan, and metrics that nobody has read yet. A job can run if its peak fits beside that part of all other jobs:
 
     spare       = budget - sum over all jobs k of parked_k
     can_run(j)  <=>  peak_j - parked_j <= spare
@@ -12,9 +12,9 @@ can hold what all jobs need there at most. So the smallest budgets for some jobs
     device      sum over k of parked_k + max over k of (peak_k - parked_k)
     host        sum over k of host_k
 
-Segments of a new job are chosen under what is left beside the other jobs at rest, so that no state has to move when the jobs take
-turns. If there is no such plan, they are chosen under the whole budget, and the jobs' states take turns on the device. The number
-of bytes that a job swaps is limited by its maximal swapping rate (TENSILE section IV-D).
+The segments of a new job are chosen under the memory that the other jobs leave free between their iterations. Then no job's state
+has to move when another job's iteration begins. If there is no such plan, the segments are chosen under the whole budget, and the
+jobs' states take turns on the device. The maximal swapping rate of a job (TENSILE section IV-D) limits how many bytes it swaps.
 
 The runtime's controller and `tensile plan JOBS.toml` both decide by this file. Sizes in bytes.
 """
@@ -75,12 +75,12 @@ class JobProgram(Protocol):
     @property
     def demand(self) -> MemoryProfile: ...
 
-    def keep_out(self, tensors: frozenset[TensorId]) -> Self:
+    def offload_state(self, tensors: frozenset[TensorId]) -> Self:
         """The same segments with these state tensors on the host between their uses."""
         ...
 
-    def may_stay_out(self) -> tuple[tuple[TensorId, int], ...]:
-        """State tensors that `keep_out` could send out and that are not out yet, and their bytes."""
+    def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
+        """State tensors that `offload_state` could send out and that are not out yet, and their bytes."""
         ...
 
 
@@ -116,18 +116,18 @@ def plan_job(prepare: Callable[[Any, int], Program], traced: Any, limits: JobLim
     Raises:
         BudgetTooSmall: there is no plan under `alone_bytes`.
     """
-    program = _beside_or_alone(prepare, traced, limits)
+    program = _plan_beside_or_alone(prepare, traced, limits)
     swaps_little = swapped_bytes(program.plan) <= limits.most_swapped_bytes
     if swaps_little and program.demand.host_bytes <= limits.most_host_bytes:
         return program
     try:
-        without = _beside_or_alone(prepare, traced.without_swaps(), limits)
+        without = _plan_beside_or_alone(prepare, traced.without_swaps(), limits)
     except BudgetTooSmall:
         return program
     return program if swaps_little and without.demand.host_bytes > limits.most_host_bytes else without
 
 
-def _beside_or_alone(prepare: Callable[[Any, int], Program], traced: Any, limits: JobLimits) -> Program:
+def _plan_beside_or_alone(prepare: Callable[[Any, int], Program], traced: Any, limits: JobLimits) -> Program:
     if limits.beside_bytes > 0:
         try:
             return prepare(traced, limits.beside_bytes)

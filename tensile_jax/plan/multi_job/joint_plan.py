@@ -71,7 +71,7 @@ def offload_states(
     """The same plans with some state on the host between its uses, where others need the room for their turn."""
     rates = [job.max_swap_rate for job in jobs]
     offloaded = offload_state([one.program for one in planned], rates, budget_bytes, profile)
-    return [replace(one, program=one.program.keep_out(tensors)) for one, tensors in zip(planned, offloaded, strict=True)]
+    return [replace(one, program=one.program.offload_state(tensors)) for one, tensors in zip(planned, offloaded, strict=True)]
 
 
 def smallest_budget(jobs: Sequence[PlannableJob[Program]], budget_bytes: int, host_budget_bytes: float) -> int:

@@ -5,12 +5,14 @@ some order of all remaining moves, one at a time, never needs more than the budg
 section III-B, "MP = sum of MP_j"), and Dijkstra's banker knows only each job's peak; here one job's peak may fall into another's
 valley, so that more states are safe. Safety is decided exactly, by the exchange argument of Abdel-Wahab and Kameda (1978):
 
-    forward     a chain that can get to a place where it holds no more than now should go there: no other is the worse for it.
-                Go on until every chain is at the lowest place that is left to it; if one cannot get there, there is no way.
-    backward    from the end, where every chain holds what it holds at rest, the same in reverse, down to the same lowest places.
+    forward     A chain that can advance, under the budget, to a place where it holds no more than now does so: no other chain is
+                worse off. This goes on until every chain is at the place of its remaining moves where it holds least. If one
+                chain cannot get there, the state is not safe.
+    backward    The same in reverse time: from the end of all iterations, every chain goes back to the place where it holds least.
 
-Neither does harm, and any order can be rearranged to pass through the point where all chains are lowest, so a state is safe
-exactly if both succeed. Where jobs can be parked, the lowest place is the end and there is nothing to do backward.
+Every order of moves can be rearranged to pass through the moment at which all chains hold least, so a state is safe exactly if
+both passes succeed. A job that can be parked holds `parked_bytes` at its end, which is never more than it holds on the way. Its
+least place is therefore its end, and the backward pass has nothing to do.
 """
 
 from collections.abc import Iterable, Sequence

@@ -55,7 +55,7 @@ def offload_state(
             program.plan.step_us,
             program.plan.swapped_out_bytes,
             rate,
-            program.may_stay_out(),
+            program.may_be_offloaded(),
         )
         for program, rate in zip(programs, max_swap_rates, strict=True)
     ]

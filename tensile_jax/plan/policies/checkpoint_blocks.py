@@ -54,7 +54,7 @@ def checkpointed(retention: Retention) -> Retention:
     """The same without what is inside blocks."""
     liveness = retention.liveness
     graph = liveness.graph
-    turn = find_turn(retention)
+    turn = find_backward_start(retention)
     dropped = dict(retention.dropped)
     for block in find_blocks(graph, turn):
         members = set(block)
@@ -67,7 +67,7 @@ def checkpointed(retention: Retention) -> Retention:
     return retain(liveness, dropped)
 
 
-def find_turn(retention: Retention) -> int:
+def find_backward_start(retention: Retention) -> int:
     """The place at which the backward pass begins."""
     named = (p for p, operator in enumerate(retention.liveness.graph.operators) if "'" in operator.name)
     return next(named, int(stored_unless_swapped(retention).argmax()))

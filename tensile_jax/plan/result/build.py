@@ -24,7 +24,7 @@ from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.residency import Absence, Absences
-from tensile_jax.plan.analysis.retention import Emission, Retention, emit
+from tensile_jax.plan.analysis.retention import Retention, SegmentContents, segment_contents
 from tensile_jax.plan.result.memory_curve import resident_bytes
 from tensile_jax.plan.result.segment_names import segment_names
 from tensile_jax.plan.result.simulate import simulate
@@ -54,30 +54,32 @@ def build_plan(layout: Layout, costs: StepCosts, header: Plan) -> Plan:
     liveness = retention.liveness
     graph = liveness.graph
     bounds = layout.boundaries
-    absences = _effective(layout.absences, bounds)
+    absences = _absences_over_boundaries(layout.absences, bounds)
     aliases = retention.aliases
-    emissions = [_aligned(_handed_over(emit(retention, a, b), retention), aliases) for a, b in pairwise(bounds)]
+    all_contents = [
+        _aliases_first(_with_donated_state(segment_contents(retention, a, b), retention), aliases) for a, b in pairwise(bounds)
+    ]
     outgoing, incoming = _copies(retention, absences, bounds)
-    frees = _frees(retention, emissions, aliases)
-    let_go = _let_go(retention, absences, bounds)
+    frees = _frees(retention, all_contents, aliases)
+    let_go = _freed_after_segment(retention, absences, bounds)
     names = segment_names(liveness, bounds)
     elapsed = np.concatenate([[0.0], np.cumsum(np.array(costs.latencies, dtype=float))])
 
     segments: list[Segment] = []
     events: list[Event] = []
-    for index, emission in enumerate(emissions):
+    for index, contents in enumerate(all_contents):
         events += [_copy("swap_out", graph, t, index, until) for t, until in outgoing.get(index, ())]
         events += [_copy("swap_in", graph, t, index, until) for t, until in incoming.get(index, ())]
-        again_us = sum(costs.rerun_us[p] for p in emission.again)
-        own_us = float(elapsed[emission.end] - elapsed[emission.begin])
+        again_us = sum(costs.rerun_us[p] for p in contents.again)
+        own_us = float(elapsed[contents.end] - elapsed[contents.begin])
         segments.append(
             Segment(
                 name=names[index],
-                operators=ranges([graph.operators[p].id for p in range(emission.begin, emission.end)]),
-                recomputes=ranges([graph.operators[p].id for p in emission.again]),
-                inputs=emission.inputs,
-                outputs=emission.outputs,
-                donated=_donated(emission, aliases),
+                operators=ranges([graph.operators[p].id for p in range(contents.begin, contents.end)]),
+                recomputes=ranges([graph.operators[p].id for p in contents.again]),
+                inputs=contents.inputs,
+                outputs=contents.outputs,
+                donated=_donated(contents, aliases),
                 frees=(*frees.get(index, ()), *let_go.get(index, ())),
                 resident_bytes=0,  # all three: counted when there are all segments and events
                 workspace_bytes=layout.workspaces[index],
@@ -88,10 +90,10 @@ def build_plan(layout: Layout, costs: StepCosts, header: Plan) -> Plan:
                 stall_us=0.0,
             )
         )
-        events += _recomputed(graph, emission, index)
+        events += _recomputed(graph, contents, index)
         events += [_release(graph, t, index, "last use") for t in frees.get(index, ())]
         events += [_release(graph, t, index, "the host has it still") for t in let_go.get(index, ())]
-    last = len(emissions)
+    last = len(all_contents)
     events += [_copy("swap_out", graph, t, last, until) for t, until in outgoing.get(last, ())]
     segments = _sized(layout, segments, resident_bytes(graph, segments, events))
 
@@ -217,7 +219,7 @@ def _copies(
     return outgoing, incoming
 
 
-def _let_go(retention: Retention, absences: Absences, bounds: tuple[int, ...]) -> dict[int, list[TensorId]]:
+def _freed_after_segment(retention: Retention, absences: Absences, bounds: tuple[int, ...]) -> dict[int, list[TensorId]]:
     """For each segment, the tensors whose copy on the device goes when it ends, since the host has had one since before."""
     edges = np.array(bounds)
     found: dict[int, list[TensorId]] = {}
@@ -228,7 +230,7 @@ def _let_go(retention: Retention, absences: Absences, bounds: tuple[int, ...]) -
     return found
 
 
-def _effective(absences: Absences, bounds: tuple[int, ...]) -> dict[TensorId, tuple[Absence, ...]]:
+def _absences_over_boundaries(absences: Absences, bounds: tuple[int, ...]) -> dict[TensorId, tuple[Absence, ...]]:
     """The absences in which there is a boundary: a tensor cannot leave in the middle of a segment."""
     found: dict[TensorId, tuple[Absence, ...]] = {}
     for t, several in absences.items():
@@ -238,39 +240,39 @@ def _effective(absences: Absences, bounds: tuple[int, ...]) -> dict[TensorId, tu
     return found
 
 
-def _handed_over(emission: Emission, retention: Retention) -> Emission:
+def _with_donated_state(contents: SegmentContents, retention: Retention) -> SegmentContents:
     """The same with donated state among its inputs that would be released beside its update, which this segment makes."""
-    made = set(emission.outputs)
-    first, end = emission.begin, emission.end
+    made = set(contents.outputs)
+    first, end = contents.begin, contents.end
     unread = (old for old, new in retention.aliases.items() if new in made and first <= max(retention.end[old], 0) < end)
-    return replace(emission, inputs=tuple(sorted({*emission.inputs, *unread})))
+    return replace(contents, inputs=tuple(sorted({*contents.inputs, *unread})))
 
 
-def _donated(emission: Emission, aliases: Mapping[TensorId, TensorId]) -> tuple[TensorId, ...]:
-    made = set(emission.outputs)
-    return tuple(t for t in emission.inputs if t in aliases and aliases[t] in made)
+def _donated(contents: SegmentContents, aliases: Mapping[TensorId, TensorId]) -> tuple[TensorId, ...]:
+    made = set(contents.outputs)
+    return tuple(t for t in contents.inputs if t in aliases and aliases[t] in made)
 
 
-def _aligned(emission: Emission, aliases: Mapping[TensorId, TensorId]) -> Emission:
+def _aliases_first(contents: SegmentContents, aliases: Mapping[TensorId, TensorId]) -> SegmentContents:
     """The same with aliases first, in the order of what is donated to them.
 
     JAX gives a donated buffer to the first output of its shape. Unless that is the alias, XLA copies what it would overwrite.
     """
-    first = [aliases[t] for t in _donated(emission, aliases)]
+    first = [aliases[t] for t in _donated(contents, aliases)]
     taken = set(first)
-    return replace(emission, outputs=(*first, *(t for t in emission.outputs if t not in taken)))
+    return replace(contents, outputs=(*first, *(t for t in contents.outputs if t not in taken)))
 
 
 def _frees(
     retention: Retention,
-    emissions: Sequence[Emission],
+    all_contents: Sequence[SegmentContents],
     aliases: Mapping[TensorId, TensorId],
 ) -> dict[int, list[TensorId]]:
     """For each segment, the tensors on the device that nothing after it needs."""
     liveness = retention.liveness
     count = len(liveness.graph.operators)
-    edges = np.array([e.begin for e in emissions])
-    donated = [set(_donated(e, aliases)) for e in emissions]
+    edges = np.array([e.begin for e in all_contents])
+    donated = [set(_donated(e, aliases)) for e in all_contents]
     frees: dict[int, list[TensorId]] = {}
     for tensor in liveness.graph.tensors:
         t = tensor.id
@@ -278,7 +280,7 @@ def _frees(
         if end >= count or t in liveness.kept_by_caller:
             continue
         index = int(np.searchsorted(edges, max(end, 0), side="right")) - 1
-        crosses = liveness.begin[t] < emissions[index].begin or (liveness.begin[t] < 0 and index == 0)
+        crosses = liveness.begin[t] < all_contents[index].begin or (liveness.begin[t] < 0 and index == 0)
         if crosses and t not in donated[index]:
             frees.setdefault(index, []).append(t)
     return frees
@@ -289,11 +291,11 @@ def _copy(kind: EventKind, graph: Graph, t: TensorId, index: int, until: int) ->
     return _event(kind, graph, t, index - 1, until, reason)
 
 
-def _recomputed(graph: Graph, emission: Emission, index: int) -> list[Event]:
+def _recomputed(graph: Graph, contents: SegmentContents, index: int) -> list[Event]:
     """One event for each tensor that the segment computes again and reads itself."""
-    read = {t for p in range(emission.begin, emission.end) for t in graph.operators[p].inputs}
+    read = {t for p in range(contents.begin, contents.end) for t in graph.operators[p].inputs}
     reason = f"computed again inside segment {index}; keeping it would cost its bytes"
-    again = (t for p in emission.again for t in graph.operators[p].outputs)
+    again = (t for p in contents.again for t in graph.operators[p].outputs)
     return [_event("recompute", graph, t, index - 1, index, reason) for t in again if t in read]
 
 

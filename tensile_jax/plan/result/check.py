@@ -10,7 +10,8 @@ device and what is on the host, and holds the plan to this:
     - a copy starts from where the tensor is and not before it is triggered, no two copies of one direction overlap, and none
       ends after it is needed
     - what a segment is given for good (donated) is an input of it, and one of its outputs is the state that takes its place
-    - what the footprint adds up to is never above what the plan says, nor is any of it above the plan's peak
+    - for each segment, the replay's sum (tensors on the device + workspace) is at most the segment's `device_bytes`, and that is
+      at most the plan's peak
     - at the end every result of the step is there, on the device unless it is state that may stay on the host
 """
 
@@ -27,7 +28,7 @@ def check(plan: Plan, graph: Graph) -> None:
     """Replay `plan` on `graph`.
 
     Raises:
-        InvalidPlan: with the segment, the tensor and the story.
+        InvalidPlan: something is wrong; it names the segment, the tensor and what is wrong.
     """
     operator_of = {op.id: op for op in graph.operators}
     if plan.whole:

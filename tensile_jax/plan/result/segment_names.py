@@ -1,15 +1,15 @@
-"""Name the segments of a plan as a person would: `forward`, `backward ResNet/Block_12..15`, `optimizer`.
+"""Gives the segments of a plan names that a person recognises: `forward`, `backward ResNet/Block_12..15`, `optimizer`.
 
 An operator belongs to one of three parts of a train step:
 
-    backward    differentiation added it: its scope ends in a prime
+    backward    differentiation added it: its scope ends in an apostrophe (`Block_3'`), which `trace/graph.py` appends
     optimizer   it follows from a gradient, or serves nothing but the new parameters and the new optimizer state
     forward     all others
 
 A segment is named after each part that makes up a tenth of it or more, measured in floating-point operations and bytes. If the
 segment does not hold the whole of a part, the scopes of its operators follow, one level below the scope of the network
-itself. Ranges of numbered siblings are written `Block_12..15`. A name that does not fit is told without some of its scopes, and
-segments that would share one are numbered: `optimizer`, `optimizer (2)`.
+itself. Ranges of numbered siblings are written `Block_12..15`. A name that is too long leaves out some of its scopes. Segments
+that would share a name are numbered: `optimizer`, `optimizer (2)`.
 """
 
 import re

@@ -209,11 +209,11 @@ class Candidates:
 
     def _candidate_of(self, retention: Retention, absences: Absences, *, fine: bool) -> Candidate:
         aliases = set(retention.aliases.values())  # they have no stay but that of what they update, which is there
-        away = away_bytes(retention, {t: several for t, several in absences.items() if self._there[t] or t in aliases})
+        away = away_bytes(retention, {t: several for t, several in absences.items() if self._in_memory[t] or t in aliases})
         return Candidate(
             retention=retention,
             absences=absences,
-            highest=int((stored_unless_swapped(retention, self._there) - away).max()),
+            highest=int((stored_unless_swapped(retention, self._in_memory) - away).max()),
             swap_us=self._swap_us(absences, _UNCOVERED_WHEN_FINE if fine else _UNCOVERED),
             again_us=self._rerun_us(retention),
             fusion=self.fusion,
@@ -226,7 +226,7 @@ class Candidates:
         return max(_FINE * float(sum(self.latencies)), _LAUNCHES * self.profile.launch_us)
 
     @cached_property
-    def _there(self) -> np.ndarray:
+    def _in_memory(self) -> np.ndarray:
         """For each tensor, whether it exists in memory wherever it is stored, even inside a segment."""
         return (self.liveness.begins < 0) | self.fusion.written
 
@@ -254,7 +254,7 @@ class Candidates:
             absences |= keep_state_out(retention, link, latencies=self.latencies, profile=self.profile, late=swapping == "late")
         if swapping == "none":
             return absences
-        counted = self._there if swapping == "some" else None
+        counted = self._in_memory if swapping == "some" else None
         unswapped = stored_unless_swapped(retention, counted)[:-1] + pressure(retention, self.fusion, self.profile)
         target = part * float(unswapped.max())
         beside = unswapped - away_bytes(retention, absences)[:-1]

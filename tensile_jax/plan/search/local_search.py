@@ -34,7 +34,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.residency import Absence
-from tensile_jax.plan.analysis.retention import emit
+from tensile_jax.plan.analysis.retention import segment_contents
 from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import Choice, segment_peaks
 from tensile_jax.plan.search.copy_windows import Need, windows_without_waiting
@@ -92,7 +92,7 @@ class _Search:
         self._small = {(swap.tensor, swap.issued) for swap in movable[_MOST_SWAPS:]}
         self._runs: list[float] = []
         for a, b in pairwise(self._bounds):
-            again_us = sum(candidates.rerun_us[p] for p in emit(candidate.retention, a, b).again)
+            again_us = sum(candidates.rerun_us[p] for p in segment_contents(candidate.retention, a, b).again)
             self._runs.append(
                 candidates.profile.launch_us + float(candidates.elapsed_us[b] - candidates.elapsed_us[a]) + again_us
             )
@@ -280,10 +280,10 @@ def _steps_us(
     copy_us = copy_out_us, copy_in_us  # by direction
     copies: dict[tuple[int, int, int, TensorId], np.ndarray] = {}  # lengths, by (issued, direction, awaited, tensor)
 
-    def outward(swap: _Swap) -> tuple[int, int, int, TensorId] | None:
+    def copy_out(swap: _Swap) -> tuple[int, int, int, TensorId] | None:
         return (swap.issued, 0, swap.gone, swap.tensor) if swap.issued >= 0 else None
 
-    def inward(swap: _Swap) -> tuple[int, int, int, TensorId] | None:
+    def copy_in(swap: _Swap) -> tuple[int, int, int, TensorId] | None:
         return (swap.back, 1, swap.used, swap.tensor) if swap.back <= count else None
 
     def put(copy: tuple[int, int, int, TensorId] | None, which: int | slice, nbytes: int) -> None:
@@ -295,20 +295,20 @@ def _steps_us(
     for swap in swaps:
         if swap.tensor not in first:
             first[swap.tensor] = swap
-            put(outward(swap), slice(None), swap.nbytes)
+            put(copy_out(swap), slice(None), swap.nbytes)
         else:
             second.setdefault(swap.tensor, swap)
-        put(inward(swap), slice(None), swap.nbytes)
+        put(copy_in(swap), slice(None), swap.nbytes)
     for which, (swap, changed) in enumerate(moves):
         heads = [t for t in (first[swap.tensor], second.get(swap.tensor)) if t is not None and t is not swap]
         if first[swap.tensor] is swap:
-            put(outward(swap), which, 0)
+            put(copy_out(swap), which, 0)
             head = changed if changed is not None else heads[0] if heads else None
             if head is not None:
-                put(outward(head), which, head.nbytes)
-        put(inward(swap), which, 0)
+                put(copy_out(head), which, head.nbytes)
+        put(copy_in(swap), which, 0)
         if changed is not None:
-            put(inward(changed), which, changed.nbytes)
+            put(copy_in(changed), which, changed.nbytes)
 
     clock, owed, lanes = np.zeros(many), np.zeros(many), [np.zeros(many), np.zeros(many)]
     awaited = np.zeros((2, count + 1, many))  # by direction

@@ -80,21 +80,21 @@ def boundary_table(
 
     tensor, nbytes, begin, end, whole = columns([residency for residency in residencies if residency.begin >= 0])
     until = np.where(whole, end, count)  # what is swapped is an input or a result of its segment, always
-    made_bytes = _begins_in_crosses(histogram(begin, until, nbytes))[:k, :k]
+    made_bytes = _count_crossing(histogram(begin, until, nbytes))[:k, :k]
     crossing = nbytes * np.where(fusion.written[tensor], _CROSSING, 1.0)
-    written_bytes = _begins_in_crosses(histogram(begin, until, crossing))[:k, :k]
+    written_bytes = _count_crossing(histogram(begin, until, crossing))[:k, :k]
     result = begin == liveness.begins[tensor]  # not brought in from the host
-    lent = _begins_in_crosses(histogram(begin[result], until[result], nbytes[result]))[:k, :k]
+    lent = _count_crossing(histogram(begin[result], until[result], nbytes[result]))[:k, :k]
     again_us = _again(retention, fusion, profile, bucket, k)
     base = stored[list(boundaries)]
-    inside = _inside(retention, fusion, {residency.tensor for residency in residencies if not residency.whole})
+    inside = _temporaries(retention, fusion, {residency.tensor for residency in residencies if not residency.whole})
     work = _workspace(retention, fusion, profile, boundaries, bucket, histogram(*inside), inside, lent)
     heavy = np.cumsum([0, *(liveness.kinds == "heavy")])[list(boundaries)]
     cost = profile.launch_us + written_bytes / profile.bytes_per_us + again_us
     return BoundaryTable(boundaries, cost, base[:, None] + made_bytes, work, np.maximum(heavy[None, :] - heavy[:, None], 0))
 
 
-def _inside(retention: Retention, fusion: Fusion, away: Set[TensorId]) -> np.ndarray:
+def _temporaries(retention: Retention, fusion: Fusion, away: Set[TensorId]) -> np.ndarray:
     """Columns (first place, last place, bytes) of all that may live and die inside a segment, as it is or computed again."""
     liveness = retention.liveness
     begin, end, nbytes = liveness.begins, retention.ends, liveness.nbytes
@@ -118,7 +118,7 @@ def _candidate_boundaries(retention: Retention, stored: np.ndarray) -> tuple[int
     heavy: list[int] = np.flatnonzero(liveness.kinds == "heavy").tolist()
     made: list[int] = [0, *np.cumsum(liveness.makes.sums(liveness.nbytes)).tolist()]
     free = stored.astype(float)
-    free[_folded(retention)] = np.inf
+    free[_after_folded_transpose(retention)] = np.inf
     chosen = {0, count}
     bucket_bytes = max(float(stored.max()) / 48, 1.0)
     for first, last in zip([0, *heavy], [*heavy, count], strict=True):
@@ -142,7 +142,7 @@ def _candidate_boundaries(retention: Retention, stored: np.ndarray) -> tuple[int
     return tuple(ordered)
 
 
-def _folded(retention: Retention) -> list[int]:
+def _after_folded_transpose(retention: Retention) -> list[int]:
     """Boundaries at which XLA would have folded a transposition into the heavy operator before it."""
     begin, operators = retention.liveness.begin, retention.liveness.graph.operators
     return [
@@ -152,7 +152,7 @@ def _folded(retention: Retention) -> list[int]:
     ]
 
 
-def _begins_in_crosses(grid: np.ndarray) -> np.ndarray:
+def _count_crossing(grid: np.ndarray) -> np.ndarray:
     """M[a, b] = sum of grid[u, v] over a <= u < b <= v."""
     from_right = np.cumsum(grid[:, ::-1], axis=1)[:, ::-1]  # R[u, b] = sum over v >= b
     above = np.vstack([np.zeros((1, grid.shape[1])), np.cumsum(from_right, axis=0)])  # A[a, b] = sum over u < a

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tensile_jax.cli import main
-from tensile_jax.cli.commands.demo import SideBySide, demo_jobs, run_demo, shortcomings
+from tensile_jax.cli.commands.demo import SideBySide, demo_jobs, failed_checks, run_demo
 from tensile_jax.cli.jobs_file import read_jobs_file
 from tensile_jax.cli.run.report import JobOutcome, JobsOutcome
 from tensile_jax.cli.run.single_model import PlainJob
@@ -62,7 +62,7 @@ def test_what_the_demo_did_not_keep_is_said() -> None:
     def missed(**changes: object) -> list[str]:
         job = dataclasses.replace(JOB, **{k: v for k, v in changes.items() if k != "peak"})
         together = dataclasses.replace(KEPT.together, jobs=(job,), peak_bytes=changes.get("peak", 100))
-        return shortcomings(SideBySide(KEPT.plain, together), least_accuracy={"digits": 0.97})
+        return failed_checks(SideBySide(KEPT.plain, together), least_accuracy={"digits": 0.97})
 
     assert missed() == []
     assert missed(peak=101) == ["The measured peak of all jobs, 101 B, is above the budget, 100 B."]

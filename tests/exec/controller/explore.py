@@ -92,7 +92,7 @@ def begin(world: World, records: Iterable[JobRecord]) -> Node:
     state = State(world.budget, world.host_budget, depth=world.depth)
     for one in records:
         event = Prepared(one)
-        state, world, _ = react(state, world.hear(event), event)
+        state, world, _ = react(state, world.receive(event), event)
     return state, world
 
 

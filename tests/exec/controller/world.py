@@ -158,9 +158,9 @@ class World:
         for k, script in enumerate(self.scripts):
             if script:
                 scripts = (*self.scripts[:k], script[1:], *self.scripts[k + 1 :])
-                yield script[0], replace(self, scripts=scripts).hear(script[0])
+                yield script[0], replace(self, scripts=scripts).receive(script[0])
 
-    def hear(self, event: Event) -> "World":
+    def receive(self, event: Event) -> "World":
         """The world once the user, or a job, has done this."""
         if isinstance(event, Prepared):
             record = event.record

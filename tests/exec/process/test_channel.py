@@ -15,7 +15,7 @@ from tensile_jax.errors import BudgetTooSmall, ProcessDied
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.process import job_process
 from tensile_jax.exec.process.carried_exception import CarriedException, carry
-from tensile_jax.exec.process.channel import Alive, Answer, Channel, Garbled
+from tensile_jax.exec.process.channel import Answer, Channel, Heartbeat, InvalidMessage
 from tensile_jax.exec.process.job_process import JobProcess
 from tensile_jax.exec.process.payload import pack_job, pack_tree
 from tests.exec import isolated_jobs as jobs
@@ -58,9 +58,9 @@ def test_messages_of_several_threads_do_not_mix(ends: Ends) -> None:
 
 def test_the_end_of_the_other_side_is_seen_after_what_it_sent(ends: Ends) -> None:
     ours, theirs, _ = ends
-    theirs.send(Alive())
+    theirs.send(Heartbeat())
     theirs.end()
-    assert ours.receive() == Alive()
+    assert ours.receive() == Heartbeat()
     with pytest.raises(EOFError):
         ours.receive()
 
@@ -68,7 +68,7 @@ def test_the_end_of_the_other_side_is_seen_after_what_it_sent(ends: Ends) -> Non
 def test_whatever_comes_is_counted(ends: Ends) -> None:
     ours, theirs, _ = ends
     assert ours.received == 0
-    theirs.send(Alive())
+    theirs.send(Heartbeat())
     ours.receive()
     once = ours.received
     thread = threading.Thread(target=theirs.send, args=(Answer(1, np.zeros(10_000_000)),))
@@ -101,7 +101,7 @@ def test_what_is_no_message_is_refused(raw: bytes, story: str | None, ends: Ends
     if story is None:
         assert ours.receive() is None  # a pickle, if not of a message
         return
-    with pytest.raises(Garbled, match=story):
+    with pytest.raises(InvalidMessage, match=story):
         ours.receive()
 
 
@@ -131,7 +131,7 @@ def test_a_process_that_does_not_answer_is_ended_and_that_is_told(does: str, sto
     if "no sign" not in story:
         monkeypatch.setattr(job_process, "_START_S", 60.0)
     died: list[BaseException] = []
-    process = JobProcess(_pack(), lock=None, hear=died.append, died=died.append)
+    process = JobProcess(_pack(), lock=None, receive=died.append, died=died.append)
     with pytest.raises(ProcessDied, match=story) as caught:
         process.ask("trace")()
     process.close()
@@ -266,9 +266,10 @@ def test_what_cannot_be_sent_is_refused_by_its_argument(given: Callable[[], dict
         _pack(**given())
 
 
-def test_the_main_module_goes_along_only_where_it_is_needed() -> None:
-    assert _pack().surroundings.main is None
-    assert _pack(Entrypoint("__main__:make_job")).surroundings.main is not None
-    there = pickle.loads(pickle.dumps(_pack())).surroundings
+def test_the_main_module_goes_along_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)  # a worker of pytest-xdist has none
+    assert _pack().environment.main is None
+    assert _pack(Entrypoint("__main__:make_job")).environment.main is not None
+    there = pickle.loads(pickle.dumps(_pack())).environment
     assert there.configuration["jax_enable_x64"] == jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
     assert there.apply() == jax.devices()[0]

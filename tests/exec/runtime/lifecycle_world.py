@@ -113,7 +113,7 @@ class World:
         if self.wish == "run" and not self.admitted:
             yield messages.Admitted(), replace(self, admitted=True)
         if self.admitted and "waits" in self.troubles:
-            yield messages.Waits("", {}), self.without("waits")
+            yield messages.CannotRunNow("", {}), self.without("waits")
         if self.admitted and life.state == "queued":
             yield messages.BudgetSuffices(), self
         done = self.steps >= life.steps

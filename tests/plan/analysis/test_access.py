@@ -3,7 +3,7 @@
 import pytest
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.access import Access, Chain, Execution, Making, access_sequence, find_accesses, find_chain
+from tensile_jax.plan.analysis.access import Access, Chain, Execution, RecomputeNeeds, access_sequence, find_accesses, find_chain
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import retain
 from tests.builders import graph_of, tensor_named
@@ -89,8 +89,8 @@ def test_the_sequence_of_a_cut_graph_has_one_operator_a_segment() -> None:
         d: [(1, "generating"), (2, "using")],
         y: [(2, "generating")],
     }
-    assert whole.making[b] == Making((x,), 11.0)  # a never leaves its segment
-    assert whole.making[d] == Making((b,), 50.0)  # nor does c
+    assert whole.making[b] == RecomputeNeeds((x,), 11.0)  # a never leaves its segment
+    assert whole.making[d] == RecomputeNeeds((b,), 50.0)  # nor does c
     again = access_sequence(retain(find_liveness(graph), {b: 2}), (0, 2, 4, 5), latencies)
     assert again.ends_us == (11.0, 61.0, 102.0)  # the last segment computes b again
     assert [s.operator for s in again.accesses[a]] == [0, 2]

@@ -17,7 +17,7 @@ from tensile_jax.plan.analysis.residency import (
     stored_bytes,
     stored_unless_swapped,
 )
-from tensile_jax.plan.analysis.retention import emit, retain
+from tensile_jax.plan.analysis.retention import retain, segment_contents
 from tests.builders import graph_of, tensor_named, training_graph
 
 # x -> a -> b -> y, with a read again at the end:      place 0    1    2
@@ -94,19 +94,19 @@ def test_what_is_dropped_makes_its_inputs_stay_for_those_who_compute_it_again() 
     dropped = retain(find_liveness(graph), {b: 2})
     assert (dropped.end[a], dropped.end[b]) == (4, 2)
     assert dropped.reruns[1] == (4,)
-    last = emit(dropped, 4, 5)
+    last = segment_contents(dropped, 4, 5)
     assert (last.again, last.inputs) == ((1,), tuple(sorted(ids(graph, "a d"))))
-    together = emit(dropped, 0, 5)
+    together = segment_contents(dropped, 0, 5)
     assert together.again == (), "what the segment makes itself is never made twice"
-    assert emit(dropped, 0, 4).outputs == tuple(ids(graph, "a d"))
+    assert segment_contents(dropped, 0, 4).outputs == tuple(ids(graph, "a d"))
 
 
 def test_a_chain_of_dropped_tensors_starts_from_what_is_stored() -> None:
     graph = graph_of(["a = light(x)", "b = light(a)", "c = heavy(b)", "y = heavy(c, b)"], inputs="x", outputs="y")
     a, b, x, c = ids(graph, "a b x c")
     retention = retain(find_liveness(graph), {a: 1, b: 2})
-    assert emit(retention, 3, 4).again == (0, 1)
-    assert emit(retention, 3, 4).inputs == (x, c)
+    assert segment_contents(retention, 3, 4).again == (0, 1)
+    assert segment_contents(retention, 3, 4).inputs == (x, c)
 
 
 # -- residencies ----------------------------------------------------------------------------------------------------------------

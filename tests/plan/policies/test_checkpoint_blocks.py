@@ -4,7 +4,7 @@ from tensile_jax.ir import Graph
 from tensile_jax.plan import POLICIES, Measured
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.policies.checkpoint_blocks import checkpoint, checkpointed, find_blocks, find_turn
+from tensile_jax.plan.policies.checkpoint_blocks import checkpoint, checkpointed, find_backward_start, find_blocks
 from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST
 from tests.builders import PROFILE, convolutions, graph_of, training_graph
@@ -25,7 +25,7 @@ BLOCKS = (
 
 
 def blocks_of(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    return find_blocks(graph, find_turn(retained(graph)))
+    return find_blocks(graph, find_backward_start(retained(graph)))
 
 
 def retained(graph: Graph) -> Retention:
@@ -69,7 +69,7 @@ def test_without_scopes_the_forward_pass_is_cut_into_about_the_root_of_its_heavy
 
 def test_without_any_name_the_backward_pass_begins_where_most_is_stored() -> None:
     """That is once d4 (place 9) is there beside y0 to y3, so that it counts with the forward pass."""
-    assert find_turn(retained(training_graph(4))) == 10
+    assert find_backward_start(retained(training_graph(4))) == 10
 
 
 def test_a_module_that_is_called_twice_is_two_blocks() -> None:

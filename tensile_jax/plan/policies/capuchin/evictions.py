@@ -102,7 +102,7 @@ class Evictions:
             places = sorted({*retention.needs[t], *((made,) if made >= 0 else ())})
             for after, before in pairwise(places):
                 first, last = self._kernel_at(after), self._kernel_at(before)
-                if last - first > 1 and self._short(first + 1, last):
+                if last - first > 1 and self._over_target(first + 1, last):
                     out_us = copy_out_us(tensor.nbytes, profile)
                     in_us = copy_in_us(tensor.nbytes, profile)
                     free = self._kernels[last].begin_us - self._kernels[first].end_us - out_us - in_us
@@ -133,7 +133,7 @@ class Evictions:
             self._drop(eviction, recomputation)
 
     def _rates(self, eviction: Eviction) -> tuple[float, float]:
-        if not self._short(eviction.first + 1, eviction.last) or eviction.gap.tensor in self.dropped:
+        if not self._over_target(eviction.first + 1, eviction.last) or eviction.gap.tensor in self.dropped:
             return 0.0, 0.0
         swap, recomputation = self._swap(eviction, hidden=False), self._recomputation(eviction)
         return (
@@ -169,7 +169,7 @@ class Evictions:
             exposed_us += max(self._kernels[short[-1]].end_us - into, 0.0)
             exposed_us = min(exposed_us, out_us + in_us)
         begin, end = bisect_right(self._begins, leave), bisect_right(self._begins, back) - 1
-        if leave >= back or not self._short(begin, end):
+        if leave >= back or not self._over_target(begin, end):
             return None
         absence = Absence(t, leave, back, out_us + in_us - exposed_us)
         return _Swap(absence, (out, out + out_us), (into, into + in_us), exposed_us, begin, end)
@@ -220,9 +220,9 @@ class Evictions:
         self._needed[without] -= eviction.nbytes
         for u, until in recomputation.dropped.items():
             self.dropped[u] = self._end[u] = until
-        self._spread(t, {p for p in self._needs[t] if p > eviction.gap.after})
+        self._propagate_need(t, {p for p in self._needs[t] if p > eviction.gap.after})
 
-    def _spread(self, tensor: TensorId, far: set[int]) -> None:
+    def _propagate_need(self, tensor: TensorId, far: set[int]) -> None:
         """What makes the tensor is needed for its sake: `needs` of `retention.py`, kept up to date without starting over."""
         liveness = self._candidates.liveness
         wanted = [(tensor, far)]
@@ -237,7 +237,7 @@ class Evictions:
 
     # -- places and times -------------------------------------------------------------------------------------------------
 
-    def _short(self, begin: int, end: int) -> bool:
+    def _over_target(self, begin: int, end: int) -> bool:
         """Whether one of the kernels needs more than the target."""
         return begin < end and float(self._needed[begin:end].max()) > self._target
 

@@ -7,14 +7,15 @@ back. Both block the computation, and both are measured:
 
     step_us = sum of latencies + (bytes out) / device_to_host_bytes_per_us + (bytes in) / host_to_device_bytes_per_us
 
-A *kernel* is one heavy operator and the light ones that XLA fuses with it, between two boundaries of the first candidate. Its
-accesses are the tensors that it takes from memory and those that it leaves there. Their times leave out the copies, as
-Capuchin's do, so that they hold for later iterations as well.
+A *kernel* is one heavy operator and the light ones that XLA fuses with it, between two boundaries of
+candidate 0 (`search/candidates.py`), which swaps nothing. Its accesses are the tensors that it takes from memory and those that
+it leaves there. Their times leave out the copies, as Capuchin's do, so that they hold for later iterations as well.
 
-Departures. A planner is pure, so the iteration is not run but simulated, on the latencies of the device profile. A tensor
-goes to the host once: it does not change, so to evict it again costs nothing. What the caller owns, keys and tiny tensors stay.
-The results are back on the device when the iteration ends, and updated state takes the place of the state that it updates.
-Where not even eviction of everything else makes room for a kernel, it runs all the same, and the peak says so.
+Differences from the paper: A planner is pure, so the iteration is not run but simulated, on the latencies of the device profile.
+A tensor goes to the host once: it does not change, so to evict it again costs nothing. Three kinds of tensors are never evicted:
+arguments that the caller did not donate, PRNG keys, and very small tensors. The results are back on the device when the
+iteration ends, and updated state takes the place of the state that it updates. Where not even eviction of everything else makes
+room for a kernel, it runs all the same, and the peak says so.
 
 Times in microseconds.
 """
@@ -28,7 +29,7 @@ import numpy as np
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
-from tensile_jax.plan.analysis.retention import Retention, emit
+from tensile_jax.plan.analysis.retention import Retention, segment_contents
 from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.segmentation import BoundaryTable
 from tensile_jax.plan.search.swaps import may_leave
@@ -83,10 +84,10 @@ def observe(candidates: Candidates) -> tuple[Kernel, ...]:
     found: list[Kernel] = []
     for first, last in pairwise(_edges(table, table.held + work)):
         begin, end = table.boundaries[first], table.boundaries[last]
-        emission = emit(candidate.retention, begin, end)
+        contents = segment_contents(candidate.retention, begin, end)
         workspace = int(work[first, last])
         nbytes = int(table.held[first, last]) + workspace
-        found.append(Kernel(begin, end, emission.inputs, emission.outputs, ends[begin], ends[end], nbytes, workspace))
+        found.append(Kernel(begin, end, contents.inputs, contents.outputs, ends[begin], ends[end], nbytes, workspace))
     return tuple(found)
 
 

@@ -5,7 +5,7 @@
     swap_scheduling.py         Algorithm 2, swap scheduling
     recompute_scheduling.py    section IV-D, recomputation scheduling by MSPS
     complete_scheduling.py     Algorithm 3, the outer loop
-    placing.py                 from its schedule to places of the graph
+    schedule_to_absences.py                 from its schedule to places of the graph
 
 Swapping does not stop at the budget: it goes on as long as the peak falls. Only recomputation does, while what lies between
 segments is not below the budget. Workspaces are not part of the paper's footprint, so the schedule may need more than it says;
@@ -17,7 +17,7 @@ heavy operators of the jaxpr, not the layers of a framework; segments are cut af
 
 from tensile_jax.plan.analysis.residency import Absences
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.policies.tensile.placing import schedule_events
+from tensile_jax.plan.policies.tensile.schedule_to_absences import schedule_events
 from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits
 from tensile_jax.plan.search.workspace import Measured

@@ -11,7 +11,7 @@ from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.tensile.complete_scheduling import Schedule
 from tensile_jax.plan.policies.tensile.footprint import Recomputation
-from tensile_jax.plan.policies.tensile.placing import absences_of, dropped_for, schedule_events
+from tensile_jax.plan.policies.tensile.schedule_to_absences import absences_of, dropped_for, schedule_events
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tests.builders import PROFILE, graph_of, tensor_named, training_graph
 

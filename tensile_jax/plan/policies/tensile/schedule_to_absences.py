@@ -31,7 +31,7 @@ from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut, SwapSc
 from tensile_jax.plan.search.swaps import SMALLEST
 
 
-class Placed(NamedTuple):
+class AbsenceEvents(NamedTuple):
     """What to drop, with the last place at which each is stored, and the absences of each swapped tensor, ascending."""
 
     dropped: dict[TensorId, int]
@@ -47,7 +47,7 @@ def schedule_events(
     boundaries: Sequence[int],
     budget_bytes: float,
     state_may_stay_out: bool,
-) -> Placed:
+) -> AbsenceEvents:
     """Algorithm 3 for the segments between the boundaries, translated to places.
 
     Args:
@@ -61,7 +61,9 @@ def schedule_events(
         across_iterations=state_may_stay_out,
     )
     schedule = find_schedule(sequence, swapping, free_bytes=budget_bytes)
-    return Placed(dropped_for(schedule, retention, boundaries), absences_of(schedule, sequence, boundaries, profile), schedule)
+    return AbsenceEvents(
+        dropped_for(schedule, retention, boundaries), absences_of(schedule, sequence, boundaries, profile), schedule
+    )
 
 
 def dropped_for(schedule: Schedule, retention: Retention, boundaries: Sequence[int]) -> dict[TensorId, int]:
