@@ -1,1 +1,1 @@
-"""Decides which move of which job comes next under one memory budget. Pure: it imports no JAX and acts on nothing."""
+"""Decides which job does what next on the device, so that all jobs stay within one memory budget. It is pure: no JAX, no I/O."""

@@ -1,18 +1,26 @@
-"""Fair share: which job begins the next iteration, and which jobs are parked to make room for it.
+"""Fair share: decides which job begins the next iteration, and which jobs are parked to make room for that iteration.
 
-    turn of a job    its virtual time, which is its compute time over its weight (stride scheduling, Waldspurger and Weihl 1995);
-                     for a parked job later by `_QUANTUM` times the time of its two copies over its weight
+    virtual time of a job   the job's compute time divided by its weight, or the clock if that is later
+    clock                   the least virtual time of all jobs that contended for the device when an iteration last began; the
+                            clock never goes back
+    turn of a job           its virtual time; for a parked job, plus `_QUANTUM` * (time to copy its state out and in) / weight
 
-The job of the least turn goes first; of equal turns, the job that was admitted first. The *clock* is the least virtual time of
-the jobs that contended for the device when an iteration last began; it never goes back. A virtual time below the clock counts as
-the clock's. So a job that was paused, or had no batch, for a while continues where the other jobs are, and does not catch up.
+This is stride scheduling (Waldspurger and Weihl 1995). The job with the least turn goes first. Of equal turns, the job that was
+admitted first goes first. A job that was paused, or had no batch, for a while has a virtual time below the clock. Such a job
+continues from the clock, so it does not catch up on the time that it missed. A parked job has a later turn than a job on the
+device, so that jobs do not change places on the device after every iteration.
 
-In order of turn, every job may begin whose iteration leaves a safe state, so that one job computes while another waits for
-copies. While a job waits for memory, at most `MOST_OVERTAKINGS` iterations of other jobs begin. That count starts anew when the
-waiting job has begun an iteration and its turn is no longer behind the others'.
+Several jobs may have iterations under way at once, so that one job computes while another waits for copies. The jobs are tried in
+the order of their turns. An iteration may begin if all iterations can still be finished afterwards (a safe state, `ledger.py`).
 
-To make room for the job that is first in turn, other jobs are parked: first those that would not run now, then the job with the
-latest turn. Times are microseconds.
+A job can wait for memory while other jobs, which need less, begin iterations. At most `MOST_OVERTAKINGS` iterations of other jobs
+begin while one job waits. The count of a waiting job is set to zero when the job begins an iteration and its virtual time is then
+no longer less than that of every other contending job.
+
+To make room for the job that is first in turn, other jobs are parked, one after another. A job that would not run now is parked
+first: it is paused, has no batch, or its peak does not fit. If there is no such job, the job with the latest turn is parked.
+
+Times are microseconds.
 """
 
 from dataclasses import replace
@@ -27,7 +35,7 @@ _ON_HOST, _TO_DEVICE, _ON_DEVICE, _TO_HOST = StatePlace
 
 
 def begin(ledger: Ledger) -> bool:
-    """Begin an iteration, or order what must happen before one can begin; False where there is nothing to do."""
+    """Begin an iteration, or order a job to be parked or unparked so that one can begin; False if neither is possible now."""
     if ledger.next_budget_bytes is not None:
         return False
     records, clock_us, spare = ledger.records, ledger.clock_us, ledger.spare_bytes
@@ -41,7 +49,7 @@ def begin(ledger: Ledger) -> bool:
             if not r.busy:
                 blocked.append(index)
         elif r.renewal is not None and r.place is _ON_HOST:
-            return False  # the job waits for room for its new plan
+            return False  # this job waits for room for its new plan, so no iteration begins
         elif r.batches and r.is_ready and r.place is not _TO_HOST and r.demand.rise_bytes <= spare:
             waiting.append((_turn(r, clock_us), index))
     if not waiting or (ledger.pending and ledger.next_pending() >= 0):
@@ -75,7 +83,10 @@ def begin(ledger: Ledger) -> bool:
 
 
 def _may_unpark(ledger: Ledger) -> bool:
-    """Whether a parked job may find room, or have room made for it. A quick test, which says no only where that is certain."""
+    """Whether a parked job may find room, or have room made for it.
+
+    This test is quick and not exact: False is certain, True is not.
+    """
     parked = [r for r in ledger.records if r.place is _ON_HOST and r.batches]
     if not parked:
         return False
@@ -103,9 +114,9 @@ def _highest_rise(records: list[JobRecord]) -> int:
 
 
 def _count_overtaking(ledger: Ledger, blocked: list[int], index: int) -> None:
-    """The job at `index` has begun an iteration while the `blocked` ones could not: count that, and advance the clock.
+    """Count that the job at `index` has begun an iteration while the jobs at `blocked` waited for memory; advance the clock.
 
-    The job's own count begins anew once it is not behind all other jobs.
+    The job's own count is set to zero if its virtual time is not less than that of every other contending job.
     """
     spare, launched = ledger.spare_bytes, [job for job, _ in ledger.in_flight]
     mine = contending = max(ledger.records[index].virtual_us, ledger.clock_us)
@@ -123,10 +134,12 @@ def _count_overtaking(ledger: Ledger, blocked: list[int], index: int) -> None:
 
 
 def _unpark(ledger: Ledger, index: int, *, rise: int | None) -> bool:
-    """Order the job's state to be brought to the device; False where there is no room.
+    """Order the job's state to be copied to the device; False if there is no room for it now.
 
-    Without a `rise` the job is first in turn: jobs between iterations are parked until its peak fits. With a `rise`, its state
-    comes only where all jobs on the device and all that go before it, of which none rises more, could still run.
+    Args:
+        rise: None for the job that is first in turn: if its peak does not fit, another job is parked instead, and the result is
+            True. For any other job, the most bytes that one iteration of a job on the device, or of a parked job of an earlier
+            turn, needs on top of what is held between iterations. The state is copied only if those jobs can still run.
     """
     record = ledger.records[index]
     demand = record.demand
@@ -144,7 +157,7 @@ def _unpark(ledger: Ledger, index: int, *, rise: int | None) -> bool:
 
 
 def _turn(record: JobRecord, clock_us: float) -> float:
-    """The job's turn: the least goes first."""
+    """The job's turn, in microseconds. The job with the least turn goes first."""
     turn = max(record.virtual_us, clock_us)
     return turn + _QUANTUM * record.demand.switch_us / record.weight if record.place is _ON_HOST else turn
 
@@ -158,9 +171,13 @@ def park(ledger: Ledger, index: int) -> bool:
 
 
 def park_one(ledger: Ledger, *, but: int = -1) -> bool:
-    """Park one job that is between iterations: one that would not run now, or else the one of the latest turn.
+    """Park one job: a job that would not run now, or, if there is no such job, the job with the latest turn.
 
-    False while another job is being parked, and while the job to be parked has an iteration under way: both are waited for.
+    False if another job is being parked, or if the chosen job has an iteration or a copy under way. The caller then waits for
+    that to end.
+
+    Args:
+        but: the index of a job that must not be parked; -1 for none.
     """
     spare, clock_us = ledger.spare_bytes, ledger.clock_us
     chosen: tuple[bool, float, int] | None = None

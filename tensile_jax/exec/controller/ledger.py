@@ -1,13 +1,17 @@
-"""The memory ledger: the controller's working copy of `State` while it handles one event, and its arithmetic of memory.
+"""The memory ledger: counts the device memory that all jobs hold while the controller handles one event, and answers what fits.
 
-    held       what all jobs hold, by `MemoryProfile`; free = budget - held - transient
-    transient  the most that a launch in flight needs beyond what its job holds once the launch has ended
-    settled    what all jobs hold once every iteration is over: a parked job its parked bytes, any other its idle bytes
+    held       the bytes that all jobs hold now, by their memory profiles (`plan/multi_job/memory_profile.py`)
+    transient  the most bytes that any launch in flight needs beyond what its job holds after that launch
+    free       budget - held - transient
+    settled    the bytes that all jobs hold once every iteration is over: a parked job holds its parked bytes, and any other job
+               its idle bytes
+    spare      budget - the parked bytes of all jobs
     can run    a job can run if its peak fits beside the parked bytes of all other jobs
-    safe       every iteration under way can be finished with all other jobs where they are (`plan/multi_job/safety.py`, as in
-               the banker's algorithm)
+    safe       a state is safe if every iteration under way can be finished while all other jobs keep what they hold, as in the
+               banker's algorithm (`plan/multi_job/safety.py`)
 
-Only `machine.step` and what it calls see a ledger. The states that go in and come out are never changed.
+A `Ledger` is a mutable copy of the controller's `State`. Only `machine.step` and the functions that it calls see one. The states
+that `machine.step` takes and returns are never changed.
 """
 
 from dataclasses import replace
@@ -20,7 +24,10 @@ from tensile_jax.plan.multi_job.safety import is_safe
 
 
 class Ledger:
-    """The fields of `State`, to be changed; `orders` are the orders given so far."""
+    """A mutable copy of a `State`, and the orders that were given while the present event was handled.
+
+    `held_bytes` is without the transient bytes of launches in flight; `State.held_bytes` includes them.
+    """
 
     __slots__ = (
         "budget_bytes", "clock_us", "depth", "held_bytes", "host_budget_bytes", "in_flight", "next_budget_bytes", "orders",
@@ -42,7 +49,7 @@ class Ledger:
         self.parked_bytes = state.parked_bytes
 
     def state(self) -> State:
-        """The state as the ledger has it now."""
+        """An immutable copy of the ledger as a `State`."""
         return State(
             self.budget_bytes, self.host_budget_bytes, self.depth, tuple(self.records), self.pending, self.in_flight,
             self.next_budget_bytes, self.clock_us, self.held_bytes, self.settled_bytes, self.parked_bytes,
@@ -73,7 +80,7 @@ class Ledger:
         self.parked_bytes += sign * record.demand.parked_bytes
 
     def issue(self, index: int) -> bool:
-        """Issue the job's next move, INSTANT or LAUNCH; False where that would overrun the budget or leave an unsafe state."""
+        """Enter the job's next move, an INSTANT or a LAUNCH; False if it would exceed the budget or lead to an unsafe state."""
         record = self.records[index]
         demand, position = record.demand, record.position
         other = self.held_bytes - demand.holds[position]
@@ -81,16 +88,16 @@ class Ledger:
         if other + need > self.budget_bytes:
             return False
         launched = demand.kinds[position] == LAUNCH
-        if self.in_flight:  # a launch runs after those in flight; an instant move needs its memory beside them
+        if self.in_flight:  # a launch runs after those in flight, but an instant move needs its memory while they run
             transient = self.in_flight[0][1] if len(self.in_flight) == 1 else self.transient_bytes
             if other + (held if launched else need) + transient > self.budget_bytes:
                 return False
         after = position + 1
         if position == 0:
-            # where the whole iteration can be carried out now, the state is as safe afterwards as it is now
+            # if the whole iteration fits now, the state after this move is as safe as the state before it
             safe = other + demand.peak_bytes <= self.budget_bytes
         else:
-            # likewise where the iteration can get to a position at which it holds no more than now
+            # the same holds if the iteration fits up to a position at which it holds no more than now
             low = demand.lower[position]
             safe = low == after or (low != -1 and other + demand.hill[position] <= self.budget_bytes)
         busy = launched and self.depth == 1
@@ -120,35 +127,35 @@ class Ledger:
         return not self.in_flight and not any([r.position or r.busy for r in self.records])
 
     def is_safe(self, held_bytes: int) -> bool:
-        """Whether every iteration under way can be finished from here, where the jobs hold so much in all."""
+        """Whether every iteration under way can be finished, if all jobs together hold `held_bytes` now."""
         under_way = [(r.demand, r.position, r.demand.idle_bytes) for r in self.records if r.position]
         return is_safe(self.budget_bytes - held_bytes, under_way)
 
     def has_room(self, more_bytes: int) -> bool:
-        """Whether so many more bytes can be held from now on."""
+        """Whether the jobs can hold `more_bytes` more from now on, within the budget and in a safe state."""
         held_bytes = self.held_bytes + more_bytes
         return held_bytes + self.transient_bytes <= self.budget_bytes and self.is_safe(held_bytes)
 
     @property
     def spare_bytes(self) -> int:
-        """By how much one job may rise above its parked bytes while all other jobs are parked."""
+        """How many bytes above its parked bytes one job may need while all other jobs are parked."""
         return self._limit_bytes - self.parked_bytes
 
     @property
     def _limit_bytes(self) -> int:
-        """The budget, or a lower one that was requested and waits for iterations to end."""
+        """The budget, or a lower budget that was requested and is applied once the iterations under way have ended."""
         return self.budget_bytes if self.next_budget_bytes is None else min(self.budget_bytes, self.next_budget_bytes)
 
     def admits(self, demand: MemoryProfile, beside: list[JobRecord]) -> bool:
-        """Whether a job of that demand could run beside those, while each of them that can run still could."""
+        """Whether a job with that memory profile can run beside the jobs in `beside`, and each of them that can run still can."""
         others = [r.demand for r in beside]
         return admits(demand, others, budget_bytes=self._limit_bytes, host_budget_bytes=self.host_budget_bytes)
 
     def next_pending(self) -> int:
         """The index of the pending job that is to be admitted as soon as there is room; -1 for none.
 
-        That is the job of the greatest weight that could ever run. No other job is admitted before it, unless it waits for jobs
-        that do not run themselves.
+        That is the job with the greatest weight that can be admitted beside the admitted jobs. A job of less weight
+        must wait while a job of greater weight waits only for running jobs to end.
         """
         if not self.pending or self.next_budget_bytes is not None:
             return -1
@@ -165,7 +172,7 @@ class Ledger:
         return -1
 
     def can_renew(self, index: int) -> bool:
-        """Whether, under the job's new plan, all jobs that can run still could, and the host could hold them."""
+        """Whether, under the job's new plan, all jobs that can run now still can, and host memory suffices for them."""
         record = self.records[index]
         assert record.renewal is not None
         return admits(

@@ -1,23 +1,25 @@
-"""The controller of several jobs on one device (TENSILE section III-D, "Global Controller"): (state, event) -> (state, orders).
+"""The controller: decides for several jobs on one device what each does next (TENSILE section III-D, "Global Controller").
 
-It is a pure state machine, without JAX, a clock or a thread. The dispatcher (`exec/runtime/dispatcher.py`) tells it what has
-happened and carries out its orders one after another. Each job has a `JobRecord`. Between iterations a job is at position 0, with
-its state on the device, or parked: on the host.
+The controller is a pure state machine, `step`: (state, event) -> (state, orders). It has no JAX, no clock and no thread. The
+dispatcher (`exec/runtime/dispatcher.py`) reports events to it and carries out its orders one after another. Each job has a
+`JobRecord`. A job's iteration is a sequence of moves, such as a launch or a wait for copies. A job between iterations is at
+position 0. Its state is then on the device, or in host memory, in which case the job is parked.
 
-    held       the sum over jobs of what they hold, by `MemoryProfile`; a launch holds its outputs from the moment it is issued
-    transient  the most that a launch in flight needs beyond what its job holds once the launch has ended
+    held       the bytes that all jobs hold, by their memory profiles; a launch holds its outputs from the moment it is issued
+    transient  the most bytes that any launch in flight needs beyond what its job holds after that launch
 
-What the controller guarantees, whatever happens in whatever order:
+The controller guarantees, for any order of events:
 
     no overrun      held + transient <= budget
-    no deadlock     the state is safe, as in the banker's algorithm: every iteration under way can be finished with the other jobs
-                    where they are. This is decided exactly (`plan/multi_job/safety.py`)
+    no deadlock     the state is always safe, as in the banker's algorithm: every iteration under way can be finished while the
+                    other jobs keep what they hold. This is decided exactly (`plan/multi_job/safety.py`)
     no starvation   while the job that is first in turn, or an iteration under way, waits for memory, at most `MOST_OVERTAKINGS`
-                    iterations of other jobs begin. Then the iterations under way end, and jobs are parked to make room
-    no thrashing    between two launches no job is parked and unparked for ever: a job that is unparked out of turn must leave
-                    room for all jobs on the device and for all that go before it
+                    iterations of other jobs begin. After that, no other iteration begins: those under way end, and jobs are
+                    parked to make room
+    no livelock     jobs are not parked and unparked endlessly without a launch in between: a job that is unparked before its turn
+                    must leave room for an iteration of each job on the device and of each job of an earlier turn
 
-Moves of iterations under way go before new iterations; `fair_share.py` says whose iteration begins next.
+Moves of iterations under way are issued before new iterations begin. `fair_share.py` decides whose iteration begins next.
 
 Three requests can need memory that running iterations hold: admitting a pending job (its constants stay on the device), renewing
 a plan (its constants may be larger), and lowering the budget. The controller then starts no new iteration until the running ones
@@ -54,7 +56,7 @@ from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
 
 
 def step(state: State, event: Event) -> tuple[State, list[Order]]:
-    """The state after `event`, and what is to be done now, in that order."""
+    """The state after `event`, and the orders to carry out now, in their order."""
     ledger = Ledger(state)
     _record(ledger, event)
     while _settle(ledger) or _change_budget(ledger) or (ledger.pending and _admit(ledger)) or _proceed(ledger) or begin(ledger):
@@ -66,7 +68,7 @@ def step(state: State, event: Event) -> tuple[State, list[Order]]:
 
 
 def _record(ledger: Ledger, event: Event) -> None:
-    """Write down what has happened, without deciding anything. An event of a job that is gone comes late and is dropped."""
+    """Enter `event` into the ledger, without deciding anything. A late event of a job that is no longer known is ignored."""
     if isinstance(event, BudgetRequested):
         ledger.next_budget_bytes = event.nbytes
         return
@@ -86,7 +88,7 @@ def _record(ledger: Ledger, event: Event) -> None:
     if isinstance(event, LaunchEnded):
         if _end_launch(ledger, job):
             virtual_us = max(record.virtual_us, ledger.clock_us) + event.us / record.weight
-            busy = record.busy and ledger.depth > 1  # then the job waits for something else
+            busy = record.busy and ledger.depth > 1  # only at depth 1 does a launch make its job busy
             records[index] = record.after_launch(virtual_us, busy=busy)
     elif isinstance(event, WaitEnded):
         ledger.put(index, record.at(record.position + 1, busy=False))
@@ -103,10 +105,10 @@ def _record(ledger: Ledger, event: Event) -> None:
 
 
 def _record_of_others(ledger: Ledger, event: JobEvent) -> None:
-    """The job is pending, where a new plan holds at once; or it is gone."""
+    """Enter an event of a job that is not admitted: a pending one, whose plan is replaced at once, or one that is not known."""
     job = event.job
     if isinstance(event, LaunchEnded):
-        _end_launch(ledger, job)  # of a job that was released: its state was on the host before this launch was reported
+        _end_launch(ledger, job)  # the job was released: its state was on the host before the end of this launch was reported
     elif isinstance(event, JobLost):
         ledger.pending = tuple([r for r in ledger.pending if r.job != job])
         _end_all_launches(ledger, job)
@@ -140,7 +142,7 @@ def _end_all_launches(ledger: Ledger, job: JobId) -> None:
 
 
 def _settle(ledger: Ledger) -> bool:
-    """Park a job that is to stop, to pause or to change its plan; once it is parked, do that."""
+    """Park a job that is to stop, to pause or to change its plan; if the job is parked already, carry that out."""
     leaving = [
         index for index, r in enumerate(ledger.records)
         if not r.position and not r.busy and (r.wish != "run" or not r.steps_left or r.renewal is not None)
@@ -163,7 +165,7 @@ def _settle(ledger: Ledger) -> bool:
 
 
 def _renew(ledger: Ledger, index: int) -> bool:
-    """Adopt the job's new plan, or decline it if another job could not run beside it; False while the job waits for room."""
+    """Adopt the job's new plan; decline it if this or another job could not run then; False while the job waits for room."""
     record = ledger.records[index]
     assert record.renewal is not None
     more = record.renewal.parked_bytes - record.demand.parked_bytes
@@ -181,11 +183,11 @@ def _renew(ledger: Ledger, index: int) -> bool:
     return True
 
 
-# -- what waits for all iterations to end -------------------------------------------------------------------------------------
+# -- budget and admission, which can wait for all iterations to end -----------------------------------------------------------
 
 
 def _change_budget(ledger: Ledger) -> bool:
-    """Apply the requested budget; or the old one again, where the jobs hold more than the requested even when all are parked."""
+    """Apply the requested budget; keep the old one if the jobs hold more than the requested budget even when all are parked."""
     nbytes = ledger.next_budget_bytes
     if nbytes is None:
         return False
@@ -202,7 +204,7 @@ def _change_budget(ledger: Ledger) -> bool:
 
 
 def _admit(ledger: Ledger) -> bool:
-    """Release or report a pending job that is to stop or to pause; else admit the next one, once there is room for it."""
+    """Release a pending job that is to stop; report one that is to pause; otherwise admit the next one, if there is room."""
     for k, record in enumerate(ledger.pending):
         if record.wish == "stop" or not record.steps_left:
             ledger.pending = ledger.pending[:k] + ledger.pending[k + 1 :]
@@ -229,7 +231,7 @@ def _admit(ledger: Ledger) -> bool:
 
 
 def _proceed(ledger: Ledger) -> bool:
-    """Issue moves of iterations under way, in order of virtual time, until one of these iterations is over."""
+    """Issue moves of iterations under way, in order of virtual time; True if every decision must be looked at again."""
     records, orders = ledger.records, ledger.orders
     full, clock_us = len(ledger.in_flight) >= ledger.depth, ledger.clock_us
     ready = [
@@ -256,7 +258,7 @@ def _proceed(ledger: Ledger) -> bool:
             orders.append(Issue(record.job, position))
             record = records[index]
             if not record.position or (blocked and kind != LAUNCH):
-                return True  # a job of an earlier turn may have waited for that memory; after a launch it is asked when that ends
+                return True  # an earlier job may wait for the memory that this move freed; what a launch frees is free at its end
             full = len(ledger.in_flight) >= ledger.depth
             if record.busy:
                 break

@@ -1,6 +1,6 @@
-"""What the controller hears and says: events, which tell it what has happened, and orders, which say what to do next.
+"""The messages of the controller: events report to it what has happened, and orders are what it wants done next.
 
-Each order that takes time is answered by an event. Times are microseconds.
+For each order that takes time, an event reports when it is done. Times are microseconds.
 """
 
 from typing import NamedTuple
@@ -12,13 +12,13 @@ from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 
 
 class Prepared(NamedTuple):
-    """A job has a plan and its state is on the host: it is pending from now on. A job's number is never used again."""
+    """A job has a plan, and its state is on the host. The job is pending from now on. Its number must never be used again."""
 
     record: JobRecord
 
 
 class LaunchEnded(NamedTuple):
-    """The job's oldest launch in flight has ended; it took `us`."""
+    """The job's oldest launch in flight has ended; it took `us` microseconds."""
 
     job: JobId
     us: float
@@ -43,22 +43,26 @@ class BatchLoaded(NamedTuple):
 
 
 class Wished(NamedTuple):
-    """The job is to run, to pause or to stop: the user wants it so, or the job must stop because it has no more batches."""
+    """The job is to run, to pause or to stop.
+
+    The user asked for it; or the job must pause for a checkpoint; or it must stop, since its batches ended or its code failed.
+    """
 
     job: JobId
     wish: Wish
 
 
 class JobLost(NamedTuple):
-    """The job failed in the middle of something. What it held is free, and its launches in flight have ended."""
+    """The job failed and is gone. The device memory that it held is free, and its launches in flight have ended."""
 
     job: JobId
 
 
 class PlanRenewed(NamedTuple):
-    """The job has a new plan. An admitted job changes to it once its state is on the host: `AdoptPlan` or `DeclinePlan` answers.
+    """The job has a new plan, with memory profile `demand`.
 
-    A pending job takes the plan over at once, and no order answers.
+    An admitted job changes its plan once its state is on the host; `AdoptPlan` or `DeclinePlan` says whether it did. A pending
+    job has the new plan at once, and no order says so.
     """
 
     job: JobId
@@ -66,7 +70,7 @@ class PlanRenewed(NamedTuple):
 
 
 class BudgetRequested(NamedTuple):
-    """The budget is to be `nbytes`. `ApplyBudget` answers; if several budgets are requested, only the last one is answered."""
+    """The budget is to be `nbytes`. `ApplyBudget` answers. If several budgets are requested, it answers only the last."""
 
     nbytes: int
 
@@ -78,32 +82,32 @@ Event = JobEvent | Prepared | BudgetRequested
 
 
 class Issue(NamedTuple):
-    """Carry out move `move` of the job's iteration. `LaunchEnded` answers a LAUNCH, `WaitEnded` answers a WAIT."""
+    """Carry out one move of the job's iteration. `LaunchEnded` reports the end of a LAUNCH, `WaitEnded` that of a WAIT."""
 
     job: JobId
     move: int
 
 
 class Park(NamedTuple):
-    """Copy the job's state to the host and free it on the device; `StateMoved` answers."""
+    """Copy the job's state to the host and free it on the device; `StateMoved` reports that this is done."""
 
     job: JobId
 
 
 class Unpark(NamedTuple):
-    """Bring the job's state where its plan expects it; `StateMoved` answers."""
+    """Copy to the device the part of the job's state that its plan expects there; `StateMoved` reports that this is done."""
 
     job: JobId
 
 
 class Admit(NamedTuple):
-    """The job is pending no more: it is admitted."""
+    """The job is admitted: it is no longer pending."""
 
     job: JobId
 
 
 class AdoptPlan(NamedTuple):
-    """The job's new plan holds from now on."""
+    """The job uses its new plan from now on."""
 
     job: JobId
 
@@ -121,13 +125,13 @@ class ReportPaused(NamedTuple):
 
 
 class Release(NamedTuple):
-    """The job has stopped or done all its steps, its state is on the host, and the controller knows it no more."""
+    """The job has stopped or done all its steps, and its state is on the host. The controller has forgotten the job."""
 
     job: JobId
 
 
 class ApplyBudget(NamedTuple):
-    """This budget holds from now on: the requested one, or the old one where parked jobs alone hold more than the requested."""
+    """The budget is `nbytes` from now on: the requested one, or the old one if even parked jobs hold more than the requested."""
 
     nbytes: int
 

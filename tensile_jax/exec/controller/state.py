@@ -1,6 +1,6 @@
-"""What the controller knows: `State`, which holds one `JobRecord` for each job.
+"""The state of the controller: `State`, which holds one `JobRecord` for each job that has not ended.
 
-All of it is frozen data without JAX, a clock or a thread. Sizes are bytes, times are microseconds.
+Both are immutable, and neither has JAX, a clock or a thread. Sizes are bytes, times are microseconds.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Wish = Literal["run", "pause", "stop"]
 
 
 class StatePlace(IntEnum):
-    """Where a job's state is between iterations: on the host, on the device, or being copied from one to the other."""
+    """Where a job's state is: on the host, on the device, or being copied. In an iteration the state counts as on the device."""
 
     ON_HOST = 0
     TO_DEVICE = 1
@@ -28,15 +28,16 @@ class JobRecord:
     """One job, admitted or pending.
 
     Attributes:
-        demand: what an iteration of the job's plan needs, move by move.
-        weight: the job's share of the device's time, relative to the other jobs.
-        position: the next move of the iteration under way; 0 between iterations.
-        busy: a launch or a copy of the job must end before the job's next move.
+        demand: the memory profile of one iteration of the job's plan.
+        weight: the job's priority: its share of the device's time in proportion to the weights of the other jobs.
+        position: the index of the next move of the iteration under way; 0 between iterations.
+        busy: whether a launch or a copy of the job must end before the job's next move can be issued.
         batches: how many batches are loaded, including the one of the iteration under way.
-        renewal: the demand of a new plan, which the job takes over once its state is on the host.
-        pause_reported: the job is paused, and `ReportPaused` has been ordered.
-        virtual_us: the job's compute time over its weight; it counts from `State.clock_us` on where that is later.
-        overtaken: how many iterations of other jobs began while this job was first in turn but waited for memory.
+        renewal: the memory profile of a new plan, which is put to use once the job's state is on the host.
+        pause_reported: whether the job is paused and `ReportPaused` has been ordered.
+        virtual_us: the job's compute time divided by its weight. A value below `State.clock_us` counts as `State.clock_us`.
+        overtaken: how many iterations of other jobs began while this job waited for memory, either as the first in turn or in the
+            middle of an iteration. `fair_share.py` says when the count is set to zero.
     """
 
     job: JobId
@@ -55,18 +56,18 @@ class JobRecord:
 
     @property
     def held_bytes(self) -> int:
-        """What the job holds on the device, without the transient bytes of its launches in flight."""
+        """The bytes that the job holds on the device, without the transient bytes of its launches in flight."""
         if self.place is StatePlace.ON_DEVICE:
             return self.demand.holds[self.position]
         return self.demand.parked_bytes if self.place is StatePlace.ON_HOST else self.demand.holds[0]
 
     @property
     def settled_bytes(self) -> int:
-        """What the job will hold once its iteration is over."""
+        """The bytes that the job will hold on the device once its iteration is over."""
         return self.demand.parked_bytes if self.place is StatePlace.ON_HOST else self.demand.idle_bytes
 
     def at(self, position: int, *, busy: bool) -> "JobRecord":
-        """The record at another position. It is written out, since `dataclasses.replace` takes twice as long."""
+        """This record at another position. The fields are written out, since `dataclasses.replace` takes twice as long."""
         return JobRecord(
             self.job, self.demand, self.weight, self.steps_left, self.wish, self.place, position, busy, self.batches,
             self.renewal, self.pause_reported, self.virtual_us, self.overtaken,
@@ -91,14 +92,15 @@ class State:
     """Everything that the controller knows. A `State` begins without jobs; only `machine.step` adds them.
 
     Attributes:
-        depth: how many launches may be in flight.
+        depth: the most launches that may be in flight at once: issued to the device and not yet over.
         records: the admitted jobs.
         pending: the jobs that wait to be admitted.
         in_flight: (job, transient bytes) of each launch in flight, in order of issue.
-        next_budget_bytes: a budget that was requested and does not hold yet.
+        next_budget_bytes: a budget that was requested and is not applied yet; None if there is none.
         clock_us: the least virtual time of the jobs that contended for the device when an iteration last began.
-        jobs_bytes: the sum of `held_bytes` over the records; `settled_bytes` and `parked_bytes` likewise: what the jobs hold once
-            their iterations are over, and what they would hold if all were parked.
+        jobs_bytes: the sum of `held_bytes` over the records.
+        settled_bytes: the sum of `settled_bytes` over the records: what the jobs hold once their iterations are over.
+        parked_bytes: the sum of `demand.parked_bytes` over the records: what the jobs would hold if all were parked.
     """
 
     budget_bytes: int
@@ -115,7 +117,7 @@ class State:
 
     @property
     def held_bytes(self) -> int:
-        """What is on the device by account, including the largest transient need of a launch in flight."""
+        """The bytes that are accounted for on the device: `jobs_bytes` and the most transient bytes of a launch in flight."""
         return self.jobs_bytes + max([transient for _, transient in self.in_flight], default=0)
 
     def record(self, job: JobId) -> JobRecord | None:
