@@ -1,1 +1,2 @@
-"""The policies, which choose a plan under a limit: `auto`, the paper's algorithms, and the baselines to compare them with."""
+"""The policies: each chooses a plan under a memory limit. They are `auto`, the paper's algorithms, and baselines to compare
+with."""

@@ -1,8 +1,9 @@
-"""Policy `auto`, the default: the fastest plan under the limit, of all candidates.
+"""Policy `auto`, the default: chooses the fastest plan that the planner finds under a memory limit.
 
-Recomputation, swaps and segments compete by the microseconds that they add to the step. `candidates.py` says what there is to
-choose from, `segmentation.py` how segments are priced, and `local_search.py` removes copies that the limit does not ask for. If
-the step as one executable is under the limit, that is the plan.
+If the step as one executable is under the limit, that is the plan. Otherwise the policy compares candidates
+(`search/candidates.py`), which differ in what they recompute and what they swap. It cuts them into segments and takes the one
+that adds the fewest microseconds to the step (`search/segmentation.py` says how segments are priced). Then
+`search/local_search.py` removes or moves those copies for whose tensors the limit leaves room on the device.
 """
 
 import math
@@ -14,20 +15,25 @@ from tensile_jax.plan.search.choice import LEAST, Choice, cheapest, least, step_
 from tensile_jax.plan.search.local_search import improve
 from tensile_jax.plan.search.workspace import Measured, workspace_lower_estimates, workspaces
 
-_SCALE = 0.985  # from one limit to the next
-_LIMITS = 20
-_SMALL = 300  # operators of a step for which so many limits are looked at
+_SCALE = 0.985  # each further limit that is tried is this part of the one before
+_LIMITS = 20  # that are tried at most
+_SMALL = 300  # operators: further limits are tried for steps that have no more
 _FLOOR_CANDIDATES = 4  # the last candidates, of which the least peak is the floor
 
 
 def auto(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
-    """The fastest of what the candidates offers under the limit; one executable, if that fits.
+    """The fastest plan that the candidates offer under the limit; one executable, if that fits.
 
-    What a cut costs leaves out how its copies come to lie, so a lower limit may have the faster plan (by some per cent in large
-    steps, by more in small ones). For small steps, some lower limits are therefore looked at as well. Limits are looked at on a
-    fixed scale, in parts of the whole step's peak, downwards from the first at or below the limit, so many of them whatever the
-    limit. That keeps a lower limit from needing more: let i be where the scale begins for it, and C[j] the plan of a higher one.
-    If C[j] fits, j >= i: either it is looked at again, or what is faster is C[k] for a k > j, which has no higher peak.
+    The price of a cut does not count on which boundaries its copies start and end. A cut that was made for a lower limit may
+    therefore be faster when it is simulated (by a few per cent for large steps, by more for small ones). For small steps, the
+    policy plans for up to `_LIMITS` limits and takes the fastest result. These limits lie on a fixed scale:
+
+        limit[k] = (peak of the whole step) * _SCALE ** k      for `_LIMITS` numbers k, from the first with limit[k] <= `limit`
+
+    Because the scale is fixed, a lower limit never gives a higher peak. Let C[k] be the choice for limit[k]; no later C[k] has a
+    higher peak. Let a higher limit choose C[j], and let a lower limit try the numbers from i on. If j < i, all that the lower
+    limit tries comes after j. If j >= i, the lower limit tries C[j] too; only a C[k] that the higher limit did not try can be
+    faster than C[j], and that k is above j.
     """
     if limit > LEAST and whole_peak(candidates, measured) <= limit:
         return whole(candidates)
@@ -59,22 +65,25 @@ def _scale(candidates: Candidates, limit: float, lowest: float, measured: Measur
 
 @lru_cache(maxsize=32)
 def _under(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
-    """The cheapest of the cheapest cuts of all candidates, made faster in place."""
+    """The cheapest cut of any candidate, after local search has improved its copies."""
     found = cheapest(candidates, candidates.families(), limit, measured)
     return None if found is None else improve(candidates, found, limit, measured)
 
 
 @lru_cache(maxsize=16)
 def floor_lower_estimate(candidates: Candidates, measured: Measured) -> tuple[int, Choice]:
-    """The least peak of the last candidates, and the choice that has it, before compiling says more."""
+    """The least peak of the last candidates, which keep the least in memory, and the choice that has this peak.
+
+    Where no measurement replaces it, a workspace is its plain estimate, so that the floor is not too high.
+    """
     return least(candidates, range(len(candidates) - _FLOOR_CANDIDATES, len(candidates)), measured, workspace_lower_estimates)
 
 
 def floors_after_compiling(candidates: Candidates, measured: Measured) -> Iterator[tuple[int, Choice]]:
-    """The same when compiling has refuted that floor, the likeliest first. Looks at every candidate.
+    """Two floors of all candidates, for when compiling has shown that `floor_lower_estimate` is too low; the likelier one first.
 
-    The first takes all errors of estimates into account, which may be too cautious for small segments; the second takes measured
-    sizes alone.
+    The first floor corrects every estimate by the errors measured so far, which may be too cautious for small segments. The
+    second floor replaces only those estimates whose own segments were measured.
     """
     for needed in (workspaces, workspace_lower_estimates):
         yield least(candidates, range(len(candidates)), measured, needed)

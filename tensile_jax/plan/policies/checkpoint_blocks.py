@@ -1,27 +1,29 @@
-"""Policy `checkpoint`: what `jax.checkpoint` around every block of the model would do, on the same graph.
+"""Policy `checkpoint`: makes the plan that `jax.checkpoint` around every block of the model would give, on the same graph.
 
-What the forward pass makes inside a block and no other block reads is not stored once the block's forward pass is over; the
-backward pass computes it again from what crosses into the block. That is `jax.checkpoint` with its default policy
-(`nothing_saveable`), after Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016): a user's first remedy where
-memory is short, and no baseline of the paper.
+A *block* is a part of the forward pass. The step keeps what crosses from one block to another. A tensor that is made inside a
+block and that no other block reads is not stored after the block's forward pass. The backward pass computes such a tensor again.
+This is `jax.checkpoint` with its default policy (`nothing_saveable`), after Chen et al., "Training Deep Nets with Sublinear
+Memory Cost" (2016). It is what a user tries first when memory is short. The paper does not compare with it.
 
     inside(b)  = tensors that operators of block b make, which no forward operator outside of b reads and the step does not return
     dropped[t] = the last place in b that reads t, or where t is made      for t in inside(b)
 
-Blocks are found by name; a name is a path of scopes, and one with a `'` belongs to the backward pass:
+A *place* is the position of an operator in the order of execution. Blocks are found by the names of operators. A name is a path
+of scopes, and a name with a `'` belongs to the backward pass. The first of these rules that finds blocks is used:
 
-    1. the shallowest numbered siblings that have scopes of their own inside (`ResNet/Block_0` ... `ResNet/Block_15`): each one is
-       a block, and what is in none of them is kept as `none` keeps it
-    2. else the children of the top module (`VGG/Conv_0`, `VGG/Dense_0`): each begins a block, to which all that the top
-       module does before its next child belongs
-    3. else, where names give no structure, the n heavy operators of the forward pass are cut into about sqrt(n) blocks
+    1. The shallowest numbered siblings that have scopes of their own inside (`ResNet/Block_0` ... `ResNet/Block_15`) are blocks.
+       What is in none of them is kept as policy `none` keeps it.
+    2. The children of the one outermost scope (`VGG/Conv_0`, `VGG/Dense_0`) begin blocks; with several outermost scopes, these
+       begin blocks. What the parent scope does between two children belongs to the first of the two.
+    3. Where names give no structure, the n heavy operators of the forward pass are cut into about sqrt(n) blocks.
 
-Without a `'` in any name, the forward pass is what runs before the place at which most is stored. A scope that is entered
-again later is another block. Operators that depend on nothing but the step's inputs begin no block: `operator_order.py` puts
-them where they are first read.
+If no name has a `'`, the forward pass is what runs before the place at which most is stored. A scope that is entered again later
+is another block. Light operators that depend on nothing but the step's inputs begin no block, because `operator_order.py` has
+moved them to where they are first read.
 
-Departure: `jax.checkpoint` computes a block again once, as a whole, and holds all of it until the block's backward pass
-is over. Here each segment computes again what it needs: less is held, and what two segments need is computed twice.
+Difference from `jax.checkpoint`: `jax.checkpoint` computes a block again once, as a whole, and holds all of it until the block's
+backward pass is over. Here each segment computes again only what it needs. Less is held, and what two segments need is computed
+twice.
 """
 
 import math
@@ -39,7 +41,7 @@ from tensile_jax.plan.search.workspace import Measured
 _NUMBERED = re.compile(r"(?P<kind>.*\D)\d+\Z")
 
 Scope = tuple[str, ...]
-_JOINS: Scope = ()
+_JOINS: Scope = ()  # of an operator that belongs to the same block as the operator before it
 
 
 def checkpoint(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
@@ -51,7 +53,7 @@ def checkpoint(candidates: Candidates, limit: float, measured: Measured) -> Choi
 
 
 def checkpointed(retention: Retention) -> Retention:
-    """The same without what is inside blocks."""
+    """The retention after dropping, in addition, what is inside blocks."""
     liveness = retention.liveness
     graph = liveness.graph
     turn = find_backward_start(retention)

@@ -1,6 +1,8 @@
-"""Policy `none`: no swaps, and nothing computed again but what XLA fuses. This is the "vanilla" of the paper: no schedule at all.
+"""Policy `none`: swaps nothing, and recomputes only what XLA fuses anyway. This is "vanilla" in the paper: no schedule at all.
 
-The step is cut into segments that fit where the whole step would. The other policies start from the tensors that this one keeps.
+The step is nevertheless cut into segments. They may use 95 % of the peak of the step as one executable, or 4 % more than the
+least peak of any cut, whichever is more, but never more than the limit. The other policies start from the tensors that this
+policy keeps.
 """
 
 from tensile_jax.plan.search.candidates import Candidates
@@ -8,8 +10,8 @@ from tensile_jax.plan.search.choice import LEAST, Choice, whole, whole_peak
 from tensile_jax.plan.search.segmentation import cheapest_cut, least_peak
 from tensile_jax.plan.search.workspace import Measured, workspaces
 
-_NEAR_LEAST = 1.04  # of the least peak: what it may always use, as far as the limit allows
-_NEAR_WHOLE = 0.95  # of the whole step's peak: what it may use if that is more
+_NEAR_LEAST = 1.04  # of the least peak: the policy may use so much memory if the limit allows it
+_NEAR_WHOLE = 0.95  # of the whole step's peak: the policy may use so much instead if that is more
 
 
 def none(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:

@@ -1,4 +1,4 @@
-"""The policies by name, and the smallest limit for which each has a plan."""
+"""Lists the policies by name, and finds the smallest limit for which a policy has a plan."""
 
 from collections.abc import Iterator, Mapping
 
@@ -28,10 +28,10 @@ def floor(candidates: Candidates, measured: Measured, policy: Policy = auto) -> 
     if policy is auto:
         return floor_lower_estimate(candidates, measured)
     choice = policy(candidates, LEAST, measured)
-    assert choice is not None  # a policy always has one for that
+    assert choice is not None  # every policy has a choice for the limit `LEAST`
     return peak_of(candidates, choice, measured), choice
 
 
 def floors(candidates: Candidates, measured: Measured, policy: Policy) -> Iterator[tuple[int, Choice]]:
-    """The same when compiling has refuted the floor, the likeliest first."""
+    """Floors and their choices, for when compiling has shown that `floor` is too low; the likeliest first."""
     yield from floors_after_compiling(candidates, measured) if policy is auto else [floor(candidates, measured, policy)]

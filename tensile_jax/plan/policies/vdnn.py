@@ -1,24 +1,30 @@
-"""Policy `vdnn`: the feature maps of convolutions go to the host and come back one layer ahead, whatever the budget.
+"""Policy `vdnn`: copies the input of every convolution to the host, and copies it back one layer before the gradient needs it.
 
-vDNN_conv of Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design" (MICRO
-2016), the first baseline of TENSILE (section V). A *layer* is what convolutions do with one feature map X:
+This is vDNN_conv of Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design"
+(MICRO 2016), the first baseline of TENSILE (section V). A *layer* is what convolutions do with one feature map X:
 
-    X        what a convolution reads, and reads again for the gradient of its kernel
-    forward  the last convolution that reads X and depends on no other that reads X
-    backward the first convolution that reads X and depends on one that does: it has the gradient of its result
+    X         a tensor that a convolution reads in the forward pass, and that another reads for the gradient of its kernel
+    forward   the last convolution that reads X and does not depend on another one that reads X
+    backward  the first convolution that reads X and depends on another one that reads X: it computes the gradient of the kernel
 
-    out      X is copied out once its last need in the forward pass is over; the copy ends with the next layer's convolution
-    in       X is copied in from when the layer before it in the backward pass begins, and is waited for where it is needed
+X is away in the longest time between the two in which no operator needs it:
 
-The last layer has no layer behind it: the heavy operator that follows takes the place of the next one, and the heavy operator
-before its backward convolution that of the layer before. All layers are offloaded and nothing is chosen by its cost.
-A step without convolutions has nothing to offload: the policy is then what `none` is.
+    swap-out  begins when the last operator before that time has ended, and must end by the end of the next layer's convolution
+    swap-in   begins when the layer before this one in the backward pass begins, and must end before X is needed
 
-Departures. vDNN copies X out while the layer that reads it runs, and waits when that layer is over; here a copy begins after
-the segment of the last need, so it is the next layer that hides it and waits, and X stays for that much longer. Where several
-layers share a segment, a boundary between them is what a feature map needs in order to leave: `segmentation.py` finds the fewest
-segments under the limit, so that a generous limit offloads less than vDNN would. Convolution algorithms are XLA's affair.
-What `none` does not store (XLA fuses it) is not there to go, and what the caller owns stays.
+The last layer has no next layer. The heavy operator that follows takes the place of the next layer's convolution, and the heavy
+operator before the layer's backward convolution takes the place of the other layer. All layers are offloaded: nothing is chosen
+by its cost. If the whole step fits the limit, it runs as one executable. If no feature map can leave, the policy does what
+`none` does.
+
+Differences from the paper:
+
+    - vDNN copies X out while the layer that reads X runs, and waits when that layer is over. Here a copy begins after the segment
+      of the last need, so the next layer hides the copy and waits for it, and X stays on the device for that much longer.
+    - A feature map can leave only if there is a boundary between segments while it is away. `segmentation.py` makes no more
+      segments than pay, so a generous limit offloads less than vDNN would.
+    - XLA chooses the algorithms of convolutions.
+    - What policy `none` does not store (XLA fuses it) cannot be offloaded, and inputs that the caller owns are not.
 
 Times in microseconds since the step began.
 """
@@ -51,7 +57,7 @@ class Layer:
 
 
 def vdnn(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
-    """The cheapest cut with every feature map of a convolution offloaded; what `none` does where there is no such map."""
+    """The cheapest cut with every feature map offloaded; the choice of policy `none` if there is none to offload."""
     layers = find_layers(candidates.graph)
     if not layers:
         return none(candidates, limit, measured)
@@ -89,7 +95,7 @@ def find_layers(graph: Graph) -> tuple[Layer, ...]:
 
 
 def offload(retention: Retention, layers: Sequence[Layer], latencies: Sequence[float], profile: DeviceProfile) -> Absences:
-    """An absence for every feature map that is stored from the forward to the backward pass, wherever there is room for one."""
+    """An absence for every feature map that may leave and has time to leave between its forward and its backward convolution."""
     graph = retention.liveness.graph
     ends = (0.0, *accumulate(latencies))  # ends[p + 1]: when place p ends
     heavy = [place for place, operator in enumerate(graph.operators) if operator.kind == "heavy"]

@@ -1,1 +1,1 @@
-"""Policy `capuchin`: the baseline of Peng et al., with its first iteration in passive mode."""
+"""Policy `capuchin`: the planner of Capuchin (Peng et al., ASPLOS 2020), and its measuring first iteration."""

@@ -1,20 +1,25 @@
-"""Evictions of tensors between two accesses: what each costs, whether by swap or by recomputation, and which of the two is made.
+"""Computes what it costs to evict a tensor between two of its accesses, and evicts it by a swap or by a recomputation.
 
-These are the two measures of Capuchin (Peng et al., ASPLOS 2020, sections 4.3 and 4.4). `policy.py` says in which order tensors
-are evicted; this file chooses for each eviction the way that saves the most bytes per microsecond. A tensor leaves after its
-*evicted access*, and must be back for its *back access*:
+An *eviction* is one way to free memory: a tensor leaves the device after one access (the *evicted access*) and must be there
+again for the next one (the *back access*). `policy.py` chooses the order in which tensors are evicted. This file chooses, for
+each eviction, whether a swap or a recomputation saves more bytes per microsecond. Capuchin (Peng et al., ASPLOS 2020, sections
+4.3 and 4.4) measures them so:
 
     FT   = (back access - swap-in time) - (evicted access + swap-out time)      free time: >= 0 if both copies can be hidden
     MSPS = nbytes / recomputation time                                          memory saving per second (here: per microsecond)
 
-A swap copies out at once and in (the *in-trigger*) as late as the back access allows, in the nearest free window of the lane.
-Where that is not soon enough, the tensor is away from the first to the last kernel in between that needs more than the target,
-and what does not fit beside the computation before and after is exposed time.
+A *kernel* is one heavy operator with the light ones that XLA fuses with it (`passive_mode.py`). The *target* is the memory that
+no kernel is to exceed.
 
-A recomputation starts from what is on the device when the tensor is needed. What is stored no longer is computed again in turn,
-and what has been swapped out meanwhile is no source ("those tensor accesses which have never been released", TENSILE section
-IV-D). A tensor that is dropped is computed again by every segment that needs it (`retention.py`), but counted once, as Capuchin
-does.
+A swap copies out as soon as the lane of the link is free, and copies in (Capuchin's *in-trigger*) as late as the back access and
+the lane allow. If the tensor would then still lie on the device during a kernel that exceeds the target, the swap is widened: the
+tensor is away from the first to the last kernel in the gap that exceeds the target. The part of the copies that does not fit
+before the first and after the last of these kernels is exposed time.
+
+A recomputation starts from tensors that are on the device when the evicted tensor is needed. Inputs that are no longer stored
+then are computed again too. Inputs that have been swapped out in the meantime are no source ("those tensor accesses which have
+never been released", TENSILE section IV-D). Every segment that needs a dropped tensor computes it again (`retention.py`), but
+like Capuchin this file counts the time once.
 
 Times in microseconds since the step began.
 """
@@ -36,7 +41,7 @@ from tensile_jax.plan.search.swaps import Gap, Link, may_leave
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A tensor between two accesses, by the kernels `first` and `last`, with room for other kernels in between."""
+    """A tensor that may be away between an access by kernel `first` and one by kernel `last`; other kernels run in between."""
 
     gap: Gap
     first: int
@@ -59,7 +64,7 @@ class _Swap:
 
 @dataclass(frozen=True, slots=True)
 class _Recomputation:
-    """What is not to be stored any more, until which places, and what it takes to compute the tensor again."""
+    """The tensors to drop, each with the last place at which it is stored, and the time to compute the evicted one again."""
 
     dropped: dict[TensorId, int]
     latency_us: float
@@ -68,7 +73,7 @@ class _Recomputation:
 class Evictions:
     """The evictions made so far: what is dropped, what is away, the windows on the link, and what each kernel then needs.
 
-    `dropped` and `absences` are what `Retention` and a candidate are made of.
+    A retention is made from `dropped` (`retain`), and a candidate from both `dropped` and `absences`.
     """
 
     def __init__(self, candidates: Candidates, kernels: Sequence[Kernel], target: float) -> None:
@@ -91,7 +96,7 @@ class Evictions:
         return float(self._needed.max()) <= self._target
 
     def candidates(self) -> list[Eviction]:
-        """Every eviction that helps, by falling free time."""
+        """Every eviction during which a kernel exceeds the target, by falling free time."""
         retention, profile = self._retention, self._candidates.profile
         found: list[Eviction] = []
         for tensor in retention.liveness.graph.tensors:
@@ -110,7 +115,7 @@ class Evictions:
         return sorted(found, key=lambda e: (-e.free_us, -e.nbytes, e.gap.tensor, e.first))
 
     def swap_hidden(self, eviction: Eviction) -> bool:
-        """Swap where that is hidden by other work and helps. Whether it was done."""
+        """Swap the tensor if both copies can be hidden and a kernel gets nearer to the target; return whether that was done."""
         swap = self._swap(eviction, hidden=True)
         if swap is not None:
             self._take(swap)
@@ -146,7 +151,8 @@ class Evictions:
     # -- swaps ------------------------------------------------------------------------------------------------------------
 
     def _swap(self, eviction: Eviction, *, hidden: bool) -> _Swap | None:
-        """The swap with both copies where the link is free; unless `hidden`, no longer there than memory allows."""
+        """The swap with both copies in free windows of the link; unless `hidden`, widened as the module says. None if it is no
+        use."""
         t, after, before = eviction.gap.tensor, eviction.gap.after, eviction.gap.before
         if any(after < p < before for p in self._needs[t]):
             return None  # a recomputation reads it meanwhile
@@ -183,7 +189,7 @@ class Evictions:
     # -- recomputations ---------------------------------------------------------------------------------------------------
 
     def _recomputation(self, eviction: Eviction) -> _Recomputation | None:
-        """What it takes not to store the tensor after its evicted access, or None where its sources are gone by then."""
+        """How to compute the tensor again after its evicted access, or None if what that starts from is gone by then."""
         liveness, t = self._candidates.liveness, eviction.gap.tensor
         operators = liveness.graph.operators
         if t in self.absences or self._end[t] >= len(operators) or liveness.begin[t] < 0:
@@ -223,7 +229,8 @@ class Evictions:
         self._propagate_need(t, {p for p in self._needs[t] if p > eviction.gap.after})
 
     def _propagate_need(self, tensor: TensorId, far: set[int]) -> None:
-        """What makes the tensor is needed for its sake: `needs` of `retention.py`, kept up to date without starting over."""
+        """Add the places `far` to the needs of all tensors from which this one is computed: as `retain` does, but in
+        increments."""
         liveness = self._candidates.liveness
         wanted = [(tensor, far)]
         while wanted:

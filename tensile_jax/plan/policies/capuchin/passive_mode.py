@@ -1,23 +1,26 @@
-"""Capuchin's first iteration, in passive mode: what is accessed when, and what it costs to swap only when memory has run out.
+"""Simulates Capuchin's first iteration, which copies tensors to the host only when an allocation fails.
 
-Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (ASPLOS 2020), section 4.2; TENSILE's table of
-first iterations compares itself with it. Capuchin knows nothing before the first iteration. When an allocation fails, it copies
-tensors to the host, the least recently accessed ones first, until there is room; when an evicted tensor is accessed, it is copied
-back. Both block the computation, and both are measured:
+Capuchin (Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning", ASPLOS 2020, section 4.2) knows nothing
+about a step before it has run once. It runs the first iteration in *passive mode*: when an allocation fails, it copies tensors to
+the host, the least recently accessed ones first, until there is room. When an evicted tensor is accessed, it is copied back.
+Computation waits for both copies. TENSILE's table of first iterations compares itself with this iteration, whose time is
 
     step_us = sum of latencies + (bytes out) / device_to_host_bytes_per_us + (bytes in) / host_to_device_bytes_per_us
 
-A *kernel* is one heavy operator and the light ones that XLA fuses with it, between two boundaries of
-candidate 0 (`search/candidates.py`), which swaps nothing. Its accesses are the tensors that it takes from memory and those that
-it leaves there. Their times leave out the copies, as Capuchin's do, so that they hold for later iterations as well.
+A *kernel* here is one heavy operator with the light ones that XLA fuses with it: the operators between two boundaries of
+candidate 0 (`search/candidates.py`), which swaps nothing. It accesses the tensors that it reads from memory and those that it
+leaves there. The times of accesses leave out the copies, as Capuchin's do, so that they hold for later iterations too.
 
-Differences from the paper: A planner is pure, so the iteration is not run but simulated, on the latencies of the device profile.
-A tensor goes to the host once: it does not change, so to evict it again costs nothing. Three kinds of tensors are never evicted:
-arguments that the caller did not donate, PRNG keys, and very small tensors. The results are back on the device when the
-iteration ends, and updated state takes the place of the state that it updates. Where not even eviction of everything else makes
-room for a kernel, it runs all the same, and the peak says so.
+Differences from the paper:
 
-Times in microseconds.
+    - A planner is pure, so the iteration is simulated on the latencies of the device profile.
+    - A tensor is copied to the host once. It does not change, so to evict it again costs nothing.
+    - Four kinds of tensors are never evicted: arguments that the caller did not donate, constants, PRNG keys, very small tensors.
+    - The results are back on the device when the iteration ends.
+    - Updated state takes over the memory of the state that it updates.
+    - If there is no room for a kernel even after everything else is evicted, the kernel runs all the same, and the peak shows it.
+
+Sizes in bytes, times in microseconds.
 """
 
 from collections.abc import Sequence
@@ -39,7 +42,8 @@ from tensile_jax.plan.search.swaps import may_leave
 class Kernel:
     """The operators at `[begin, end)`, what they access, and when they run if nothing waits for copies.
 
-    `nbytes` is what is in memory meanwhile when nothing is evicted, `workspace` the part of it that is not kept.
+    `nbytes` is what is in memory while the kernel runs if nothing is evicted. `workspace` is the part of it that is free again
+    when the kernel ends.
     """
 
     begin: int
@@ -54,7 +58,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class PassiveIteration:
-    """What the first iteration takes and copies, and the most that is in memory."""
+    """How long the first iteration takes, what it copies, and the most that is in memory."""
 
     step_us: float
     swapped_out_bytes: int
@@ -92,9 +96,11 @@ def observe(candidates: Candidates) -> tuple[Kernel, ...]:
 
 
 def _edges(table: BoundaryTable, peak: np.ndarray) -> list[int]:
-    """Between two heavy operators the boundary, or all of them, with the least peak on both sides: where on the table they are.
+    """The boundaries between kernels, as indices into the table.
 
-    Ties go to the last one, then to the first one. To cut an optimizer in many may take more memory than to run it at once.
+    Between two heavy operators the table may have several boundaries. The last one, the first one, or all of them are taken,
+    whichever has the least peak on both sides; ties go in this order. All are not always best: an optimizer that is cut into
+    many pieces may take more memory than one that runs at once.
     """
     last = len(table.boundaries) - 1
     heavy = table.kernels[0]
@@ -107,7 +113,8 @@ def _edges(table: BoundaryTable, peak: np.ndarray) -> list[int]:
 
 
 class _Memory:
-    """The device during the simulation: what is there, in the order of last accesses, and what has been copied."""
+    """The device's memory in the simulation: the tensors on it, the least recently accessed first, and those copied to the
+    host."""
 
     def __init__(self, retention: Retention, profile: DeviceProfile, limit: float) -> None:
         self._retention = retention
@@ -124,7 +131,7 @@ class _Memory:
         self.bytes_in = 0
 
     def run(self, kernel: Kernel) -> None:
-        """Make room, bring in what the kernel reads, run it, let go what is not needed any more."""
+        """Make room, copy in what the kernel reads, run the kernel, and release what is not needed any more."""
         replaced = {self._old[t]: t for t in kernel.outputs if self._old.get(t) in self._here}
         made = sum(self._tensors[t].nbytes for t in kernel.outputs if self._old.get(t) not in replaced)
         self._bring(kernel.inputs, beside=made + kernel.workspace, keep={*kernel.inputs, *replaced})
@@ -137,7 +144,7 @@ class _Memory:
             self.used -= self._tensors[t].nbytes
 
     def bring_back(self, results: Sequence[TensorId]) -> None:
-        """Results of the step lie on the device when it ends."""
+        """Copy back the results of the step, which must be on the device when it ends."""
         self._bring(results, beside=0, keep=set(results))
 
     def _bring(self, wanted: Sequence[TensorId], *, beside: int, keep: set[TensorId]) -> None:

@@ -1,21 +1,25 @@
-"""Policy `capuchin`: one fixed plan of swaps and recomputations from the tensor accesses of the first iteration.
+"""Policy `capuchin`: makes one plan of swaps and recomputations from the tensor accesses of the first iteration.
 
 Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (ASPLOS 2020), sections 4.3 to 4.5, the second
-baseline of TENSILE (section V). The first iteration runs in passive mode (`passive_mode.py`), which tells when tensors are
-accessed and how much memory is short where. From that, evictions are chosen once, by free time FT and MSPS (`evictions.py`):
+baseline of TENSILE (section V). The first iteration runs in passive mode (`passive_mode.py`). It shows when tensors are accessed,
+and by which kernels memory is exceeded. From these, evictions are chosen once, by their free time FT and by MSPS, the memory that
+they save per unit of time (`evictions.py`):
 
     1. candidates   evictions that lower the memory of a kernel which needs more than the target, by falling FT
-    2. hidden       those with FT >= 0 are swapped, as far as both copies find a window, one lane of the link per direction
+    2. hidden       those with FT >= 0 are swapped, as long as both copies find a window on the link, one lane for each direction
     3. exposed      the eviction that saves the most bytes per microsecond: nbytes / exposed time of a swap, or the MSPS of a
-                    recomputation; every choice alters what the others cost, so that they are looked at again
+                    recomputation; every choice changes what the others cost, so the others are computed again after it
     until no kernel needs more than the target.
 
-There is no scheduling across iterations: state is there when the iteration begins and ends, even with `state_memory="any"`.
-Ties: the larger tensor, then the lower id, then the earlier access; a swap before a recomputation.
+The target is the limit. Nothing is scheduled across iterations: state is on the device when the iteration begins and ends, even
+with `state_memory="any"`. If the whole step fits the limit, it runs as one executable. Ties: the larger tensor, then the lower
+id, then the earlier access; a swap before a recomputation.
 
-Departures. Accesses are those of kernels, and times those of the profile (see there). Copies are placed by a prediction once
-and for all, where Capuchin moves in-triggers from iteration to iteration. What segments need is more than what kernels do
-(`segmentation.py`): if no cut of the plan is under the limit, targets are lowered.
+Differences from the paper:
+
+    - Accesses are those of kernels, not of single operators, and times come from the device profile.
+    - Copies are placed once, by a prediction. Capuchin moves in-triggers from iteration to iteration.
+    - Segments need more than kernels do (`segmentation.py`). If no cut of the plan is under the limit, lower targets are tried.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,12 +34,12 @@ from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits, whole
 from tensile_jax.plan.search.workspace import Measured
 
-_PARTS = (1.0, 0.92, 0.84, 0.72, 0.6)  # of the limit: targets, one after another, for want of a cut under the limit
+_PARTS = (1.0, 0.92, 0.84, 0.72, 0.6)  # of the limit: targets, tried one after another until a cut is under the limit
 _LEAST_PARTS = (0.8, 0.65, 0.5, 0.35, 0.2, 0.0)  # of what the kernel that needs most needs: targets for the least memory
 
 
 def capuchin(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
-    """The cheapest cut of the first plan that has one under the limit."""
+    """The cheapest cut of the first target's plan that has a cut under the limit."""
     if not candidates.graph.operators:
         return whole(candidates)
     return first_that_fits(candidates, _candidates_for(candidates, limit), limit, measured)
@@ -53,7 +57,7 @@ def _candidates_for(candidates: Candidates, limit: float) -> Iterator[int]:
 
 
 def plan_evictions(candidates: Candidates, kernels: Sequence[Kernel], target: float) -> tuple[Retention, Absences]:
-    """What is dropped and what is away so that no kernel needs more than the target, or as near to that as Capuchin comes."""
+    """What is dropped and what is away so that no kernel needs more than the target, or as near to it as evictions come."""
     evictions = Evictions(candidates, kernels, target)
     left: list[Eviction] = []
     for eviction in evictions.candidates():

@@ -1,1 +1,1 @@
-"""Policy `tensile`: the paper's Algorithms 1 to 3."""
+"""Policy `tensile`: the planning algorithms of the paper itself (TENSILE, Algorithms 1 to 3)."""

@@ -1,19 +1,21 @@
-"""The complete scheduling algorithm of TENSILE: swap at the peak as long as that succeeds, then recompute until it fits.
+"""Runs TENSILE's complete scheduling algorithm: it adds swaps at the memory peak as long as it finds any, then recomputations.
 
-Algorithm 3, line by line. How ambiguous lines are read:
+The module implements Algorithm 3 line by line. MP is the memory peak, and `iter` counts the iterations of the algorithm's loop.
+The printed algorithm is ambiguous in places. This is how its lines are read:
 
-    2      activity analysis is in the releases of peak analysis: after the last access.
-    4      the mean, over the past 3 iterations, of (MP before - MP after) / MP before is below 0.0005. With its
-           `and iter > 100` the algorithm makes at least 101 iterations if it always finds something.
-    5      breaks whether the memory is enough or not.
-    6-7    "if iter = 0", but "at each iteration, the algorithm will start with running the GPU_Memory_Peak_Analysis": at each,
-           since everything below needs the peak as it is now.
-    9-12   sets swap_succeed to False, then to False again if nothing was generated: it is True again if something was.
-    13     leaves recomputation_succeed as it is if MP < Free_GPU_Memory, and the loop would never end: it ends.
-           MP = Free_GPU_Memory is not enough, as printed.
-    14     swapping is not tried again after recomputation, as printed.
+    2      "Activity analysis" is done by peak analysis: it releases every tensor after the tensor's last access.
+    4      The algorithm stops if the mean of (MP before - MP after) / MP before over the past 3 iterations is below 0.0005 "and
+           iter > 100". So it makes at least 101 iterations if it always finds something to do.
+    5      The loop ends there whether the memory is enough or not.
+    6-7    These lines say "if iter = 0". The text says "at each iteration, the algorithm will start with running the
+           GPU_Memory_Peak_Analysis". The peak is analysed in each iteration, since all later lines need the current peak.
+    9-12   These lines set swap_succeed to False, and to False again if nothing was generated. Here it becomes True if something
+           was generated.
+    13     If MP < Free_GPU_Memory, the printed line leaves recomputation_succeed as it is, and the loop would never end. Here the
+           loop ends. As printed, MP = Free_GPU_Memory is not enough.
+    14     As printed, swapping is not tried again after a recomputation.
 
-The peaks of several jobs are added by whoever schedules several (III: MP = sum of MP_j); this is one job's schedule.
+This is one job's schedule. Whoever schedules several jobs adds their peaks (section III: MP = sum of MP_j).
 """
 
 from collections.abc import Sequence
@@ -41,7 +43,7 @@ class Schedule:
 
 
 def find_schedule(sequence: AccessSequence, swapping: SwapScheduling, *, free_bytes: float) -> Schedule:
-    """Algorithm 3: swaps as many as lower the peak, recomputations while it is not below `free_bytes`.
+    """Algorithm 3: as many swaps as Algorithm 2 finds, then recomputations while the peak is not below `free_bytes`.
 
     Args:
         swapping: Algorithm 2 for the sequence, which has scheduled nothing yet.
@@ -80,6 +82,6 @@ def find_schedule(sequence: AccessSequence, swapping: SwapScheduling, *, free_by
 
 
 def _mean_reduction(peaks: Sequence[int]) -> float:
-    """The average part by which the past iterations have reduced the peak."""
+    """The part of the peak by which the past iterations have reduced it, on average."""
     past = peaks[-_PAST_ITERATIONS - 1 :]
     return sum((before - after) / before if before else 0.0 for before, after in pairwise(past)) / _PAST_ITERATIONS

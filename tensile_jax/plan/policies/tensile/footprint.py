@@ -1,21 +1,24 @@
-"""GPU memory peak analysis: how high device memory rises, when, which tensors hold it there, and which access came before.
+"""Finds the memory peak: how high device memory rises, when, which tensors occupy it then, and which access came before.
 
-TENSILE section IV-B. The peak is that of Algorithm 1, but Algorithm 3 adds its events one by one, and after each event the peak
-is found without going over the whole time axis again. A tensor that is away over `[leave, back)` takes its bytes from the
-footprint:
+TENSILE section IV-B. The peak is the one that Algorithm 1 finds, but it is found faster. Algorithm 3 adds its events one by one,
+and after each event this module finds the new peak without going over the whole time axis again. An event makes a tensor absent
+over a time `[leave, back)`, and then its bytes do not count:
 
     usage(t) = sum of nbytes over lifetimes [begin, end) with begin <= t < end
              - sum of nbytes over absences [leave, back) with leave <= t < back
              = sum of the changes up to t
 
-Each change belongs to the operator during which it happens. The operators are the leaves of a tree whose nodes know the sum of
-their changes and the greatest prefix sum of these:
+Each change belongs to the operator during which it happens. The operators are the leaves of a binary tree. Each node of the tree
+stores the sum of the changes below it and the greatest prefix sum of these changes:
 
     total(node) = total(left) + total(right)
     best(node)  = max(best(left), total(left) + best(right))
 
-so that a change costs the logarithm of the number of operators, and the peak is read at the root; its time is found by
-going down, to the left where both sides are equal (the first time at which usage is greatest).
+A new change therefore takes time proportional to the logarithm of the number of operators. The peak is `best` of the root. Its
+time is found by descending from the root, to the left where both sides are equal, which gives the first time at which usage is
+greatest.
+
+Times in microseconds since the iteration began, sizes in bytes.
 """
 
 from bisect import bisect_right, insort
@@ -38,9 +41,9 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """MP, MPTensor, LUA and MPTime of Algorithm 1: the first time at which the footprint is greatest.
+    """The first time at which the footprint is greatest: MP, MPTensor, LUA and MPTime of Algorithm 1, in the order of the fields.
 
-    `last_input_access` is the last TUA before it that does not release its tensor.
+    `last_input_access` is the last use of a tensor that begins by then and after which the tensor is not released.
     """
 
     nbytes: int
@@ -50,7 +53,7 @@ class Peak:
 
 
 class Footprint:
-    """The footprint of an access sequence with every tensor released after its last access, and then with absences."""
+    """The footprint of an access sequence in which every tensor is released after its last access; absences can be added."""
 
     def __init__(self, sequence: AccessSequence) -> None:
         self._sequence = sequence
@@ -74,7 +77,7 @@ class Footprint:
         """From now on the tensor is away during `[leave, back)`.
 
         Args:
-            released_by: the operator whose access releases it, if that is how it leaves.
+            released_by: the operator after whose access the tensor is released, if it leaves by a release and not by a copy.
         """
         if released_by is not None:
             self._releasing.add((tensor, released_by))
@@ -114,7 +117,8 @@ class Footprint:
         return self._uses[place] if place >= 0 else None
 
     def _add(self, time_us: float, change: int) -> int:
-        """Note a change at its leaf, which is returned; what ends with the iteration changes nothing within."""
+        """Record a change at its leaf and return the leaf. A change at the end of the iteration goes to the last operator's
+        leaf."""
         leaf = max(min(bisect_right(self._sequence.begins_us, time_us) - 1, self._leaves - 1), 0)
         changes = self._changes[leaf]
         changes[time_us] = changes.get(time_us, 0) + change

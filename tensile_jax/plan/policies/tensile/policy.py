@@ -1,18 +1,20 @@
-"""Policy `tensile`: the paper's own algorithms, between the segments that `none` starts from.
+"""Policy `tensile`: plans with the paper's own algorithms, between the boundaries at which policy `none` may cut the step.
 
-    access.py                  tensor access sequence (section IV-A)
-    footprint.py               Algorithm 1, GPU memory peak analysis, kept up to date under events
+    analysis/access.py         the tensor access sequence (section IV-A)
+    footprint.py               Algorithm 1, GPU memory peak analysis, kept up to date while events are added
     swap_scheduling.py         Algorithm 2, swap scheduling
-    recompute_scheduling.py    section IV-D, recomputation scheduling by MSPS
+    recompute_scheduling.py    section IV-D, recomputation scheduling by MSPS, the memory saved per unit of time
     complete_scheduling.py     Algorithm 3, the outer loop
-    schedule_to_absences.py                 from its schedule to places of the graph
+    schedule_to_absences.py    translates the schedule of Algorithm 3 to what a candidate consists of
 
-Swapping does not stop at the budget: it goes on as long as the peak falls. Only recomputation does, while what lies between
-segments is not below the budget. Workspaces are not part of the paper's footprint, so the schedule may need more than it says;
-then it is asked for less, until the cut of the step into segments is under the limit.
+Algorithm 3 does not stop swapping when the budget is met. It swaps as long as it finds a swap. It recomputes only while the
+tensors between segments need as much as the budget or more. The paper's footprint does not contain the workspaces of segments, so
+a plan may need more than its schedule says. The policy therefore runs Algorithm 3 for less and less memory until the cut of the
+step into segments is under the limit. If the whole step fits the limit, it runs as one executable.
 
-Departures: latencies come from a device profile in the place of an MLP; the operators that access tensors are stretches between
-heavy operators of the jaxpr, not the layers of a framework; segments are cut afterwards, as for every policy.
+Differences from the paper: Latencies come from a device profile; the paper predicts them with an MLP. The operators that access
+tensors are the stretches of the jaxpr between two boundaries; in the paper they are the layers of a framework. The final segments
+are chosen after the schedule, as for every policy.
 """
 
 from tensile_jax.plan.analysis.residency import Absences
@@ -22,11 +24,11 @@ from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits
 from tensile_jax.plan.search.workspace import Measured
 
-_TARGETS = (1.0, 0.9, 0.75, 0.5, 0.0)  # of the limit, one after another: the memory that Algorithm 3 is told to be free
+_TARGETS = (1.0, 0.9, 0.75, 0.5, 0.0)  # of the limit: the values of Free_GPU_Memory for Algorithm 3, tried one after another
 
 
 def tensile(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
-    """The first schedule whose cheapest segments are under the limit."""
+    """The cheapest segments under the limit, for the first schedule that has any."""
     targets = (LEAST,) if limit == LEAST else tuple(part * limit for part in _TARGETS)
     indices = (candidates.add(("tensile", target), lambda target=target: _scheduled(candidates, target)) for target in targets)
     return first_that_fits(candidates, indices, limit, measured)

@@ -1,18 +1,20 @@
-"""From a schedule of TENSILE's Algorithm 3 to places of the graph: what is dropped, and when each tensor is absent.
+"""Translates a schedule of TENSILE's Algorithm 3: which tensors are dropped, and where each swapped tensor is absent.
 
-The schedule speaks of the operators of a cut graph, its segments, and of times; the rest of `plan/` speaks of places, of which a
-segment covers `[boundaries[k], boundaries[k + 1])`:
+The schedule is in terms of times and of the operators of a cut graph, which are segments. The rest of `plan/` counts in *places*,
+the positions of the graph's own operators in their order of execution. Segment k covers the places
+`[boundaries[k], boundaries[k + 1])`. A swapped tensor becomes an absence (`analysis/residency.py`) with
 
     leave   the last place of the segment during which the copy to the host ends (or whose end releases the tensor)
     back    the first place of the segment during which the copy to the device begins
     away    at the boundaries b with leave < b <= back
 
-An absence that no boundary falls into saves nothing and is left out. If it was the one that copies the tensor to the host,
-the next one of the tensor copies instead (the first of a tensor's absences always does), in the open.
+An absence that contains no boundary saves nothing and is left out. If it was the one that copies the tensor to the host, the
+tensor's next absence makes that copy, since the first of a tensor's absences always does. No other work is counted as hiding it.
 
-A recomputed tensor is dropped after the access that releases it, and so is, after its last need, what its chain passes through.
-`retention.py` then computes it again for *every* later segment that needs it, where the schedule keeps it after the first: less
-memory, more time, but for inputs that must stay longer for it.
+A recomputed tensor is dropped after the access that releases it. The tensors in between, through which it is recomputed, are
+dropped after their last need. The schedule keeps a recomputed tensor after its first recomputation; `retention.py` computes a
+dropped tensor again for *every* later segment that needs it. That takes more time and less memory, except that the inputs of the
+recomputation must stay longer.
 """
 
 from bisect import bisect_left
@@ -52,7 +54,7 @@ def schedule_events(
 
     Args:
         latencies: of every place.
-        budget_bytes: what the tensors between segments may hold, without workspaces.
+        budget_bytes: what the tensors between segments may occupy, without workspaces.
     """
     sequence = access_sequence(retention, boundaries, latencies, smallest_bytes=SMALLEST)
     swapping = SwapScheduling(
@@ -80,11 +82,11 @@ def dropped_for(schedule: Schedule, retention: Retention, boundaries: Sequence[i
 def absences_of(
     schedule: Schedule, sequence: AccessSequence, boundaries: Sequence[int], profile: DeviceProfile
 ) -> dict[TensorId, tuple[Absence, ...]]:
-    """The absences of every swapped tensor that some boundary falls into."""
+    """For every swapped tensor, those of its absences that contain a boundary."""
     found: dict[TensorId, tuple[Absence, ...]] = {}
     for tensor, swaps in groupby(schedule.swaps, key=lambda away: away.tensor):
         placed: list[Absence] = []
-        owed = False  # the copy to the host, by an absence that was left out
+        owed = False  # whether an absence that was left out should have made the copy to the host
         for away in swaps:
             copies = away.copies_out or owed
             absence = _place(away, copies, sequence, boundaries, profile)

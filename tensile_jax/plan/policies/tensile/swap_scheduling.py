@@ -1,37 +1,45 @@
-"""Swap scheduling: which tensor of the peak is swapped out and in, and when.
+"""Schedules swaps: which tensor of the memory peak is swapped out and in, and when.
 
-TENSILE section IV-C and Algorithm 2. One run takes the tensors that cause the peak, the largest first, and schedules the first
-for which windows on the link are free:
+TENSILE section IV-C and Algorithm 2, in the paper's terms (`analysis/access.py`): the *TGA* is the access that generates a
+tensor, a *TUA* is an access that uses it, and *MPTime* is the time of the peak. One run looks at the tensors that are on the
+device at the peak, the largest first. It schedules the first tensor for which it finds free windows on the link:
 
-    swap-out   in [TGA.end, MPTime], as early as possible
-    swap-in    in [swap-out.end, first TUA.begin], as late as possible; the TUA is the first one after the swap-out
-    the rest   in [TUA(i - 1).end, TUA(i).begin], as late as possible, for every later TUA where there is room
+    swap-out          in [TGA.end, MPTime], as early as possible
+    swap-in           in [swap-out.end, TUA.begin], as late as possible, for the first TUA after the swap-out
+    further swap-ins  in [TUA(i - 1).end, TUA(i).begin], as late as possible, for every later TUA where there is room
 
-No window overlaps another one ("there can only be one tensor being swapped simultaneously") nor an access of its tensor. If the
-swap-in has no room, the swap-out is withdrawn and tried again after the TUA that it was for. After a swap-in the copy in host
-memory is kept "until the last access of the tensor is finished", so that each later swap-in needs a release only.
+A window overlaps no other window ("there can only be one tensor being swapped simultaneously") and no access of its tensor. If
+there is no room for the first swap-in, the swap-out is withdrawn and tried again after that TUA. After a swap-in, the copy in
+host memory is kept "until the last access of the tensor is finished". Before a further swap-in the tensor is therefore only
+released, not copied out again.
 
-How ambiguous lines are read:
+The printed algorithm is ambiguous in places. This is how its lines are read:
 
-    14     fails too if there is no first access; then line 18 withdraws the swap-out: what nothing needs any more is
-           released by activity analysis, and results must be there in the end.
-    19     says `latest_time`, the text "we will update the Swap-Out Event's *earliest* start time": the text, since with the line
-           as printed every try would be the same. `latest_time` is the time of the peak throughout, and covers the whole copy.
-    22     "choosing the largest tensor", ties by id. "Since the scheduling for each tensor can change the GPU memory peak, we
-           must analyze the GPU memory peak and generate the swap events iteratively": a run ends with the first that succeeds.
-    25     "has not been swapped out": in an earlier run, or earlier in the loop.
-    26     an updated parameter lies in memory from its update to the first TUA of the old parameter in the *next* iteration: in a
-           peak before that TUA the old parameter stands for it, and its latest time is the end of this iteration. It leaves
-           after its last access of this iteration. Both windows lie within an iteration, because "the Executor pauses to wait
-           for the unfinished swap events" at its end. Only with `across_iterations`; without it, it is a tensor like others.
-    28     SON is a number and MSR a rate, "the rate of tensors swapped in a job to tensors swapped in the whole system":
-           SON(job) / sum of SON <= MSR(job).
-    34     an old parameter that was on the host when the iteration began needs no swap-out either: only this line is for it. With
-           `across_iterations` what precedes its first TUA is line 26's.
+    14     It fails also if there is no first access. Line 18 then withdraws the swap-out: activity analysis releases what nothing
+           needs any more, and results must be there in the end.
+    19     The line says `latest_time`; the text says "we will update the Swap-Out Event's *earliest* start time". The text is
+           followed, since with the line as printed every try would be the same. `latest_time` is the time of the peak throughout,
+           and the whole copy ends by then.
+    22     "Choosing the largest tensor": ties go to the lower id. "Since the scheduling for each tensor can change the GPU memory
+           peak, we must analyze the GPU memory peak and generate the swap events iteratively": a run ends with its first success.
+    25     "Has not been swapped out": neither in an earlier run nor earlier in the loop.
+    26     An updated parameter lies in memory from its update to the first TUA of the old parameter in the *next* iteration. At a
+           peak before that TUA the old parameter is the one in memory; the updated one is scheduled for it, with the end of this
+           iteration as its latest time. The updated parameter leaves after its last access of this iteration. Each of the two
+           windows lies within an iteration, because "the Executor pauses to wait for the unfinished swap events" at its end. All
+           this holds with `across_iterations` only; without it, an updated parameter is a tensor like others.
+    28     SON is the number of a job's swapped tensors. MSR is a rate, "the rate of tensors swapped in a job to tensors swapped
+           in the whole system". The condition is read as SON(job) / sum of SON <= MSR(job).
+    34     An old parameter that was on the host when the iteration began needs no swap-out either, so of lines 29-34 only this one
+           applies to it. With `across_iterations`, line 26 covers the time before its first TUA.
 
-The link only gets busier: a tensor that has failed would fail again with the same latest time or an earlier one; it is not tried.
+A tensor that has failed is not tried again with the same latest time or an earlier one: windows on the link are only added, so
+the tensor would fail again.
 
-Departure: `duplex` gives each direction of the link a channel of its own, as PCIe has them; the paper has one.
+Difference from the paper: `duplex` gives each direction of the link a channel of its own, as PCIe has them; the paper has one.
+The policy `tensile` uses one channel, like the paper.
+
+Times in microseconds since the iteration began, sizes in bytes.
 """
 
 from bisect import bisect_left, insort
@@ -50,11 +58,12 @@ from tensile_jax.plan.policies.tensile.footprint import Peak
 
 @dataclass(frozen=True, slots=True)
 class SwappedOut:
-    """`tensor` is not on the device between the operators `after`, which triggers that it leaves, and `before`, which uses it.
+    """`tensor` is not on the device between two operators: it leaves when `after` has ended, and `before` uses it next.
 
-    Its swap-out is `[out_begin, out_end)`; without `copies_out` the host has it already, and it is released at `out_end`.
-    Across the iteration boundary there are two: the updated parameter's, `before` the number of operators, with the swap-in
-    empty at the end, and the old one's, `after` -1, with the swap-out empty at 0.
+    The swap-out takes `[out_begin, out_end)` and the swap-in `[in_begin, in_end)`. Without `copies_out` the host has a copy
+    already, and the tensor is released at `out_end`. A swap across the iteration boundary consists of two records. The first is
+    the updated parameter's: its `before` is the number of operators, and its swap-in is empty, at the end of the iteration. The
+    second is the old parameter's: its `after` is -1, and its swap-out is empty, at time 0.
     """
 
     tensor: TensorId
@@ -75,7 +84,7 @@ class Interval(NamedTuple):
 
 
 class _Attempt(NamedTuple):
-    """What `scheduling_swap` returns (line 21): its windows, if it succeeds, and the first access that it was for."""
+    """What `scheduling_swap` returns (line 21): the windows that it found, and the access that the swap-in is for."""
 
     swap_out: Interval | None
     swap_in: Interval | None
@@ -83,7 +92,7 @@ class _Attempt(NamedTuple):
 
 
 def feasible_intervals(begin: float, end: float, busy: Iterator[Interval]) -> Iterator[Interval]:
-    """What `busy` leaves of `[begin, end)`, ascending. `busy` is in order of its begins."""
+    """The parts of `[begin, end)` that no interval of `busy` covers, ascending. `busy` is ordered by begin."""
     for taken in busy:
         if taken.begin >= end:
             break
@@ -95,12 +104,12 @@ def feasible_intervals(begin: float, end: float, busy: Iterator[Interval]) -> It
 
 
 class SwapScheduling:
-    """Algorithm 2 with SE, the swap events scheduled so far, which every run adds to.
+    """Algorithm 2, with the swap events scheduled so far (SE in the paper), to which every run adds.
 
     Args:
         across_iterations: whether an updated parameter may be on the host when the iteration ends.
         duplex: the link has a channel in each direction, rather than the paper's one.
-        max_swapping_rate: MSR of each job; 1 where nothing is said.
+        max_swapping_rate: MSR of each job; 1 for a job that is not in it.
         swapped_by_others: SON of the other jobs.
     """
 
@@ -132,7 +141,7 @@ class SwapScheduling:
         return frozenset(self._swapped | self._on_host)
 
     def run(self, peak: Peak) -> tuple[SwappedOut, ...]:
-        """The absences of the largest tensor of the peak that can be swapped; none if none can."""
+        """The swaps of the largest tensor of the peak that can be swapped; empty if none can."""
         nbytes = self._sequence.nbytes
         for tensor in sorted(peak.tensors, key=lambda t: (-nbytes[t], t)):  # line 22
             if tensor in self._sequence.fixed or not nbytes[tensor]:
@@ -154,7 +163,7 @@ class SwapScheduling:
         return ()
 
     def _updated_parameter(self, tensor: TensorId, peak: Peak) -> tuple[TensorId | None, float]:
-        """The updated parameter that the tensor of the peak is or stands for, and the latest time of its swap-out."""
+        """The updated parameter to schedule if the tensor is a parameter (line 26), and the latest time of the swap-out."""
         if self._across_iterations and tensor in self._sequence.updates:
             return tensor, peak.time_us
         if tensor in self._updated:
@@ -164,7 +173,7 @@ class SwapScheduling:
         return None, peak.time_us
 
     def _within_rate(self) -> bool:
-        """SON <= MSR, as a rate; 0 while nothing has been swapped."""
+        """Line 28: whether SON(job) / sum of SON <= MSR(job); true while nothing has been swapped."""
         mine = len(self._swapped)
         return mine <= self._limit * (mine + self._others)
 
@@ -221,7 +230,7 @@ class SwapScheduling:
         return _Attempt(None, None, None)
 
     def _rest(self, tensor: TensorId, first: Access) -> tuple[SwappedOut, ...]:
-        """Line 34: absences before as many of the accesses after the first as there is room for, in order of their ends."""
+        """Line 34: swaps before those later accesses for whose swap-in there is room, in order of time."""
         found: list[SwappedOut] = []
         for before, access in pairwise(a for a in self._sequence.uses(tensor) if a.operator >= first.operator):
             swap_in = self._try_swap_in(tensor, before.end_us, access)
@@ -241,7 +250,7 @@ class SwapScheduling:
         return None
 
     def _feasible(self, channel: list[Interval], tensor: TensorId, begin: float, end: float) -> Iterator[Interval]:
-        """What the channel and the accesses of the tensor leave free."""
+        """The parts of `[begin, end)` in which neither the channel is busy nor the tensor is accessed."""
         first = max(bisect_left(channel, Interval(begin, begin)) - 1, 0)
         last = bisect_left(channel, Interval(end, end))
         accesses = (Interval(a.begin_us, a.end_us) for a in self._sequence.accesses[tensor])
