@@ -1,12 +1,14 @@
-"""The command line of the package: `tensile run`, `plan`, `compare`, `status`, `show`, `picture`, ... Its exit codes:
+"""The command line of the package: the commands `tensile run`, `plan`, `compare`, `status`, `show`, `picture` and others.
 
-    0    done
-    1    it failed: a job did, a file could not be written, or the demo did not reach what it promises
-    2    a bad option, file or step; one line on stderr says which, and what to do
-    3    no plan keeps the budget; the line names the smallest budget that works
-    130  ended by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP
+Each command ends with one of these exit codes:
 
-Modules that import JAX are imported inside the commands, so that help and `tensile show` answer at once.
+    0    the command has done what was asked
+    1    something failed: a job, the writing of a file, or a check at the end of `tensile demo`
+    2    an option, a file or a step is wrong; one line on stderr names it and says what to do
+    3    no plan keeps the budget; one line on stderr names the smallest budget that works
+    130  ended by Ctrl-C; 143: ended by SIGTERM; 129: ended by SIGHUP
+
+Modules that import JAX are imported inside the commands, so that `--help` and `tensile show` answer at once.
 """
 
 from tensile_jax.cli.signals import listening

@@ -1,11 +1,11 @@
-"""Errors on the command line: one line each, in the words of the command line, with an exit code.
+"""The errors of the command line: each is printed as one line and has an exit code.
 
-    Refusal     2  an option, file or step that was typed cannot be
+    Refusal        2  an option, a file or a step is wrong
     BudgetRefused  3  no plan keeps the budget
-    Failure     1  what was typed was right, and it failed all the same
+    Failure        1  what was typed is right, but the command failed
 
-The API names its arguments (`image_size=8`, `state_memory="any"`); a person who typed options is told of options
-(`--image-size=8`, `--state-memory=any`).
+The messages of the Python API name arguments (`image_size=8`, `state_memory="any"`). `in_options` rewrites them for the command
+line, where the same thing is an option (`--image-size=8`, `--state-memory=any`).
 """
 
 import difflib
@@ -27,7 +27,7 @@ _HELP_WAS_ASKED_FOR: type[Exception] | tuple[()] = getattr(click.exceptions, "No
 
 
 class _OneLine(click.ClickException):
-    """`Error: message` on stderr, in one line, whatever it quotes."""
+    """An error that click prints as one line `Error: message` on stderr, with unprintable characters escaped."""
 
     def __init__(self, message: str) -> None:
         line = " ".join(message.split())
@@ -35,13 +35,13 @@ class _OneLine(click.ClickException):
 
 
 class Refusal(_OneLine):
-    """What was typed, or a file that was named, cannot be. Exit code 2."""
+    """An option, an argument or a named file is wrong. Exit code 2."""
 
     exit_code = 2
 
     @staticmethod
     def of_path(error: OSError, what: str, remedy: str) -> "Refusal | Failure":
-        """The system refuses a path that was typed; where the disk is full, the path is not to blame."""
+        """The error for a path that the operating system refuses: a `Failure` if the disk is full or faulty, else a `Refusal`."""
         if error.errno in _FULL:
             return Failure(f"{what}: {error.strerror}.")
         return Refusal(f"{what}: {error.strerror}. {remedy}")
@@ -54,19 +54,19 @@ class BudgetRefused(Refusal):
 
 
 class Failure(_OneLine):
-    """What was typed was right, and it failed all the same: a full disk, or our own mistake. Exit code 1."""
+    """What was typed is right, but the command failed: the disk is full, or the package has a bug. Exit code 1."""
 
     exit_code = 1
 
     @classmethod
     def of_system(cls, error: OSError) -> Self:
-        """The system refused something."""
+        """The failure for an error of the operating system."""
         what = error.strerror or str(error) or type(error).__name__
         return cls(f"{what}." if error.filename is None else f"{error.filename}: {what}.")
 
     @classmethod
     def unexpected(cls, error: Exception, *, remedy: str) -> Self:
-        """An exception that nobody has thought of."""
+        """The failure for an exception that no code expects."""
         return cls(f"{type(error).__name__}: {error or 'without a message'}. {remedy}".replace("..", "."))
 
 
@@ -85,7 +85,7 @@ def in_options(message: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question with the known name that is spelled most like `name`; empty if none is.
+    """The question `Did you mean ...?` with the known name that is most similar to `name`; empty if none is similar.
 
     >>> did_you_mean("stpes", ["steps", "seed"])
     ' Did you mean steps?'
@@ -96,7 +96,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def refusing_options() -> Iterator[None]:
-    """Inside it, a `ValueError`, `TypeError` or `OverflowError` is about what was typed."""
+    """A context that turns a `ValueError`, `TypeError` or `OverflowError` into a `Refusal`."""
     try:
         yield
     except (ValueError, TypeError, OverflowError) as error:
@@ -105,7 +105,7 @@ def refusing_options() -> Iterator[None]:
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Inside it, what can be foreseen leaves as one line with its exit code. What cannot leaves as it is."""
+    """A context that turns each expected exception into an error of this module. Other exceptions pass unchanged."""
     try:
         yield
     except click.UsageError as error:

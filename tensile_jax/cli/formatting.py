@@ -1,4 +1,4 @@
-"""How the command line writes times, shares, losses, events and tables. `plan_format.format_bytes` writes sizes."""
+"""Formats times, shares, losses, events and tables for the command line. `units.format_bytes` formats sizes."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tensile_jax.units import format_bytes
 
 
 def format_us(us: float) -> str:
-    """Microseconds in the unit that suits them.
+    """A time in seconds, milliseconds or microseconds, with four digits.
 
     >>> [format_us(us) for us in (0, 41.7, 4171.8, 3_251_600.0)]
     ['0 us', '41.7 us', '4.172 ms', '3.252 s']
@@ -75,7 +75,7 @@ def event_line(event: JobEvent) -> str:
 
 
 def readable_console(width: int, **options: Any) -> Console:
-    """Stdout; at least `width` columns wide where it is a pipe or a file, for which rich assumes 80."""
+    """A console on stdout. If stdout is a pipe or a file, it is at least `width` columns wide; rich alone would assume 80."""
     console = Console(**options)
     if not console.is_terminal:
         console.width = max(console.width, width)
@@ -83,7 +83,7 @@ def readable_console(width: int, **options: Any) -> Console:
 
 
 def table_of(title: str, *columns: str) -> Table:
-    """An empty table with lines; a column whose name begins with `>` is set to the right."""
+    """An empty table with lines. A column whose name begins with `>` is aligned to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
     for name in columns:
         right = name.startswith(">")
@@ -92,7 +92,7 @@ def table_of(title: str, *columns: str) -> Table:
 
 
 def job_table(count: int, where: str, *columns: str) -> Table:
-    """An empty table for a row a job: without lines, narrow enough for 80 columns, where names are cut off before figures."""
+    """An empty table for one row per job: no lines, narrow enough for 80 columns; names are cut off before figures."""
     title = f"{count} {'job' if count == 1 else 'jobs'} on {where}"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
     table.add_column("job", no_wrap=True, min_width=8)

@@ -4,7 +4,7 @@
     budget = "50%"            # of the sum of the jobs' plain-jit peaks; or bytes, or "8GiB"
     host_budget = "64GiB"     # of pinned host memory; without this key there is no limit
 
-    [defaults]                # any key of a job but its name
+    [defaults]                # values for jobs that leave a key out: any key of a job, except its name
     steps = 200
 
     [[jobs]]
@@ -13,12 +13,12 @@
 
     [[jobs]]
     entrypoint = "package.module:make_job"
-    start_after = "resnet50:100"
+    start_after = "resnet50:100"      # when the job resnet50 has done 100 steps
 
 A job's own key takes precedence over the default. Its `args` are merged with the default `args`. Its `model` replaces a default
-`entrypoint`, and the reverse. The result has every default filled in, and a separate entry for each copy (`count`);
-`msgspec.json.encode` writes the result. Reading imports nothing from an entrypoint's module: whether the entrypoint exists, and
-which `args` it takes, is found out when the job is made.
+`entrypoint`, and the reverse. The result (`JobsFile`) has every default filled in, and a separate entry for each copy (`count`).
+`msgspec.json.encode` can write it. Reading imports nothing from an entrypoint's module: whether the entrypoint exists, and which
+`args` it takes, is found out when the job is made.
 
 Every error names the file, the line, the key, the value and the remedy:
 
@@ -52,7 +52,13 @@ from tensile_jax.plan_format import PolicyName
 
 @dataclass(frozen=True, slots=True)
 class DeviceTable:
-    """`budget`: a share is of the sum of the jobs' plain-jit peaks. None: no limit, and this machine's rates."""
+    """The device's part of the file.
+
+    Attributes:
+        budget: for all jobs together; a share is a share of the sum of the jobs' plain-jit peaks.
+        host_budget_bytes: of pinned host memory. None: no limit.
+        device_profile: the name or the file of a profile. None: the profile of this machine's device.
+    """
 
     budget: Budget
     host_budget_bytes: int | None
@@ -61,7 +67,7 @@ class DeviceTable:
 
 @dataclass(frozen=True, slots=True)
 class AfterJob:
-    """A job starts when `job` has done `step` steps; None: when `job` has ended, however it ended."""
+    """A job starts when `job` has done `step` steps. If `step` is None, it starts when `job` has ended in any way."""
 
     job: str
     step: int | None
@@ -72,11 +78,12 @@ class JobEntry:
     """One job of the file.
 
     Attributes:
-        where: file, line and key of the job's table, with which a message about the job begins.
-        model, entrypoint: one of them; the other is None.
-        priority: its weight when jobs share.
+        where: file, line and key of the job's table; every message about the job begins with it.
+        model, entrypoint: one of the two is given; the other is None.
+        priority: the job's weight when jobs share the device.
         start_after: seconds since the run began, or another job.
-        max_slowdown: None: not limited. `checkpoint_every`: None: never by the number of steps.
+        max_slowdown: None: not limited.
+        checkpoint_every: steps between checkpoints. None: no checkpoints by the number of steps.
     """
 
     where: str
@@ -96,7 +103,7 @@ class JobEntry:
 
 @dataclass(frozen=True, slots=True)
 class JobsFile:
-    """A file that was read, with its jobs in the file's order."""
+    """The content of a jobs file. The jobs are in the order of the file."""
 
     file: str
     device: DeviceTable
@@ -111,7 +118,7 @@ _ENTRYPOINT = r"\A[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z"
 _FINITE = sys.float_info.max
 _LONGEST_VALUE = 60
 _MOST_COPIES = 1000
-_MOST_DIGITS = 18  # of an integer that JAX, and every reader of JSON, accepts
+_MOST_DIGITS = 18  # an integer of so many digits fits 64 bits, so JAX and readers of JSON accept it
 
 
 def _meta(must_be: str, example: str, **limits: Any) -> Meta:
@@ -182,7 +189,7 @@ def read_jobs_file(path: Path | str) -> JobsFile:
     """The jobs that the file asks for.
 
     Raises:
-        JobsFileError: it cannot be read; a table, key or value is not allowed; jobs do not go together.
+        JobsFileError: the file cannot be read; a table, key or value is not allowed; or the jobs contradict each other.
     """
     text = _text_of(path)
     try:
@@ -205,7 +212,7 @@ def _text_of(path: Path | str) -> str:
 
 
 def _syntax(file: str, story: str, text: str) -> str:
-    """tomllib's message, with the line where all our errors have it."""
+    """The message of `tomllib`, with the line number at the beginning, as in all other errors of this module."""
     place = re.search(r" \(at line (\d+), (column \d+)\)\Z", story)
     if place:
         return f"{file}, line {place[1]}, {place[2]}: {story[: place.start()]}. Write it as TOML."
@@ -215,7 +222,7 @@ def _syntax(file: str, story: str, text: str) -> str:
 
 
 class _Reader:
-    """Turns the tables of one file into a `JobsFile`, or refuses them by their lines."""
+    """Turns the tables of one file into a `JobsFile`, or raises an error that names the line."""
 
     def __init__(self, file: str, text: str, tables: dict[str, Any]) -> None:
         self._file = file
@@ -312,7 +319,7 @@ class _Reader:
         return self._error(("jobs", number), story)
 
     def _check_starts(self, jobs: Mapping[str, tuple[JobEntry, int]]) -> None:
-        """Every job must start some time. A job waits for one other at most, so a cycle is found by walking from job to job."""
+        """Refuse jobs that would never start. A job waits for at most one other job, so following the waits finds every cycle."""
 
         def refuse(name: str, story: str) -> JobsFileError:
             own = ("jobs", jobs[name][1], "start_after")
@@ -338,7 +345,7 @@ class _Reader:
     # -- errors -----------------------------------------------------------------------------------------------------------------
 
     def _refuse(self, story: str) -> JobsFileError:
-        """msgspec's error in the words of the file: msgspec gives the path of a value, or the name of an unknown key."""
+        """The error for a message of msgspec, which names the path of a value or an unknown key."""
         at = _AT.search(story)
         path: KeyPath = ()
         if at is not None:
@@ -358,7 +365,7 @@ class _Reader:
         return self._must_be(path)
 
     def _must_be(self, path: KeyPath) -> JobsFileError:
-        """The value at `path` is not one that its key can have."""
+        """The error for a value at `path` that its key cannot have."""
         hint = get_type_hints(_KEYS[str(path[0])], include_extras=True)[str(path[-1])]
         metas = [meta for part in (hint, *get_args(hint)) for meta in getattr(part, "__metadata__", ())]
         meta = next(meta for meta in metas if meta.description)
@@ -370,7 +377,7 @@ class _Reader:
         return self._error(("jobs",), f" must be tables, one for each job: {got}. Head each of them with [[jobs]].")
 
     def _error(self, path: KeyPath, story: str) -> JobsFileError:
-        """`story` goes on after the key's name."""
+        """The error whose message is the place of the key followed by `story`."""
         return JobsFileError(f"{self._where(path)}{story}")
 
     def _where(self, path: KeyPath) -> str:
@@ -395,12 +402,12 @@ class _Reader:
 
 
 def _given(keys: msgspec.Struct) -> dict[str, Any]:
-    """The keys that are in the file; TOML has no null."""
+    """The keys that are in the file, which are those that are not None: TOML has no null."""
     return {name: value for name, value in msgspec.structs.asdict(keys).items() if value is not None}
 
 
 def _dotted(path: KeyPath) -> str:
-    """A path as one writes it.
+    """A path in the notation of the error messages.
 
     >>> _dotted(("jobs", 1, "args", "seed"))
     'jobs[1].args.seed'
@@ -409,7 +416,7 @@ def _dotted(path: KeyPath) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value about as TOML writes it, cut off where it is long.
+    """A value about as TOML writes it, cut off if it is long.
 
     >>> _shown(True), _shown("a"), _shown(float("nan")), _shown("b" * 100)[-5:]
     ('true', '"a"', 'nan', 'bb...')

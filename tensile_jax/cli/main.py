@@ -1,4 +1,4 @@
-"""The group of all commands, and how errors leave it: one line on stderr and an exit code, never a traceback."""
+"""The program `tensile`: the group of all commands, which turns every error into one line on stderr and an exit code."""
 
 import os
 import sys
@@ -21,7 +21,11 @@ _TRACEBACK = "TENSILE_TRACEBACK"
 
 
 class _Commands(click.Group):
-    """The commands. Called without arguments, as the installed script calls it, it is the whole process: it takes the signals."""
+    """The commands.
+
+    The installed script calls the group without arguments. The group then handles the signals of the process, and ends the
+    process. Other code calls the group with arguments, and the group leaves both to the caller.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
@@ -30,7 +34,7 @@ class _Commands(click.Group):
         sys.exit(self._exit_code())
 
     def _exit_code(self) -> int:
-        """The exit code of the command line; only here an unexpected exception is kept from being a traceback."""
+        """Run the command line, and return its exit code. Only this method turns an unexpected exception into one line."""
         try:
             try:
                 self.main()
@@ -41,7 +45,7 @@ class _Commands(click.Group):
                 flush_output()
             return 0
         except BrokenPipeError:
-            return 1  # whoever read the output has gone, and wants no more of it
+            return 1  # the reader of the output has closed the pipe
         except Exception as error:
             if os.environ.get(_TRACEBACK):
                 raise
@@ -56,7 +60,7 @@ class _Commands(click.Group):
         try:
             with in_one_line():
                 return super().invoke(ctx)
-        except KeyboardInterrupt:  # where another process calls the commands, and takes the signals itself
+        except KeyboardInterrupt:  # other code calls the commands, and handles the signals itself
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)
 

@@ -1,4 +1,4 @@
-"""The options that several commands share: a model and its sizes, a budget and how to keep it, files to write."""
+"""Defines the options that several commands share: a model and its sizes, a budget and how it is kept, files to write."""
 
 import functools
 from collections.abc import Callable, Collection
@@ -16,17 +16,17 @@ from tensile_jax.errors import BudgetError
 from tensile_jax.installed_models import MODELS, Model
 from tensile_jax.plan_format import PolicyName
 
-_LARGEST = 2**63 - 1  # what JAX, and whatever reads JSON, takes for an integer
+_LARGEST = 2**63 - 1  # the largest integer that JAX and all readers of JSON accept
 _SEED = click.IntRange(0, _LARGEST)
 POSITIVE_COUNT = click.IntRange(1, _LARGEST)
-_SIZE = click.IntRange(max=2**31 - 1)  # of a dimension of an array; the least is the model's to say
+_SIZE = click.IntRange(max=2**31 - 1)  # of a dimension of an array; each model checks the smallest size
 _READS_TEXT = "gpt"
 _JOBS_SUFFIX = ".toml"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A model and the sizes that were typed; None: the model's own."""
+    """A model and the sizes that were typed. A size that is None is the model's default."""
 
     name: str
     batch_size: int
@@ -43,7 +43,7 @@ class ModelChoice:
             )
 
     def build(self) -> Model:
-        """The model; imports JAX."""
+        """Make the model. This imports JAX."""
         sizes = {"image_size": self.image_size, "sequence_length": self.sequence_length}
         given = {name: size for name, size in sizes.items() if size is not None}
         with refusing_options():
@@ -65,7 +65,10 @@ _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _gathered(name: str, make: Callable[..., Any], parameters: Collection[str], *decorators: _Decorator) -> _Decorator:
-    """Adds `decorators` to a command, which gets what `make` makes of their `parameters` as its argument `name`."""
+    """A decorator that adds `decorators`, which are options and arguments, to a command.
+
+    The command gets one argument `name` in the place of `parameters`, with the value `make(**parameters)`.
+    """
 
     def decorator(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -118,10 +121,11 @@ takes_model = _gathered(
 
 
 def takes_model_or_jobs(*, for_jobs: Collection[str], for_both: Collection[str], required: bool = True) -> _Decorator:
-    """Adds MODEL|JOBS.toml and a model's sizes, handed over as `source`: a `ModelChoice`, a file, or None if not required.
+    """A decorator that adds the argument MODEL|JOBS.toml and the sizes of a model.
 
-    `for_jobs` and `for_both` name the command's own parameters that are for a jobs file only, or for either; all others are
-    for a model, and refused beside a jobs file.
+    The command gets them as `source`: a `ModelChoice`, the path of a jobs file, or None if the argument is not required and was
+    not typed. `for_jobs` names the parameters of the command that are allowed with a jobs file only, and `for_both` those that
+    are always allowed. All others are allowed with a model only.
     """
 
     def make(source: str | None, **sizes: Any) -> ModelChoice | Path | None:
@@ -202,7 +206,7 @@ takes_limits = _gathered(
 
 
 def writable_file(ctx: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """A callback: refuses a file that could not be written, before an hour of training rather than after it."""
+    """A callback of an option: refuses, before the command does any work, a file that cannot be written."""
     del ctx
     name = max(parameter.opts, key=len)
     if value is None:

@@ -1,4 +1,4 @@
-"""Shows on stderr what a command is doing: a line for each phase, with a bar where stderr is a terminal."""
+"""Shows on stderr the phases of a command (tracing, compiling, ...): as progress bars on a terminal, else as lines."""
 
 import sys
 from contextlib import suppress
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 
 class _IgnoringClosedStderr:
-    """Stderr for as long as somebody reads it. A closed pipe or terminal, or a full disk, is no reason to end a training."""
+    """Stderr without its errors: a closed pipe or terminal, or a full disk, must not end a training run."""
 
     def __init__(self) -> None:
         self._stream = sys.stderr
@@ -19,11 +19,11 @@ class _IgnoringClosedStderr:
 
     @property
     def encoding(self) -> str:
-        """That of stderr."""
+        """The encoding of stderr."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Whether stderr is a terminal."""
         return self._stream is not None and self._stream.isatty()
 
     def write(self, text: str) -> int:
@@ -33,13 +33,13 @@ class _IgnoringClosedStderr:
         return len(text)
 
     def flush(self) -> None:
-        """Write what is held back, or drop it."""
+        """Flush stderr, or do nothing if that fails."""
         with suppress(OSError, AttributeError):
             self._stream.flush()
 
 
 def stderr_console() -> Console:
-    """Stderr, on which nothing that goes wrong is ever raised."""
+    """A console on stderr that never raises an error of the system."""
     return Console(file=cast(IO[str], _IgnoringClosedStderr()))
 
 
@@ -69,7 +69,7 @@ class Phases:
         self._bars.stop()
 
     def update(self, what: str, done: int, of: int, note: str = "") -> None:
-        """`done` of `of` parts of the phase `what` are over. A phase may begin again with another `of`."""
+        """Show that `done` of the `of` parts of the phase `what` are done. A phase may begin again with another `of`."""
         self.begin(what)
         self._bars.update(self._phases[what], completed=done, total=of, note=note)
         if done < of:
@@ -80,7 +80,7 @@ class Phases:
         self._ended.add(what)
 
     def begin(self, what: str) -> None:
-        """A phase begins that cannot say how far it is; it lasts until the next one begins."""
+        """Show that the phase `what` begins, whose number of parts is not known. It ends when the next phase begins."""
         if what in self._phases:
             return
         for earlier, task in self._phases.items():

@@ -1,19 +1,20 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do to a process of the command line.
+"""Handles Ctrl-C, SIGTERM and SIGHUP in a process of the command line.
 
-    anywhere                           the signal ends the process at once
-    inside `stopping_on_signals()`     the first signal asks the run to stop in good order; the second ends the process at once
+    outside of `stopping_on_signals()`   the signal ends the process at once
+    inside `stopping_on_signals()`       the first signal asks the run to stop in good order; the second ends the process at once
 
-The exit code is 128 + the number of the signal, as shells count: 130 for Ctrl-C, 143 for SIGTERM.
+The exit code is 128 + the number of the signal, as in a shell: 130 for Ctrl-C, 143 for SIGTERM.
 
-Signals are not turned into exceptions here. Python's own way is a `KeyboardInterrupt` between any two instructions of the main
-thread, and three things go wrong with that in a process that uses JAX: JAX's callback of the garbage collector swallows the
-exception, so that the run goes on; an extension module that is being imported turns it into an `ImportError`; and an interpreter
-that shuts down while XLA compiles in other threads aborts (SIGABRT). Moreover, it is not raised while XLA compiles in the main
-thread. So a thread reads the signals from a pipe (`signal.set_wakeup_fd`), and ends the process by `os._exit`, which runs
-neither Python's nor XLA's shutdown. What is lost by that is nothing but the work of the command: files are written under another
-name first (`atomic_file.py`), and what has been printed was flushed.
+This module turns no signal into an exception. Python's default for Ctrl-C is a `KeyboardInterrupt` between any two instructions
+of the main thread. In a process that uses JAX, four things go wrong with this exception. JAX's callback of the garbage collector
+swallows it, so that the run goes on. An extension module that is being imported turns it into an `ImportError`. It is not raised
+while XLA compiles in the main thread. And an interpreter that shuts down while XLA compiles in other threads aborts (SIGABRT).
 
-This module is imported before all others of the command line, so it imports as little as possible.
+So a thread of this module reads the signals from a pipe (`signal.set_wakeup_fd`) and ends the process by `os._exit`, which runs
+neither Python's nor XLA's shutdown. Only the unfinished work of the command is lost: files are written under another name first
+(`atomic_file.py`), and printed lines were flushed before.
+
+The command line imports this module before all others, so this module imports as little as possible.
 """
 
 import atexit
@@ -36,10 +37,10 @@ _SHOW_CURSOR = "\x1b[?25h"  # a live view hides it
 
 
 class StopRequest:
-    """Whether a run has been asked to stop in good order.
+    """A request to a run to stop in good order.
 
     Attributes:
-        asked: a signal has come.
+        asked: whether the stop has been asked for.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class StopRequest:
             then()
 
     def call(self, then: Callable[[], None]) -> None:
-        """Have `then` called when the stop is asked for; now, if it has been asked for already."""
+        """Call `then` when the stop is asked for, or now if it has been asked for already."""
         with self._lock:
             self._then = then
             asked = self.asked
@@ -75,11 +76,11 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int:
-        """That of a run which has been asked to stop: by the first signal, or else by a `KeyboardInterrupt`."""
+        """The exit code of a run that was asked to stop: that of the first signal, or of Ctrl-C if no signal has come."""
         return INTERRUPTED if self._first is None else 128 + self._first
 
     def receive(self, number: int) -> None:
-        """A signal has come."""
+        """Handle the arrival of signal `number`."""
         with self._lock:
             first = self._first is None and bool(self._requests)
             if first:
@@ -94,7 +95,7 @@ class StopSignals:
 
     @contextmanager
     def stopping(self) -> Iterator[StopRequest]:
-        """Inside it, the first signal asks what is yielded to stop. It is asked at once if that signal has come already."""
+        """A context that yields a `StopRequest`. The first signal asks it to stop, at once if that signal has come already."""
         request = StopRequest()
         with self._lock:
             self._requests.append(request)
@@ -118,10 +119,11 @@ def exit_code() -> int:
 
 
 class Listener:
-    """Hands the signals of this process to `signals` from `begin` to `end`; where it cannot listen, nothing changes.
+    """Passes the signals of this process to `signals` from `begin` to `end`.
 
-    It cannot in a thread other than the main one. A signal that is ignored, SIGHUP under `nohup`, stays ignored, but not SIGINT,
-    which a shell ignores for whatever it has begun in the background, and by which scripts stop a run.
+    In a thread other than the main one, Python cannot set signal handlers, and `begin` changes nothing. A signal that is ignored
+    when `begin` is called, such as SIGHUP under `nohup`, stays ignored. SIGINT is the exception: a shell ignores it for the
+    commands that it starts in the background, and scripts use it to stop a run.
     """
 
     def __init__(self, signals: StopSignals = _SIGNALS) -> None:
@@ -131,7 +133,7 @@ class Listener:
         self._wakeup_before = -1
 
     def begin(self) -> None:
-        """Listen from here on."""
+        """Start to pass on signals."""
         if threading.current_thread() is not threading.main_thread():
             return
         _open_what_is_closed()
@@ -147,9 +149,10 @@ class Listener:
         os.register_at_fork(after_in_child=self.end)
 
     def end(self) -> None:
-        """Listen no longer; the handlers that were there before are there again.
+        """Stop passing on signals, and restore the earlier handlers.
 
-        It also runs in a forked child, whose signals are not this run's, and there it may run once more.
+        A forked child calls this method too, because its signals are not meant for this run. The child may then call it a
+        second time.
         """
         if self._write < 0:
             return
@@ -160,7 +163,7 @@ class Listener:
         self._write = -1
 
     def ignore(self) -> None:
-        """What comes now comes too late: the command is over, and its exit code is known."""
+        """Ignore all further signals, because the command is over and its exit code is known."""
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
 
@@ -174,7 +177,7 @@ class Listener:
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Inside it, signals end the process at once."""
+    """A context in which signals end the process at once."""
     listener = Listener()
     listener.begin()
     try:
@@ -184,10 +187,10 @@ def listening() -> Iterator[None]:
 
 
 def listen_to_the_end() -> None:
-    """Listen until the process ends, also while Python waits for threads and runs what was registered with `atexit`.
+    """Handle signals until the process ends, also while Python waits for threads and runs the functions of `atexit`.
 
-    Only what Python does after that cannot be interrupted any more. It must be called before anything else is registered with
-    `atexit`, since that is run in the opposite order.
+    Call this function before anything else is registered with `atexit`, because `atexit` runs its functions in the reverse order.
+    Signals that come after these functions are ignored.
     """
     listener = Listener()
     listener.begin()
@@ -195,9 +198,9 @@ def listen_to_the_end() -> None:
 
 
 def _open_what_is_closed() -> None:
-    """Where stdin, stdout or stderr was closed (`2>&-`), open its number on nothing.
+    """Open /dev/null as stdin, stdout or stderr if that descriptor was closed (`2>&-`).
 
-    Otherwise the next file to be opened would have that number, and whatever XLA prints would go into that file.
+    Otherwise the next file to be opened would get the number of that descriptor, and XLA would print into that file.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -207,10 +210,10 @@ def _open_what_is_closed() -> None:
 
 
 class _NoOpHandler:
-    """The handler of every signal: where there is one, Python writes the number into the pipe. It does nothing else.
+    """A signal handler that does nothing. Python writes the number of a signal into the pipe only if the signal has a handler.
 
     Attributes:
-        raises_nothing: so that a planned step does not hold the signal back (`exec/call/interrupts.py`) and send it once more.
+        raises_nothing: tells a planned step (`exec/call/interrupts.py`) that it need not delay the signal and send it again.
     """
 
     raises_nothing = True
@@ -220,7 +223,7 @@ class _NoOpHandler:
 
 
 def _print_on_stderr(line: str) -> None:
-    """Without Python's buffers, whose locks the main thread may hold; never waits for a reader."""
+    """Print without Python's buffers, whose locks the main thread may hold, and without waiting for a reader."""
     try:
         begin = f"{_SHOW_CURSOR}\n" if os.isatty(2) else ""
         if select([], [2], [], 0)[1]:
@@ -230,10 +233,10 @@ def _print_on_stderr(line: str) -> None:
 
 
 def flush_output() -> None:
-    """Write what Python still holds back of stdout and stderr.
+    """Flush stdout and stderr.
 
     Raises:
-        OSError: it cannot be written; it is dropped then, so that Python does not complain of it once more when it ends.
+        OSError: a stream cannot be written. Its text is dropped then, so that Python reports no second error when it ends.
     """
     for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
         if stream is None:  # it was closed before the process began

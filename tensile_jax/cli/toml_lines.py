@@ -1,4 +1,4 @@
-"""On which line of a TOML text each key stands, which `tomllib` does not say.
+"""Finds the line on which each key of a TOML text stands, which `tomllib` does not say. Error messages need the line.
 
     text      ::= (header | pair | newline)*
     header    ::= "[" key "]" | "[[" key "]]"
@@ -6,8 +6,8 @@
     key       ::= part ("." part)*
     value     ::= scalar | "[" value* "]" | "{" pair* "}"
 
-A key is the path to its value: `("jobs", 1, "args", "seed")` is `seed` in the table `args` of the second `[[jobs]]`. Lines
-count from one. The text must be one that `tomllib` has read: what is not TOML is not found out here.
+The result names a key by its path: `("jobs", 1, "args", "seed")` is `seed` in the table `args` of the second `[[jobs]]`. Lines
+count from one. The text must be one that `tomllib` has accepted, because this module does not look for errors in it.
 """
 
 import re
@@ -38,7 +38,7 @@ def find_lines(text: str) -> Mapping[KeyPath, int]:
 
 
 class _Walk:
-    """Goes through the tokens once. The list of tokens is in reverse order, so that the next token is its last."""
+    """Parses the tokens in one pass. The list of tokens is in reverse order, so that the next token is the last of the list."""
 
     def __init__(self, text: str) -> None:
         self.lines: dict[KeyPath, int] = {}
@@ -58,7 +58,7 @@ class _Walk:
                 self._pair(table)
 
     def _take(self, text: str) -> bool:
-        """Whether the next token is this mark or a line's end, which is then behind us."""
+        """Consume the next token if it is this mark, or the end of a line; return whether it was."""
         found = self._tokens[-1][:2] in (("mark", text), ("newline", text))
         if found and len(self._tokens) > 1:
             self._tokens.pop()

@@ -1,4 +1,8 @@
-"""Trace a step: from a function and its arguments to a flat program and a graph of operators and tensors, without running it."""
+"""Traces a step without running it.
+
+The package takes a function and its arguments. It gives a *flat program*, which is a list of equations without calls
+(`flatten.py`), and the graph of the operators and tensors of that program (`graph.py`).
+"""
 
 from tensile_jax.trace.avals import is_packed, nbytes_of, shape_struct
 from tensile_jax.trace.flatten import Equation, Immediate, Program, atom_key, params_key

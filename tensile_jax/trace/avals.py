@@ -1,6 +1,8 @@
-"""Shapes, types and sizes of values, read from what JAX calls their abstract values.
+"""Reads the shape, the dtype and the size in bytes of a value from its abstract value.
 
-A token has neither shape nor type. Types whose numbers are smaller than a byte are packed: several numbers share one.
+An *abstract value* (aval) is JAX's record of the shape and the dtype of a value. A *token*, by which JAX orders effects, has
+neither a shape nor a dtype. A dtype is *packed* if its numbers are smaller than a byte, such as `int4`: several numbers share a
+byte.
 """
 
 import math
@@ -9,11 +11,11 @@ from typing import Any
 
 import jax
 
-_PACKED = re.compile(r"(?:u?int|float)([124])(?:_\w+)?")  # int4, uint2, float4_e2m1fn: bits of a number that fills no byte
+_PACKED = re.compile(r"(?:u?int|float)([124])(?:_\w+)?")  # int4, uint2, float4_e2m1fn; the group is the number of bits
 
 
 def shape_struct(value: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
-    """What stands for a value where only its shape and type count: for an array, a number, or an abstract value."""
+    """The `ShapeDtypeStruct` of an array, a number or an abstract value."""
     aval = value if hasattr(value, "weak_type") else jax.typeof(value)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
@@ -21,8 +23,8 @@ def shape_struct(value: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
 def nbytes_of(aval: Any) -> int:
     """The size of a value in device memory, as XLA lays it out.
 
-    Numbers of less than a byte are packed: two of `int4` share one. Tokens have no size, and neither has `float0`, of which JAX
-    keeps no buffer. (An array's own `nbytes` counts a byte for each packed number.)
+    Packed numbers count by their bits: two numbers of `int4` are one byte. (An array's own `nbytes` counts a byte for each of
+    them.) Tokens have no size, and neither has `float0`, for which JAX keeps no buffer.
     """
     dtype = getattr(aval, "dtype", None)
     if dtype is None or dtype == jax.dtypes.float0:
@@ -33,15 +35,15 @@ def nbytes_of(aval: Any) -> int:
 
 
 def is_packed(aval: Any) -> bool:
-    """Whether several numbers share a byte."""
+    """Whether the dtype of the value is packed."""
     return _PACKED.fullmatch(str(getattr(aval, "dtype", ""))) is not None
 
 
 def shape_of(aval: Any) -> tuple[int, ...]:
-    """The shape of a value; a token has none, and counts as a scalar."""
+    """The shape of a value. A token counts as a scalar."""
     return tuple(getattr(aval, "shape", ()))
 
 
 def dtype_of(aval: Any) -> str:
-    """The name of the type of a value's numbers."""
+    """The name of the dtype of a value; `token` for a token."""
     return str(getattr(aval, "dtype", "token"))

@@ -1,13 +1,15 @@
-"""Count what an equation costs: its kind, its floating-point operations, and the bytes that it reads and writes.
+"""Estimates what an equation costs: its kind, its floating-point operations, and the bytes that it reads, writes and copies.
 
-    kind     heavy      XLA runs it as a kernel of its own: its inputs and outputs lie in memory
-             reduction  light, but passes over its whole input at once
-             light      XLA fuses it into its neighbours
-    flops    a multiplication and an addition count as two
-    nbytes   inputs + outputs, each once
+    kind_of          heavy      XLA runs the equation as a kernel of its own: inputs and outputs lie in device memory
+                     reduction  light, but the equation passes over its whole input at once
+                     light      XLA fuses the equation into its neighbours
+    flops_of         floating-point operations; a multiplication and an addition count as two
+    bytes_touched    bytes of inputs + bytes of outputs, each tensor once
+    relayout_bytes   bytes that XLA:CPU copies around the equation, to give operands and results another layout or dtype
 
-A table by primitive with one default: what is not listed is heavy, because a wrong "heavy" costs some time and a wrong "light"
-would promise a fusion that does not happen.
+The kind is looked up in a table of primitives. A primitive that is not in the table is heavy, because the errors are not equally
+bad: a light equation that counts as heavy costs some time, but for a heavy equation that counts as light the planner would
+expect a fusion that does not happen.
 """
 
 import math
@@ -60,10 +62,11 @@ def bytes_touched(program: Program, equation: Equation) -> int:
 def relayout_bytes(program: Program, equation: Equation) -> int:
     """Bytes of copies, index arrays and counters that XLA:CPU makes around the equation (all measured).
 
-    Its convolutions want NHWC images and HWIO kernels and transpose whatever is not (ConvCanonicalization); the gradient of
-    a kernel is such a one, in both operands. Products and convolutions of 16-bit numbers are made in 32 bits, operands and
-    result. A select-and-scatter is expanded into scatters over index arrays: eight times its output. Threefry carries its
-    counters and words through a loop: three times its output.
+    Convolutions of XLA:CPU need images in the layout NHWC and kernels in the layout HWIO. XLA transposes every operand and result
+    that has another layout (its pass ConvCanonicalization). In the convolution that gives the gradient of a kernel, both
+    operands have another layout. Products and convolutions of 16-bit numbers are computed in 32 bits: operands and result are
+    converted. A select-and-scatter is expanded into scatters over index arrays, which have eight times the size of its output.
+    The random generator Threefry carries its counters and words through a loop: three times the size of its output.
     """
     name = equation.primitive.name
     results = [program.avals[v] for v in equation.outputs]
@@ -115,7 +118,9 @@ def _dot_general(program: Program, equation: Equation) -> int:
 
 
 def _convolution(program: Program, equation: Equation) -> int:
-    """Two for each product that a window makes; strided gradients (dilated windows) skip the holes."""
+    """Two operations for each product of the window. In the gradient of a strided convolution the input is dilated with zeros
+    (`lhs_dilation`), and products with these zeros do not count.
+    """
     numbers = equation.params["dimension_numbers"]
     kernel = _aval(program, equation.inputs[1]).shape
     window = math.prod(kernel[d] for d in numbers.rhs_spec[1:])
@@ -142,7 +147,7 @@ def _scan(program: Program, equation: Equation) -> int:
 
 
 def _while(program: Program, equation: Equation) -> int:
-    """One turn of the body: how many there will be, the program does not say."""
+    """The operations of one turn of the loop, because the program does not say how many turns there will be."""
     return _body_flops(equation.params["body_jaxpr"])
 
 

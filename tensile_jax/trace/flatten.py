@@ -1,17 +1,21 @@
-"""Flatten a jaxpr into one list of equations, without calls, dead equations and repeated equations.
+"""Flattens a jaxpr into one list of equations, without calls, dead equations and repeated equations.
 
     Program  ::= Equation*  inputs=(Variable*)  constants={Variable: array}  outputs=(Variable*)
     Equation ::= primitive params inputs=(Atom*) outputs=(Variable*) scope
     Atom     ::= Variable | Immediate(value)
 
-A jaxpr nests: equations such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` and `checkpoint` hold another jaxpr,
-whose equations take their place here. That changes no result. The choice of what to recompute that a user makes with
-`jax.checkpoint` is dropped: the repeated equations are merged with their originals, and the planner decides anew. `scan`,
-`while` and `cond` stay one equation each.
+A jaxpr nests: an equation such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` or `checkpoint` holds another
+jaxpr. In the program, the equations of that inner jaxpr take the place of the equation, which changes no result. `scan`, `while`
+and `cond` stay one equation each. `jax.checkpoint` makes JAX repeat equations in the backward pass. The repeated equations are
+merged with their originals, so the user's choice of what to recompute is dropped and the planner makes its own choice.
 
 An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never
-removed, and the equations with effects keep their order. One that `jax.checkpoint` repeats is repeated here as well, since
-plain jit runs it twice. Mutable references that the step makes itself become the values that they hold (`references.py`).
+removed, and the equations with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program
+repeats it too, because plain jit runs it twice. Mutable references that the step makes become the values that they hold
+(`references.py`).
+
+Two further changes keep the results equal bit for bit. The gradient of a rectifier reads the rectifier's result instead of its
+input, which then need not be kept (`_reuse_relu_output`). Every output gets memory of its own (`_separate_outputs`).
 
 Variables are integers in the order in which they are made. The walk over a jaxpr is that of JAX's tutorial "autodidax": an
 environment maps the variables of the jaxpr to those of the program; inputs are read from it, and outputs are written to it.
@@ -48,8 +52,9 @@ Atom = int | Immediate
 class Equation:
     """`outputs = primitive(*inputs, **params)`, in the name scope and the JAX context in which the user wrote it.
 
-    JAX keeps one object for each context, so two contexts are the same where the objects are. An equation is `effectful` if it
-    does more than give its outputs: it must run exactly once an iteration, and in its place among the others that are.
+    JAX keeps one object for each context, so two contexts are equal exactly if they are the same object. An equation is
+    `effectful` if it does more than give its outputs. It must then run exactly once an iteration, and effectful equations must
+    run in their order.
     """
 
     primitive: Any
@@ -71,8 +76,8 @@ class Equation:
 class Program:
     """A flat step.
 
-    `avals[v]` is the abstract value of variable `v`. `used[i]` says whether input i counts as used, `taken[i]` whether it is
-    donated and an output takes over its memory.
+    `avals[v]` is the abstract value of variable `v`. `used[i]` says whether input i counts as used. `taken[i]` says whether input
+    i is donated and an output takes over its memory.
     """
 
     equations: tuple[Equation, ...]
@@ -124,7 +129,7 @@ class _Builder:
     def walk(
         self, jaxpr: Any, constants: Sequence[Atom | Reference], inputs: Sequence[Atom | Reference], scope: str
     ) -> list[Atom | Reference]:
-        """Add the equations of `jaxpr` for these inputs; what its outputs are."""
+        """Add the equations of `jaxpr` for these inputs, and return its outputs."""
         environment: dict[Any, Atom | Reference] = {}
 
         def read(atom: Any) -> Atom | Reference:
@@ -155,7 +160,7 @@ class _Builder:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _add(self, equation: Any, primitive: Any, inputs: Sequence[Any], outputs: Sequence[int], scope: str) -> None:
-        """The equation as one of ours; `primitive` may stand for its own."""
+        """Add a jaxpr's equation to the program, with `primitive` in the place of the equation's own primitive."""
         acts = any(type(effect).__name__ not in _INNER_EFFECTS for effect in equation.effects)
         self.equations.append(
             Equation(primitive, dict(equation.params), tuple(inputs), tuple(outputs), scope, equation.ctx, effectful=acts)
@@ -175,7 +180,7 @@ class _Builder:
         return Reference(aval, self.walk(made.jaxpr, [self.constant(c) for c in made.consts], (), scope)[0])
 
     def _on_references(self, equation: Any, values: Sequence[Any], scope: str) -> list[Atom]:
-        """What the equation gives, and what it writes to references."""
+        """The results of an equation that reads or writes references; `holds` of each written reference is updated."""
         operands = [value.holds if isinstance(value, Reference) else value for value in values]
         first = values[0]
         if isinstance(first, Reference) and (touches_all(equation) or equation.primitive.name == "freeze"):
@@ -221,12 +226,12 @@ class _Closed:
 def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_unused: bool = False) -> Program:
     """The flat program of a closed jaxpr, without dead or repeated equations.
 
-    Every output of the program is the output of an equation of its own, or a donated input that is taken: an output that is a
-    constant, any other input, or that is returned twice, gets a copy, because each array that a step returns may be donated
-    or deleted by itself.
+    Every output of the program is either the output of an equation, or a donated input that is taken, and no two outputs are
+    the same variable. So an output that is a constant or any other input, or that is returned twice, gets a copy: the caller may
+    donate or delete each array that a step returns by itself.
 
     Args:
-        donated: for each input, whether the caller gives it away; none if None.
+        donated: for each input, whether the caller donates it. None: no input is donated.
         keep_unused: whether inputs that nothing uses count as used, as in `jax.jit`.
     """
     builder = _Builder()
@@ -255,7 +260,7 @@ def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_un
 
 
 def _merge_repeated(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
-    """Common subexpressions: an equation that repeats an earlier one gives way to it."""
+    """Common subexpression elimination: remove each equation that repeats an earlier one, and use the earlier one's outputs."""
     seen: dict[Any, tuple[int, ...]] = {}
     replaced: dict[int, int] = {}
 
@@ -278,8 +283,10 @@ def _merge_repeated(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
 
 
 def _reuse_relu_output(builder: _Builder) -> None:
-    """`x > 0` becomes `max(x, 0) > 0` where that maximum exists: the same bits (not-a-number included), and one
-    tensor fewer to keep, because the gradient of a rectifier then needs its result only.
+    """Replace `x > 0` by `max(x, 0) > 0` where the program has that maximum already.
+
+    The result has the same bits, also where `x` is not a number. The gradient of a rectifier then needs only the rectifier's
+    result, so there is one tensor less to keep.
     """
     rectified: dict[int, int] = {}
     for equation in builder.equations:
@@ -301,11 +308,11 @@ def _is_zero(atom: Atom) -> bool:
 
 
 def _taken(builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], usable: Sequence[bool]) -> list[bool]:
-    """Which inputs, of those that are donated and used, `jax.jit` takes.
+    """Whether each input is taken, by the rule of `jax.jit`; `usable` says which inputs are donated and used.
 
-    The rule is that of jax's lowering (`_set_up_aliases`). First, each output in turn takes over the first usable input of its
-    shape and type that is left. Then each usable input that is left is given to XLA if an output that is left has as many
-    elements, and XLA takes it if an output that is left has as many bytes. All other inputs stay the caller's.
+    The rule is that of JAX's lowering (`_set_up_aliases`). First, each output in turn takes over the memory of the first usable
+    input of its shape and dtype that is left. Then JAX gives each usable input that is left to XLA if an output that is left has
+    as many elements, and XLA takes the input if an output that is left has as many bytes. All other inputs stay the caller's.
     """
     waiting: dict[Any, list[int]] = {}
     for place, (v, is_usable) in enumerate(zip(inputs, usable, strict=True)):
@@ -333,12 +340,12 @@ def _taken(builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], us
 
 
 def _form(aval: Any) -> Any:
-    """The shape and the type of the numbers; a token has neither, and is its own form."""
+    """Shape and dtype. A token has neither; the result is then the abstract value itself."""
     return (aval.shape, aval.dtype) if hasattr(aval, "shape") else aval
 
 
 def _separate_outputs(builder: _Builder, outputs: Sequence[Atom], kept: Collection[int]) -> list[int]:
-    """Copy what is returned twice, is a constant or an input that the caller keeps, or is written into the program."""
+    """Copy each output that is returned twice, is an immediate, a constant, or an input that the caller keeps."""
     separate: dict[int, None] = {}  # in order
     for atom in outputs:
         if not isinstance(atom, int) or atom in builder.constants or atom in separate or atom in kept:
@@ -352,7 +359,7 @@ def _separate_outputs(builder: _Builder, outputs: Sequence[Atom], kept: Collecti
 
 
 def _copy_of(aval: Any) -> Any:
-    """An equation of jax's that copies a value. Of a token, it makes another that waits for it."""
+    """A jaxpr's equation that copies a value. For a token, the equation makes another token that comes after it."""
     if not hasattr(aval, "shape"):
         return jax.make_jaxpr(jax.lax.after_all)(jax.jit(jax.lax.create_token)()).jaxpr.eqns[-1]
     return jax.make_jaxpr(jax.numpy.copy)(aval).jaxpr.eqns[-1]
@@ -382,8 +389,9 @@ def atom_key(atom: Atom) -> Any:
 def params_key(value: Any) -> Any:
     """A hashable stand-in for the parameters of an equation: equal keys mean the same computation.
 
-    What cannot be compared by value (functions, captured arrays) is compared by identity, which can only make equal things
-    look different, never the other way round: a key keeps alive what it names.
+    Functions and captured arrays cannot be compared by value, so they are compared by identity. Two equal parameters can then
+    have different keys, but different parameters never have equal keys. A key keeps alive each object that it names, so that no
+    other object gets the same address.
     """
     if isinstance(value, dict):
         return tuple((k, params_key(v)) for k, v in sorted(value.items(), key=lambda item: str(item[0])))
@@ -401,7 +409,7 @@ def params_key(value: Any) -> Any:
 
 
 class _Same:
-    """Equal to another if both hold one object; the object lives as long as a key names it, so no other takes its address."""
+    """A hashable holder of an object: two holders are equal exactly if they hold the same object."""
 
     __slots__ = ("held",)
 

@@ -1,18 +1,21 @@
-"""Build the graph of operators and tensors of a flat program, with names and roles that a person recognises.
+"""Builds the graph of operators and tensors of a flat program, with names and roles that a person recognises.
 
 A tensor that is an argument or a result of the step is named by its path in the user's pytrees, such as
 `state.params['Dense_0']['kernel']`. An operator is named by the scope in which the user wrote it and by its primitive:
-`ResNet/Block_3/Conv_1/conv_general_dilated`. The scope ends in a prime if differentiation added the operator.
+`ResNet/Block_3/Conv_1/conv_general_dilated`. The scope ends in an apostrophe (`Block_3'`) if differentiation added the operator.
 
-The role of a tensor follows from where it stands in the program:
+An input is *carried* if it is state: an output of the step takes its place in the next iteration. The role of a tensor follows
+from its place in the program, and the first line that fits decides:
 
-    parameter        carried input from which a heavy operator can be reached
-    optimizer_state  carried input whose path says so, or that has the shape of a parameter and reaches no heavy operator
+    parameter        carried input that is no scalar, that a heavy operator depends on, and whose path names no optimizer (`opt`)
+    optimizer_state  carried input whose path names an optimizer, or that has the shape of a parameter and whose new value depends
+                     on a gradient
     state            any other carried input (statistics, counters, keys)
-    batch, constant  inputs that are not carried; captured arrays
-    gradient         a result of differentiation, in the shape of a parameter, that reaches a carried output
-    output           what the step returns
-    activation       everything else
+    batch, constant  input that is not carried; captured array
+    (as its input)   output that takes the place of a carried input
+    output           any other output of the step
+    gradient         result of a transposed operator, with the shape of a parameter
+    activation       any other result
 """
 
 import hashlib
@@ -96,7 +99,7 @@ def variable_ids(program: Program) -> dict[int, TensorId]:
 
 
 def _readable(scope: str) -> str:
-    """`transpose(jvp(ResNet))/Block_3` -> `ResNet/Block_3'`: a prime for what differentiation added."""
+    """`transpose(jvp(ResNet))/Block_3` becomes `ResNet/Block_3'`: the apostrophe says that differentiation added the operator."""
     backward = "transpose(" in scope
     text, replaced = scope.replace("transpose(", "jvp("), 1
     while replaced:
@@ -109,7 +112,7 @@ def _reach_heavy(program: Program) -> set[int]:
     """The variables from which a heavy equation can be reached."""
     heavy: set[int] = set()
     for equation in reversed(program.equations):
-        heavy_itself = kind_of(equation) == "heavy" and bool(equation.outputs)  # a print makes nothing of what it reads
+        heavy_itself = kind_of(equation) == "heavy" and bool(equation.outputs)  # a print has no outputs
         if heavy_itself or not heavy.isdisjoint(equation.outputs):
             heavy.update(v for v in equation.inputs if isinstance(v, int))
     return heavy
@@ -158,7 +161,7 @@ def _tensor_names(
 
 
 def _fingerprint(program: Program, carried: Sequence[tuple[int, int]], donated: Sequence[bool]) -> str:
-    """The same for the same program in another process: primitives, wiring, shapes, types, state and donation."""
+    """A hash of primitives, parameters, wiring, shapes, dtypes, state and donation; equal for equal programs in any process."""
     digest = hashlib.sha256()
     for v in (*program.inputs, *program.constants):
         digest.update(f"{v}:{program.avals[v]}".encode())
@@ -172,7 +175,7 @@ def _fingerprint(program: Program, carried: Sequence[tuple[int, int]], donated: 
 
 
 def _stable(key: object) -> str:
-    """The key as text, without anything that names an address in this process."""
+    """The key as text, without addresses of objects in this process."""
     if isinstance(key, tuple):
         if key and key[0] in ("identity", "extended"):
             return str(key[0])

@@ -1,19 +1,19 @@
-"""Replace the mutable references that a step makes by the values that they hold, as `jax.jit` does when it lowers a step.
+"""Replaces the mutable references that a step makes by the values that they hold, as `jax.jit` does when it lowers a step.
 
-A reference (`jax.new_ref`) that a step makes does not exist outside of the step, so the program needs only the value that it
-holds at each moment. Flattening therefore keeps, for each reference, the atom that it holds now. Reading gives that atom, and
-writing replaces it:
+A reference (`jax.new_ref`) that a step makes does not exist outside of the step, so the program needs only the value that the
+reference holds at each moment. While `flatten.py` walks over the equations, it keeps for each reference the atom (a variable or
+an immediate value) that the reference holds. Reading the whole reference gives that atom, and writing replaces the atom:
 
     r = new_ref(x)      r holds x
-    y = r[...]          y is what r holds
+    y = r[...]          y is the atom that r holds
     r[...] = z          r holds z
-    anything else       (results, what the references hold afterwards) = Discharged(primitive)(what they hold, other operands)
+    any other use       (results, atoms held afterwards) = Discharged(primitive)(atoms held before, other operands)
 
-`Discharged` makes references inside one equation, runs the primitive on them and reads them out. So an indexed access, or a
-loop that accumulates into a reference, is one ordinary operator without effects, which may be recomputed.
+`Discharged` makes references inside one equation, runs the primitive on them, and reads the references afterwards. So an indexed
+access, or a loop that accumulates into a reference, is one ordinary operator without effects, which may be recomputed.
 
-A reference that comes from outside (an argument, or one that the function captures) is refused: it would have to be written
-when the step ends, and a step that is cut into pieces has no place where that happens all at once.
+A reference from outside of the step (an argument, or a reference that the function captures) is refused. Such a reference must
+be written when the step ends, and a step that is cut into segments does not write it all at once.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def is_reference(aval: Any) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Reference:
-    """A reference while the program is flattened: the type of what it holds, and the atom that it holds now."""
+    """A reference while the program is flattened: the abstract value of what it holds, and the atom that it holds now."""
 
     aval: Any
     holds: Any
@@ -41,10 +41,11 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Discharged:
-    """A primitive on references as a function of what they hold; it stands where a primitive stands.
+    """A primitive on references, as a function of the values that the references hold. It has the methods of a primitive that
+    `Equation` uses.
 
-    `cells[i]` is the number of the reference that operand i is, or -1 where the operand is none. Results are those of the
-    primitive, and then, if it `writes`, what each reference holds, in the order of their numbers.
+    `cells[i]` is the number of the reference that is operand i, or -1 if operand i is no reference. The results are those of the
+    primitive, and then, if the primitive `writes`, the values that the references hold, in the order of their numbers.
     """
 
     primitive: Any
@@ -54,15 +55,15 @@ class Discharged:
 
     @property
     def name(self) -> str:
-        """That of the primitive."""
+        """The name of the primitive."""
         return self.primitive.name
 
     def get_bind_params(self, params: dict[str, Any]) -> dict[str, Any]:
-        """What `bind` takes: the parameters as they stand in the equation."""
+        """The parameters for `bind`: those of the equation, unchanged."""
         return params
 
     def bind(self, *values: Any, **params: Any) -> list[Any]:
-        """The results for these operands; in the place of each reference, the operand is what it holds."""
+        """The results for these operands, of which those for references are the values that the references hold."""
         references: dict[int, Any] = {}
         operands = list(values)
         for place, cell in enumerate(self.cells):
@@ -81,7 +82,7 @@ def writes(effects: Any) -> bool:
 
 
 def touches_all(equation: Any) -> bool:
-    """Whether an equation that gets or swaps takes the whole reference, and not a part or a view of it."""
+    """Whether an equation is a `get` or a `swap` of a whole reference, not of a part or a view of it."""
     return equation.primitive.name in ("get", "swap") and equation.params.get("tree") == _NO_TRANSFORMS
 
 

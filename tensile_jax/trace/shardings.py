@@ -1,7 +1,8 @@
-"""Find the devices and memories that a step names itself: the shardings in its jaxpr, however deep.
+"""Finds the devices and memory spaces that the code of a step names: the shardings in its jaxpr and in all inner jaxprs.
 
-`jax.lax.with_sharding_constraint`, `jax.device_put` to a sharding or to a memory, `jax.shard_map` and inner calls of `jax.jit`
-with shardings each name one. `jax.jit` then commits the results of the whole step to the devices that are named.
+Four things in a step name a device or a memory space: `jax.lax.with_sharding_constraint`, `jax.device_put` to a sharding or a
+memory space, `jax.shard_map`, and an inner call of `jax.jit` with shardings. If a step names devices, `jax.jit` commits all
+results of the step to these devices.
 """
 
 from typing import Any

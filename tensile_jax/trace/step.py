@@ -1,16 +1,16 @@
-"""Trace a user's step, without running it, into a flat program and the graph of that program.
+"""Traces a user's step, without running it, into a flat program and the graph of that program.
 
-`jax.jit` itself traces the step, so static and donated arguments mean what they mean there. This module adds three things: it
-refuses mutable references from outside, finds the state, and names every argument and result by its place in the caller's
-pytrees.
+`jax.jit` itself traces the step, so static and donated arguments mean what they mean for `jax.jit`. This module adds three
+things: it refuses mutable references from outside, finds the state, and names every argument and result by its place in the
+caller's pytrees.
 
-An argument is state, as a whole or in part, if a result or a part of a result has the same tree, shapes and types. In `(state,
-batch) -> (state, metrics)` that is `state`; in `(params, opt_state, batch) -> (params, opt_state, loss)` both `params` and
-`opt_state` are. Donation plays no part in this.
+An argument, or a part of an argument, is state if a result, or a part of a result, has the same tree, shapes and dtypes. The
+state of `(state, batch) -> (state, metrics)` is `state`. The state of `(params, opt_state, batch) -> (params, opt_state, loss)`
+is `params` and `opt_state`. Donation plays no part in this.
 
-The pure step that `tensile_jax/nnx` makes of a step on objects takes and returns pytrees that its user has never seen. Such a
-step has a method `boundary(args_info, out_info, static)`, which gives the names of its arrays in the user's objects and says
-which of them are state.
+`tensile_jax/nnx` makes a pure step of a step on Flax NNX objects. The pure step takes and returns pytrees that its user has
+never seen. Such a pure step has a method `boundary(args_info, out_info, static)`, which gives the names of its arrays in the
+user's objects and says which of them are state.
 """
 
 import inspect
@@ -32,9 +32,9 @@ from tensile_jax.trace.shardings import shardings_in
 class TracedStep:
     """A step for one set of shapes.
 
-    `traced` is jax's own trace (its `lower()` gives the plain program); `in_tree` and `out_tree` are the structures of
-    `(args, kwargs)` without static arguments, and of the result. `shardings` are the places that the step
-    itself names (see `tensile_jax/trace/shardings.py`).
+    `traced` is JAX's own trace (its `lower()` gives the plain program). `in_tree` is the structure of `(args, kwargs)` without
+    static arguments, and `out_tree` that of the result. `shardings` are the devices and memory spaces that the step itself names
+    (`tensile_jax/trace/shardings.py`).
     """
 
     traced: Any
@@ -119,7 +119,7 @@ def _boundary(named: Sequence[str], args_info: Any, out_info: Any) -> Boundary:
 
 
 def _warn_of_unusable(traced: Any, program: Program, donated: Sequence[bool]) -> None:
-    """Have jax warn, in its own words, of donated arguments that are used and whose memory no result can take over."""
+    """Lower the step, so that JAX warns of donated arguments that are used and whose memory no result can take over."""
     if any(d and u and not t for d, u, t in zip(donated, program.used, program.taken, strict=True)):
         traced.lower()
 

@@ -1,17 +1,17 @@
 # matplotlib's own types leave much unknown.
 # pyright: reportUnknownMemberType=false
-"""The picture of memory: one run's device memory over time, who held how much, and who computed and copied when.
+"""Draws the device memory of one run over time: how much each job held, and when each job computed and copied.
 
-The upper part stacks the bytes that the controller's ledger gives to each job. Dots are what was measured, and lines the budget
-and what the jobs take together under plain jit. The lower part has a lane for each job that computed and for each direction of
-the link: the darker, the larger the part of the time in which it was busy.
+The upper part stacks the bytes that each job holds according to the controller's ledger. Dots are measured bytes. One line is
+the budget, and another the sum of the jobs' peaks under plain jit. The lower part has a lane for each job that computed and for
+each direction of the link. A lane is the darker, the larger the part of the time in which it was busy.
 
-A *level* (`runtime_records.Level`) is one entry of the controller's account; it is valid until the next entry. A long run has
-more levels than the picture has columns of pixels. Then a column keeps its highest level (`reduce_levels`), and also its last
-one if the next column has none, so that no peak is lost.
+A *level* (`runtime_records.Level`) is one entry of the ledger; it is valid until the next entry. A long run has more levels than
+the picture has columns of pixels. Then a column keeps its highest level (`reduce_levels`), and also its last one if the next
+column has none, so that no peak is lost.
 
-The colours are those of Okabe and Ito, which colour-blind people tell apart; from the eighth job on they run out, and the
-smallest jobs share gray.
+The colours are those of Okabe and Ito, which colour-blind people can tell apart. There are seven of them; with more jobs than
+that, the smallest jobs share gray.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,9 +32,9 @@ from tensile_jax.units import format_bytes
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 _OTHERS = "#999999"
 _COLUMNS = 800  # about the pixels across the axes where the picture is 900 wide
-_DOTS = 270  # so that dots beside each other can be told apart
+_DOTS = 270  # so that neighbouring dots can be told apart
 _FAINTEST = 0.25  # so that a lane that is hardly ever busy is still seen
-_IDLE = 1e-4  # a column that is busy for less is not: what rounding leaves of sums over a million spans is below it
+_IDLE = 1e-4  # a column with a smaller busy part counts as idle: rounding errors of sums over a million spans are below this
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def draw_memory(
     from_s: float | None = None,
     to_s: float | None = None,
 ) -> Path:
-    """Write the picture as PNG to `file`, and say where. `jit_peaks` are the jobs' peaks under plain jit, each by itself.
+    """Write the picture as PNG to `file`, and return `file`. `jit_peaks` are the jobs' peaks under plain jit, by name.
 
     Raises:
         ValueError: nothing was recorded between `from_s` and `to_s`.
@@ -126,7 +126,7 @@ def _window(record: Record, from_s: float | None, to_s: float | None) -> _Window
 
 
 def _groups(levels: Sequence[Level], spans: Sequence[Span]) -> dict[str, tuple[str, frozenset[str]]]:
-    """Label to (colour, jobs): the jobs in order of arrival; if there are too many, the smallest ones as one."""
+    """From label to (colour, jobs), in order of arrival; if there are too many jobs, the smallest ones share one label."""
     most: dict[str, int] = {}
     for level in levels:
         for job, nbytes in level.jobs.items():
@@ -180,7 +180,7 @@ def _draw_levels(
 
 
 def _budgets(levels: Sequence[Level], window: _Window) -> Iterable[tuple[float, int]]:
-    """(time, budget) at the window's beginning, and wherever it changes."""
+    """(time, budget) at the beginning of the window, and at each change of the budget."""
     told: int | None = None
     before = [level for level in levels if level.time_us <= window.begin_us][-1:]
     for level in (*before, *(level for level in levels if level.time_us > window.begin_us)):
@@ -205,7 +205,7 @@ def _draw_lanes(axes: Axes, spans: Sequence[Span], *, groups: Mapping[str, tuple
 
 
 def _lane(parts: Sequence[tuple[str, Sequence[Span]]], window: _Window) -> np.ndarray:
-    """Red, green, blue, opacity of each column: the jobs' colours by their parts of the busy time."""
+    """(red, green, blue, opacity) of each column: the jobs' colours, mixed by their parts of the busy time."""
     busy = np.stack([_busy(spans, window) for _, spans in parts])
     total = busy.sum(axis=0)
     colours = np.array([to_rgb(colour) for colour, _ in parts])
@@ -215,12 +215,12 @@ def _lane(parts: Sequence[tuple[str, Sequence[Span]]], window: _Window) -> np.nd
 
 
 def _busy(spans: Sequence[Span], window: _Window) -> np.ndarray:
-    """The part of each column's time in which one of `spans` is under way, if they do not overlap."""
+    """The part of each column's time that `spans` cover. The spans must not overlap."""
     per_us = _COLUMNS / (window.end_us - window.begin_us)
     edges = np.array([(span.begin_us, span.end_us) for span in spans], dtype=float).reshape(-1, 2)
     begin, end = np.clip((edges - window.begin_us) * per_us, 0, _COLUMNS).T
-    # The integral of the busy time up to each edge of a column, whose differences are sought: after sorting, spans that
-    # began before x give x - begin each, less what those that ended before x give beyond their ends.
+    # The busy time up to x is the sum of max(0, x - begin) over all spans, less the sum of max(0, x - end). The busy time within
+    # a column is the difference between its two edges.
     x = np.arange(_COLUMNS + 1, dtype=float)
     return np.diff(_covered_time(np.sort(begin), x) - _covered_time(np.sort(end), x))
 
@@ -244,9 +244,9 @@ def _summary(shown: Sequence[Level], measured: Sequence[Level], budgets: Sequenc
 def reduce_levels(
     levels: Sequence[Level], *, columns: int, begin_us: float, end_us: float, height: Callable[[Level], int]
 ) -> tuple[Level, ...]:
-    """At most two of `levels` for each column of `[begin_us, end_us)`, in order of time, and the one that holds at its beginning.
+    """At most two of `levels` for each column of `[begin_us, end_us)`, in order of time.
 
-    Of equally high levels in a column the earliest stays.
+    The level that is valid at `begin_us` counts for the first column. Of equally high levels in a column the earliest is kept.
 
     >>> levels = [Level(float(t), 9, {"a": t % 5}) for t in range(10)]
     >>> reduced = reduce_levels(levels, columns=2, begin_us=0, end_us=10, height=lambda level: level.planned_bytes)

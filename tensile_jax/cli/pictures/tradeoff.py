@@ -1,6 +1,9 @@
 # matplotlib's own types leave much unknown.
 # pyright: reportUnknownMemberType=false
-"""The trade between memory and time as a picture: `auto` as a curve, every other policy as a point."""
+"""Draws the time of a step over the memory that is saved: policy `auto` as a curve, every other policy as a point.
+
+MSR and EOR are the paper's measures of memory and time (`plan/comparison.py`).
+"""
 
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +18,7 @@ _MARKERS = "osD^vP"
 
 
 def draw(made: Comparison, name: Path, *, title: str) -> tuple[Path, Path]:
-    """Write `name`.png and `name`.svg, and say where."""
+    """Write `name`.png and `name`.svg, and return their paths."""
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
     curve = sorted({(e.msr, e.eor) for e in made.curve})

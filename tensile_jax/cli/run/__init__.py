@@ -1,1 +1,1 @@
-"""What happens while a model or several jobs run: the session, the run folder, the control socket, the live view, the report."""
+"""Runs a model or several jobs for the command line: session, run folder, control socket, live view and report."""

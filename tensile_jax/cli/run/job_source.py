@@ -1,6 +1,7 @@
-"""What a job of a jobs file trains: its model or entrypoint, checked before anything runs, and its peak under plain `jax.jit`.
+"""Finds what a job of a jobs file trains: its model or entrypoint, its shapes, and its peak under plain `jax.jit`.
 
-A model knows its shapes. An entrypoint must be called for them, and what it makes is freed again.
+Nothing is trained here. A model states the shapes of its state and batch. An entrypoint must be called to find the shapes, and
+the arrays that it makes are freed again.
 """
 
 import inspect
@@ -34,7 +35,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainStep:
-    """An executable of plain jit, the most device memory that it takes, and how long XLA took."""
+    """An executable of plain jit, its peak of device memory, and how long XLA compiled it."""
 
     compiled: Any
     peak_bytes: int
@@ -42,22 +43,22 @@ class PlainStep:
 
 
 def find_modules_here() -> None:
-    """Entrypoints may lie in the folder in which the command was typed, as for `python -m`."""
+    """Add the current folder to `sys.path`, as `python -m` does, so that entrypoints can be in it."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
 
 
 def entrypoint_of(entry: JobEntry) -> Entrypoint:
-    """How the job is made."""
+    """The entrypoint that makes the job."""
     return Entrypoint(entry.model or entry.entrypoint or "", entry.args)
 
 
 def model_of(entry: JobEntry) -> Model | None:
-    """The job's model; None if it has an entrypoint.
+    """The job's model; None if the job has an entrypoint.
 
     Raises:
-        Refusal: the model does not take its `args`.
+        Refusal: the model does not accept the job's `args`.
     """
     if entry.model is None:
         return None
@@ -75,10 +76,10 @@ def model_of(entry: JobEntry) -> Model | None:
 
 
 def shapes_of(entry: JobEntry) -> Shapes:
-    """Its step and shapes. An entrypoint makes its state for that, which is freed when this returns.
+    """The job's step and shapes. An entrypoint makes a state for that, which is freed when this function returns.
 
     Raises:
-        Refusal: it cannot be made.
+        Refusal: the job cannot be made.
     """
     model = model_of(entry)
     if model is not None:
@@ -95,19 +96,23 @@ def shapes_of(entry: JobEntry) -> Shapes:
 
 
 def same_source(entry: JobEntry) -> bytes:
-    """Equal for jobs that train the same thing at the same sizes."""
+    """A key that is equal for jobs with the same model or entrypoint and the same `args`."""
     return msgspec.json.encode((entry.model, entry.entrypoint, sorted(entry.args.items())), enc_hook=str)
 
 
 def compile_plain(shapes: Shapes) -> PlainStep:
-    """The step as plain jit compiles it, its state donated."""
+    """The step compiled by plain jit, with its state donated."""
     began = time.perf_counter()
     compiled = jax.jit(shapes.step, donate_argnums=0).lower(shapes.state, shapes.batch).compile()
     return PlainStep(compiled, peak_of(compiled), time.perf_counter() - began)
 
 
 def resolve_budget(jobs: JobsFile, phases: Phases, known: Mapping[str, int] | None = None) -> tuple[int, dict[str, int]]:
-    """The budget in bytes, and plain jit's peaks by job: `known`, or compiled for where the budget is a share; or none."""
+    """The budget in bytes, and the jobs' peaks under plain jit, by name.
+
+    The peaks are those of `known`, if there are any. Otherwise plain jit is compiled if the budget is a share of the peaks, and
+    there are no peaks if the budget is a number of bytes.
+    """
     budget = jobs.device.budget
     peaks = dict(known or {})
     if budget.nbytes is not None:
@@ -117,7 +122,7 @@ def resolve_budget(jobs: JobsFile, phases: Phases, known: Mapping[str, int] | No
 
 
 def _plain_peaks(entries: Iterable[JobEntry], phases: Phases) -> dict[str, int]:
-    """Each job's peak under plain jit, by its name; what several jobs train is compiled once."""
+    """Each job's peak under plain jit, by name. Jobs that train the same thing are compiled once."""
     groups: dict[bytes, list[JobEntry]] = {}
     for entry in entries:
         groups.setdefault(same_source(entry), []).append(entry)

@@ -1,13 +1,14 @@
-"""The jobs of a run that are not with its runtime yet, and what the events of each job come to.
+"""Holds the jobs of a run that are not yet submitted to its runtime, and summarises the events of each job.
 
-`PendingJobs` holds the jobs that wait until they are due, and those that are being made:
+`PendingJobs` holds two kinds of jobs: those that wait for their start (`start_after`), and those whose state and batches are
+being made:
 
-    waiting -> making -> (with the runtime)
+    waiting -> making -> (submitted to the runtime)
        |          |
        +----------+----> cancelled
 
-`JobProgress` is what a job's events come to. It decides when a job is due that waits for another one, and is what the report at
-the end says of the job.
+`JobProgress` summarises the events of one job: its steps, losses, time and final state. A job that waits for another one starts
+according to the progress of that other job. The report at the end of the run is made from the progress of all jobs.
 """
 
 import threading
@@ -21,9 +22,9 @@ from tensile_jax.runtime_records import FINAL, JobEvent, JobState
 
 @dataclass(slots=True)
 class JobProgress:
-    """How far a job has come, in all parts of the run: a resumed run goes on counting.
+    """How far a job has come in all parts of the run: a resumed run continues the count of the earlier parts.
 
-    `time_s` is from the job's submission to its last event; `state` is None before the job ends.
+    `time_s` lasts from the job's submission to its last event. `state` is None before the job ends.
     """
 
     step: int = 0
@@ -36,7 +37,7 @@ class JobProgress:
     _before_s: float = 0.0
 
     def add(self, event: JobEvent) -> None:
-        """The next event of the job."""
+        """Count the next event of the job."""
         self.step = event.step
         loss = event.values.get("loss")
         match event.kind:
@@ -55,7 +56,7 @@ class JobProgress:
 
 
 class PendingJobs:
-    """Begins with all of `entries` waiting. Times are seconds since the run began. Several threads may call it."""
+    """At first all of `entries` wait. Times are seconds since the run began. Several threads may call the methods."""
 
     def __init__(self, entries: Iterable[JobEntry]) -> None:
         self._lock = threading.Lock()
@@ -64,14 +65,14 @@ class PendingJobs:
         self._unwanted: set[str] = set()  # cancelled while being made
 
     def state_of(self, job: str) -> tuple[Literal["queued", "preparing"], str] | None:
-        """As what the job is shown, and why; None if it is not pending."""
+        """The state in which the job is shown, and a note with the reason; None if the job is not pending."""
         with self._lock:
             if job in self._waiting:
                 return "queued", _when(self._waiting[job])
             return ("preparing", "is being made") if job in self._making else None
 
     def take_due(self, time_s: float, progress: Mapping[str, JobProgress]) -> list[JobEntry]:
-        """The jobs that are due now; from here on they are being made."""
+        """Remove the jobs that are due from the waiting ones, and return them; they now count as being made."""
         with self._lock:
             due = [entry for entry in self._waiting.values() if _is_due(entry, time_s, progress)]
             for entry in due:
@@ -80,18 +81,18 @@ class PendingJobs:
             return due
 
     def next_start_s(self) -> float | None:
-        """When the clock makes one due; None if none waits for the clock."""
+        """The earliest start time of the waiting jobs; None if each of them waits for another job, or none waits."""
         with self._lock:
             return min((e.start_after for e in self._waiting.values() if not isinstance(e.start_after, AfterJob)), default=None)
 
     def made(self, job: str) -> bool:
-        """The job has been made, or could not be. Whether it was cancelled in the meantime."""
+        """Note that the job has been made, or could not be made. Return whether the job was cancelled in the meantime."""
         with self._lock:
             self._making.discard(job)
             return job in self._unwanted
 
     def cancel(self, job: str) -> Literal["at once", "when made", "not pending"]:
-        """A waiting job never begins; one that is being made is to be cancelled when it is made."""
+        """Cancel a waiting job at once. Note of a job that is being made that it must be cancelled when it is made."""
         with self._lock:
             if job in self._making:
                 self._unwanted.add(job)
@@ -99,7 +100,7 @@ class PendingJobs:
             return "not pending" if self._waiting.pop(job, None) is None else "at once"
 
     def clear(self) -> list[str]:
-        """None of these begins any more."""
+        """Forget all pending jobs, so that none of them begins, and return their names."""
         with self._lock:
             names = [*self._waiting, *self._making]
             self._waiting.clear()

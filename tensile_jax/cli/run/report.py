@@ -1,11 +1,12 @@
-"""What commands report at their end, as a table for a person and as one JSON object: runs, and plans for several jobs.
+"""The results that a command reports at its end: records that are written as one JSON object, and tables made of them.
 
-    Outcome      `tensile run MODEL`       one model
-    JobsOutcome  `tensile run JOBS.toml`   several jobs under one budget
-    JointPlan    `tensile plan JOBS.toml`  the same, predicted
+    Outcome      `tensile run MODEL`       measured for one model
+    JobsOutcome  `tensile run JOBS.toml`   measured for several jobs under one budget
+    JointPlan    `tensile plan JOBS.toml`  predicted for several jobs under one budget
+    PlainJob     `tensile demo`            measured for one model under plain `jax.jit`
 
-Bytes, microseconds and seconds, as the names say. What was not measured, or is no number, is null. A job's memory `at rest` is
-what it holds between iterations.
+The name of a value ends in its unit: bytes, microseconds (`_us`) or seconds (`_s`). A value that was not measured, or is no
+number, is null. A job is *at rest* between two of its iterations.
 """
 
 from collections.abc import Sequence
@@ -61,7 +62,7 @@ class Outcome:
 
 
 def outcome_table(outcome: Outcome) -> Table:
-    """Two columns: what, and how much."""
+    """A table of two columns: the name of a value, and the value."""
     o = outcome
     jit = "" if o.jit_peak_bytes is None else f", {format_share(o.peak_bytes, o.jit_peak_bytes)} of plain jit's"
     first, last = ("none" if loss is None else f"{loss:.4f}" for loss in (o.loss_first, o.loss_last))
@@ -113,10 +114,12 @@ class JobOutcome:
 
     Attributes:
         state, note: how it ended, and why.
-        steps_done, loss_first, loss_last, time_s: earlier parts of a resumed run are counted in; `time_s` is from its
-            submission to its end, so it holds what it waited for others.
-        peak_bytes: measured, of the job alone; `planned_peak_bytes`: its last plan's; `jit_peak_bytes`: plain jit's.
-        test_accuracy: of a model that has a test set, once it has finished.
+        steps_done, loss_first, loss_last, time_s: of all parts of a resumed run together. `time_s` lasts from the submission of
+            the job to its end, so it includes the time in which the job waited for others.
+        peak_bytes: measured, of the job alone.
+        planned_peak_bytes: of the job's last plan.
+        jit_peak_bytes: of plain jit.
+        test_accuracy: None unless the model has a test set and the job has finished.
     """
 
     name: str
@@ -137,7 +140,7 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class JobsOutcome:
-    """A run. `peak_bytes` is measured, of all jobs together; `troubles` are what its folder could not take."""
+    """A run. `peak_bytes` is measured, of all jobs together. `troubles` names the files that could not be written."""
 
     folder: str
     device: str
@@ -171,7 +174,7 @@ def jobs_table(outcome: JobsOutcome) -> Table:
 
 
 def jobs_lines(outcome: JobsOutcome) -> Sequence[str]:
-    """What is said below the table: the shared peak against budget and plain jit, how to go on, where things are."""
+    """The lines below the table: the shared peak beside budget and plain jit, the command to resume, the run folder."""
     together = (
         f"Together: {format_bytes(outcome.peak_bytes)} at most of {format_bytes(outcome.budget_bytes)} "
         f"({format_share(outcome.peak_bytes, outcome.budget_bytes)} of the budget), {outcome.time_s:.1f} s"
@@ -197,13 +200,16 @@ class PlannedJob:
     """One job.
 
     Attributes:
-        peak_bytes, idle_bytes, parked_bytes: on the device at most, between iterations, and with its state on the host.
-        host_bytes: in host memory at most.
-        floor_bytes: the least peak that it can be planned for.
-        step_us: of its step; `switch_us`: to send its state to the host and fetch it again.
-        kept_out_tensors: how many of its state are on the host between their uses, so that others have room.
-        beside_others: its plan keeps to what the other jobs leave while they are at rest. Otherwise the job is planned for the
-            whole budget, and states take turns on the device.
+        peak_bytes: the most on the device.
+        idle_bytes: on the device between iterations.
+        parked_bytes: on the device while the job's state is on the host.
+        host_bytes: the most in host memory.
+        floor_bytes: the smallest peak for which there is a plan.
+        step_us: the time of a step.
+        switch_us: the time to copy the job's state to the host and back.
+        kept_out_tensors: the number of state tensors that are on the host between their uses, so that other jobs have room.
+        beside_others: whether the plan fits into the memory that the other jobs leave free while they are at rest. Otherwise the
+            job is planned for the whole budget, and the states of other jobs are copied to the host while it runs.
     """
 
     name: str
@@ -228,10 +234,11 @@ class JointPlan:
     """All jobs under one budget.
 
     Attributes:
-        serial_peak_bytes: the maximum over jobs of (its peak + the others' memory at rest): one iteration runs after the other,
-            and all states are on the device. `peak_sum_bytes`: all peaks added up.
-        round_us: one iteration of each job.
-        take_turns: some states must leave the device for other jobs.
+        serial_peak_bytes: the maximum over jobs of (the job's peak + the memory of the other jobs at rest). This is the peak if
+            iterations run one after the other and all states are on the device.
+        peak_sum_bytes: the sum of all peaks.
+        round_us: the time of one iteration of each job.
+        take_turns: whether some states must leave the device while other jobs run.
     """
 
     file: str
@@ -259,7 +266,7 @@ def plan_table(joint: JointPlan) -> Table:
 
 
 def plan_lines(joint: JointPlan) -> list[str]:
-    """What is said below the table."""
+    """The lines below the table."""
     lines = [
         f"Budget: {format_bytes(joint.budget_bytes)}. The highest job beside the others at rest: "
         f"{format_bytes(joint.serial_peak_bytes)}; all peaks added up: {format_bytes(joint.peak_sum_bytes)}.",

@@ -1,12 +1,14 @@
-"""The trace of a run for Perfetto: what it recorded, as Chrome trace events, for https://ui.perfetto.dev or chrome://tracing.
+"""Converts the record of a run to Chrome trace events, which https://ui.perfetto.dev and chrome://tracing display.
 
-    "M"  names of processes and tracks, and their order
-    "X"  a span: begins at `ts`, lasts `dur`
-    "C"  a counter: from `ts` on it has these values
+Each event has a phase `ph`:
 
-The trace has three processes. "jobs" has a track for each job, with the segments that ran. "link" has a track each way, with
-the copies. "memory" has counters; the counter "device bytes" has a series for each job, which chrome://tracing stacks and
-Perfetto shows beside each other. Times are in microseconds, as the format wants them.
+    "M"  the name, or the position, of a process or a track
+    "X"  a span, which begins at `ts` and lasts `dur`
+    "C"  the values of a counter from `ts` on
+
+The trace has three processes. "jobs" has a track for each job, with the segments that ran. "link" has a track for each
+direction, with the copies. "memory" has counters. The counter "device bytes" has a series for each job; chrome://tracing stacks
+the series, and Perfetto shows them side by side. Times are in microseconds, as the format requires.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +22,7 @@ _LINK_TRACKS: dict[LaneName, tuple[int, str]] = {"out": (1, "device to host"), "
 
 
 def trace_events(record: Record) -> dict[str, Any]:
-    """The JSON object of the trace, `ts` ascending."""
+    """The JSON object of the trace, with events in order of `ts`."""
     tracks = {job: number for number, job in enumerate(_jobs(record), start=1)}
     events = [_span(span, tracks) for span in record.spans if isfinite(span.begin_us) and isfinite(span.end_us)]
     events += _memory(record.levels, tuple(tracks))
@@ -29,7 +31,7 @@ def trace_events(record: Record) -> dict[str, Any]:
 
 
 def _jobs(record: Record) -> list[str]:
-    """In the order in which they appear."""
+    """The names of the jobs, in the order in which they appear in the record."""
     spans = ((span.begin_us, span.job) for span in record.spans)
     levels = ((level.time_us, job) for level in record.levels for job in level.jobs)
     return list(dict.fromkeys(job for _, job in sorted((*spans, *levels), key=lambda pair: pair[0])))
@@ -68,7 +70,9 @@ def _span(span: Span, tracks: dict[str, int]) -> dict[str, Any]:
 
 
 def _memory(levels: Sequence[Level], jobs: tuple[str, ...]) -> Iterable[dict[str, Any]]:
-    """A job that holds nothing is zero, not absent: a counter keeps its last value. The budget is told where it changes."""
+    """The counters. A job that holds nothing has the value zero, because a counter keeps its last value. The budget has an event
+    at each change.
+    """
     budget: int | None = None
     for level in levels:
         if not isfinite(level.time_us):
