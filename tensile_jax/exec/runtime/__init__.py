@@ -1,1 +1,1 @@
-"""Runs several jobs on one device under one memory budget: `Runtime`, its threads and the records of its jobs."""
+"""Runs several training jobs on one device under one memory budget: `Runtime`, its threads and the records of its jobs."""

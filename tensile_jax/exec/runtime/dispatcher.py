@@ -1,18 +1,20 @@
-"""The dispatcher: carries out the controller's orders for all jobs, one after another, and tells it what has happened.
+"""The dispatcher: the thread that carries out the controller's orders for all jobs, and reports to the controller what happened.
 
-One thread issues every launch and every copy for a device: on a GPU the order of issue is the schedule. This thread never waits
-for the device and never runs user code. Three kinds of threads wait in its place, and put an event into its inbox when what they
-wait for is over:
+This one thread issues every launch and every copy for a device, one after another. On a GPU, the order of issue is the order in
+which launches run. The thread never waits for the device and never runs user code. Other threads wait for the device, and put an
+event into the dispatcher's queue when what they waited for is over:
 
-    launches    one thread, in order of launch: it measures when each launch ended and how long it took
-    copies      several, for LEAVE and AWAIT, and for states on their way
-    metrics     one thread, in order of steps: it reads what a step returned beside its state and posts that as news of the job;
-                after the last metrics it posts that the job is paused, has ended or is lost
+    launches    one thread, which waits for the launches in their order, and measures when each ended and how long it took
+    copies      several threads, which wait for the copies that a job's WAIT move waits for, for the copies of a whole state
+                (parking and unparking), and, in watched iterations, for copies whose times are recorded
+    metrics     one thread, which reads the metrics of each step, in the order of the steps, and posts them as news of the job.
+                After a job's last metrics it posts that the job is paused, has ended, or is lost
 
-Whatever an actor raises costs its own job only. Should anything else raise, all jobs fail with it: nobody waits for ever.
+An exception from an actor fails only the actor's own job. Any other exception in the dispatcher's thread is an error of this
+project, and all jobs fail with it, so that no thread waits for them forever.
 
-The dispatcher's threads must not keep a runtime that nobody else holds. So they hold neither the runtime nor its store: they post
-news (`messages.py`) of a job by its number.
+A runtime ends when nobody holds a reference to it and its jobs have ended. Therefore the dispatcher's threads hold no reference
+to the runtime or to its store. They post news (`messages.py`) of a job by the job's number. Times are microseconds.
 """
 
 import queue
@@ -59,15 +61,16 @@ _COPY_THREADS = 16
 
 @dataclass(slots=True)
 class DispatchedJob:
-    """A job, admitted or pending, as the dispatcher knows it.
+    """What the dispatcher knows of one job, admitted or pending.
 
     Attributes:
-        checkpoint_every: the job pauses after each so many steps; None: never.
-        steps: how many are done.
-        began: when the iteration under way began; `segment` is the next one to be launched.
+        checkpoint_every: after each so many steps the job pauses for a checkpoint; None: never.
+        steps: how many steps of the job are done.
+        began: when the iteration under way began.
+        segment: the index of the segment that is launched next.
         since_plan: how many iterations of the plan in use have ended.
-        watched: live bytes are read in this iteration.
-        checkpoint_due: the job pauses for its checkpoint after this iteration, whatever the user wishes meanwhile.
+        watched: whether live bytes are read in this iteration.
+        checkpoint_due: whether the job pauses for a checkpoint after this iteration, even if the user asks meanwhile that it run.
     """
 
     name: str
@@ -85,12 +88,14 @@ class DispatchedJob:
 
 
 class Dispatcher:
-    """The thread. `state` may be read from any thread; it is replaced, never changed.
+    """The dispatcher's thread and the threads that wait for it.
+
+    `state` is the controller's state. Any thread may read it: the attribute is assigned a new state, and no state is changed.
 
     Args:
         post: called with a job's number and news of it (`messages.py`). Must return at once.
-        applied: called in the dispatcher's thread with the budget that holds from now on. Must return at once.
-        look_always: live bytes are looked at at each launch, not at some.
+        applied: called in the dispatcher's thread with a budget that was applied. Must return at once.
+        look_always: whether live bytes are read at every launch; otherwise only in the iterations that are watched.
     """
 
     def __init__(
@@ -105,9 +110,9 @@ class Dispatcher:
         self.recorder = Recorder()
         self.peak_bytes = 0  # measured
         self.began = time.perf_counter()
-        self.decided_us = 0.0  # of this thread's own time, in the controller
+        self.decided_us = 0.0  # CPU time that the dispatcher's thread spent in the controller
         self.launches = 0
-        self.measured: dict[JobId, Measured] = {}  # of all jobs that ever were
+        self.measured: dict[JobId, Measured] = {}  # of all jobs, also of those that have ended
         self._post = post
         self._applied = applied
         self._look_always = look_always
@@ -121,51 +126,51 @@ class Dispatcher:
         self._lane_free = 0.0
 
     def start(self) -> None:
-        """Begin."""
+        """Start the dispatcher's thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End once everything in the inbox is done. All jobs must have ended."""
+        """End all threads once everything in the queue is done, and wait for that. All jobs must have ended."""
         self.end()
         self._thread.join()
         for pool in (self._lane, self._copies, self._metrics):
             pool.shutdown()
 
     def end(self) -> None:
-        """Let the thread end once everything in the inbox is done. May be called in the middle of anything."""
+        """Let the thread end once everything in the queue is done. Takes no lock, so a finalizer may call it in any thread."""
         self._inbox.put(None)
 
     def abandon(self) -> None:
-        """End without waiting for anything."""
+        """End without waiting for launches and copies that are under way."""
         self.end()
         for pool in (self._lane, self._copies, self._metrics):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def tell(self, event: Event) -> None:
-        """Something has happened; from any thread."""
+        """Queue an event for the controller; from any thread."""
         self._inbox.put(event)
 
     def call(self, what: Callable[[], None]) -> None:
-        """Run `what` in the dispatcher's thread."""
+        """Queue `what`, to be called in the dispatcher's thread; from any thread."""
         self._inbox.put(what)
 
     def fail(self, job: JobId, error: BaseException) -> None:
-        """The job is lost; from any thread. Nothing happens if it has ended."""
+        """End the job as failed with `error`; from any thread. Does nothing if the job has ended."""
         self.call(lambda: self._lose(job, error))
 
     def join(self, job: JobId, entry: DispatchedJob) -> None:
-        """`entry` is the one of `job`, of which `Prepared` will tell next. In the dispatcher's thread."""
+        """Register a job, before the controller is sent its `Prepared` event. In the dispatcher's thread."""
         self.measured[job] = entry.measured
         self._jobs[job] = entry
 
     def renew(self, job: JobId, demand: MemoryProfile) -> None:
-        """The job's renewed plan, to be adopted, asks that of memory. In the dispatcher's thread."""
+        """Report to the controller that the job has a new plan with memory profile `demand`. In the dispatcher's thread."""
         if job in self._jobs:
             self._renewals[job] = demand
             self.handle(PlanRenewed(job, demand))
 
     def now(self) -> float:
-        """Microseconds since the beginning."""
+        """Microseconds since the dispatcher was made."""
         return (time.perf_counter() - self.began) * 1e6
 
     # -- the thread -------------------------------------------------------------------------------------------------------------
@@ -180,47 +185,51 @@ class Dispatcher:
                     event()
                 elif not self._is_too_soon(event):
                     self.handle(event)
-            except Exception as error:  # a mistake of ours
+            except Exception as error:  # an error of this project
                 state = self.state
                 self.state = State(state.budget_bytes, state.host_budget_bytes, state.depth)
                 for job in tuple(self._jobs):
                     self._lose(job, error)
-            del event  # and what it names, before the next one comes
+            del event  # drop what it refers to before the next event comes
 
     def _is_too_soon(self, event: Event) -> bool:
-        """Whether it is the wish to run of a job that must first pause for its checkpoint; then the wish is looked up."""
+        """Whether to drop the event: it asks a job to run that must first pause for its checkpoint.
+
+        The request is not lost: the job's lifecycle asks again once the pause is reported.
+        """
         entry = self._jobs.get(event.job) if isinstance(event, Wished) and event.wish == "run" else None
         return entry is not None and entry.checkpoint_due
 
     def handle(self, event: Event) -> None:
-        """One event, at once. In the dispatcher's thread."""
-        began = time.thread_time()  # of the decision, not of what else the machine does meanwhile
+        """Give one event to the controller and carry out its orders, now. In the dispatcher's thread."""
+        began = time.thread_time()  # CPU time of this thread, without the time of other threads
         self.state, orders = controller.step(self.state, event)
         self.decided_us += (time.thread_time() - began) * 1e6
         for order in orders:
             job = getattr(order, "job", None)
             entry = None if job is None else self._jobs.get(job)
             if job is not None and entry is None:
-                continue  # it was lost meanwhile
+                continue  # the job was lost while earlier orders were carried out
             try:
                 self._carry_out(order, entry)
             except Exception as error:
-                assert job is not None  # only actors raise
+                assert job is not None  # only orders to an actor raise
                 self._lose(job, error)
         if orders:
             self._record_level()
 
     def _lose(self, job: JobId, error: BaseException) -> None:
-        """Forget the job, and give back what it held: once its launches in flight have ended, other jobs may have that memory.
+        """Forget a job that has failed, and free its device memory.
 
-        Where the job has failed between two iterations its state is still whole, and is copied to the host first.
+        The controller is told once the job's launches in flight have ended; only then may other jobs use that memory. If the job
+        failed between two iterations, its state is still complete and is copied to the host.
         """
         entry = self._jobs.pop(job, None)
         if entry is None:
             return
         self._renewals.pop(job, None)
         rescued = None
-        with suppress(Exception):  # a device that is broken gives nothing back
+        with suppress(Exception):  # if the device is broken, the state cannot be copied
             rescued = entry.actor.save_before_dropping()
         entry.actor.drop()
         _forget_frames(error)
@@ -243,7 +252,7 @@ class Dispatcher:
         if isinstance(order, ApplyBudget):
             self._applied(order.nbytes)
             return
-        assert entry is not None  # all others concern a job
+        assert entry is not None  # every other order concerns a job
         job, actor = order.job, entry.actor
         match order:
             case Issue(_, move):
@@ -254,7 +263,7 @@ class Dispatcher:
                 self._move(job, entry, actor.unpark(), "into")
             case Admit():
                 actor.admit()
-                entry.demand = self._renewals.pop(job, entry.demand)  # it may have been renewed while it was pending
+                entry.demand = self._renewals.pop(job, entry.demand)  # its plan may have been renewed while it was pending
                 self._post(job, messages.Admitted())
             case AdoptPlan():
                 actor.adopt()
@@ -280,7 +289,7 @@ class Dispatcher:
             entry.began, entry.segment = began, 0
             if entry.checkpoint_every is not None and (entry.steps + 1) % entry.checkpoint_every == 0:
                 entry.checkpoint_due = True
-                self.tell(Wished(job, "pause"))  # heard before this iteration ends
+                self.tell(Wished(job, "pause"))  # the controller gets this event before the iteration ends
             actor.begin(entry.take_batch(), watch=entry.watched)
             return
         wait = actor.issue(move)
@@ -308,7 +317,7 @@ class Dispatcher:
     # -- in other threads -------------------------------------------------------------------------------------------------------
 
     def _run_in_pool(self, pool: ThreadPoolExecutor, what: Callable[..., None], job: JobId, *arguments: Any) -> None:
-        """`what`, in another thread; should it raise, the job is lost."""
+        """Call `what` in a thread of `pool`. If it raises, the job fails."""
 
         def work() -> None:
             try:
@@ -324,7 +333,7 @@ class Dispatcher:
         ended = self._lane_free = self.now()
         self._span("compute", entry, label, began, ended, 0)
         if looks:
-            with suppress(Exception):  # of another job, which has died since
+            with suppress(Exception):  # another job's process may have died since
                 found = [look() for look in looks]
                 self.call(lambda: self._looked(entry, found))
         self.tell(LaunchEnded(job, ended - began))
@@ -336,7 +345,7 @@ class Dispatcher:
         self.tell(WaitEnded(job))
 
     def _copied(self, entry: DispatchedJob, wait: Wait, began: float) -> None:
-        """A copy that nobody waits for yet; what goes wrong with it is found out by who does."""
+        """Wait for a copy in order to record its time. An error is ignored here: the move that waits for the copy raises it."""
         with suppress(Exception):
             lane, nbytes = wait()
             self._span(lane, entry, "tensors", began, self.now(), nbytes)
@@ -356,7 +365,7 @@ class Dispatcher:
         self._post(job, messages.Stepped(metrics, {**values, "step_us": us}))
 
     def _post_last(self, job: JobId, news: messages.Paused | messages.Released) -> None:
-        """In the metrics thread, after the last metrics. Should that fail, so does the job."""
+        """Post news that must come after the job's last metrics, in the metrics thread. If that raises, the job fails."""
         try:
             self._post(job, news)
         except Exception as error:
@@ -366,11 +375,11 @@ class Dispatcher:
     # -- what is recorded -------------------------------------------------------------------------------------------------------
 
     def _look(self, job: JobId, entry: DispatchedJob) -> list[Wait]:
-        """What lies on the device right after a launch, by the arrays themselves: of the job, then of the others."""
+        """Functions that return the bytes on the device right after a launch: first those of the job, then of each other job."""
         return [entry.actor.watched_bytes(), *(one.actor.live_bytes() for other, one in self._jobs.items() if other != job)]
 
     def _looked(self, entry: DispatchedJob, found: Sequence[int | None]) -> None:
-        """In the dispatcher's thread, before it hears that the launch is over."""
+        """Record the bytes that were found. In the dispatcher's thread, before it handles the end of that launch."""
         watched = found[0]
         if watched is None:
             return
@@ -394,7 +403,7 @@ class Dispatcher:
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Let go of what the frames of a traceback name: arrays, which would stay as long as the error is kept."""
+    """Clear the local variables of an error's traceback: the arrays among them would live as long as the error is kept."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""`Job`: what a user holds of a job in a runtime."""
+"""`Job`: the object by which a user follows and controls one job of a runtime."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,11 +21,11 @@ class Job:
         self._stored = stored
         self._store = store
         self._dispatcher = dispatcher
-        self._wish = wish  # it keeps the runtime, which must not end before who holds the job lets it go
+        self._wish = wish  # it refers to the runtime, which must not end while a user holds this job
 
     @property
     def status(self) -> JobStatus:
-        """How the job stands now."""
+        """A snapshot: how far the job is, and what it holds."""
         with self._store.changed:
             return job_status(self._stored, self._dispatcher)
 
@@ -37,7 +37,7 @@ class Job:
 
     @property
     def plans(self) -> tuple[tuple[int, Plan], ...]:
-        """Every plan that the job has had, with the number of steps that were done when it came into use."""
+        """(steps, plan) for every plan that the job has used: how many steps were done when the plan came into use."""
         with self._store.changed:
             return tuple(self._stored.plans)
 
@@ -51,11 +51,11 @@ class Job:
             return job_report(self._stored, self._dispatcher)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the job has ended; whether it has.
+        """Wait until the job has ended, at most `timeout_s` seconds. Returns whether it has ended.
 
         Raises:
-            RuntimeError: the job's own `on_step`, `batches` or step calls this without a timeout, and would wait for itself.
-                `result` and `exception` raise it too.
+            RuntimeError: this is called without a timeout by user code (`on_step`, `batches` or step) of the job itself, or of a
+                job that this job waits for: it would never return. `result` and `exception` raise it too.
         """
         return self._store.wait_for_end(self._stored, timeout_s)
 
@@ -63,8 +63,8 @@ class Job:
         """The job's last state, in host memory, once the job has ended; `tensile_jax.to_device` brings it to the device.
 
         Raises:
-            JobFailed: the job failed; the reason is its `__cause__`, and `state` is what it had reached. Or the job was cancelled
-                before its own process had made a state.
+            JobFailed: the job failed. The error's `__cause__` is the reason, and its `state` is the job's last state, or None if
+                that is lost. Also raised if the job was cancelled before its own process had made a state.
             TimeoutError: the job has not ended in time.
         """
         self._wait_or_raise(timeout_s)

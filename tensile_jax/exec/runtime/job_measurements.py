@@ -1,4 +1,7 @@
-"""What is measured of a job while it runs, and which of its metrics are numbers that a user follows."""
+"""Measurements of one job while it runs: its speed, its peak, the time that it waited for copies, and its last loss.
+
+`numbers_of` finds the metrics of a step that are single numbers, which are reported to the user.
+"""
 
 import time
 from collections import deque
@@ -10,20 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_RECENT_STEPS = 16  # over which the speed is taken
-_TIMED_STEPS = 200  # whose times are kept
+_RECENT_STEPS = 16  # the speed is that of this many last steps
+_TIMED_STEPS = 200  # this many step times are kept
 
 
 @dataclass(slots=True)
 class Measured:
-    """What was measured of one job so far. The dispatcher's threads write it, and anyone may read it.
+    """What was measured of one job so far. The dispatcher's threads write it; any thread may read it.
 
     Attributes:
-        peak_bytes: the most bytes of the job's own at a launch whose live bytes were read.
-        stall_us: waiting for copies, in all.
-        loss: of the last step; None where there is none.
-        step_us: of the last steps, from the begin of an iteration to its end.
-        step_ends: when the last steps ended, in seconds.
+        peak_bytes: the most device memory of this job at any launch at which live bytes were read: its arrays and the workspace.
+        stall_us: the time that the job has waited for copies, in total.
+        loss: the loss of the last step; None if the step returns none.
+        step_us: for each of the last steps, the time from the begin of the iteration to its end.
+        step_ends: for each of the last steps, when its metrics had been read, in seconds of `time.perf_counter`.
     """
 
     peak_bytes: int = 0
@@ -33,20 +36,20 @@ class Measured:
     step_ends: deque[float] = field(default_factory=lambda: deque[float](maxlen=_RECENT_STEPS))
 
     def add_step(self, us: float, values: Mapping[str, float]) -> None:
-        """A step has ended; `values` are its metrics that are numbers."""
+        """Add a step that has ended; `values` are those of its metrics that are numbers."""
         self.step_ends.append(time.perf_counter())
         self.step_us.append(us)
         self.loss = values.get("loss", self.loss)
 
     @property
     def steps_per_s(self) -> float | None:
-        """Over the last steps; None before the second."""
+        """The speed over the last steps; None before the second step has ended."""
         ends = self.step_ends.copy()
         return (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 1 and ends[-1] > ends[0] else None
 
 
 def numbers_of(metrics: Any) -> dict[str, float]:
-    """The metrics that are single numbers, by their paths."""
+    """The metrics that are single numbers: their values by their paths in the tree. A metric without a path is the loss."""
     found: dict[str, float] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(metrics):
         if getattr(leaf, "size", 0) == 1 and _is_real(leaf.dtype):
@@ -56,4 +59,5 @@ def numbers_of(metrics: Any) -> dict[str, float]:
 
 
 def _is_real(dtype: Any) -> bool:
-    return any(jnp.issubdtype(dtype, kind) for kind in (np.floating, np.integer, np.bool_))  # bfloat16 as well
+    # `jnp.issubdtype`, unlike that of NumPy, counts bfloat16 as floating
+    return any(jnp.issubdtype(dtype, kind) for kind in (np.floating, np.integer, np.bool_))

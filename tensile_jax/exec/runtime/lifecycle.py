@@ -1,21 +1,26 @@
-"""One job's life, from its submission to its end, as a pure state machine: `step` maps (record, news) to (record, effects).
+"""The life of one job, from its submission to its end, as a pure state machine: `step` maps (record, news) to (record, effects).
 
     preparing -> (queued) -> running <-> paused -> finished | failed | cancelled
 
-What the controller (`exec/controller/machine.py`) is to the memory of all jobs, this is to the life of each: it decides, and
-others act. Whoever learns something of a job posts news: the thread of its user code, the planner, the dispatcher, the saver,
-the user. The `Runtime` calls `step` under its store's lock and performs the effects in their order. There is no JAX, clock,
-lock or thread here. Errors, metrics and saved states are only passed on.
+A job can fail or be cancelled in each of the first four states. A running job becomes queued again if the budget is lowered below
+what it needs.
 
-A job ends in two stages. First its last state is saved (`leaving`). Then, unless it failed or was cancelled, the job waits
-until its last callback has returned (`ending`). The saves of one job are made one after another, in the order of `saves`.
+The controller (`exec/controller/machine.py`) decides about the memory of all jobs together. This module decides about the life
+of one job. News of a job come from the thread of its user code, the planner, the dispatcher, the saver and the user. A `Runtime`
+calls `step` with the news while it holds its store's lock, and performs the effects in their order. There is no JAX, clock, lock
+or thread here. Errors, metrics and saved states are only passed on.
 
-What holds whatever news comes in whatever order:
+A job ends in two stages. In the first stage its last state is saved; from then on `leaving` is true. In the second stage, unless
+the job failed or was cancelled, it waits until its last callback has returned; that is what `ending` is for. The saves of one job
+are made one after another, in the order of `saves`.
 
-    a job ends exactly once, and causes no effect after that, except for the outcome of the saves still under way
-    every state that is handed over by `Paused`, `Released` or `Lost` is saved, where the job makes checkpoints, in order of steps
-    the last state of a job that failed or was cancelled, at whatever point, is handed back, unless its process has died with it
-    the folder of checkpoints is released exactly once: when the job has ended and nothing is being saved
+For any order of news:
+
+    - A job ends exactly once. After that it causes no effects, except those that report saves still under way.
+    - If the job makes checkpoints, every state that comes with `Paused`, `Released` or `Lost` is saved, in the order of steps.
+    - The last state of a job that failed or was cancelled is kept for the user. It is lost only if the job's process died or the
+      job failed in the middle of an iteration; then the news `Lost` has no state.
+    - The folder of checkpoints is released exactly once: when the job has ended and nothing is being saved.
 """
 
 from dataclasses import dataclass, field, replace
@@ -68,7 +73,7 @@ Outcome = Literal["finished", "failed", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """A checkpoint of `kept`, the state after `steps`. With `then_run` the job waits for it, and runs on afterwards."""
+    """A checkpoint to be made of `kept`, the state after `steps` steps. With `then_run` the job is paused until it is made."""
 
     kept: Any
     steps: int
@@ -77,9 +82,9 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class SaveEnd:
-    """The job's last state, which is fetched for the user. With `steps` a checkpoint of it comes first.
+    """The job's last state, to be fetched for the user. Unless `steps` is None, a checkpoint of it is made first.
 
-    `kept` is None where the job has not begun: then its state is that with which it was submitted.
+    `kept` is a snapshot of that state. It is None if the job has not begun: its state is then the one that was submitted.
     """
 
     outcome: Outcome
@@ -102,12 +107,17 @@ class Lifecycle:
     """Where a job stands in its life.
 
     Attributes:
-        first: how many steps were done when the job was submitted; `steps` are to be done in all, `done` are done.
-        batches: how many were drawn; `last` is the step after which there are none, where that is known.
-        joined: the controller knows of the job; `admitted`: and has admitted it.
-        saves: what is being saved, and what waits for that.
-        leaving: the job's last state is among the `saves`, or has been saved.
-        error, result: why it failed, and its last state.
+        steps: how many steps the job is to do in all.
+        first: how many of them were done before the job was submitted.
+        done: how many of them are done now.
+        batches: how many batches were drawn.
+        last: the step after which there are no more batches, if the batches end before `steps`; None if that is not known.
+        joined: whether the controller knows of the job.
+        admitted: whether the controller has admitted the job.
+        saves: the save that is being made, and those that wait for it.
+        leaving: whether the job's last state is among the `saves` or has been saved.
+        error: why the job failed.
+        result: the job's last state.
     """
 
     job: JobId
@@ -133,22 +143,22 @@ class Lifecycle:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job is in one of its final states; something may still be being saved."""
+        """Whether the job is in one of its final states. A save may still be under way."""
         return self.state in FINAL
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended and nothing is being saved."""
+        """Whether the job has ended and no save is under way."""
         return self.has_ended and not self.saves
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it was cancelled, or has failed, before the controller knew of it; or has ended."""
+        """Whether the job need not be prepared: it has ended, or was cancelled or failed before the controller knew of it."""
         return self.has_ended or (not self.joined and (self.wish == "stop" or self.leaving))
 
 
 def step(record: Lifecycle, news: News) -> tuple[Lifecycle, list[Effect]]:
-    """The record after `news`, and what is to be done now, in that order."""
+    """The record after `news`, and the effects to perform now, in their order."""
     change = _Change(record)
     if isinstance(news, CheckpointMade | StateFetched):
         change.receive_save(news)
@@ -304,8 +314,8 @@ class _Change:
             self.pause()
             self.do(ShareState())
             return
-        # The dispatcher has had the job paused for a checkpoint, which is written while the job runs on. Only if the one before
-        # is still being written, the job waits until this one is.
+        # The dispatcher paused the job for a checkpoint. The job runs on while the checkpoint is written. Only if the checkpoint
+        # before this one is still being written, the job waits until this one is written.
         waits = bool(record.saves) and record.makes_checkpoints
         if record.makes_checkpoints:
             self.save(SaveCheckpoint(kept, steps, then_run=waits))
@@ -354,7 +364,7 @@ class _Change:
             self.do(ReleaseFolder())
 
     def leave_with(self, one: SaveEnd, news: StateFetched) -> None:
-        """The last state is saved, or cannot be had: what becomes of the job."""
+        """End the job, or wait for its last callback, now that its last state is fetched or cannot be fetched."""
         error, note = one.error, one.note
         if news.error is not None:
             if one.outcome == "cancelled" and not self.record.joined:
@@ -369,7 +379,7 @@ class _Change:
             self.end("failed" if error is not None else one.outcome, news.state, error, note)
 
     def end_if_called_back(self) -> None:
-        """All steps are done: the job ends once its last callback has returned, or if it is cancelled."""
+        """If all steps are done, end the job once its last callback has returned, or if it is cancelled."""
         record = self.record
         if record.ending is not None and (record.callbacks_made or record.wish == "stop"):
             outcome: Outcome = "finished" if record.error is None else "failed"

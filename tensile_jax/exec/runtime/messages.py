@@ -1,6 +1,7 @@
-"""What a job's lifecycle hears and says: news, which tell what has happened to the job, and effects, which say what to do next.
+"""The messages of a job's lifecycle: news report what has happened to the job, and effects are what is to be done next.
 
-Each effect that takes time is answered by news. States, metrics and errors are passed on as they are; there is no JAX here.
+For each effect that takes time, news report when it is done. States, metrics and errors are passed on as they are. There is no
+JAX here.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from tensile_jax.runtime_records import EventName
 
 
 class Submitted(NamedTuple):
-    """The job is one of the runtime's; `note` says from where it was resumed."""
+    """The job was submitted; `note` says from which step it was resumed, if it was."""
 
     note: str
 
@@ -33,7 +34,7 @@ class PreparationFailed(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """The job has its first plan, which asks `demand` of memory."""
+    """The job has its first plan, with memory profile `demand`."""
 
     demand: MemoryProfile
     note: str
@@ -41,7 +42,7 @@ class Planned(NamedTuple):
 
 
 class ProcessDied(NamedTuple):
-    """The job's own process has ended on its own."""
+    """The job's own process has ended without being asked to."""
 
     error: BaseException
 
@@ -51,31 +52,31 @@ class Admitted(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """The job is pending in the controller, which cannot admit it yet; `note` says what the job needs."""
+    """The job is pending: the controller cannot admit it yet. `note` says what budget it needs."""
 
     note: str
     values: dict[str, float]
 
 
 class CannotRunNow(NamedTuple):
-    """The job cannot run under the budget that holds now; `note` says what it needs."""
+    """The job cannot run under the present budget; `note` says what it needs."""
 
     note: str
     values: dict[str, float]
 
 
 class BudgetSuffices(NamedTuple):
-    """A new budget holds, under which the job's plan can run."""
+    """The budget was changed, and the job's plan can run under it."""
 
 
 class PlanAdopted(NamedTuple):
-    """The job's new plan holds, after so many steps."""
+    """The job uses its new plan after `steps` steps."""
 
     steps: int
 
 
 class PlanDeclined(NamedTuple):
-    """The job's new plan, which asks `demand`, does not fit beside the other jobs."""
+    """The job's new plan, with memory profile `demand`, does not fit beside the other jobs."""
 
     demand: MemoryProfile
 
@@ -88,25 +89,25 @@ class Stepped(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """The job's state has gone to the host."""
+    """The job's state is in host memory: the job is parked."""
 
 
 class Paused(NamedTuple):
-    """The controller has paused the job after so many steps; `kept` is its state."""
+    """The controller has paused the job after `steps` steps; `kept` is a snapshot of its state."""
 
     kept: Any
     steps: int
 
 
 class Released(NamedTuple):
-    """The controller knows the job no more: it has stopped or done all steps; `kept` is its state after so many."""
+    """The job has stopped or done all steps, and the controller has forgotten it; `kept` is its state after `steps` steps."""
 
     kept: Any
     steps: int
 
 
 class Lost(NamedTuple):
-    """The job failed in the middle of something; `kept` is its state after so many steps, None where that is lost as well."""
+    """The job failed, and the controller has forgotten it; `kept` is its state after `steps` steps, or None if that is lost."""
 
     error: BaseException
     kept: Any
@@ -114,7 +115,7 @@ class Lost(NamedTuple):
 
 
 class CheckpointMade(NamedTuple):
-    """The first of the `saves` has written its checkpoint, or could not."""
+    """The first of the `saves` has written its checkpoint; or it could not, and `error` says why."""
 
     steps: int
     note: str
@@ -122,7 +123,7 @@ class CheckpointMade(NamedTuple):
 
 
 class StateFetched(NamedTuple):
-    """The first of the `saves`, a `SaveEnd`, is done; `error` says why there is no state."""
+    """The first of the `saves`, a `SaveEnd`, is done; if there is no state, `error` says why."""
 
     state: Any
     error: Exception | None
@@ -137,7 +138,7 @@ News = (
 
 
 class Report(NamedTuple):
-    """Tell the user of an event, after so many steps."""
+    """Add an event to the log that the user follows; the job has done `steps` steps."""
 
     kind: EventName
     steps: int
@@ -146,11 +147,11 @@ class Report(NamedTuple):
 
 
 class StartPreparing(NamedTuple):
-    """Trace the job's step on its first batch, then plan and compile it; `Planned` or `PreparationFailed` answers."""
+    """Trace the job's step on its first batch, then plan and compile it; `Planned` or `PreparationFailed` reports the end."""
 
 
 class JoinController(NamedTuple):
-    """Tell the controller that the job is prepared, with what it needs to know of it."""
+    """Tell the controller that the job is prepared, and give it the job's record."""
 
     record: JobRecord
 
@@ -162,44 +163,44 @@ class TellController(NamedTuple):
 
 
 class LoseJob(NamedTuple):
-    """Give back what the job holds on the device; `Lost` answers."""
+    """Free what the job holds on the device; `Lost` reports that this is done."""
 
     error: BaseException
 
 
 class ExplainWait(NamedTuple):
-    """If the job is pending in the controller, find out for what; `Pending` answers."""
+    """If the job is pending, compute the budget that it needs; `Pending` reports the result."""
 
 
 class UsePlan(NamedTuple):
-    """The job's new plan came into use after so many steps."""
+    """Record that the job uses its new plan after `steps` steps."""
 
     steps: int
 
 
 class DropPlan(NamedTuple):
-    """The job's new plan, which asks `demand`, is not used; if the old one cannot run either, `CannotRunNow` answers."""
+    """Drop the job's new plan, with memory profile `demand`. If the old plan cannot run either, `CannotRunNow` reports that."""
 
     demand: MemoryProfile
 
 
 class ShareState(NamedTuple):
-    """Choose again what of all jobs' states is kept out of the device while other jobs run."""
+    """Choose again which parts of all jobs' states are in host memory while other jobs run."""
 
 
 class Deliver(NamedTuple):
-    """Have the user's callback called with the metrics of a step."""
+    """Queue a call of the user's callback with the metrics of a step."""
 
     steps: int
     metrics: Any
 
 
 class StartSaving(NamedTuple):
-    """Carry out the `saves` one after another, until none is left; each is answered."""
+    """Make the `saves` one after another until none is left; `CheckpointMade` and `StateFetched` report the end of each."""
 
 
 class StopFeed(NamedTuple):
-    """Draw no more batches; `CallbacksMade` answers once the last callback has returned."""
+    """Draw no more batches; `CallbacksMade` reports that the last callback has returned."""
 
 
 class Close(NamedTuple):
@@ -207,7 +208,7 @@ class Close(NamedTuple):
 
 
 class ReleaseFolder(NamedTuple):
-    """Let other runs have the folder of the job's checkpoints."""
+    """Release the lock of the folder of the job's checkpoints, so that other runs may use it."""
 
 
 Effect = (

@@ -1,12 +1,19 @@
 """The planner of a runtime: plans and compiles for all jobs, one at a time, in a thread of its own (TENSILE section III-D).
 
-The paper calls it the Memory Scheduler. It prepares new jobs. It plans again for a job whose plan needs more than a lowered
-budget. And whenever a job comes or goes it chooses again which parts of all jobs' states are on the host while other jobs run.
-The rules by which it chooses are in `plan/multi_job`.
+The paper calls it the Memory Scheduler. It does three things:
 
-A new job is planned under the memory that is left while the states of all other jobs are on the device. If that is too little,
-the job is planned under the whole budget, and then the jobs run in turns. The job's step is traced in a thread of its own,
-since it is user code, which may hang; no user code runs in the planner's thread.
+    - It makes the first plan of a new job.
+    - It plans again for a job whose plan needs more memory than a lowered budget.
+    - Whenever a job starts, pauses, resumes or ends, or the budget changes, it chooses again which parts of all jobs' states are
+      in host memory while other jobs run.
+
+The rules for these choices are in `plan/multi_job`.
+
+A new job is first planned for the memory that is left while every other job holds what it holds between iterations. If there is
+no such plan, the new job is planned for the whole budget, and the jobs are then parked and unparked in turns.
+
+Tracing runs the user's step, which may hang. So each step is traced in a thread of its own, and the planner's thread runs no user
+code.
 """
 
 import queue
@@ -37,25 +44,25 @@ Task = Callable[[], None]
 
 
 class PlannerThread(threading.Thread):
-    """Carries out tasks one at a time. What concerns running jobs goes before the preparation of new ones, which takes long.
+    """A thread that runs tasks one at a time. Tasks for running jobs come before the preparation of new jobs, which takes long.
 
-    The thread holds nothing but its tasks, so that it does not keep a runtime that nobody else holds.
+    The thread refers to nothing but its tasks, so that a runtime to which nobody else refers can be freed.
     """
 
     def __init__(self) -> None:
         super().__init__(name="tensile-planner", daemon=True)
         self._soon: deque[Task] = deque()
         self._later: deque[Task] = deque()
-        self._ready: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for each task; False: end. Has no lock to wait for
+        self._ready: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for each task, False to end. A `put` waits for no lock
         self.start()
 
     def call(self, task: Task, *, soon: bool = False) -> None:
-        """Carry out `task` after all tasks that were asked for before; if `soon`, before all that are not."""
+        """Queue `task` behind the tasks that were queued before. Tasks with `soon` come before all tasks without."""
         (self._soon if soon else self._later).append(task)
         self._ready.put(True)
 
     def end(self) -> None:
-        """Let the thread end once all tasks are done. May be called in the middle of anything."""
+        """Let the thread end once all tasks are done. Takes no lock, so a finalizer may call it in any thread."""
         self._ready.put(False)
 
     def close(self) -> None:
@@ -64,18 +71,18 @@ class PlannerThread(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """The thread."""
+        """Run the tasks until `end` is called."""
         while self._ready.get():
             task = (self._soon or self._later).popleft()
             try:
                 task()
-            except Exception:  # a mistake of ours: it is reported as Python reports it, and all jobs go on as they are
+            except Exception:  # an error of this project: Python reports it, and all jobs go on as they are
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self)))
-            del task  # and what it holds, before the next one comes
+            del task  # drop what it refers to before the next task comes
 
 
 class Planner:
-    """The plans of a runtime's jobs. What two jobs compile alike is compiled once."""
+    """Makes and renews the plans of a runtime's jobs. Two jobs with the same computation share what is compiled for it."""
 
     def __init__(
         self, store: Store, dispatcher: Dispatcher, post: Post, profile: DeviceProfile, compiler: Compiler
@@ -90,16 +97,16 @@ class Planner:
     # -- new jobs ---------------------------------------------------------------------------------------------------------------
 
     def start(self, job: StoredJob) -> None:
-        """Have a new job traced, planned and compiled, now that it has its first batch. The store's lock must be held."""
+        """Start to trace, plan and compile a new job, which has its first batch. The store's lock must be held."""
         job.first_batch = job.feed.take()
         job.tracing = threading.Thread(target=self._trace, args=(job,), name=f"tensile-{job.name}-trace", daemon=True)
         try:
             job.tracing.start()
-        except RuntimeError as error:  # there can be no more threads
+        except RuntimeError as error:  # the system starts no more threads
             self._post(job.number, PreparationFailed(error))
 
     def _trace(self, job: StoredJob) -> None:
-        """In a thread of the job's own."""
+        """Trace the job's step, in a thread for this job alone."""
         if job.life.is_given_up:
             return
         try:
@@ -111,7 +118,7 @@ class Planner:
             self.thread.call(lambda: self._prepare(job, traced))
 
     def _prepare(self, job: StoredJob, traced: Traced) -> None:
-        """Plan and compile a job that was traced."""
+        """Make the first plan of a job that was traced, and compile it. In the planner's thread."""
         if job.life.is_given_up:
             return
         try:
@@ -142,7 +149,7 @@ class Planner:
             self._post(job.number, Planned(demand, note, values))
 
     def join_controller(self, job: StoredJob, record: JobRecord) -> None:
-        """Tell dispatcher and controller of a job that is prepared. In the dispatcher's thread."""
+        """Give a prepared job to the dispatcher and the controller. In the dispatcher's thread."""
         entry = DispatchedJob(
             job.name, job.actor, job.take_batch, record.demand, job.asked.checkpoint_every, job.life.first
         )  # fmt: skip
@@ -151,7 +158,7 @@ class Planner:
         self.explain_wait(job)
 
     def explain_wait(self, job: StoredJob) -> None:
-        """If the job is pending, say what it waits for. In the dispatcher's thread."""
+        """If the job is pending, post the budgets that it needs beside the admitted jobs. In the dispatcher's thread."""
         state = self._dispatcher.state
         record = next((one for one in state.pending if one.job == job.number), None)
         if record is None:
@@ -163,14 +170,14 @@ class Planner:
     # -- what a job may need ----------------------------------------------------------------------------------------------------
 
     def _with_snapshot(self, job: StoredJob, program: Program) -> MemoryProfile:
-        """What the job asks of memory, with the host memory of a checkpoint that is written while the job goes on."""
+        """The program's memory profile, plus host memory for a copy of the state from which a checkpoint is written."""
         return replace(program.demand, host_bytes=program.demand.host_bytes + self._snapshot_bytes(job))
 
     def _snapshot_bytes(self, job: StoredJob) -> int:
         return job.actor.state_bytes if job.checkpoints is not None else 0
 
     def _host_left(self, job: StoredJob) -> float:
-        """What the job's program may need on the host beside the admitted jobs."""
+        """The bytes that the job's program may need in host memory beside the admitted jobs."""
         state = self._dispatcher.state
         others = sum(record.demand.host_bytes for record in state.records if record.job != job.number)
         return state.host_budget_bytes - others - self._snapshot_bytes(job)
@@ -185,7 +192,7 @@ class Planner:
         return budget if job.asked.cap_bytes is None else min(budget, job.asked.cap_bytes)
 
     def _limit_for(self, job: StoredJob) -> int:
-        """What the job may need while all others are between iterations, with their states on the device."""
+        """The bytes that the job may need on the device while all other jobs are between iterations and not parked."""
         with self._store.changed:
             held = sum(
                 one.actor.state_bytes if one.program is None else one.program.demand.idle_bytes for one in self._store.others(job)
@@ -199,7 +206,7 @@ class Planner:
     # -- jobs that have a plan --------------------------------------------------------------------------------------------------
 
     def share_state(self) -> None:
-        """A job has come or gone: choose again what of all jobs' states is to be out while others run."""
+        """Queue the choice of which parts of all jobs' states are in host memory while other jobs run."""
         self.thread.call(self._share_state, soon=True)
 
     def _share_state(self) -> None:
@@ -218,13 +225,13 @@ class Planner:
             if out != latest.offloaded:
                 try:
                     renewed = own.offload_state(out)
-                except Exception as error:  # its process has died
+                except Exception as error:  # the job's process has died
                     self._dispatcher.fail(job.number, error)
                     continue
                 self._renew(job, renewed)
 
     def use_budget(self, nbytes: int) -> None:
-        """A budget holds from now on: plan again for those jobs whose plans need more. The store's lock must be held."""
+        """Plan again for the jobs whose plans need more than the new budget of `nbytes`. The store's lock must be held."""
         for job in self._store.jobs.values():
             if job.program is None or job.life.has_ended:
                 continue
@@ -235,7 +242,7 @@ class Planner:
         self.share_state()
 
     def _replan(self, job: StoredJob) -> None:
-        """The budget is below what the job needs: choose other segments."""
+        """Make a new plan for a job whose plan needs more than the budget, with other segments."""
         program = job.program
         if program is None or job.life.has_ended:
             return
@@ -262,14 +269,14 @@ class Planner:
                 job.renewed = renewed
             job.actor.use(renewed)
             self._dispatcher.renew(job.number, self._with_snapshot(job, renewed))
-            if any(record.job == job.number for record in self._dispatcher.state.pending):  # it has taken the plan over at once
+            if any(record.job == job.number for record in self._dispatcher.state.pending):  # it uses the new plan already
                 with self._store.changed:
                     job.program, job.renewed, job.plans = renewed, None, [(job.life.done, renewed.plan)]
 
         self._dispatcher.call(renew)
 
     def use_plan(self, job: StoredJob, steps: int) -> None:
-        """The job's renewed plan came into use after so many steps. The store's lock must be held."""
+        """Record that the job uses its new plan after `steps` steps. The store's lock must be held."""
         program, job.renewed = job.renewed, None
         assert program is not None  # the planner made it
         job.program, plan = program, program.plan
@@ -279,11 +286,11 @@ class Planner:
         self._store.report("renewed", job.name, job.life.done, note)
 
     def drop_plan(self, job: StoredJob, demand: MemoryProfile) -> None:
-        """The job's renewed plan, which asks that, is not used. In the dispatcher's thread, with the store's lock held."""
+        """Drop the job's new plan, with memory profile `demand`. In the dispatcher's thread, with the store's lock held."""
         job.renewed = None
         state = self._dispatcher.state
         if job.actor.program.demand.peak_bytes <= state.budget_bytes:
-            return  # it goes on as it was
+            return  # the job can go on with its old plan
         host = demand.host_bytes + sum(record.demand.host_bytes for record in state.records if record.job != job.number)
         note = f"waits: under this budget it needs {format_bytes(host)} on the host, beside the others"
         self._post(job.number, CannotRunNow(note, {"device_bytes": demand.peak_bytes, "host_bytes": host}))

@@ -1,7 +1,10 @@
-"""The recorder keeps what ran when, and how many bytes lay on the device, in bounded memory however long a run is.
+"""The recorder: keeps when each launch and copy ran, and how many bytes were on the device.
 
-spans    the latest `_MOST`
-levels   of all of the run; whenever there are `_MOST`, of each two neighbours the one with fewer bytes is dropped
+Its own memory is bounded, however long a run is:
+
+spans    the latest `_MOST` launches and copies
+levels   the bytes on the device over the whole run. When there are `_MOST` levels, every two neighbours are merged into the one
+         with more bytes, so that half as many remain and no peak is lost
 """
 
 from collections import deque
@@ -13,7 +16,7 @@ _MOST = 200_000
 
 
 class Recorder:
-    """Written to by the dispatcher's threads; appending is atomic. Read by anyone."""
+    """The dispatcher's threads append to it, which is atomic. Any thread may read it."""
 
     def __init__(self, *, most: int = _MOST) -> None:
         self._most = most
@@ -21,7 +24,7 @@ class Recorder:
         self._levels: list[Level] = []
 
     def add_level(self, level: Level) -> None:
-        """One more, later than all before. From one thread only."""
+        """Add a level, later than all before it, unless nothing has changed since the last one. From one thread only."""
         levels = self._levels
         last = levels[-1] if levels else None
         same = last is not None and last.jobs == level.jobs and last.budget_bytes == level.budget_bytes

@@ -1,4 +1,4 @@
-"""Several jobs on one device, under one budget: `Runtime`.
+"""`Runtime`: runs several jobs on one device under one memory budget.
 
     with tensile.Runtime(budget="8GiB") as runtime:
         a = runtime.submit(step_a, state_a, batches_a, steps=200, name="resnet", priority=2)
@@ -6,18 +6,21 @@
         for event in runtime.events(): ...
         state = a.result()
 
-The runtime itself decides little. It checks what the user asks, hears the news of every job, asks the job's lifecycle
-(`lifecycle.py`) what follows from it, and performs these effects, all under the lock of its store (`store.py`):
+The runtime itself decides little. It checks the user's arguments. It receives the news of every job, gives them to the job's
+lifecycle (`lifecycle.py`), and performs the effects that the lifecycle returns. All of this is done under the lock of the store
+(`store.py`). The parts of a runtime are:
 
-    lifecycle        what becomes of one job                       pure
-    controller       who holds memory, and who runs next           pure; "Global Controller" (TENSILE section III-D)
-    dispatcher       carries out the controller's orders           a thread, and threads that wait for it
+    lifecycle        decides what becomes of one job               pure
+    controller       decides who holds memory and who runs next    pure; "Global Controller" (TENSILE section III-D)
+    dispatcher       carries out the controller's orders           a thread, and threads that wait in its place
     planner          makes plans                                   a thread; "Memory Scheduler"
     saver            writes checkpoints, fetches last states       two threads
-    actor, feed      for each job: its state and compiled plan     "Executor" and "Swap Executor"; the feed is a thread
+    actor            one for each job: state and compiled plan     "Executor" and "Swap Executor"
+    feed             one for each job: runs its user code          a thread
 
-A job's segments are chosen once, when it is prepared. Other jobs change what leaves the device and when, never a result. Only
-where the budget is lowered below what a job needs are its segments chosen again, which changes rounding.
+The segments of a job are chosen once, when the job is prepared. Other jobs change which of its tensors are in host memory and
+when, but never a result. Only if the budget is lowered below what the job needs are its segments chosen again, which changes the
+rounding of its results.
 """
 
 import weakref
@@ -58,21 +61,22 @@ from tensile_jax.profiles import profile_for
 from tensile_jax.runtime_records import JobEvent, Record, Status
 from tensile_jax.units import format_bytes
 
-_RUN_AHEAD = 3  # launches in flight, on a device whose memory follows the order of launches
+_RUN_AHEAD = 3  # launches in flight, on a device that allocates memory in the order of launches
 _PAST_TENSE: dict[Wish, str] = {"run": "resumed", "pause": "paused", "stop": "cancelled"}
 
 
 class Runtime:
-    """One device and the jobs on it. Use it in a `with` block, which ends when all jobs have.
+    """One device and the jobs on it. Use it in a `with` block: the end of the block waits until all jobs have ended.
 
     Args:
-        budget: of device memory for all jobs together: bytes, or a size such as `"8GiB"`.
-        host_budget: of pinned host memory for what is swapped and parked; None: no limit.
-        device: a `jax.Device`; the default one if None.
-        device_profile: name of a profile, or path of a TOML file; by default that of the device.
-        checkpoints: a folder, in which every job has one of its own. Checkpoints are made whenever a job is paused or ends, at
-            Ctrl-C and if its user code fails as well.
-        look: "sampled": live bytes are looked at in a job's first iterations and in every fiftieth. "always": at each launch.
+        budget: the device memory for all jobs together: bytes, or a size such as `"8GiB"`.
+        host_budget: the pinned host memory for tensors that are swapped out and for parked states; None: no limit.
+        device: a `jax.Device`; by default the first of `jax.devices()`.
+        device_profile: the name of a device profile, or the path of a TOML file; by default the one for the device.
+        checkpoints: a folder, in which every job has a folder of its own. A checkpoint is made whenever a job is paused or ends,
+            also if it ends by Ctrl-C or because its user code failed.
+        look: "sampled": the bytes of live arrays are read in a job's first iterations and in every fiftieth. "always": at each
+            launch.
     """
 
     def __init__(
@@ -104,7 +108,7 @@ class Runtime:
         self._saver = Saver(self._store, post)
         self._jobs: dict[JobId, Job] = {}
         self._dispatcher.start()
-        # the threads of a runtime that nobody holds any more, and of which no job goes on
+        # ends the threads of a runtime that was not closed, when nobody refers to it and its jobs have ended
         self._ending = weakref.finalize(self, _end_threads, self._dispatcher, self._planner.thread)
         self._ending.atexit = False
 
@@ -138,31 +142,33 @@ class Runtime:
     ) -> Job:
         """A new job: `steps` iterations of `step(state, batch) -> (state, metrics)`.
 
-        The state is given away, as a donated argument is. User code (`batches`, `on_step`) runs in a thread of the job's own.
+        The state must not be used afterwards, as with a donated argument. User code (`batches`, `on_step`) runs in a thread that
+        belongs to the job.
 
         Args:
-            step: the function; or an `Entrypoint`, which makes step, state and batches, so that these are not given. It may also
-                be a step that `tensile_jax.nnx.jit` has made: `state` is then the tuple of the NNX objects that it changes, and
-                a batch comes after them. When the job has ended, however that is, they hold the state after its last finished
-                iteration, in the CPU's memory, and `Job.result` returns them.
-            batches: an iterable, or a function that gives one.
-            priority: its share of the device's time, against the other jobs'.
+            step: the function; or an `Entrypoint`, which makes step, state and batches. Then state and batches are not given. It
+                may also be a step that `tensile_jax.nnx.jit` has made: `state` is then the tuple of the NNX objects that the step
+                changes, and the step takes the batch after them. When the job has ended, in whatever way, these objects hold
+                the state after its last finished iteration, in the CPU's memory, and `Job.result` returns them.
+            batches: an iterable, or a function that returns one.
+            priority: the job's share of the device's time, in proportion to the priorities of the other jobs.
             budget: a limit for this job alone, below the runtime's.
-            max_swap_rate: the most that it may swap, as a part of what all jobs swap (TENSILE section IV-D).
-            max_slowdown: as little memory as can be had for a step of at most so many times plain jit's predicted time.
+            max_swap_rate: the most bytes that the job may swap, as a part of what all jobs swap (TENSILE section IV-D).
+            max_slowdown: use as little memory as is possible with a step of at most `max_slowdown` times plain jit's predicted
+                time.
             on_step: called with the number of the step and its metrics, as NumPy arrays.
-            checkpoint_every: steps, after which there is one more checkpoint; needs the runtime's `checkpoints`.
-            resume: go on from its latest checkpoint, if there is one. Without it there must be none.
-            isolation: "thread": in this process. "process": `step` and `batches` run in a process of the job's own, whose end,
-                whatever it is, is that of this job only; they and the structure of the state must be picklable. `on_step` is
-                called here, and the last state comes back as NumPy arrays.
+            checkpoint_every: a checkpoint is made after every `checkpoint_every` steps; needs the runtime's `checkpoints`.
+            resume: continue from the job's latest checkpoint, if there is one. Without `resume` there must be no checkpoint.
+            isolation: "thread": the job runs in this process. "process": `step` and `batches` run in a process of this job.
+                If that process ends or crashes, only this job fails. `step`, `batches` and the structure of the state must be
+                picklable. `on_step` is called in this process, and the last state comes back as NumPy arrays.
 
         Raises:
-            ValueError: an argument cannot be; a name is taken; the state is another job's, or not on the runtime's device; an
-                entrypoint cannot be made; it has checkpoints already, and `resume` is not asked for.
+            ValueError: an argument has a value that is not allowed; the name is taken; the state belongs to another job, or is
+                not on the runtime's device; the entrypoint raised an error; the job has checkpoints, and `resume` is false.
             TypeError: an argument is of the wrong type, or cannot be sent to another process.
-            CheckpointError: its folder is in use by another run, or cannot be made; or it is to be resumed and has no checkpoint
-                that can be read, but some that cannot.
+            CheckpointError: the job's folder is in use by another run, or cannot be made; or the job is to be resumed and has
+                checkpoints, none of which can be read.
         """
         refuse_incomplete_job(step, state, batches)
         cap = None if budget is None else bytes_of("budget", budget)
@@ -188,10 +194,11 @@ class Runtime:
                     'isolation="thread", or an Entrypoint, which makes the objects in the job\'s own process.'
                 )
             refuse_unfit_state(asked.name, state, self._device)
-            if checkpoints is not None and asked.first and not isinstance(step, Entrypoint):  # which makes the state elsewhere
+            # in its own process, an entrypoint makes the state there
+            if checkpoints is not None and asked.first and not isinstance(step, Entrypoint):
                 state = checkpoints.restore(asked.first, state)
             job = self._make_job(asked, step, state, batches, write_to_objects, on_step, checkpoints, lock, resumed)
-            lock = None  # it is the job's now
+            lock = None  # the job will release it
         finally:
             if lock is not None:
                 lock.release()
@@ -210,7 +217,7 @@ class Runtime:
         lock: FolderLock | None,
         resumed: str,
     ) -> Job:
-        """The job of a submission, with its state given away: it is one of the runtime's jobs."""
+        """Make the job of a submission: take its state from the user, and add it to the runtime's jobs."""
         number = self._store.new_number()
         actor: Actor
         if asked.isolation == "process":
@@ -227,7 +234,8 @@ class Runtime:
             )
             given, skip = isolated.batches(), 0
         else:
-            assert not isinstance(step, Entrypoint) and batches is not None  # it was made, and they were looked at
+            # the entrypoint was made above, and the batches were checked
+            assert not isinstance(step, Entrypoint) and batches is not None
             actor = LocalActor(step, state, self._transfer, write_to_objects=write_to_objects)
             given, skip = batches, asked.first
         feed = Feed(
@@ -235,7 +243,7 @@ class Runtime:
             skip=skip,
             most=skip + max(0, asked.steps - asked.first),
             on_step=on_step,
-            tell=lambda news: self._hear(number, news),  # by this its thread keeps the runtime while the job goes on
+            tell=lambda news: self._hear(number, news),  # this refers to the runtime, so the runtime lives while the job runs
             name=asked.name,
         )
         life = Lifecycle(
@@ -243,7 +251,7 @@ class Runtime:
         )  # fmt: skip
         stored = StoredJob(asked, actor, feed, checkpoints, lock, life)
         job = Job(stored, self._store, self._dispatcher, partial(self._wish, stored))
-        feed.start(held=True)  # whatever can fail comes before the state is given away
+        feed.start(held=True)  # whatever can fail is done before the state is taken from the user
         try:
             actor.own()
         except BaseException:
@@ -258,38 +266,38 @@ class Runtime:
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """All jobs, in the order in which they came."""
+        """All jobs, in the order in which they were submitted."""
         with self._store.changed:
             return tuple(self._jobs.values())
 
     def events(self, *, until_closed: bool = False) -> Iterator[JobEvent]:
         """Every event from the first on, as it happens, until all jobs have ended.
 
-        With `until_closed` they go on until the runtime is closed, since more jobs may come.
+        With `until_closed` the events go on until the runtime is closed, since more jobs may be submitted.
 
         Raises:
-            RuntimeError: this is called in a job's own `on_step`, `batches` or step, which the job would wait for.
+            RuntimeError: this is called in a job's own `on_step`, `batches` or step: the job would wait for itself.
         """
         self._store.refuse_to_wait("events()", "Follow the events in another thread, or outside of the callback")
         return self._store.follow(until_closed=until_closed)
 
     def status(self) -> Status:
-        """How the runtime and all its jobs stand now."""
+        """A snapshot of the runtime and of all its jobs."""
         with self._store.changed:
             return status(self._store, self._dispatcher)
 
     def record(self) -> Record:
-        """What ran when, and how many bytes were on the device, from the beginning until now."""
+        """When each launch and copy ran, and how many bytes were on the device, from the beginning until now."""
         return self._dispatcher.recorder.record()
 
     @property
     def peak_bytes(self) -> int:
-        """The most device memory that was measured, all jobs together: live arrays and the running executable's workspace."""
+        """The most device memory that was measured, in bytes: live arrays of all jobs and the running executable's workspace."""
         return self._dispatcher.peak_bytes
 
     @property
     def controller_us(self) -> tuple[float, int]:
-        """(microseconds spent deciding, launches) so far."""
+        """(microseconds of CPU time that the controller has used, number of launches) so far."""
         return self._dispatcher.decided_us, self._dispatcher.launches
 
     def pause(self, job: str) -> None:
@@ -305,7 +313,7 @@ class Runtime:
         self._wish(self._store.named(job), "stop")
 
     def forget(self, job: str) -> None:
-        """Forget a job that has ended: its name is free again, and its state is freed once nobody holds its `Job`.
+        """Forget a job that has ended: its name may be used again, and its state is freed once nobody refers to its `Job`.
 
         Raises:
             ValueError: there is no such job, or it has not ended.
@@ -317,7 +325,7 @@ class Runtime:
             del self._store.jobs[one.number], self._jobs[one.number]
 
     def set_budget(self, budget: int | str) -> None:
-        """Change the budget of all jobs together. A lower one holds once the iterations under way have ended."""
+        """Change the budget of all jobs together. A lower budget is applied once the iterations under way have ended."""
         self._dispatcher.tell(BudgetRequested(bytes_of("budget", budget)))
 
     def stop(self) -> None:
@@ -329,11 +337,11 @@ class Runtime:
     def close(self) -> None:
         """Wait until every job has ended, then end the runtime. Paused jobs are cancelled.
 
-        Ctrl-C while this waits stops every job; a second Ctrl-C aborts. A runtime that was never closed ends when nobody holds it
-        any more and its jobs have ended.
+        Ctrl-C while this waits stops every job; a second Ctrl-C aborts. A runtime that was never closed ends when nobody refers
+        to it and its jobs have ended.
 
         Raises:
-            RuntimeError: this is called in a job's own `on_step`, `batches` or step, which the job would wait for.
+            RuntimeError: this is called in a job's own `on_step`, `batches` or step: the job would wait for itself.
         """
         self._store.refuse_to_wait(
             "close()", "Call stop() there, which lets every job end after its iteration, and close() outside"
@@ -349,7 +357,7 @@ class Runtime:
                 for job in self._store.jobs.values():
                     job.actor.close()
                 raise
-        self._ending.detach()  # what is asked of the threads from now on must not keep the runtime
+        self._ending.detach()  # the threads are ended here instead
         self._dispatcher.stop()
         self._planner.thread.close()
         self._saver.close()
@@ -368,7 +376,11 @@ class Runtime:
     # -- what happens to jobs ---------------------------------------------------------------------------------------------------
 
     def _wish(self, job: StoredJob, wish: Wish) -> None:
-        """Raises: ValueError: the job has ended, or it is to be paused and nobody could resume it."""
+        """Pass on what the user asks of a job.
+
+        Raises:
+            ValueError: the job has ended; or it is to be paused and the runtime is closing, after which nobody could resume it.
+        """
         with self._store.changed:
             life = job.life
             if life.has_ended:
@@ -378,7 +390,7 @@ class Runtime:
             self._hear(job.number, messages.UserWished(wish))
 
     def _hear(self, number: JobId, news: News) -> None:
-        """Something has happened to a job; from any thread."""
+        """Give news of a job to its lifecycle and perform the effects; from any thread."""
         with self._store.changed:
             job = self._store.jobs.get(number)
             if job is not None:
@@ -387,7 +399,7 @@ class Runtime:
                     self._perform(job, effect)
 
     def _perform(self, job: StoredJob, effect: Effect) -> None:
-        """Nothing here waits, since the store's lock is held."""
+        """Perform one effect. Nothing here may wait, since the store's lock is held."""
         match effect:
             case messages.Report(kind, steps, note, values):
                 self._store.report(kind, job.name, steps, note, values)
@@ -423,14 +435,14 @@ class Runtime:
                 self._store.changed.notify_all()
 
     def _apply_budget(self, nbytes: int) -> None:
-        """That budget holds from now on. In the dispatcher's thread."""
+        """Report and use a budget that the controller has applied. In the dispatcher's thread."""
         with self._store.changed:
             self._store.report("budget", note=format_bytes(nbytes), values={"budget_bytes": nbytes})
             self._planner.use_budget(nbytes)
 
 
 def _weakly(runtime: Runtime) -> tuple[Post, Callable[[int], None]]:
-    """`post` and `applied` for the runtime's threads, which must not keep it when nobody holds it and its jobs have ended."""
+    """`post` and `applied` for the runtime's threads, by a weak reference: the threads must not keep the runtime alive."""
     held = weakref.ref(runtime)
 
     def post(job: JobId, news: News) -> None:
@@ -450,7 +462,7 @@ def _end_threads(dispatcher: Dispatcher, planner: PlannerThread) -> None:
 
 
 def _open_checkpoints(lock: FolderLock, *, resume: bool) -> tuple[Checkpoints, int, str]:
-    """The checkpoints in a locked folder, the step from which the job goes on, and what is to be said of that.
+    """The checkpoints in a locked folder, the step from which the job continues (0 if from none), and a note for the user.
 
     Raises:
         ValueError: there are checkpoints, and they are not to be resumed from.

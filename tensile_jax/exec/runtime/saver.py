@@ -1,7 +1,7 @@
-"""The saver: writes jobs' checkpoints and fetches their last states, in threads of its own.
+"""The saver: writes the checkpoints of jobs and fetches their last states for the user, in two threads.
 
-What is to be saved stands in a job's `Lifecycle.saves`. One job's saves are made one after another, in order, since a checkpoint
-declares later ones to be given up; two jobs' saves may be made at the same time.
+A job's `Lifecycle.saves` lists what is to be saved. The saves of one job are made one after another, in the order of that list,
+since a checkpoint removes those of later steps. The saves of two jobs may be made at the same time.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ _THREADS = 2
 
 
 class Saver:
-    """The threads. Every save is answered by `CheckpointMade`, `StateFetched`, or both in that order."""
+    """The two threads. The end of every save is posted: `CheckpointMade`, `StateFetched`, or both in that order."""
 
     def __init__(self, store: Store, post: Post) -> None:
         self._store = store
@@ -23,7 +23,7 @@ class Saver:
         self._pool = ThreadPoolExecutor(_THREADS, "tensile-saver")
 
     def start(self, job: StoredJob) -> None:
-        """Make the job's saves, of which there were none before, until there are none."""
+        """Start to make the job's saves, until none is left. The list of saves must have been empty until now."""
         self._pool.submit(self._save_all, job)
 
     def close(self) -> None:
@@ -33,13 +33,13 @@ class Saver:
     def _save_all(self, job: StoredJob) -> None:
         while True:
             news = self._save(job, job.life.saves[0])
-            with self._store.changed:  # what is to be saved from now on is either seen here or starts anew
+            with self._store.changed:  # a save that is added later is either seen here or calls `start` again
                 self._post(job.number, news)
                 if not job.life.saves:
                     return
 
     def _save(self, job: StoredJob, one: SaveCheckpoint | SaveEnd) -> CheckpointMade | StateFetched:
-        """Make the save; the last news of it, which is not posted yet."""
+        """Make one save. Returns its last news, which the caller must post."""
         if isinstance(one, SaveCheckpoint):
             return self._checkpoint(job, one)
         if job.checkpoints is not None and one.steps is not None:
@@ -51,7 +51,8 @@ class Saver:
             return StateFetched(NO_STATE, error)
 
     def _checkpoint(self, job: StoredJob, one: SaveCheckpoint | SaveEnd) -> CheckpointMade:
-        assert job.checkpoints is not None and job.lock is not None and one.steps is not None  # who saves has both
+        # true for every save of which a checkpoint is made
+        assert job.checkpoints is not None and job.lock is not None and one.steps is not None
         try:
             job.lock.renew()
             trouble = one.kept.save(job.checkpoints, one.steps)

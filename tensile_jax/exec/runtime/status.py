@@ -1,4 +1,7 @@
-"""How a runtime and its jobs stand: `Status`, `JobStatus` and `JobReport`. All are taken while the store's lock is held."""
+"""Makes the snapshots that a user asks for: `Status` of a runtime, `JobStatus` and `JobReport` of a job.
+
+The caller must hold the lock of the runtime's store.
+"""
 
 import statistics
 from itertools import islice
@@ -9,12 +12,12 @@ from tensile_jax.exec.runtime.job_measurements import Measured
 from tensile_jax.exec.runtime.store import Store, StoredJob
 from tensile_jax.runtime_records import JobReport, JobStatus, LaneName, Status
 
-_RECENT_US = 3e6  # over which the use of the link is taken
+_RECENT_US = 3e6  # the shares of time in which the link is busy are those of this last interval
 _MOST_SPANS = 2000
 
 
 def status(store: Store, dispatcher: Dispatcher) -> Status:
-    """The runtime and all its jobs."""
+    """The status of the runtime and of all its jobs."""
     state, now = dispatcher.state, dispatcher.now()
     jobs = tuple(job_status(job, dispatcher) for job in store.jobs.values())
     busy: dict[LaneName, float] = {"out": 0.0, "into": 0.0, "compute": 0.0}
@@ -38,7 +41,7 @@ def status(store: Store, dispatcher: Dispatcher) -> Status:
 
 
 def job_status(job: StoredJob, dispatcher: Dispatcher) -> JobStatus:
-    """One job."""
+    """The status of one job."""
     life, program = job.life, job.program
     record = dispatcher.state.record(job.number)
     measured = dispatcher.measured.get(job.number) or Measured()
@@ -47,7 +50,7 @@ def job_status(job: StoredJob, dispatcher: Dispatcher) -> JobStatus:
     if not life.has_ended:
         if record is None or record.place is StatePlace.ON_HOST:
             host_bytes = job.actor.state_bytes
-        elif demand is not None:  # by the plan, what of the state is on the host between iterations
+        elif demand is not None:  # the part of the state that the plan keeps on the host between iterations
             host_bytes = max(0, demand.state_bytes - demand.idle_bytes)
     return JobStatus(
         name=job.name,
@@ -68,7 +71,7 @@ def job_status(job: StoredJob, dispatcher: Dispatcher) -> JobStatus:
 
 
 def job_report(job: StoredJob, dispatcher: Dispatcher) -> JobReport:
-    """What was measured of one job.
+    """What was measured of one job, and what its plan predicted.
 
     Raises:
         RuntimeError: it has no plan yet.

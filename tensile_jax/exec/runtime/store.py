@@ -1,6 +1,7 @@
-"""The store of a runtime: one `StoredJob` for each of its jobs, the log of events, and the lock under which both change.
+"""The store of a runtime: one `StoredJob` for each of its jobs, the log of events, and the lock that protects both.
 
-The `Runtime` shares its store with the planner and the saver. Whatever else happens to a job goes through `lifecycle.step`.
+The `Runtime` shares its store with the planner and the saver. The planner changes the fields of a `StoredJob` that concern its
+plans. Everything else that happens to a job goes through `lifecycle.step`.
 """
 
 import itertools
@@ -30,15 +31,18 @@ _KEPT_EVENTS = 100_000
 
 @dataclass(slots=True, eq=False)
 class StoredJob:
-    """What a runtime keeps of a job. The fields from `life` on change under the store's lock only.
+    """What a runtime keeps of a job. The fields from `life` on change only while the store's lock is held.
 
     Attributes:
-        lock: of the folder of the job's checkpoints, until nothing more is written there.
-        first_batch: the job's first batch, between its tracing and its first iteration.
+        lock: the lock of the folder of the job's checkpoints. It is held until nothing more is written there.
+        life: how far the job is in its life.
+        first_batch: the job's first batch, which is drawn for tracing, until the first iteration uses it.
         tracing: the thread in which the job's step is traced.
-        waits_for: the job for whose end this job's user code waits.
-        program: in use; `renewed`: about to be; `own_program`: in use, but without what is kept out for other jobs.
-        plans: every plan that was in use, with the number of steps that were done when it came into use.
+        waits_for: the job for whose end this job's user code waits now.
+        program: the compiled plan in use.
+        renewed: the compiled plan that the job is to use next; None if there is none.
+        own_program: the latest compiled plan without state that is kept in host memory for the sake of other jobs.
+        plans: (steps, plan) for every plan that was used: how many steps were done when the plan came into use.
     """
 
     asked: Submission
@@ -66,7 +70,7 @@ class StoredJob:
         return self.asked.name
 
     def take_batch(self) -> Any:
-        """The next batch, which the controller knows to be loaded."""
+        """The next batch. It must have been reported to the controller as loaded."""
         first, self.first_batch = self.first_batch, NO_BATCH
         return self.feed.take() if first is NO_BATCH else first
 
@@ -76,10 +80,10 @@ class StoredJob:
 
 
 class Store:
-    """The jobs and the events. `changed` is the lock, and is notified of every event.
+    """The jobs and the events. `changed` is the lock, and a condition that is notified of every event.
 
     Args:
-        now_us: microseconds since the runtime began.
+        now_us: returns the microseconds since the runtime began.
     """
 
     def __init__(self, now_us: Callable[[], float]) -> None:
@@ -112,11 +116,11 @@ class Store:
         return [one for one in self.jobs.values() if one is not job and not one.life.has_ended]
 
     def reserve(self, name: str | None, step: Any) -> str:
-        """The name of a new job, as given, or else after its step; no other job can have it until `unreserve`.
+        """The name of a new job: `name`, or, if that is None, a name made from its step. It stays taken until `unreserve`.
 
         Raises:
-            ValueError: the name is taken, or cannot be a name.
-            TypeError: it is no text.
+            ValueError: the name is taken, or is not fit for a name.
+            TypeError: the name is no text.
             RuntimeError: the runtime is closed.
         """
         if name is not None:
@@ -134,7 +138,7 @@ class Store:
         return name
 
     def unreserve(self, name: str) -> None:
-        """The job of that name is submitted, or will not be."""
+        """End the reservation of a name: its job is among the runtime's jobs now, or was refused."""
         with self.changed:
             self._reserved.discard(name)
             self.changed.notify_all()
@@ -155,10 +159,10 @@ class Store:
             self.changed.notify_all()
 
     def follow(self, *, until_closed: bool) -> Iterator[JobEvent]:
-        """Every event from the first on, as it happens, until all jobs have ended, and the runtime is closed if asked for.
+        """Every event from the first on, as it happens, until all jobs have ended and, if `until_closed`, the runtime is closed.
 
         Raises:
-            RuntimeError: it would wait in the thread of a job's user code.
+            RuntimeError: this would wait in a thread that runs a job's user code.
         """
         seen = 0
 
@@ -189,10 +193,10 @@ class Store:
             )
 
     def wait_for_end(self, job: StoredJob, timeout_s: float | None) -> bool:
-        """Wait until the job has ended; whether it has.
+        """Wait until the job has ended, at most `timeout_s` seconds. Returns whether it has ended.
 
         Raises:
-            RuntimeError: a job's user code waits without a timeout for a job that waits for it.
+            RuntimeError: a job's user code waits, without a timeout, for that job itself or for a job that waits for it.
         """
         with self.changed:
             if job.life.has_ended:
@@ -213,7 +217,7 @@ class Store:
 
 
 def _refuse_circle(waiter: StoredJob, other: StoredJob) -> None:
-    """Raises RuntimeError where `other` waits for `waiter`, whose user code is to wait for `other`."""
+    """Raises RuntimeError if `waiter` would wait for itself: `other`, whose end it is to await, is `waiter` or waits for it."""
     circle, job = [waiter.name], other
     while job is not waiter:
         if job.waits_for is None:

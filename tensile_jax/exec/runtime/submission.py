@@ -1,4 +1,7 @@
-"""The arguments of `Runtime.submit`, as a `Submission`. They are checked before anything else is done."""
+"""The arguments of `Runtime.submit`, checked, as the record `Submission`.
+
+They are checked before the job's state is taken from the user and before anything else is done.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +18,12 @@ from tensile_jax.plan_format import PolicyName
 
 Isolation = Literal["thread", "process"]
 
-_MOST_NAME_BYTES = 200  # a file system takes 255, and `tensile run` adds something to it
+_MOST_NAME_BYTES = 200  # file systems allow 255, and `tensile run` makes file names that are a little longer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submission:
-    """A job as it was asked for; `first` steps are done already. The arguments are those of `Runtime.submit`."""
+    """A job as the user submitted it: the arguments of `Runtime.submit`. The first `first` of the steps are done already."""
 
     step: Callable[..., Any] | Entrypoint
     steps: int
@@ -63,10 +66,10 @@ class Submission:
 
 
 def bytes_of(argument: str, value: Any) -> int:
-    """A budget of several jobs, in bytes.
+    """A budget for several jobs, in bytes.
 
     Raises:
-        ValueError: it is a share, or cannot be read.
+        ValueError: `value` is a share of a peak, or cannot be read.
     """
     budget = parse_budget(value)
     if budget.nbytes is None:
@@ -78,7 +81,7 @@ def bytes_of(argument: str, value: Any) -> int:
 
 
 def refuse_incomplete_job(step: Any, state: Any, batches: Any) -> None:
-    """Raises TypeError: there is more than an entrypoint, or less than step, state and batches."""
+    """Raises TypeError if state or batches are given beside an entrypoint, or if batches are missing without one."""
     if isinstance(step, Entrypoint):
         for argument, value in (("state", state), ("batches", batches)):
             if value is not None:
@@ -88,7 +91,7 @@ def refuse_incomplete_job(step: Any, state: Any, batches: Any) -> None:
 
 
 def name_of(step: Any) -> str:
-    """What a job is called that was given no name: as its step, as far as that can be the name of a folder."""
+    """The default name of a job: the name of its step if that can be the name of a folder, otherwise "job"."""
     name = step.name if isinstance(step, Entrypoint) else getattr(step, "__name__", "")
     try:
         refuse_unfit_name(name)
@@ -98,7 +101,7 @@ def name_of(step: Any) -> str:
 
 
 def refuse_unfit_name(name: Any) -> None:
-    """Raises TypeError or ValueError: it cannot be the name of a folder and of files, or be shown on one line."""
+    """Raises TypeError or ValueError if `name` cannot name a folder and files, or cannot be shown on one line."""
     if not isinstance(name, str):
         raise TypeError(f"name must be a text, got {name!r}.")
     if not name.isprintable() or not name.strip() or name != name.strip():
@@ -113,7 +116,7 @@ def refuse_unfit_name(name: Any) -> None:
 
 
 def refuse_unfit_state(name: str, state: Any, device: Device) -> None:
-    """Raises ValueError: some of the state is gone, or not on the device; TypeError: it is no value."""
+    """Raises ValueError if an array of the state was deleted or is not on the device; TypeError if a leaf is not for JAX."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         where = f"state{jax.tree_util.keystr(path)} of {name!r}"
         try:
