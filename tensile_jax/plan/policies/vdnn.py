@@ -12,10 +12,10 @@ X is away in the longest time between the two in which no operator needs it:
     swap-out  begins when the last operator before that time has ended, and must end by the end of the next layer's convolution
     swap-in   begins when the layer before this one in the backward pass begins, and must end before X is needed
 
-The last layer has no next layer. The heavy operator that follows takes the place of the next layer's convolution, and the heavy
-operator before the layer's backward convolution takes the place of the other layer. All layers are offloaded: nothing is chosen
-by its cost. If the whole step fits the limit, it runs as one executable. If no feature map can leave, the policy does what
-`none` does.
+The last layer of the forward pass is the first one of the backward pass. For this layer, the heavy operator after X's last need
+takes the place of the next layer's convolution, and the heavy operator before X's next need takes the place of the layer before.
+All layers are offloaded: nothing is chosen by its cost. If the whole step fits the limit, it runs as one executable. If no
+feature map can leave, the policy does what `none` does.
 
 Differences from the paper:
 

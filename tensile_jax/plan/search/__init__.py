@@ -1,1 +1,1 @@
-"""The search for the fastest plan under a limit: candidates, their segmentation and swaps, and local improvements."""
+"""Searches for the fastest plan under a memory limit: candidates, their segments and swaps, and a local search."""

@@ -1,19 +1,23 @@
-"""The candidates from which a policy chooses: ways to keep less in device memory, at a cost in time.
+"""Makes the candidates from which a policy chooses: ways to keep less in device memory, at a cost in time.
 
-A candidate says which tensors are dropped and computed again (`rematerialization.py`), at one price for moving bytes, and which
-are swapped (`swaps.py`). A candidate does not depend on the budget: the budget comes in where a candidate is cut into segments
-(`segmentation.py`). There are seven families of candidates; within each, memory falls and time grows from the first to the last:
+A candidate says which tensors are dropped and computed again (`analysis/rematerialization.py`) and which tensors are swapped
+(`swaps.py`). What it drops follows from a *price*: the bytes that one is willing to keep in order to move one byte less. A
+candidate does not depend on the budget. The budget matters only when a candidate is cut into segments (`segmentation.py`). There
+are seven families of candidates. Within each family, memory falls and time grows from the first candidate to the last:
 
     none     nothing is swapped; the price falls
-    hidden   every swap that the link can hide at this price
-    fine     the same, and no segment is long, so that copies start and end near their windows
-    some     as many swaps, the largest first and copies exposed, as bring what is stored down to a part of what it was
-    more     the same, counting light temporaries, which XLA fuses away unless a segment hands them on
-    all      everything swapped that can leave, copies exposed where the link cannot hide them
-    late     everything swapped that can leave, and back no sooner than needed: the least memory, every copy exposed
+    hidden   every swap whose copies the link can hide at this price
+    fine     like hidden, and no segment is long, so that copies can start and end near the times planned for them
+    some     swaps, the largest first and with exposed copies, until what is stored falls to a given part of what it was
+    more     like some, but light tensors count as stored too; XLA fuses these away unless a segment outputs them
+    all      everything is swapped that can leave; copies are exposed where the link cannot hide them
+    late     everything is swapped that can leave, and comes back no sooner than needed: the least memory, every copy exposed
 
-A swap is priced by its copies. An exposed copy counts in full. Of a hidden copy a part counts, since segments are coarser than
-the operators on whose clock its window was found, and leave some of the copy uncovered.
+A swap is priced by its copies. An exposed copy counts in full. A small part of a hidden copy counts too: swaps are planned on the
+clock of single operators, and segments are coarser, so some of the copy is not hidden in the end. What the copy takes from
+computation (`copy_share` of the device profile) also counts.
+
+Sizes in bytes, times in microseconds.
 """
 
 from collections.abc import Callable, Hashable
@@ -41,10 +45,10 @@ FAMILIES: tuple[Swapping, ...] = ("none", "hidden", "fine", "some", "more", "all
 _PRICES = (4.0, 0.6, 0.42, 0.36, 0.26, 0.24, 0.2, 0.165, 0.15, 0.1, 0.05, 0.01)
 _HIDDEN_PRICES = (0.36, 0.26, 0.165, 0.05)
 _FINE_PRICES = (0.6, 0.36, 0.26, 0.165)
-_FINE = 1 / 24  # of the step: the longest segment of a candidate whose copies are to find their windows
-_LAUNCHES = 80  # a segment need not be shorter than so many launches take
-_UNCOVERED = 0.15  # of the copies of a hidden swap
-_UNCOVERED_WHEN_FINE = 0.03
+_FINE = 1 / 24  # of the step's time: the longest segment of a candidate of the family `fine`
+_LAUNCHES = 80  # but in a candidate of `fine`, a segment may always be as long as so many launches take
+_UNCOVERED = 0.15  # part of the copies of a hidden swap that segments leave exposed
+_UNCOVERED_WHEN_FINE = 0.03  # the same in the family `fine`
 _EXPOSED_PRICES = (4.0, 0.36, 0.26, 0.165, 0.02)
 _SOME_PRICES = (0.26, 0.05)
 _SOME_PARTS = (0.95, 0.9, 0.84, 0.78, 0.7, 0.62, 0.54, 0.46)  # of the most that is stored when nothing is swapped
@@ -52,8 +56,8 @@ _MORE_PRICE = 0.05
 _MORE_PARTS = (0.9, 0.84, 0.78, 0.7, 0.62)
 _LATE_PRICES = (4.0, 0.26, 0.165, 0.02)
 _SWAP_ROUNDS = {"none": 0, "hidden": 2, "fine": 6, "some": 6, "more": 6, "all": 8, "late": 8}
-_TURNS = 4  # boundaries cut one after another, highest first
-_ENOUGH = 0.99  # a further turn must lower the highest footprint below this part of it
+_TURNS = 4  # boundaries at which tensors are dropped, one after another; the one at which most is stored first
+_ENOUGH = 0.99  # the search for such boundaries goes on if the last one lowered the highest footprint below this part of it
 
 
 _SWAPPING: tuple[tuple[float, Swapping, float], ...] = (
@@ -68,11 +72,11 @@ _SWAPPING: tuple[tuple[float, Swapping, float], ...] = (
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One choice: what is kept and what is away.
+    """What is kept on the device (`retention`) and what is swapped when (`absences`).
 
-    `highest` is the most that is in memory at any boundary, wherever the candidate is cut; `swap_us` the price of the
-    swaps, `again_us` the latency of all that may run again, each operator once. `longest` is the most that a segment may
-    take, if it is limited, and when each place begins, both in microseconds.
+    `highest` is the most that is in memory at any boundary, wherever the candidate is cut. `swap_us` is the price of the swaps,
+    and `again_us` is the latency of all that may run again, each operator once. If segments must be short, `longest` is the time
+    that a segment may take, and when the operator at each place begins, both in microseconds.
     """
 
     retention: Retention
@@ -86,12 +90,12 @@ class Candidate:
 
     @property
     def least_us(self) -> float:
-        """What no segmentation of the candidate is cheaper than."""
+        """A lower bound on the price of the candidate, however it is cut."""
         return self.swap_us + self.again_us
 
     @cached_property
     def table(self) -> BoundaryTable:
-        """The table on which to cut it; laid when a candidate is not ruled out by `highest`."""
+        """The table of all possible segments. It is computed only if `highest` does not rule the candidate out."""
         residencies = find_residencies(self.retention, self.absences)
         table = boundary_table(self.retention, self.fusion, self.profile, residencies=residencies)
         if self.longest is None:
@@ -104,7 +108,7 @@ class Candidate:
 
 
 class Candidates:
-    """The candidates for one graph, made when they are asked for."""
+    """The candidates for one graph. Each is made when it is first used."""
 
     def __init__(self, graph: Graph, profile: DeviceProfile, *, state_may_stay_out: bool, may_swap: bool = True) -> None:
         self.graph = graph
@@ -121,7 +125,7 @@ class Candidates:
         self._again: dict[float, float] = {}
 
     def families(self) -> tuple[range, ...]:
-        """The candidates of each family, by index; those that hold most come first."""
+        """The candidates of each family, by index; those that keep most in memory come first."""
         kinds = [swapping for _, swapping, _ in self.recipes]
         return tuple(range(kinds.index(k), kinds.index(k) + kinds.count(k)) for k in FAMILIES if k in kinds)
 
@@ -138,12 +142,12 @@ class Candidates:
 
     @cached_property
     def fusion(self) -> Fusion:
-        """What is materialised."""
+        """Which tensors lie in memory (are materialised) and which ones XLA fuses away."""
         return find_fusion(self.liveness, fused_reductions=self.profile.fused_reductions)
 
     @cached_property
     def undropped(self) -> Retention:
-        """What is kept when nothing is dropped but what is virtual."""
+        """What is kept when only virtual tensors are dropped, which XLA never stores (`analysis/fusion.py`)."""
         begin = self.liveness.begin
         return retain(self.liveness, {t.id: begin[t.id] for t in self.graph.tensors if self.fusion.virtual[t.id]})
 
@@ -154,12 +158,13 @@ class Candidates:
 
     @cached_property
     def costs(self) -> StepCosts:
-        """The profile and the latencies."""
+        """The profile and the latencies, for building plans."""
         return StepCosts(self.profile, self.latencies, self.rerun_us)
 
     @cached_property
     def elapsed_us(self) -> np.ndarray:
-        """When each place begins, and last when all are over, if each operator runs by itself; shape (places + 1,)."""
+        """When the operator at each place begins, and when the last one ends, if all run one after another; shape (places +
+        1,)."""
         return np.concatenate([[0.0], np.cumsum(self.latencies)])
 
     @cached_property
@@ -190,14 +195,14 @@ class Candidates:
         return self._made[index]
 
     def add(self, key: Hashable, make: Callable[[], tuple[Retention, Absences]]) -> int:
-        """The index of a candidate of a policy's own making, made once for each key. It is not one of `families`."""
+        """The index of a candidate that a policy makes itself, once for each key. It belongs to none of `families`."""
         if key not in self._added:
             self._added[key] = index = len(self.recipes) + len(self._added)
             self._made[index] = self._candidate_of(*make(), fine=False)
         return self._added[key]
 
     def least_us(self, index: int) -> float:
-        """What no segmentation of the candidate at `index` is cheaper than; of one of `recipes` without its copies."""
+        """A lower bound on the price of the candidate at `index`; for one of `recipes`, the bound does not contain its copies."""
         if index >= len(self.recipes):
             return self._made[index].least_us
         return self._again_us(self.recipes[index][0])
@@ -208,7 +213,7 @@ class Candidates:
         return self._again[price]
 
     def _candidate_of(self, retention: Retention, absences: Absences, *, fine: bool) -> Candidate:
-        aliases = set(retention.aliases.values())  # they have no stay but that of what they update, which is there
+        aliases = set(retention.aliases.values())  # they share the residency of the state that they update
         away = away_bytes(retention, {t: several for t, several in absences.items() if self._in_memory[t] or t in aliases})
         return Candidate(
             retention=retention,
@@ -247,7 +252,8 @@ class Candidates:
         return total
 
     def _absences(self, retention: Retention, turn: int, swapping: Swapping, part: float) -> dict[TensorId, tuple[Absence, ...]]:
-        """Swaps at the turn, then at whatever place is the highest, as long as there is something to swap there."""
+        """Swaps across boundary `turn`, then across whatever boundary has most in memory, while there is something to swap
+        there."""
         absences: dict[TensorId, tuple[Absence, ...]] = {}
         link = Link()
         if swapping != "none" and self.state_may_stay_out:
@@ -280,7 +286,10 @@ class Candidates:
         return absences
 
     def _retention(self, price: float) -> tuple[Retention, int]:
-        """What is kept at this price: the highest boundaries are cut one after another while that lowers the highest."""
+        """What is kept at this price, and the boundary at which most is stored then.
+
+        Tensors are dropped across the boundary at which most is stored, again and again, while that lowers the highest footprint.
+        """
         if price in self._dropped:
             return self._dropped[price]
         retention = self.undropped

@@ -1,11 +1,12 @@
-"""What a policy decides, and how it decides between candidates: the cheapest cut under a limit, or the cut with the least peak.
+"""Defines what a policy decides, and decides between candidates: the cheapest cut under a limit, or the cut with the least peak.
 
-A policy is a function
+A *cut* of a candidate is a set of boundaries that divide the step into segments. A policy is a function
 
     policy(candidates, limit, measured) -> Choice | None
 
 `limit` is in bytes; None means that the policy has no plan under it. A limit of `LEAST` asks for as little memory as the policy
-can do with, and always has an answer. `measured` holds what compiling has shown so far, which takes the place of estimates.
+can manage with; for this limit, every policy has a choice. `measured` holds what compiling has shown so far, in the place of
+estimates.
 """
 
 from bisect import bisect_right
@@ -30,7 +31,7 @@ LEAST = 0.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """A candidate's index (or `WHOLE`), where to cut it, and what is away: all that it swaps, or less (`local_search.py`)."""
+    """A candidate's index (or `WHOLE`), the boundaries of its segments, and its absences or some of them (`local_search.py`)."""
 
     candidate: int
     boundaries: tuple[int, ...]
@@ -48,10 +49,11 @@ Needed = Callable[[Candidates, int, Measured], np.ndarray]
 
 
 def cheapest(candidates: Candidates, families: Iterable[Sequence[int]], limit: float, measured: Measured) -> Choice | None:
-    """The cheapest cut of all candidates under the limit; in each family, candidates ascend in what they cost at least.
+    """The cheapest cut of all candidates under the limit.
 
-    What a cut costs does not depend on the limit, so a lower one never gives a higher peak: if the plan for a limit keeps a lower
-    one too, it is the cheapest under that as well; otherwise the lower limit's plan is below it. Ties go to the earlier one.
+    In each family, candidates must be ordered by `least_us`. Ties go to the earlier candidate. A lower limit never gives a higher
+    peak, because the price of a cut does not depend on the limit. If the choice for a limit also keeps a lower limit, it is the
+    cheapest one under that limit as well. Otherwise its peak is above the lower limit, and the lower limit's choice is below.
     """
     best: Cut | None = None
     where = WHOLE
@@ -69,7 +71,8 @@ def cheapest(candidates: Candidates, families: Iterable[Sequence[int]], limit: f
 
 
 def least(candidates: Candidates, indices: Iterable[int], measured: Measured, needed: Needed = workspaces) -> tuple[int, Choice]:
-    """The least peak of any cut of these candidates, or of the whole step if that is no more; and the cheapest choice with it."""
+    """The least peak of any cut of these candidates and the cheapest choice with this peak; the whole step if it needs no
+    more."""
     all_of_it = whole(candidates)
     whole_bytes = whole_peak(candidates, measured)
     if not candidates.graph.operators:
@@ -83,9 +86,9 @@ def least(candidates: Candidates, indices: Iterable[int], measured: Measured, ne
 
 
 def first_that_fits(candidates: Candidates, indices: Iterable[int], limit: float, measured: Measured) -> Choice | None:
-    """For a policy that has no more to choose from than how far to go: the cheapest cut of the first candidate that has one.
+    """The cheapest cut under the limit of the first candidate that has one; the step as one executable if that fits.
 
-    The step runs whole where that fits.
+    This is for policies whose candidates differ only in how much memory they save.
     """
     if limit > LEAST and whole_peak(candidates, measured) <= limit:
         return whole(candidates)
@@ -100,7 +103,10 @@ def whole(candidates: Candidates) -> Choice:
 
 
 def whole_peak(candidates: Candidates, measured: Measured) -> int:
-    """Peak of the step as one executable: measured, or the more of what it stores and what it is estimated to need."""
+    """Peak of the step as one executable, in bytes.
+
+    If it is not measured, it is the larger of two: the most that is stored at any boundary, and the estimate for one segment.
+    """
     if measured.whole is not None:
         return measured.whole
     if not candidates.graph.operators:
@@ -110,7 +116,7 @@ def whole_peak(candidates: Candidates, measured: Measured) -> int:
 
 
 def peak_of(candidates: Candidates, choice: Choice, measured: Measured) -> int:
-    """The peak of a choice, in bytes, as far as it is known."""
+    """The peak of a choice, in bytes, from measurements and estimates."""
     if choice.runs_whole:
         return whole_peak(candidates, measured)
     return int(segment_peaks(candidates, choice, measured).max())
@@ -128,7 +134,7 @@ def segment_peaks(candidates: Candidates, choice: Choice, measured: Measured) ->
 
 
 def _away(candidates: Candidates, boundaries: tuple[int, ...], absences: Absences) -> np.ndarray:
-    """Bytes that are away from each segment. What comes in at its begin is there."""
+    """For each segment, the bytes that are absent while it runs. A tensor that is copied in at its begin is not absent."""
     found = np.zeros(len(boundaries) - 1)
     for away in (away for several in absences.values() for away in several):
         first, back = bisect_right(boundaries, away.leave), bisect_right(boundaries, away.back) - 1

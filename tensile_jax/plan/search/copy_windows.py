@@ -1,13 +1,14 @@
-"""When copies would have to run so that no segment waits for them, given the segments of a finished cut.
+"""Computes when copies would have to run so that no segment waits for them, once the boundaries of all segments are known.
 
-`swaps.py` finds windows on the clock of single operators. Segments are coarser. A copy out can only start when the segment that
-needed the tensor last has ended, and the next segment waits if the copy must have ended before it. Once the boundaries are known,
-the times at which they are reached without any waiting are known too, and with these times
+`swaps.py` plans copies on the clock of single operators. Segments are coarser: a copy to the host can only start when the segment
+that needed the tensor last has ended, and a segment waits if it begins before the copies that must precede it have ended. This
+module computes when each boundary is reached if nothing waits, and places the copies on that clock:
 
-    out   starts as early as its lane allows after the last need; the tensor is gone at the first boundary after its end
-    in    starts as late as its lane allows before the next need; it is issued at the last boundary before that
+    out   starts as early as its lane allows after the last need; the tensor is gone at the first boundary after the copy's end
+    in    starts as late as its lane allows before the next need; it is issued at the last boundary before the copy's start
 
-Longer windows hold more memory; `local_search.py` decides whether there is room for them.
+Longer windows hold more memory. `local_search.py` decides whether there is room for them. Times in microseconds since the step
+began.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,7 +23,10 @@ from tensile_jax.plan.search.swaps import Lane
 
 
 class Need(NamedTuple):
-    """An absence by segments: `issued` when its copy out can begin, or -1 if there is none; `used`, where it must be back."""
+    """A tensor that is absent between two segments: it may leave when segment `issued` begins, and segment `used` needs it.
+
+    `issued` is -1 for state that is on the host when the iteration begins. Without `copies_out`, the host has a copy already.
+    """
 
     tensor: TensorId
     nbytes: int
@@ -32,16 +36,17 @@ class Need(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The tensor is away from segment `gone` on, and below segment `back`, where its copy in is issued."""
+    """The tensor is absent during the segments `[gone, back)`; its copy to the device is issued right before segment `back`."""
 
     gone: int
     back: int
 
 
 def windows_without_waiting(needs: Sequence[Need], segment_us: Sequence[float], profile: DeviceProfile) -> dict[int, Window]:
-    """The window of every need for whose copies there is time, by its place in `needs`.
+    """The window of every need for whose copies there is time, by its position in `needs`.
 
-    Of copies for the same segment, the larger goes out first and comes in first; then by id.
+    Copies out of the same `issued` go in the order of falling size, then of id. Windows of copies in are found from the last
+    `used` back to the first, and for the same `used` from the smallest tensor to the largest.
     """
     reached = [0.0, *accumulate(segment_us)]
     out, into = Lane(), Lane()

@@ -1,16 +1,18 @@
-"""Which tensors leave the device while nothing needs them, and when their copies run.
+"""Plans swaps: which tensors leave the device while nothing needs them, and when their copies run.
 
-This is TENSILE, section IV-C and Algorithm 2, reduced to what a planner with recomputation needs; the paper's own algorithm is
-the policy `tensile`. A tensor can leave in the gap between two needs. Its two copies get exclusive windows, one lane of the link
-for each direction: the swap-out as early as possible after the first need, the swap-in as late as possible before the second ("a
-Swap-Out Event will start as early as possible, and a Swap-In Event as late as possible"). Gaps that wrap around the end of the
-iteration are those of state: with `state_memory="any"` the state may be on the host when the iteration begins and ends
-(across-iteration scheduling).
+This is TENSILE, section IV-C and Algorithm 2, reduced to what a planner with recomputation needs. The paper's own algorithm is
+the policy `tensile`. A tensor can leave in a *gap*: the time between two operators that need it. The link has one lane for each
+direction, and each copy occupies its lane alone. The swap-out runs as early as possible after the first need, and the swap-in as
+late as possible before the second one ("a Swap-Out Event will start as early as possible, and a Swap-In Event as late as
+possible"). State also has a gap that wraps around the end of the iteration. With `state_memory="any"`, the state may be on the
+host when the iteration begins and ends (the paper's across-iteration scheduling).
 
-The tensors that are tried are those stored at the turn, the boundary at which most is stored: state of the optimizer first, then
-by size, ties by id. A swap whose two windows fit is *hidden*; the others are taken only where asked for, with exposed copies.
+Swaps are planned for one boundary between operators at a time, the *turn*, where much is stored. The tensors stored at the turn
+are tried in this order: state of the optimizer first, then by size, ties by id. A swap for which both copies find a free window
+within the gap is *hidden*. Other swaps are made only if the caller allows exposed copies.
 
-Times in microseconds since the step began, on the clock of the operators' own latencies.
+Times in microseconds since the step began, on the clock of the operators' own latencies. A *place* is the position of an operator
+in the order of execution.
 """
 
 from bisect import bisect_left, bisect_right
@@ -32,7 +34,10 @@ _TOUCHING = 1e-6  # microseconds; no copy is as short
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """`tensor` is not needed between the places `after` and `before`; -1 and the number of operators are the iteration's ends."""
+    """`tensor` is not needed between the places `after` and `before`.
+
+    -1 is the beginning of the iteration, and the number of operators is its end.
+    """
 
     tensor: TensorId
     after: int
@@ -40,7 +45,7 @@ class Gap:
 
 
 class Lane:
-    """One direction of the link: busy windows, disjoint and ascending; those that touch are one."""
+    """One direction of the link, as the windows in which it is busy: disjoint, ascending, merged where they touch."""
 
     def __init__(self) -> None:
         self._busy: list[tuple[float, float]] = []
@@ -57,7 +62,10 @@ class Lane:
         return start
 
     def latest(self, end: float, length: float, *, enough: float = float("-inf")) -> float:
-        """The latest begin of a free window of that length that ends by `end`; some time before `enough` if it is before that."""
+        """The latest begin of a free window of that length that ends by `end`.
+
+        If that begin is before `enough`, the result is just some time before `enough`, and the window may be busy.
+        """
         for place in range(bisect_left(self._busy, (end, float("-inf"))) - 1, -1, -1):
             begin, until = self._busy[place]
             if until <= end - length or end - length < enough:
@@ -115,7 +123,7 @@ def find_gaps(retention: Retention, *, turn: int, state_may_stay_out: bool) -> t
 
 
 def may_leave(retention: Retention, tensor: TensorId) -> bool:
-    """Whether the tensor is ours to swap and worth it: stored, not the caller's, not a key, not tiny."""
+    """Whether the tensor may be swapped: it is stored, does not belong to the caller, and is neither a PRNG key nor tiny."""
     liveness = retention.liveness
     found = liveness.graph.tensors[tensor]
     ours = tensor not in liveness.kept_by_caller and tensor not in retention.dropped
@@ -136,8 +144,9 @@ def plan_swaps(
 ) -> list[Absence]:
     """Absences for as many gaps as fit the link, which they then occupy; with `exposed`, for all of them.
 
-    It stops when what is away comes to `enough` bytes. With `late`, no copy overlaps anything: each tensor leaves at once and
-    returns when it is needed. `taken` are absences found before; one that ended by the gap has left a copy on the host.
+    It stops when the new absences come to `enough` bytes. With `late`, each tensor leaves at once and returns right before it is
+    needed, and no time of its copies is counted as hidden. `taken` are the absences found before. A tensor that was absent before
+    the gap still has its copy on the host, so it is not copied out again.
     """
     found: list[Absence] = []
     clock = _Clock(retention, latencies, profile)
@@ -167,10 +176,10 @@ def plan_swaps(
 
 
 def state_that_may_stay_out(retention: Retention) -> list[tuple[Tensor, Tensor]]:
-    """(old, new) of the donated state that could be on the host between its last use and its first one of the next iteration.
+    """The pairs (old, new) of donated state that could be on the host from its last use to its first use in the next iteration.
 
-    The step itself must make the new one: an argument that it returns in another's place may belong to the caller, or be the old
-    one of another pair.
+    The step itself must compute the new tensor. A step may also return an argument in the place of another one; that argument may
+    belong to the caller, or be the old tensor of another pair.
     """
     graph = retention.liveness.graph
     pairs = [(graph.tensors[pair.input], graph.tensors[pair.output]) for pair in graph.carried]
@@ -190,9 +199,10 @@ def keep_state_out(
     late: bool,
     only: Collection[TensorId] | None = None,
 ) -> dict[TensorId, tuple[Absence, ...]]:
-    """Absences of donated state across the iteration boundary: in before its first need, out after its update.
+    """Absences of donated state across the iteration boundary: copied in before its first need, copied out after its update.
 
-    With `late`, in right before and out right after. With `only`, of these tensors alone.
+    With `late`, a tensor is copied in right before its first need and out right after its last one, and nothing hides the copies.
+    With `only`, these tensors alone are absent.
     """
     count = len(retention.liveness.graph.operators)
     clock = _Clock(retention, latencies, profile)
@@ -217,7 +227,7 @@ def keep_state_out(
 
 
 class _Clock:
-    """Turns places into times and back, and finds windows."""
+    """Converts places to times and back, and finds windows for copies."""
 
     def __init__(self, retention: Retention, latencies: Sequence[float], profile: DeviceProfile) -> None:
         self._tensors = retention.liveness.graph.tensors
@@ -228,7 +238,8 @@ class _Clock:
         return min(max(bisect_right(self._ends, time) - 1, 0), len(self._ends) - 2)
 
     def leave(self, tensor: TensorId, after: int, link: Link, *, copied: bool = False) -> tuple[int, float, float]:
-        """(place during which the copy ends, begin, end) of the earliest swap-out after the place; at once if `copied` before."""
+        """(place during which the copy ends, begin, end) of the earliest swap-out after a place; empty if it is `copied`
+        already."""
         if copied:
             return after, self._ends[after + 1], self._ends[after + 1]
         length = copy_out_us(self._tensors[tensor].nbytes, self._profile)
@@ -238,7 +249,7 @@ class _Clock:
     def come_back(self, tensor: TensorId, before: int, link: Link, *, enough: float = float("-inf")) -> tuple[int, float, float]:
         """(place during which the copy begins, begin, end) of the latest swap-in before the place; -1 before the iteration.
 
-        Where it would begin before `enough`, what is given does as well, but need not be free.
+        If it would begin before `enough`, the result begins before `enough` too, but its window may be busy.
         """
         length = copy_in_us(self._tensors[tensor].nbytes, self._profile)
         begin = link.into.latest(self._ends[before], length, enough=enough)

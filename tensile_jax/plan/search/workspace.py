@@ -1,14 +1,20 @@
-"""How much memory each segment needs beyond its inputs and outputs: estimated, or measured once XLA has compiled the segment.
+"""Estimates the workspace of each segment, and corrects the estimates by what XLA has reported for segments compiled so far.
 
-    estimate(a, b) = what XLA would need if it scheduled as well as can be (`segmentation.py`), and its own growth for each kernel
-    workspace(a, b) = measured                                                     where compiling has shown it
-                    = estimate + error of the measured segment most like it        otherwise
+The workspace is the memory that a segment needs beside its inputs and outputs. For the segment of the operators at places [a, b):
 
-    similarity of [a, b) and [c, d) = common / all of their heavy operators
-    error = (measured - estimate) of that segment * the part of its heavy operators that is in [a, b)
+    estimate(a, b)  = least(a, b) * (1 + growth * number of heavy operators in [a, b))
+    workspace(a, b) = measured                                                              if this segment was compiled
+                    = estimate + error of the measured segment most similar to it + margin  otherwise
 
-Segments that overlap hold the same chains and large tensors, so an estimate that was wrong for one is wrong for the other in the
-same way, whatever the candidate. Without this correction, the planner would go from one underestimated segmentation to the next.
+    similarity of [a, b) and [c, d) = heavy operators in both / heavy operators from the first begin to the last end
+    error                           = (measured - estimate) of that segment * the part of its heavy operators that is in [a, b)
+
+`least` is what XLA would need with the best schedule (`segmentation.py`). `growth` is `workspace_growth` of the device profile.
+`margin` is the margin of `Measured`.
+
+Segments that overlap hold the same large tensors and recompute the same ones. If an estimate was wrong for one of them, it is
+wrong in the same way for the other, whatever the candidate. Without this correction, the planner would choose one underestimated
+segmentation after another. Sizes in bytes.
 """
 
 from collections.abc import Mapping
@@ -23,8 +29,9 @@ from tensile_jax.plan.search.candidates import Candidates
 class Measured:
     """What compiling has shown, in bytes.
 
-    `workspaces` by (candidate, begin, end). `whole` is the peak of the step as one executable. `margin` is what a segment that
-    was not compiled yet must leave free: a planner picks what was underestimated, so it grows with each refuted plan.
+    `workspaces` is by (candidate, begin, end). `whole` is the peak of the step as one executable. `margin` is added to the
+    workspace of each segment that was not compiled yet. It grows with each plan that compiling refutes, because a planner tends
+    to choose what was underestimated.
     """
 
     workspaces: Mapping[tuple[int, int, int], int] = field(default_factory=lambda: {})
@@ -33,7 +40,7 @@ class Measured:
 
 
 def workspaces(candidates: Candidates, candidate: int, measured: Measured) -> np.ndarray:
-    """Workspaces of every segment of a candidate, with all that is known. Square, with meaning above the diagonal."""
+    """Workspaces of all possible segments of a candidate, as above: a square array that is valid above its diagonal."""
     estimates = candidates[candidate].table.estimates(candidates.profile.workspace_growth)
     if not measured.workspaces:
         return estimates
@@ -42,7 +49,8 @@ def workspaces(candidates: Candidates, candidate: int, measured: Measured) -> np
 
 
 def workspace_lower_estimates(candidates: Candidates, candidate: int, measured: Measured) -> np.ndarray:
-    """The same, with estimates wherever nothing was measured, whatever was learnt: for a floor, which must not be too high."""
+    """Like `workspaces`, but estimates stay uncorrected where the segment itself was not measured. A floor must not be too
+    high."""
     return _with_known(
         candidates[candidate].table.estimates(candidates.profile.workspace_growth), candidates, candidate, measured
     )
@@ -71,7 +79,10 @@ def _errors(candidates: Candidates, candidate: int, measured: Measured) -> np.nd
 
 
 def _with_known(found: np.ndarray, candidates: Candidates, candidate: int, measured: Measured) -> np.ndarray:
-    """The same with what was measured. A segment of another candidate counts if it is the same, or holds the same by estimate."""
+    """`found`, with measured workspaces in the place of estimates.
+
+    A measured segment of another candidate counts too if it is the same segment, or if its estimates are the same.
+    """
     table = candidates[candidate].table
     place = {b: i for i, b in enumerate(table.boundaries)}
     for (of, a, b), nbytes in sorted(measured.workspaces.items(), key=lambda shown: shown[0][0] == candidate):  # its own last

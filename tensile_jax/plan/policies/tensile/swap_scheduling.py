@@ -30,8 +30,8 @@ The printed algorithm is ambiguous in places. This is how its lines are read:
            this holds with `across_iterations` only; without it, an updated parameter is a tensor like others.
     28     SON is the number of a job's swapped tensors. MSR is a rate, "the rate of tensors swapped in a job to tensors swapped
            in the whole system". The condition is read as SON(job) / sum of SON <= MSR(job).
-    34     An old parameter that was on the host when the iteration began needs no swap-out either, so of lines 29-34 only this one
-           applies to it. With `across_iterations`, line 26 covers the time before its first TUA.
+    34     An old parameter that was on the host when the iteration began needs no swap-out either, so of lines 29-34 only this
+           one applies to it. With `across_iterations`, line 26 covers the time before its first TUA.
 
 A tensor that has failed is not tried again with the same latest time or an earlier one: windows on the link are only added, so
 the tensor would fail again.
