@@ -1,19 +1,20 @@
-"""Plans one step: the front door of this package.
+"""Plans one step: the entry point of this package for one job.
 
-A `Planner` knows a step's graph, a device profile and a policy. It is asked
+A `Planner` knows a step's graph, a device profile and a policy. Its methods give
 
     plan            the plan of the policy under a limit in bytes
     floor_bytes     the smallest limit for which the policy has a plan
-    least_limit     the limit for a step that may be slower by a given factor
-    bound_us        the time that no plan under a limit can beat
-    offload_state        the same plan with some state on the host between its uses
+    least_limit     the smallest limit with which the step is slower by at most a given factor
+    bound_us        a time that no plan under a limit can beat
+    offload_state   the same segments with some state on the host between its uses
 
-Every plan is replayed (`result/check.py`) before it is given out. A plan that its replay refuses is a mistake of this package,
-and the user's step need not stand still for it: the policy is asked again for less memory, then the other policies are asked. The
-story of the refused plan becomes a note of the plan that is taken.
+Every plan is replayed (`result/check.py`) before it is returned. If the replay refuses a plan, that is a mistake of this package.
+The user's step can still run: the planner asks the policy again for less memory, then it asks the other policies. The reason of
+the refusal becomes a note of the plan that is taken.
 
-A planner computes with estimates of what segments need; `Measured` holds what compiling has shown so far, in the place of
-estimates. Nothing here compiles, runs, or raises where no plan fits: None says so. Sizes in bytes, times in microseconds.
+A planner computes with estimates of what segments need. `Measured` contains what compiling has shown so far, in the place of
+estimates. Nothing here compiles or runs. A limit for which there is no plan is no error: the result is None. Sizes in bytes,
+times in microseconds.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
@@ -35,14 +36,17 @@ from tensile_jax.plan.search.swaps import Link, keep_state_out, state_that_may_s
 from tensile_jax.plan.search.workspace import Measured
 from tensile_jax.plan_format import Plan, PolicyName
 
-_HALVINGS = 14  # of the search for the least limit
-_MOST_REFUSED = 12  # plans of one policy that their replays refuse, one after another
+_HALVINGS = 14  # steps of the bisection for the least limit
+_MOST_REFUSED = 12  # so many plans of one policy are tried if their replays refuse them
 _BELOW_REFUSED = 0.97  # of the peak of a plan that was refused: the limit for the next
-_NAMED_TENSORS = 5  # that are said to hold the floor
+_NAMED_TENSORS = 5  # the tensors that an error about the floor names
 
 
 class Goal(NamedTuple):
-    """What a plan is made for: a limit in bytes, infinite for none; with `max_slowdown`, the limit that this comes to."""
+    """What a plan is made for: a limit in bytes (infinite for no limit).
+
+    With `max_slowdown`, the limit is the one that was found for this slowdown.
+    """
 
     limit: float
     max_slowdown: float | None = None
@@ -102,7 +106,7 @@ class Planner:
         return tuple(dict.fromkeys(self._faults.values()))
 
     def no_verified_plan(self) -> TensileError:
-        """What to raise where the policy has choices and no plan of them survives its replay."""
+        """The error to raise if the policy has choices and the replay refuses the plans of all of them."""
         return TensileError(
             f"No plan for {self.graph.name!r} could be verified, so none was run; this is a mistake of tensile_jax, and nothing "
             'has happened to the arguments. Try policy="none" or another budget, or run the step with jax.jit; and please report '
@@ -116,13 +120,14 @@ class Planner:
         return floor(self.candidates, measured, self._policy)[0]
 
     def floors(self, measured: Measured) -> Iterator[tuple[int, Choice]]:
-        """Choices with about the least peak, and that peak, when compiling has refuted the floor; the likeliest first."""
+        """Other floors and their choices, for when compiling has shown that the floor is too low; the likeliest first."""
         return floors(self.candidates, measured, self._policy)
 
     def least_limit(self, max_slowdown: float, measured: Measured) -> float:
         """The least limit that has a plan of at most `max_slowdown` times the time of the step as one executable.
 
-        A lower limit never makes a plan faster by more than noise, so bisection finds it. The limit that is found was tried.
+        A lower limit makes a plan faster by a trifle at most, so bisection finds the least limit. The limit that it returns was
+        tried.
         """
         most_us = max_slowdown * self.candidates.whole_us
         lowest = max(self.floor_bytes(measured) - 1, LEAST)
@@ -145,17 +150,17 @@ class Planner:
         return least_step_us(self.candidates, limit)
 
     def stored(self, tensor: TensorId) -> bool:
-        """Whether the tensor is expected to lie in device memory as a whole, rather than to be fused away."""
+        """Whether the tensor is expected to be written to device memory, and not to be fused away."""
         return self.candidates.fusion.materialised[tensor]
 
     # -- plans ----------------------------------------------------------------------------------------------------------------
 
     def has_choice(self, limit: float, measured: Measured) -> bool:
-        """Whether the policy has a choice under the limit, whatever its replay would say."""
+        """Whether the policy has a choice under the limit, even if the replay of its plan would refuse it."""
         return self._policy(self.candidates, limit, measured) is not None
 
     def plan(self, goal: Goal, measured: Measured) -> Planned | None:
-        """The first choice under the limit whose plan survives its replay, with that plan; None if there is none."""
+        """The first choice under the limit whose plan passes its replay, with that plan; None if there is none."""
         for choice in self._choices(goal.limit, measured):
             plan = self.plan_of(choice, goal, measured)
             if plan is not None:
@@ -179,14 +184,15 @@ class Planner:
         return plan
 
     def with_measured(self, choice: Choice, workspaces: Sequence[int], measured: Measured) -> Measured:
-        """What is known once the segments of a choice have been compiled and need these workspaces."""
+        """`measured` and, in addition, the workspaces of the compiled segments of a choice."""
         found = {(choice.candidate, a, b): n for (a, b), n in zip(pairwise(choice.boundaries), workspaces, strict=True)}
         return replace(measured, workspaces={**measured.workspaces, **found})
 
     def _choices(self, limit: float, measured: Measured) -> Iterator[Choice]:
-        """What the policy chooses, then what is left if that is refused: for less, by the other policies, and last whole.
+        """The policy's choice, then others in case its plan is refused.
 
-        There are none where the policy has no choice under the limit: then the budget is too small for it.
+        The others are the policy's choices for lower limits, then the choices of the other policies, then the step as one
+        executable. There are none if the policy has no choice under the limit: then the budget is too small for it.
         """
         first = self._policy(self.candidates, limit, measured)
         if first is None:
@@ -231,7 +237,7 @@ class Planner:
     def offload_state(self, choice: Choice, tensors: Collection[TensorId]) -> Choice:
         """The same segments with these state tensors on the host between their uses, across the iteration boundary.
 
-        Nothing else changes, so neither do results; no segment holds more than before.
+        Nothing else changes, so the results do not change either. No segment holds more than before.
         """
         out = keep_state_out(
             self.candidates[choice.candidate].retention,
@@ -244,7 +250,7 @@ class Planner:
         return replace(choice, absences={**choice.absences, **out})
 
     def may_be_offloaded(self, choice: Choice) -> tuple[tuple[TensorId, int], ...]:
-        """State tensors that `offload_state` could send out and that are not out yet, and their bytes."""
+        """The state tensors that `offload_state` could still put on the host, and their bytes."""
         if choice.runs_whole:
             return ()
         pairs = state_that_may_stay_out(self.candidates[choice.candidate].retention)

@@ -1,26 +1,29 @@
-"""Makes a choice faster by dropping or lengthening copies, where its limit leaves room for them.
+"""Makes a choice faster by removing or lengthening swaps, as far as the memory limit leaves room for that.
 
-A candidate swaps a family of tensors, whatever the limit. Once the candidate is cut into segments, some of these tensors could
-remain on the device, and some could come back sooner or leave later. Boundaries and dropped tensors are left as they are, so each
-segment runs for as long as before, and only the copies decide the plan's time. There are four moves:
+A candidate swaps the same tensors whatever the limit. Once the candidate is cut into segments, some of these tensors could remain
+on the device, some could come back sooner, and some could leave later. Boundaries and dropped tensors are left as they are. Each
+segment therefore runs for as long as before, and only the copies change the plan's time. There are four moves:
 
     remove     a tensor remains on the device where it was absent
     back       an earlier segment that has room brings the tensor in
     leave      the copy to the host may end later, as long as there is room
     widen      many tensors at once get windows in which nothing waits for their copies (`copy_windows.py`)
 
-A move adds the tensor's bytes to the segments in which the tensor was away, and takes none from any segment. Moves are tried in
-the order of what they save for a byte, and made if the plan's time on the clocks of `simulate.py` falls; ties go by tensor. The
-memory limit is raised in steps from the choice's own peak P,
+A move adds the tensor's bytes to segments in which the tensor was absent, and takes none from any segment. Moves are tried in the
+order of the time that they save for each byte. A move is made if it lowers the time of the plan, which is computed as in
+`result/simulate.py`. Ties go to the swap that the candidate lists first. The room for moves grows in steps, from the choice's own
+peak P to the limit:
 
-    P, P * step, P * step ** 2, ...   as far as the limit
+    P, P * step, P * step ** 2, ...
 
-and at each step no move is left untried before the next, up to a number of trials in all. No move lowers a peak. So of two limits
-with the same choice, the search for the lower one ends earlier and holds no more. Of two limits with different choices, the lower
-one's choice is below the peak of the higher one's (`choice.cheapest`), which is where the search for the higher one starts. A
-lower limit therefore never gives a higher peak.
+At each step the search makes moves until they gain too little, and the work of the whole search is bounded.
 
-What a segment needs beyond what it holds does not depend on what is away meanwhile, so measured workspaces hold for every move.
+A lower limit never gives a higher peak, because no move lowers a peak. If two limits have the same choice, the search for the
+lower limit makes the same moves and ends earlier. If they have different choices, the peak of the higher limit's choice is above
+the lower limit (`choice.cheapest`). The search for the higher limit starts from that peak, and the search for the lower one ends
+below it.
+
+What a segment needs beyond what it holds does not depend on which tensors are absent, so measured workspaces hold for every move.
 """
 
 from bisect import bisect_right
@@ -40,23 +43,24 @@ from tensile_jax.plan.search.choice import Choice, segment_peaks
 from tensile_jax.plan.search.copy_windows import Need, windows_without_waiting
 from tensile_jax.plan.search.workspace import Measured
 
-_STEP = 1.01
-_WIDEN_EVERY = 5  # steps
-_MOST_WORK = 16_000_000  # copies times moves, in all: about 0.15 s
-_EACH_COPY = 500  # moves that take as long as the copy itself
-_MOST_SWAPS = 100  # that may change one by one: the largest
-_MOST_TRIALS = 10  # moves tried one by one, each time
-_LEAST_GAIN = 1e-6  # of the step
-_WORTH_ANOTHER = 5e-4  # of the step: gained by one pass, for the next to be made in the same room
+_STEP = 1.01  # by which the room grows
+_WIDEN_EVERY = 5  # steps; the move `widen` is tried at these and at the first four
+_MOST_WORK = 16_000_000  # the bound on copies times moves, summed over the search: about 0.15 s
+_EACH_COPY = 500  # what simulating one copy costs regardless of the moves, counted in moves
+_MOST_SWAPS = 100  # the largest swaps: only these change one by one
+_MOST_TRIALS = 10  # moves that one pass tries to make, the best first
+_LEAST_GAIN = 1e-6  # of the step's time: a move must gain more
+_WORTH_ANOTHER = 5e-4  # of the step's time: if a pass gains more, another one is made in the same room
 _PARTS = (1.0, 0.5, 0.25)  # of the tensors, the smallest first: those whose windows are widened together
 
 
 @dataclass(frozen=True, slots=True)
 class _Swap:
-    """One absence by segments: out as soon as `issued`, away from `gone` on and below `back`, where it comes in for `used`.
+    """One absence, in numbers of segments.
 
-    A tensor is copied out for the first of its swaps only. `issued` is -1 for what is on the host when the iteration begins;
-    `fixed` swaps stay as they are.
+    The copy out is issued right before segment `issued`. The tensor is absent during the segments `[gone, back)`. Its copy in is
+    issued right before segment `back`, and segment `used` is the next that needs the tensor. A tensor is copied out for the first
+    of its swaps only. `issued` is -1 if the tensor is on the host when the iteration begins. Swaps that are `fixed` never change.
     """
 
     tensor: TensorId
@@ -70,7 +74,7 @@ class _Swap:
 
 
 def improve(candidates: Candidates, choice: Choice, limit: float, measured: Measured) -> Choice:
-    """The choice with fewer or longer copies, no slower and under the limit; itself where it swaps nothing."""
+    """The choice with fewer swaps or longer windows, no slower and under the limit; the same choice if it swaps nothing."""
     if choice.runs_whole or not candidates[choice.candidate].absences:
         return choice
     search = _Search(candidates, choice, measured)
@@ -79,7 +83,7 @@ def improve(candidates: Candidates, choice: Choice, limit: float, measured: Meas
 
 
 class _Search:
-    """Trips, the room that is taken in each segment, and the step's time."""
+    """The swaps, the peak of each segment, and the step's time, as far as moves have been made."""
 
     def __init__(self, candidates: Candidates, choice: Choice, measured: Measured) -> None:
         candidate = candidates[choice.candidate]
@@ -100,7 +104,7 @@ class _Search:
         self._work_left = _MOST_WORK
 
     def _swaps_of(self, candidates: Candidates, several: Sequence[Absence]) -> list[_Swap]:
-        """The swaps of one tensor; an absence in which there is no boundary is none."""
+        """The swaps of one tensor: its absences, without those that contain no boundary."""
         bounds, count = self._bounds, len(candidates.graph.operators)
         retention = candidates[self._choice.candidate].retention
         swaps: list[_Swap] = []
@@ -124,7 +128,7 @@ class _Search:
         return swaps
 
     def choice(self) -> Choice:
-        """The choice as it is by now."""
+        """The choice with the moves that have been made."""
         absences: dict[TensorId, tuple[Absence, ...]] = {}
         for swap in self._swaps:
             absences[swap.tensor] = (*absences.get(swap.tensor, ()), swap.absence)
@@ -143,7 +147,8 @@ class _Search:
             room = max(int(room * _STEP), room + 1)
 
     def _pass(self, room: int) -> bool:
-        """Try every move at once, and then one by one in the order of what they save, making those that still do."""
+        """Compute what each move alone would save, then make the best ones that still save time. Whether another pass is worth
+        it."""
         large = (swap for swap in self._swaps if (swap.tensor, swap.issued) not in self._small)
         moves = [(swap, *move) for swap in large for move in self._moves(swap, room)]
         if not moves:
@@ -166,7 +171,8 @@ class _Search:
         return self._step_us < before * (1 - _WORTH_ANOTHER)
 
     def _widen(self, room: int) -> None:
-        """Take the best of several ways to widen windows together, if there is room for one and it pays."""
+        """Of several ways to widen many windows together, make the one that saves most, if there is room for it and it saves
+        time."""
         movable = [swap for swap in self._swaps if not swap.fixed]
         first = {swap.tensor: swap for swap in reversed(self._swaps)}  # the one that copies its tensor to the host
         wide = windows_without_waiting(
@@ -205,7 +211,8 @@ class _Search:
         return replace(swap, gone=gone, back=back, absence=absence)
 
     def _moves(self, swap: _Swap, room: int) -> list[tuple[_Swap | None, int]]:
-        """What may be done about a swap within the room, and the bytes that each puts into segments, all in all."""
+        """The moves of one swap for which there is room, each with the bytes that it adds, summed over segments; None removes
+        it."""
         if swap.fixed:
             return []
         found: list[tuple[_Swap | None, int]] = []
@@ -227,7 +234,7 @@ class _Search:
         return found
 
     def _change(self, swap: _Swap, changed: _Swap | None) -> np.ndarray:
-        """Bytes that the move puts into each segment."""
+        """The bytes that the move adds to each segment."""
         more = np.zeros(len(self._runs))
         more[swap.gone : swap.back] += swap.nbytes
         if changed is not None:
@@ -235,7 +242,7 @@ class _Search:
         return more
 
     def _has_room(self, more: np.ndarray, room: int) -> bool:
-        """Whether so many bytes more in each segment stay within the room, where it is more."""
+        """Whether all segments to which `more` adds bytes stay within the room."""
         return bool((self._peaks + more <= room)[more > 0].all())
 
     def _with(self, swap: _Swap, changed: _Swap | None) -> list[_Swap]:
@@ -243,7 +250,7 @@ class _Search:
 
 
 def _step_us(swaps: Sequence[_Swap], runs: Sequence[float], profile: DeviceProfile) -> float:
-    """The time of a step on the three lanes of `simulate.py`, from the swaps and how long each segment runs."""
+    """The time of a step as `result/simulate.py` predicts it, from the swaps and the time of each segment."""
     count = len(runs)
     out: dict[int, list[tuple[int, TensorId, int]]] = {}
     into: dict[int, list[tuple[int, TensorId, int]]] = {}
@@ -254,7 +261,7 @@ def _step_us(swaps: Sequence[_Swap], runs: Sequence[float], profile: DeviceProfi
         seen.add(swap.tensor)
         if swap.back <= count:
             into.setdefault(swap.back, []).append((swap.used, swap.tensor, swap.nbytes))
-    clock = lane_out = lane_in = owed = 0.0
+    clock = lane_out = lane_in = owed = 0.0  # owed: what copies take from computation, added to the next segment
     left, come = [0.0] * (count + 1), [0.0] * (count + 1)
     for index in range(count + 1):
         for until, _, nbytes in sorted(out.get(index, ())):
@@ -275,7 +282,7 @@ def _step_us(swaps: Sequence[_Swap], runs: Sequence[float], profile: DeviceProfi
 def _steps_us(
     swaps: Sequence[_Swap], moves: Sequence[tuple[_Swap, _Swap | None]], runs: Sequence[float], profile: DeviceProfile
 ) -> np.ndarray:
-    """The time of a step after each of the moves alone, all on the same clocks: a copy that is not made takes no time."""
+    """The times of a step after each of the moves alone, computed together; a copy that a move leaves out has length 0."""
     count, many = len(runs), len(moves)
     copy_us = copy_out_us, copy_in_us  # by direction
     copies: dict[tuple[int, int, int, TensorId], np.ndarray] = {}  # lengths, by (issued, direction, awaited, tensor)

@@ -1,31 +1,37 @@
 # scipy carries no types: what it returns is unknown here, and here only.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""The least time that a step can take under a budget, whatever the plan: a linear program.
+"""Computes a lower bound on the time of a step under a budget, whatever the plan, by a linear program.
 
-Consider some places q of heavy operators. When q runs for the first time, everything that it reads and makes is on the device.
-A tensor t that was made before and is needed later (by q itself, by a later operator, or as a result) is at that moment
+Consider some places q of heavy operators; a place is the position of an operator in the order of execution. When the operator at
+q runs for the first time, everything that it reads and makes is on the device. At that moment, each tensor t that was made before
+and is needed later (by q itself, by a later operator, or as a result) is divided into three parts, fractions between 0 and 1:
 
-    there(t, q)    on the device, or
-    away(t, q)     on the host, and crosses the link twice, or
-    again(o, q)    not there at all: its operator o runs once more after q, for which o's own inputs must be one of the three
+    there(t, q)    on the device
+    away(t, q)     on the host, so that it crosses the link twice
+    again(o, q)    nowhere: the operator o that makes it runs once more after q, and each input of o is divided in the same way
 
-as fractions between 0 and 1. Then
+Then the bound is the optimum of
 
     minimise   T
     subject to T >= sum of all latencies + launch + sum over o of again(o) * (latency of running o again)
                     + copy_share * sum over t of away(t) * nbytes(t) / rate
-               T >= sum over t of away(t) * nbytes(t) / rate                         for each direction of the link
+               T >= sum over t of away(t) * nbytes(t) / rate
                again(o) >= again(o, q),   away(t) >= away(t, q)
                there(t, q) + away(t, q) + again(o, q) >= 1                           for every t that is needed after q
                there(t, q) + away(t, q) + again(o, q) >= again(o', q)                for every input t of an o' that may run again
-               sum over t of there(t, q) * nbytes(t) + nbytes(results of q) <= budget
+               sum over t of there(t, q) * nbytes(t) + nbytes(new results of q) <= budget
 
-Every plan of this planner is an integer solution of it, so the optimum (HiGHS) is a lower bound on the time of all of them, in
-the planner's own model of the device. It stays one when only some places are considered: those at which most is stored. It leaves
-out that copies take their turn, that segments are coarse, and that something must hold a chain while it runs.
+T is the time of the step, `rate` is the rate of the link in its slower direction, and `copy_share` is the part of a copy's time
+that computation loses. A result of q is new unless it takes over the memory of the state that it updates. What the caller owns is
+always there, and so is what q reads from memory. Operators with effects do not run again.
 
-That keeping, moving and recomputing are fractions of one linear program follows POET (Patil et al., 2022) and
-Checkmate (Jain et al., 2020), whose programs are integer.
+Every plan of this planner is an integer solution of the program, so the optimum (found by HiGHS) is a lower bound on the time of
+all plans, in the planner's own model of the device. It remains a lower bound if only some places are considered; the places at
+which most is stored are taken. The program leaves out that copies wait for one another, that segments are coarse, and that
+recomputation itself needs memory.
+
+That keeping, moving and recomputing are fractions of one linear program follows POET (Patil et al., 2022) and Checkmate (Jain et
+al., 2020), whose programs are integer. Sizes in bytes, times in microseconds.
 """
 
 from collections.abc import Set
@@ -42,7 +48,7 @@ from tensile_jax.plan.analysis.residency import stored_unless_swapped
 from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.search.candidates import Candidates
 
-_PLACES = 6
+_PLACES = 6  # that are considered at most
 
 
 def least_step_us(candidates: Candidates, budget_bytes: float) -> float:
@@ -73,13 +79,13 @@ def _places(liveness: Liveness, fusion: Fusion, retention: Retention, budget_byt
 
 
 def _made(liveness: Liveness, fusion: Fusion, aliases: Set[int], place: int) -> int:
-    """Bytes of the results of an operator that take no one's place: those that are not `aliases`."""
+    """Bytes of the new results of an operator: those that are not `aliases`, which take over the memory of other state."""
     outputs = liveness.graph.operators[place].outputs
     return sum(liveness.graph.tensors[t].nbytes for t in outputs if t not in aliases and fusion.materialised[t])
 
 
 class _Program:
-    """Columns and rows of the linear program, in the order in which they come up. Column 0 is T."""
+    """Columns and rows of the linear program, in the order in which they are added. Column 0 is T."""
 
     def __init__(self, candidates: Candidates) -> None:
         self._liveness = candidates.liveness
@@ -95,7 +101,7 @@ class _Program:
         return self._columns.setdefault((kind, item, place), len(self._columns))
 
     def consider(self, place: int, budget_bytes: float) -> None:
-        """The rows of one place."""
+        """Add the rows of one place."""
         liveness, graph = self._liveness, self._liveness.graph
         begin, tensors = liveness.begin, graph.tensors
         count = len(graph.operators)
@@ -135,7 +141,7 @@ class _Program:
         self._rows.append((list(memory.items()), budget_bytes - _made(liveness, self._fusion, self._aliases, place)))
 
     def least(self, alone_us: float) -> float:
-        """The optimum."""
+        """The optimum; `alone_us` is the time of the step without copies and recomputation."""
         profile, tensors = self._profile, self._liveness.graph.tensors
         time = [(0, -1.0)]
         link = [(0, -1.0)]

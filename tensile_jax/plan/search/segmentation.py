@@ -1,19 +1,29 @@
-"""Cuts the step into segments: the cheapest boundaries that keep every segment under a memory limit.
+"""Cuts the step into segments: finds the cheapest boundaries with which every segment stays under a memory limit.
 
-A segment `[a, b)` runs as one executable. XLA holds its inputs until it ends and its outputs from its start, so that
+A *place* is the position of an operator in the order of execution, and boundary b lies before the operator at place b. The
+segment [a, b) runs as one executable. XLA holds its inputs until it ends and its outputs from its start, so that
 
-    peak(a, b) = stored(a) + made(a, b) + workspace(a, b)
-    made(a, b) = bytes of the tensors that begin in [a, b) and are stored at b
+    peak(a, b)      = stored(a) + made(a, b) + workspace(a, b)
+    stored(a)       = bytes of the tensors that are on the device at boundary a
+    made(a, b)      = bytes of the tensors that begin in [a, b) and are stored at b
     workspace(a, b) = max over places q in [a, b) of the materialised bytes that begin and end inside and are live at q
 
-    cost(a, b) = launch + (bytes that would not have been written without the boundary b) / bytes_per_us
-               + latency of what [a, b) computes again
+    cost(a, b)      = launch + (bytes that would not have been written without the boundary b) / bytes_per_us
+                      + latency of what [a, b) computes again
 
-Both depend on the two ends only, so the cheapest segmentation in which every peak is under a limit is a shortest path, found
-exactly by dynamic programming over a set of candidate boundaries: between any two heavy operators the earliest place at which
-least is stored. `cost` and `peak` are two matrices over pairs of candidate boundaries, made of cumulative sums.
+A tensor is materialised if XLA writes it to memory even inside an executable (`analysis/fusion.py`). The workspace also contains
+what is live while tensors are computed again, and copies into other layouts on a backend that needs them. The buffers of outputs
+that are not written yet reduce it, because XLA uses them for temporaries. A materialised tensor that crosses b would be written
+anyway; a tenth of its bytes is counted nevertheless, so that boundaries are preferred at which little is stored.
+
+Cost and peak depend on the two ends of a segment only. The cheapest segmentation in which every peak is under a limit is
+therefore a shortest path. Dynamic programming finds it exactly over a set of possible boundaries: between any two heavy
+operators, the earliest place at which least is stored. Where light operators between them make much, as an optimizer does, there
+are several. `cost` and the parts of `peak` are matrices over pairs of possible boundaries, computed by cumulative sums.
 
 Ties go to the earlier boundary: a late one would split what XLA fuses (measured for the design: 15 % more memory traffic).
+
+Sizes in bytes, times in microseconds.
 """
 
 from collections.abc import Sequence, Set
@@ -30,16 +40,16 @@ from tensile_jax.plan.analysis.latency import rerun_latencies
 from tensile_jax.plan.analysis.residency import Residency, columns, stored_bytes
 from tensile_jax.plan.analysis.retention import Retention
 
-_MOST_CANDIDATES = 192
-_CROSSING = 0.1  # of its bytes, for a materialised tensor that crosses a boundary: prefers narrow places
+_MOST_CANDIDATES = 192  # possible boundaries
+_CROSSING = 0.1  # the part of its bytes that counts as written if a materialised tensor crosses a boundary
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundaryTable:
-    """Candidate boundaries (ascending, 0 and the end among them) and, for each pair a < b of them, cost and peak.
+    """The possible boundaries (ascending, with 0 and the end), and cost and peak of the segment between any two of them.
 
-    `cost` (microseconds), `held` (stored and made, bytes), `workspace` (bytes, if XLA schedules as well as can be) and
-    `kernels` (heavy operators) are square, with meaning above the diagonal only.
+    `cost` (microseconds), `held` (stored and made, bytes), `workspace` (bytes, with the best schedule that XLA could find) and
+    `kernels` (the number of heavy operators) are square arrays that are valid above the diagonal only.
     """
 
     boundaries: tuple[int, ...]
@@ -49,7 +59,7 @@ class BoundaryTable:
     kernels: np.ndarray
 
     def estimates(self, growth: float) -> np.ndarray:
-        """Workspaces with XLA's own growth for each kernel."""
+        """Workspaces as XLA's schedule needs them: each heavy operator adds the part `growth`."""
         return np.ceil(self.workspace * (1.0 + growth * self.kernels))
 
 
@@ -61,10 +71,10 @@ def boundary_table(
     residencies: Sequence[Residency],
     boundaries: tuple[int, ...] | None = None,
 ) -> BoundaryTable:
-    """Cost and peak of every segment between candidate boundaries.
+    """Cost and peak of every segment between possible boundaries.
 
     Args:
-        boundaries: the candidates; if None, they are found.
+        boundaries: the possible boundaries; if None, they are found.
     """
     liveness, graph = retention.liveness, retention.liveness.graph
     count = len(graph.operators)
@@ -79,7 +89,7 @@ def boundary_table(
         return flat.reshape(k + 1, k + 1)
 
     tensor, nbytes, begin, end, whole = columns([residency for residency in residencies if residency.begin >= 0])
-    until = np.where(whole, end, count)  # what is swapped is an input or a result of its segment, always
+    until = np.where(whole, end, count)  # a swapped tensor is never inside one segment alone: it is an input or an output
     made_bytes = _count_crossing(histogram(begin, until, nbytes))[:k, :k]
     crossing = nbytes * np.where(fusion.written[tensor], _CROSSING, 1.0)
     written_bytes = _count_crossing(histogram(begin, until, crossing))[:k, :k]
@@ -95,7 +105,8 @@ def boundary_table(
 
 
 def _temporaries(retention: Retention, fusion: Fusion, away: Set[TensorId]) -> np.ndarray:
-    """Columns (first place, last place, bytes) of all that may live and die inside a segment, as it is or computed again."""
+    """Columns (first place, last place, bytes) of all tensors that may exist only inside a segment, recomputed ones among
+    them."""
     liveness = retention.liveness
     begin, end, nbytes = liveness.begins, retention.ends, liveness.nbytes
     there = fusion.written & (begin >= 0) & (nbytes > 0)
@@ -124,7 +135,7 @@ def _candidate_boundaries(retention: Retention, stored: np.ndarray) -> tuple[int
     for first, last in zip([0, *heavy], [*heavy, count], strict=True):
         if last <= first:
             continue
-        # A window is the light tail of one heavy operator; a long one (the optimizer) is cut by the bytes that it makes.
+        # The light operators after one heavy operator are divided by the bytes that they make (an optimizer makes many).
         pieces = max(1, min(32, int((made[last] - made[first + 1]) // bucket_bytes)))
         edges = (
             sorted({int(edge) for edge in np.linspace(first + 1, last + 1, pieces + 1)}) if pieces > 1 else (first + 1, last + 1)
@@ -138,7 +149,9 @@ def _candidate_boundaries(retention: Retention, stored: np.ndarray) -> tuple[int
         must = {0, count}
         rest = [b for b in ordered if b not in must]
         stretches = np.array_split(np.array(rest), max(1, _MOST_CANDIDATES - len(must)))
-        ordered = sorted(must | {int(s[np.argmin(stored[s])]) for s in stretches if s.size})  # the narrowest of each
+        ordered = sorted(
+            must | {int(s[np.argmin(stored[s])]) for s in stretches if s.size}
+        )  # of each stretch, the boundary at which least is stored
     return tuple(ordered)
 
 
@@ -171,12 +184,14 @@ def _workspace(
     inside: np.ndarray,
     lent: np.ndarray,
 ) -> np.ndarray:
-    """W[a, b] = max over buckets q in [a, b) of what lives and dies inside [a, b) and is live in q, less what is made later.
+    """W[a, b], the workspace of the segment between the possible boundaries a and b.
 
-    XLA lends the buffers of outputs that are not written yet. With G[u, v] the bytes that begin in bucket u and end in v > u, and
-    P their sums over all buckets before (u, v),
+    A *bucket* is the stretch of places from one possible boundary to the next. G[u, v] are the bytes of the tensors that begin in
+    bucket u and end in bucket v > u, and P[u, v] is the sum of G over all buckets before u and before v. alone[q] is the most
+    that is live in bucket q of what begins and ends there. later[q, b] are the bytes of outputs that are made between bucket q
+    and b; XLA uses the buffers of outputs that are not written yet.
 
-        W[a, b] = max over q of P[q + 1, b] - P[a, b] - P[q + 1, q] + P[a, q] + alone[q] - later[q, b]
+        W[a, b] = max over buckets q in [a, b) of P[q + 1, b] - P[a, b] - P[q + 1, q] + P[a, q] + alone[q] - later[q, b]
     """
     k = len(boundaries)
     liveness = retention.liveness
@@ -202,9 +217,10 @@ def _workspace(
 
 
 def _read_again(retention: Retention, tensor: TensorId) -> list[int]:
-    """The places that read a dropped tensor in a segment that holds the need before: the first, and some of the others.
+    """The places that read a dropped tensor even if its segment contains the need before: the first need, and some of the others.
 
-    What is computed again for one place is there for the next; what it was made from is not needed a second time.
+    If a segment contains two needs, what is computed again for the first one is still there for the second. What it was computed
+    from is not read a second time.
     """
     liveness, end = retention.liveness, retention.end[tensor]
     needs = [p for p in retention.needs[tensor] if p > end]
@@ -217,9 +233,10 @@ def _read_again(retention: Retention, tensor: TensorId) -> list[int]:
 
 
 def chains(retention: Retention, fusion: Fusion) -> np.ndarray:
-    """For each place, the most bytes that are live while the chains that it is the first to need are computed again.
+    """For each place, the most bytes that are live while the dropped tensors that it is the first to need are computed again.
 
-    Later readers in the same segment find the chain's tensors there; that is counted with what lives across places.
+    A *chain* are the operators that run again for this. Later readers in the same segment find the results of the chain in
+    memory; these are counted with the tensors that live across places.
     """
     liveness = retention.liveness
     operators, tensors = liveness.graph.operators, liveness.graph.tensors
@@ -279,7 +296,7 @@ def _again(retention: Retention, fusion: Fusion, profile: DeviceProfile, bucket:
 
 
 class Cut(NamedTuple):
-    """A segmentation and what it adds to the step, in microseconds."""
+    """A segmentation, and the microseconds that it adds to the step."""
 
     cost: float
     boundaries: tuple[int, ...]
@@ -318,7 +335,7 @@ def least_peak(table: BoundaryTable, workspaces: np.ndarray) -> int:
 
 
 def pressure(retention: Retention, fusion: Fusion, profile: DeviceProfile) -> np.ndarray:
-    """For each place, the bytes that its operator needs beyond what is stored before it, but for what XLA fuses away."""
+    """For each place, the bytes that its operator needs beyond what is stored before it; what XLA fuses away does not count."""
     liveness = retention.liveness
     added = np.where(fusion.written, liveness.nbytes, 0)
     added[list(retention.aliases.values())] = 0
