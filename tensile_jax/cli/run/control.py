@@ -1,17 +1,18 @@
-"""The Unix socket in the run folder by which a second terminal asks a run how it stands, and changes it.
+"""Lets a second terminal look at a run and change it, through a Unix socket in the run folder.
 
-    meeting place  ::= control.sock, a Unix socket in the run folder
-    conversation   ::= Request newline Reply newline          one JSON object each; then the connection ends
+    socket       ::= control.sock in the run folder
+    connection   ::= Request newline Reply newline          one JSON object each; then the connection ends
 
-The run serves the socket (`serving`). One thread takes connections, and each connection has a thread of its own, so that a
-client that says nothing holds up nobody; such a client is cut off after some seconds. A `Controllable` does what the requests
-ask for, so several threads may call its methods at once. Its `ValueError`s are the client's mistakes and are sent back to the
-client, as is the refusal of a line that is no request. Only the owner of the run may connect.
+The run is the server (`serving`). One thread accepts connections, and each connection has a thread of its own, so a client that
+sends nothing delays no other client; its connection is closed after some seconds. The server calls the methods of a
+`Controllable` for each request, and several threads may call them at once. A `ValueError` of such a method is the client's
+mistake: its message is sent back to the client. So is an error about a line that is no valid request. Only the owner of the run
+may connect.
 
-The commands of the second terminal use `ask`, which needs no JAX.
+The commands of the second terminal are clients. They use `ask`, which needs no JAX.
 
-The name of a Unix socket may have about 100 bytes, and a run folder's path more: a longer path is reached through a short link to
-the folder, which is removed as soon as the socket is bound or connected.
+The name of a Unix socket may have only about 100 bytes, and the path of a run folder may be longer. A longer path is reached
+through a short symbolic link to the folder. The link is removed as soon as the socket is bound or connected.
 """
 
 import os
@@ -41,7 +42,7 @@ _SAME_VERSION = "Use the same version of tensile_jax as the run."
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`job`: which one to pause, resume or cancel. `budget_bytes`: the new budget. Empty and zero for other commands."""
+    """`job` is the one to pause, resume or cancel, else empty. `budget_bytes` is the new budget, else zero."""
 
     command: Literal["status", "pause", "resume", "cancel", "budget"]
     job: str = ""
@@ -50,37 +51,37 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`status`: what was asked for, with the command of that name. `error`: why not, else empty."""
+    """`status` is the answer to the command of that name, else None. `error` says why the request failed, else it is empty."""
 
     status: Status | None = None
     error: str = ""
 
 
 class Controllable(Protocol):
-    """What a second terminal controls: a run, or a stand-in for it. Several threads may call it at once.
+    """What a second terminal controls: a run, or in tests a substitute for it. Several threads may call the methods at once.
 
-    All methods but `status` raise ValueError, with a message for people, where the job is not known or in a state in which this
-    cannot be done, or the budget cannot be kept.
+    All methods but `status` raise ValueError with a message for people: if the job does not exist, if the job's state does not
+    allow the change, or if the budget cannot be kept.
     """
 
     def status(self) -> Status:
-        """How everything stands."""
+        """The status of the run."""
         ...
 
     def pause(self, job: str) -> None:
-        """Let the job stop after its present step."""
+        """Pause the job after its current step."""
         ...
 
     def resume(self, job: str) -> None:
-        """Let it go on."""
+        """Resume the job."""
         ...
 
     def cancel(self, job: str) -> None:
-        """Let it end."""
+        """Cancel the job."""
         ...
 
     def set_budget(self, budget: int | str) -> None:
-        """A new budget for all jobs together."""
+        """Set the budget of all jobs together."""
         ...
 
 
@@ -89,7 +90,7 @@ class Controllable(Protocol):
 
 @contextmanager
 def _socket_name(folder: Path) -> Iterator[str]:
-    """The name by which the socket in `folder` can be bound or connected, inside the block."""
+    """A context that gives the name by which the socket in `folder` can be bound or connected."""
     name = os.path.abspath(folder / SOCKET)
     if len(os.fsencode(name)) <= _LONGEST_NAME:
         yield name
@@ -105,9 +106,9 @@ def connect(folder: Path, *, timeout_s: float) -> socket.socket:
 
     Raises:
         FileNotFoundError: there is no socket.
-        ConnectionRefusedError: there is one, and nobody listens.
-        BlockingIOError: too many others wait for it already.
-        OSError: it is not ours, or cannot be reached.
+        ConnectionRefusedError: there is a socket, but no process serves it.
+        BlockingIOError: too many other clients wait for a connection already.
+        OSError: the socket belongs to another user, or cannot be reached.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -125,11 +126,11 @@ def connect(folder: Path, *, timeout_s: float) -> socket.socket:
 
 @contextmanager
 def serving(folder: Path, controllable: Controllable) -> Iterator[None]:
-    """Inside it, `tensile status`, `pause`, ... reach `controllable` by way of `folder`.
+    """A context in which `tensile status`, `pause`, ... reach `controllable` through the socket in `folder`.
 
     Raises:
         Refusal: another run is alive in the folder.
-        OSError: there can be no socket in it.
+        OSError: no socket can be made in the folder.
     """
     _remove_stale_socket(folder)
     with _Server(folder, controllable) as server:
@@ -153,7 +154,7 @@ def _remove_stale_socket(folder: Path) -> None:
         (folder / SOCKET).unlink()
         return
     except BlockingIOError:
-        pass  # more clients than it takes at a time: it is alive
+        pass  # more clients wait than the server accepts at a time, so the run is alive
     raise Refusal(f"a run is alive in {folder}. Name another folder, or end that run: tensile cancel {folder}")
 
 
@@ -174,7 +175,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             raise
 
     def answer(self, line: bytes) -> Reply:
-        """The reply to a request; never an exception, which would end a thread and not reach anybody."""
+        """The reply to a request. Every exception becomes a reply, because otherwise it would only end a thread."""
         try:
             request = msgspec.json.decode(line, type=Request)
         except msgspec.DecodeError as error:
@@ -208,17 +209,17 @@ class _Conversation(socketserver.StreamRequestHandler):
             if line.strip():
                 self.wfile.write(msgspec.json.encode(self.server.answer(line)) + b"\n")
         except OSError:
-            return  # the client said nothing, or is gone: there is nobody to tell
+            return  # the client sent nothing, or has closed the connection
 
 
 # -- the second terminal's side -----------------------------------------------------------------------------------------------
 
 
 def ask(folder: Path, request: Request, *, timeout_s: float = _LONGEST_WAIT_S) -> Reply:
-    """The run's reply, which has no error.
+    """The run's reply to a request that succeeded.
 
     Raises:
-        Refusal: no run is alive in the folder, it does not answer in time, or it refuses.
+        Refusal: no run is alive in the folder, the run does not answer in time, or the reply is an error.
     """
     run = f"the run in {folder}"
     try:
@@ -245,7 +246,7 @@ def ask(folder: Path, request: Request, *, timeout_s: float = _LONGEST_WAIT_S) -
 
 
 def ask_status(folder: Path) -> Status:
-    """How the run stands. Raises as `ask` does."""
+    """The status of the run. Raises the same errors as `ask`."""
     status = ask(folder, Request("status")).status
     if status is None:
         raise Refusal(f"the run in {folder} answered without its status. {_SAME_VERSION}")

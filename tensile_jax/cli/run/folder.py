@@ -1,19 +1,20 @@
-"""The folder of one run of several jobs: what was asked for, what happened, and what a picture is made of.
+"""Writes and reads the folder of one run of several jobs: the configuration, the events, the plans and the outcome of the run.
 
-    config.json             the run as it was asked for, defaults filled in
-    versions.json           of Python and of the packages, the device, the date
-    plans/JOB-N.plan.json   every plan of a job; N counts its renewals from 0
-    events.jsonl            one JobEvent a line, written as it happens
-    jobs/JOB/log.txt        the same for one job, for a person to read
-    jobs/JOB/metrics.jsonl  step, time, and the metrics of that step
-    checkpoints/JOB/        its last states, from which the run is resumed
-    outcome.json            how it ended: what `tensile run --json` prints
-    record.json             the Record, from which `tensile picture` draws
-    trace.json              the same for Perfetto and chrome://tracing
+    config.json             the configuration of the run, with all defaults filled in
+    versions.json           the versions of Python and the packages, the device, the date
+    plans/JOB-N.plan.json   every plan of a job; N counts the plans of the job from 0
+    events.jsonl            one JobEvent per line, written as it happens
+    jobs/JOB/log.txt        the events of one job, as text for a person
+    jobs/JOB/metrics.jsonl  the number, the time and the metrics of each step of one job
+    checkpoints/JOB/        the last states of the job, from which the run is resumed
+    outcome.json            how the run ended; `tensile run --json` prints the same
+    record.json             the Record of memory and copies, from which `tensile picture` draws
+    trace.json              the same Record in the format of Perfetto and chrome://tracing
 
-`RunFolder` writes the folder, and the functions below it read it again, after the run or after a kill. Each line is written in
-one call, so that a kill -9 tears at most the last line. A file that cannot be written (a full disk, a folder that is gone) is
-counted in `troubles` and raises nothing, because it must not end a training. A value that is no finite number is null.
+`RunFolder` writes the folder. The functions below that class read it after the run, or after the run was killed. Each line is
+written in one call, so that a kill -9 cuts off at most the last line. A file that cannot be written (the disk is full, the folder
+is gone) must not end a training: it raises nothing and is counted in `RunFolder.troubles`. The only exception is `config.json`,
+which is written before anything runs. A value that is no finite number is written as null.
 """
 
 import os
@@ -45,9 +46,10 @@ _PACKAGES = ("tensile_jax", "jax", "jaxlib", "numpy", "flax", "optax")
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """What a run was begun with, which is enough to resume it: a jobs file that was read, and its budget in bytes.
+    """The configuration of a run, from which the run can be resumed: the content of its jobs file, and its budget in bytes.
 
-    `jit_peaks` are the jobs' peaks under plain jit, by name; empty where the budget is no share of their sum.
+    `jit_peaks` are the jobs' peaks under plain jit, by name, if they are known. They are always known if the budget is a share of
+    their sum.
     """
 
     jobs_file: JobsFile
@@ -67,7 +69,7 @@ class RunFolder:
 
     @staticmethod
     def refuse_used(path: str | Path) -> None:
-        """Raises: Refusal: there is something in the folder, or it is a file. A folder that does not exist is fine."""
+        """Raises: Refusal: `path` is a file, or a folder that is not empty. A folder that does not exist is accepted."""
         folder = Path(path)
         try:
             if folder.exists() and any(folder.iterdir()):
@@ -77,10 +79,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path) -> Self:
-        """Make the folder, or take an empty one.
+        """Make the folder, or use an empty one.
 
         Raises:
-            Refusal: there is something in it, or it cannot be made.
+            Refusal: the folder is not empty, or cannot be made.
         """
         folder = Path(path)
         cls.refuse_used(folder)
@@ -93,17 +95,17 @@ class RunFolder:
         return cls(folder)
 
     def discard(self) -> None:
-        """Remove what `create` has made; what else is in the folder stays."""
+        """Remove the folders that `create` has made, if they are empty."""
         for part in (*(self.path / part for part in _PARTS), self.path):
             with suppress(OSError):
                 part.rmdir()
 
     @classmethod
     def reopen(cls, path: str | Path) -> Self:
-        """Go on writing in the folder of an earlier run; plans are counted on, a torn last line is ended.
+        """Continue the folder of an earlier run: continue the numbers of plans, and end a last line that was cut off.
 
         Raises:
-            Refusal: it is not the folder of a run.
+            Refusal: `path` is not the folder of a run.
         """
         folder = Path(path)
         if not (folder / "config.json").is_file():
@@ -120,20 +122,20 @@ class RunFolder:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What could not be written, each once and how often; empty if all was."""
+        """A text for each file that could not be written, with the number of failures; empty if all were written."""
         with self._lock:
             return tuple(f"{text} ({count} times)" if count > 1 else text for text, count in self._troubles.items())
 
     def write_config(self, config: Any) -> None:
-        """`config` is anything that msgspec can encode.
+        """Write `config.json`; `config` is anything that msgspec can encode.
 
         Raises:
-            OSError: it cannot be written. It comes first, when there is nothing yet that an error would end.
+            OSError: the file cannot be written. Only this method raises, because nothing runs yet that an error would end.
         """
         write_whole(self.path / "config.json", _indented(config))
 
     def write_versions(self, *, device_kind: str) -> None:
-        """The versions of Python and of the packages (null for one that is not installed), the device and today's date."""
+        """Write `versions.json`. The version of a package that is not installed is null."""
         versions: dict[str, str | None] = {}
         for package in _PACKAGES:
             with suppress(PackageNotFoundError):
@@ -144,7 +146,7 @@ class RunFolder:
         self._write_whole("versions.json", lambda: _indented(versions))
 
     def write_plan(self, job: str, plan: Plan) -> None:
-        """The next plan of `job`."""
+        """Write the next plan of `job`."""
         name = file_name(job)
         with self._lock:
             number = self._plans.get(name, 0)
@@ -154,7 +156,7 @@ class RunFolder:
     def write_event(self, event: JobEvent) -> None:
         """Append the event to `events.jsonl`, to its job's log and, if it is a step, to its metrics."""
         self._append("events.jsonl", lambda: msgspec.json.encode(event, enc_hook=float))
-        if not event.job:  # of all of them
+        if not event.job:  # an event of all jobs, such as a new budget
             return
         job = f"jobs/{file_name(event.job)}"
         self._append(f"{job}/log.txt", lambda: event_line(event).encode())
@@ -176,7 +178,7 @@ class RunFolder:
         self._write_whole("trace.json", lambda: msgspec.json.encode(trace_events(record)))
 
     def _append(self, name: str, line: Callable[[], bytes]) -> None:
-        """One line in one write, so that lines of several threads do not mix and a kill tears at most one."""
+        """Append a line in one write, so that lines of several threads do not mix and a kill cuts off at most one."""
         path = self.path / name
         with self._lock:
             try:
@@ -208,7 +210,7 @@ class RunFolder:
 
 
 def file_name(job: str) -> str:
-    """`job` as the name of a file; different jobs have different ones.
+    """`job` as the name of a file. Different jobs have different names.
 
     >>> file_name("gpt-2 b"), file_name("../x"), unquote(file_name("../x"))
     ('gpt-2 b', '%2E.%2Fx', '../x')
@@ -240,7 +242,7 @@ def read_config(folder: Path) -> RunConfig:
     """The config of the run in `folder`.
 
     Raises:
-        Refusal: it is not the folder of a run of several jobs, or of another version.
+        Refusal: `folder` is not the folder of a run of several jobs, or another version wrote it.
     """
     path = folder / "config.json"
     try:
@@ -254,7 +256,7 @@ def read_config(folder: Path) -> RunConfig:
 
 
 class _Line(msgspec.Struct):
-    """A `JobEvent` as it is on disk, where a value that is no number is null."""
+    """A `JobEvent` as it is on disk, where a value that is no finite number is null."""
 
     time_s: float
     kind: EventName
@@ -265,10 +267,10 @@ class _Line(msgspec.Struct):
 
 
 def read_events(folder: str | Path) -> tuple[JobEvent, ...]:
-    """The events of a run, in order, without lines that a kill or a full disk cut short. A null value is read as NaN.
+    """The events of a run, in order, without lines that a kill or a full disk cut off. A null value is read as NaN.
 
     Raises:
-        Refusal: there are none to read, or a whole line is not an event.
+        Refusal: `events.jsonl` cannot be read, or a line of it is valid JSON but not an event.
     """
     path = Path(folder) / "events.jsonl"
     events: list[JobEvent] = []
@@ -285,7 +287,7 @@ def read_events(folder: str | Path) -> tuple[JobEvent, ...]:
 
 
 def read_record(folder: str | Path) -> Record:
-    """What the run recorded of memory and link.
+    """The record of the memory and the link of a run.
 
     Raises:
         Refusal: the run has not ended, or the file is not a record.
@@ -298,13 +300,13 @@ def read_record(folder: str | Path) -> Record:
 
 
 def read_jit_peaks(folder: str | Path) -> dict[str, int]:
-    """Plain jit's peak of each job for which the run's config or the job's first plan states it.
+    """Plain jit's peak of each job for which the config of the run, or the first plan of the job, states it.
 
     Raises:
         PlanFileError: a plan cannot be read.
     """
     peaks: dict[str, int] = {}
-    with suppress(OSError, msgspec.DecodeError):  # the plans are there as well
+    with suppress(OSError, msgspec.DecodeError):  # then the plans alone are read
         peaks.update(msgspec.json.decode((Path(folder) / "config.json").read_bytes(), type=_JitPeaks).jit_peaks)
     for path in sorted(Path(folder).glob("plans/*-0.plan.json")):
         peak = Plan.load(path).jit_peak_bytes

@@ -1,7 +1,7 @@
 """Plans all jobs of a jobs file for one budget, as the runtime would, without running anything.
 
-Nothing is compiled either, unless the budget is a share of plain jit's peaks. The module
-`plan/multi_job/joint_plan.py` decides; this module traces the jobs and refuses what does not fit.
+Nothing is compiled either, unless the budget is a share of plain jit's peaks. This module traces the jobs, and raises an error if
+no plan keeps the budget. `plan/multi_job/joint_plan.py` makes the plans.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from tensile_jax.profiles import profile_for
 
 
 class _Candidate:
-    """A traced job, which can be planned for any limit. Copies of a job share one."""
+    """A traced job that can be planned for any limit. Jobs that train the same thing under the same options share one."""
 
     def __init__(self, shapes: Shapes, entry: JobEntry, profile: DeviceProfile) -> None:
         device = jax.devices()[0]
@@ -42,7 +42,7 @@ class _Candidate:
         self.floor_bytes = self._find_floor() + metrics_bytes(self.traced.graph)
 
     def prepare(self, traced: PreparedStep, budget_bytes: int) -> LocalProgram:
-        """The predicted program. Raises: BudgetTooSmall: there is none."""
+        """The program under a budget, with estimated workspaces. Raises: BudgetTooSmall: no plan keeps the budget."""
         key = (traced.options.may_swap, budget_bytes)
         if key not in self._known:
             try:
@@ -55,7 +55,7 @@ class _Candidate:
         return known
 
     def plannable(self, entry: JobEntry) -> PlannableJob[LocalProgram]:
-        """The job as it is planned beside others."""
+        """The job in the form that `plan/multi_job/joint_plan.py` takes."""
         return PlannableJob(self.traced, self.prepare, self.state_bytes, self.floor_bytes, entry.max_swap_rate)
 
     def _find_floor(self) -> int:
@@ -70,7 +70,7 @@ def plan_jobs_file(jobs: JobsFile, phases: Phases) -> JointPlan:
     """The plan for all jobs.
 
     Raises:
-        BudgetRefused: there is none under the budget; the message names about the smallest for which there is.
+        BudgetRefused: the jobs cannot all be planned for the budget; the message names about the smallest budget that works.
         Refusal: a job cannot be made.
     """
     find_modules_here()
@@ -106,7 +106,7 @@ def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, phases: Pha
 
 
 def _refuse_host(candidates: Sequence[_Candidate], host_budget_bytes: int | None) -> None:
-    """Raises: BudgetRefused: the jobs' states alone are more than the host may hold."""
+    """Raises: BudgetRefused: the host budget is less than two copies of all states: the states, and checkpoints of them."""
     states = sum(c.state_bytes for c in candidates)
     if host_budget_bytes is not None and 2 * states > host_budget_bytes:
         raise BudgetRefused(host_too_small_for_states(host_budget_bytes, states))

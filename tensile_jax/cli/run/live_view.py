@@ -1,10 +1,10 @@
-"""The live view of a run of several jobs: on a terminal a table of its status, elsewhere a line every few seconds.
+"""Shows a run of several jobs while it runs: on a terminal as a table that is drawn anew, elsewhere as a line every few seconds.
 
-One thread of its own draws everything. `add_event` only hands an event to that thread, so its caller never waits for a slow
-terminal, nor for a lock that is held while a status is taken. An error in drawing is shown, or ends the view; it never ends the
-run.
+A thread of the live view draws everything. `LiveView.add_event` only passes an event to that thread, so the caller never waits
+for a slow terminal, nor for a lock that is held while a status is taken. If drawing fails, the error is shown, or the live view
+ends; the run goes on.
 
-On a terminal, and as what `tensile status` prints:
+On a terminal, and printed by `tensile status`:
 
     12.3 s, 3 jobs: 2 running, 1 queued
     device  ##############......|...  812 MiB of 1.2 GiB, peak 1.1 GiB
@@ -12,9 +12,9 @@ On a terminal, and as what `tensile status` prints:
     link    out ###......... 31%      in ##.......... 22%
     job  state  step  step/s  ETA  loss  now  peak  plan MiB  stall
 
-The bars are `#` where the terminal shows only ASCII; `|` is the peak. `now`, `peak` and `plan` are the job's bytes on the
-device: now, at most, and as planned, all in one unit. `stall` is its waiting for copies, per step. A narrow terminal has fewer
-columns, and the notes below the table. In a log:
+The bars are made of `#` and `|` if the terminal shows only ASCII; `|` marks the peak. Three columns are the job's bytes on the
+device: `now`, the measured `peak`, and the `plan`'s peak, all in the unit of the heading. `stall` is the time per step in which
+the job waits for copies. A narrow terminal shows fewer columns, and the notes below the table instead of in it. In a log:
 
     12.3 s  device 812 MiB of 1.2 GiB | resnet 14/200 loss 0.693 2.1 step/s
 """
@@ -39,16 +39,19 @@ from tensile_jax.runtime_records import FINAL, EventName, JobEvent, JobState, Jo
 from tensile_jax.units import format_bytes
 
 _REFRESH_S = 0.25
-_LINES_AROUND = 8  # of a terminal's height: the header, the table's head, the shell's prompt
-_LONGEST_END_S = 2.0  # to wait for the last status; it is late only if the runtime hangs
+_LINES_AROUND = 8  # lines of the terminal for the header, the head of the table and the prompt of the shell
+_LONGEST_END_S = 2.0  # to wait for the last status, which is late only if the runtime hangs
 
 _KEPT_ABOVE: frozenset[EventName] = frozenset({"budget", "checkpoint_failed", "finished", "failed", "cancelled"})
 """Of what a terminal gets a line as well; the others are seen in the table."""
 
 _LONGEST_NOTE = 60  # of a note in a log
-_NARROW, _WIDE = 76, 120  # columns of text: below, not all figures have room; from there on, there is some for the notes
-_BESIDE_NOTES = 88  # what the figures take at most where there is room for notes
-_NO_LIMIT = 2**62  # what a runtime says of the host where it was given no budget for it
+_NARROW, _WIDE = (
+    76,
+    120,
+)  # columns of text: a narrower terminal lacks room for all figures, and one of _WIDE has room for the notes
+_BESIDE_NOTES = 88  # columns that the figures take at most in a wide terminal
+_NO_LIMIT = 2**62  # from here on, the host budget in a status means "no limit"
 _STYLES: dict[JobState, str] = {
     "preparing": "cyan", "queued": "yellow", "running": "green", "paused": "yellow",
     "finished": "dim", "failed": "bold red", "cancelled": "dim",
@@ -56,7 +59,7 @@ _STYLES: dict[JobState, str] = {
 
 
 class LiveView:
-    """Shows `status()` on `console` until the end of the block. `every_s` is how often where it is not a terminal."""
+    """Shows `status()` on `console` until the end of the block; if the console is no terminal, every `every_s` seconds."""
 
     def __init__(self, console: Console, status: Callable[[], Status], *, every_s: float = 5.0) -> None:
         self._console = console
@@ -81,12 +84,12 @@ class LiveView:
                 self._live.stop()
 
     def add_event(self, event: JobEvent) -> None:
-        """Something happened. Returns at once and raises nothing; may be called from any thread."""
+        """Pass an event on to be printed. Returns at once and raises nothing; any thread may call it."""
         if event.kind != "step" and (self._live is None or event.kind in _KEPT_ABOVE):
             self._events.put(event)
 
     def _follow(self) -> None:
-        """Events as they come, the status between them and at the end. A console that is gone ends it."""
+        """Print events as they come, and the status between them and at the end. An error of the console ends the live view."""
         due = monotonic()
         with suppress(OSError):
             while True:
@@ -103,13 +106,13 @@ class LiveView:
             self._show()
 
     def _show(self) -> None:
-        """An error of `status` is shown in its place; one of the console, an OSError, is left to `_follow`."""
+        """Draw the status, or the error that taking it raised. An OSError of the console is left to `_follow`."""
         wrong = ""
         try:
             status = self._status()
             line = status_line(status)
             view = StatusView(status, most_jobs=max(1, self._console.height - _LINES_AROUND))
-            self._console.render_lines(view)  # here rather than when it is too late: `Live` draws it once more at the end
+            self._console.render_lines(view)  # raises an error here and not in `Live`, which draws the view once more at the end
         except Exception as error:
             line, view = "", self._last
             wrong = f"The status cannot be shown: {one_line(str(error)) or type(error).__name__}"
@@ -123,12 +126,12 @@ class LiveView:
         self._console.print(self._encodable(line), markup=False, highlight=False, soft_wrap=True)
 
     def _encodable(self, text: str) -> str:
-        """In characters that the console can write."""
+        """`text` with a replacement for each character that the console cannot write."""
         return text.encode(self._console.encoding, "replace").decode(self._console.encoding)
 
 
 def status_line(status: Status) -> str:
-    """The line, without its end. Jobs that have ended are only counted, unless they failed."""
+    """The status as one line for a log, without a line break. Jobs that have ended are only counted, unless they failed."""
     parts = [f"{status.time_s:.1f} s  device {format_bytes(status.device_bytes)} of {format_bytes(status.budget_bytes)}"]
     parts += [_job(job) for job in status.jobs if job.state not in FINAL or job.state == "failed"]
     for state in ("finished", "cancelled"):
@@ -141,7 +144,7 @@ def status_line(status: Status) -> str:
 def _job(job: JobStatus) -> str:
     name, note = one_line(job.name), one_line(job.note)
     if len(note) > _LONGEST_NOTE:
-        note = note[: _LONGEST_NOTE - 3].rstrip() + "..."  # all of it was told when it happened
+        note = note[: _LONGEST_NOTE - 3].rstrip() + "..."  # the whole note was printed with its event
     if job.state != "running":
         return f"{name} {job.state}" + (f" at {job.step}/{job.steps}" if job.step else "") + (f" ({note})" if note else "")
     loss = "" if job.loss is None else f" loss {job.loss:.3g}"
@@ -150,9 +153,9 @@ def _job(job: JobStatus) -> str:
 
 
 class StatusView:
-    """What to print of `status`: as wide as the console, of at most `most_jobs` jobs, those first that have not ended.
+    """A status that rich can print: as wide as the console, with at most `most_jobs` jobs, those first that have not ended.
 
-    It is drawn when it is printed, because only then is the width known.
+    The text is made when it is printed, because the width is known only then.
     """
 
     def __init__(self, status: Status, *, most_jobs: int | None = None) -> None:
@@ -244,7 +247,7 @@ def _table(jobs: tuple[JobStatus, ...], status: Status, *, width: int, ascii_onl
 
 
 def _figures(job: JobStatus, size: int, unit: str) -> dict[str, str]:
-    """Name of the column to what stands in it."""
+    """From the heading of each column to the text in it."""
     return {
         "step": f"{job.step}/{job.steps}",
         "step/s": "" if job.steps_per_s is None or job.state in FINAL else f"{job.steps_per_s:.3g}",
@@ -262,7 +265,7 @@ def _size(nbytes: int, size: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """At most six characters.
+    """A duration in at most six characters.
 
     >>> [_duration(s) for s in (0.4, 59, 61, 3_700, 400_000)]
     ['0s', '59s', '1m01', '1h01', '4d15h']
@@ -281,7 +284,7 @@ def _duration(seconds: float) -> str:
 
 
 def _cut(text: str, longest: int | None, *, ascii_only: bool) -> str:
-    """In one line, of at most `longest` columns, in characters that the terminal has.
+    """`text` in one line of at most `longest` columns, in ASCII if the terminal has only that.
 
     >>> _cut("a name that is long", 10, ascii_only=True)
     'a name...'

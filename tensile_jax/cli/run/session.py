@@ -1,11 +1,12 @@
 """Runs the jobs of a jobs file on a `Runtime`, from the budget to the outcome: `tensile run JOBS.toml` and `--resume RUN`.
 
-`begin_jobs` makes a new run folder, and `resume_jobs` goes on in an earlier one. `JobsRun` submits each job to the runtime when
-it is due and writes down what happens, with two threads beside the one that calls `JobsRun.run`:
+`begin_jobs` makes a new run folder, and `resume_jobs` continues in the folder of an earlier run. `JobsRun` submits each job to
+the runtime when it is due, and writes what happens into the run folder. Three threads do this:
 
-    follower   puts the runtime's events into the inbox
-    maker      makes one job after another and submits it; `make_job` is user code and may hang
-    inbox      events, jobs that could not be made, the wish to stop; the calling thread takes them one by one
+    caller     calls `JobsRun.run`, which takes the messages of an inbox (a queue) one by one: events, jobs that could not be
+               made, and the request to stop
+    follower   puts the events of the runtime into the inbox
+    maker      makes one job after another and submits it; an entrypoint is user code and may hang
 """
 
 import queue
@@ -44,13 +45,13 @@ _CHECKPOINTS = "checkpoints"
 def begin_jobs(
     jobs: JobsFile, path: Path, console: Console, *, jit_peaks: Mapping[str, int] | None = None
 ) -> tuple[JobsOutcome, Record]:
-    """A new run, in a folder of its own: how it ended, and what it recorded.
+    """Run the jobs in a new run folder, and return the outcome and the record of the run.
 
-    `jit_peaks`, by job, are compiled for where they are needed and not given.
+    `jit_peaks` are the jobs' peaks under plain jit, by name. If they are needed and not given, plain jit is compiled.
 
     Raises:
-        Refusal: a job's model or `args` cannot be, or the folder cannot be made.
-        OSError: the folder does not take its config, without which the run could not be resumed.
+        Refusal: a job's model or `args` are wrong, or the folder cannot be made.
+        OSError: the config of the run cannot be written, without which the run could not be resumed.
     """
     find_modules_here()
     for job in jobs.jobs:
@@ -59,7 +60,7 @@ def begin_jobs(
     with Phases(console) as phases:
         budget_bytes, peaks = resolve_budget(jobs, phases, jit_peaks)
     config = RunConfig(jobs, budget_bytes, peaks)
-    with stopping_on_signals() as stop:  # from before there is a folder, which is therefore always left in good order
+    with stopping_on_signals() as stop:  # before the folder exists, so that no signal leaves it unfinished
         folder = RunFolder.create(path)
         try:
             folder.write_config(config)
@@ -70,7 +71,7 @@ def begin_jobs(
 
 
 def resume_jobs(config: RunConfig, path: Path, console: Console) -> tuple[JobsOutcome, Record]:
-    """Go on with a run that was interrupted or killed, from its jobs' latest checkpoints."""
+    """Continue a run that was interrupted or killed, from the latest checkpoints of its jobs."""
     find_modules_here()
     progress: dict[str, JobProgress] = {}
     if (path / "events.jsonl").exists():
@@ -145,7 +146,7 @@ def _outcome(config: RunConfig, folder: RunFolder, runtime: Runtime, run: "JobsR
 
 
 def _accuracies(entries: Sequence[JobEntry], runtime: Runtime) -> dict[str, float]:
-    """Of models that have a test set, once they have finished: measured now, when nothing else is on the device."""
+    """The test accuracy of each finished job whose model has a test set, measured while nothing else is on the device."""
     finished = {job.name: job for job in runtime.jobs if job.status.state == "finished"}
     models: dict[bytes, Model | None] = {}
     found: dict[str, float] = {}
@@ -163,24 +164,24 @@ def _accuracies(entries: Sequence[JobEntry], runtime: Runtime) -> dict[str, floa
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NotMade:
-    """A job could not be made or submitted."""
+    """A message in the inbox: a job could not be made or submitted."""
 
     name: str
     error: BaseException
 
 
 class _Stop:
-    """Every job is to end after its iteration."""
+    """A message in the inbox: every job shall end after its current iteration."""
 
 
 class JobsRun:
-    """A run of `entries`. A second terminal controls it by the methods of a `Controllable`.
+    """A run of `entries`. It is a `Controllable`, so a second terminal can control it.
 
-    `progress` is what earlier parts of the run came to: jobs that had finished are not run again.
+    `progress` is the progress of the jobs in earlier parts of the run. A job that has finished is not run again.
 
     Attributes:
-        progress: by name; what the jobs have come to so far.
-        interrupted: `stop` was called before all had ended.
+        progress: the progress of each job so far, by name.
+        interrupted: whether `stop` was called before all jobs had ended.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class JobsRun:
         self._inbox: queue.SimpleQueue[JobEvent | _NotMade | _Stop] = queue.SimpleQueue()
         self._to_make: queue.SimpleQueue[JobEntry | None] = queue.SimpleQueue()
         self._plans_written: dict[str, int] = {}
-        self._submitting = threading.Lock()  # nothing is submitted once all is to stop
+        self._submitting = threading.Lock()  # so that no job is submitted after the request to stop
         self.progress = {name: progress.get(name, JobProgress()) for name in self._entries}
         for one in self.progress.values():
             one.state = one.state if one.state == "finished" else None
@@ -201,11 +202,11 @@ class JobsRun:
         self.interrupted = False
 
     def stop(self) -> None:
-        """Let every job end after its iteration. Only notes it: may be called from any thread."""
+        """Ask every job to end after its current iteration. Returns at once; any thread may call it."""
         self._inbox.put(_Stop())
 
     def run(self, watch: Callable[[JobEvent], None]) -> None:
-        """Until every job has ended, and the runtime is closed. `watch` is told all events."""
+        """Run until every job has ended, then close the runtime. `watch` is called with every event."""
         follower = threading.Thread(target=self._follow, name="tensile-follower", daemon=True)
         threading.Thread(target=self._make_all, name="tensile-maker", daemon=True).start()
         follower.start()
@@ -266,7 +267,7 @@ class JobsRun:
         return next((job for job in self._runtime.jobs if job.name == name), None)
 
     def _put_event(self, name: str, kind: Literal["failed", "cancelled"], note: str) -> None:
-        """An event of a job that the runtime does not have."""
+        """Put an event of a job that is not submitted to the runtime into the inbox."""
         self._inbox.put(JobEvent(self._runtime.status().time_s, kind, name, self.progress[name].step, note))
 
     # -- making and submitting jobs ---------------------------------------------------------------------------------------------
@@ -293,7 +294,7 @@ class JobsRun:
                 max_slowdown=entry.max_slowdown,
                 policy=entry.policy,
                 checkpoint_every=entry.checkpoint_every,
-                resume=True,  # from the run's own folder: there is nothing in it but when the run is resumed
+                resume=True,  # from this run's folder, which holds checkpoints only if the run is resumed
                 isolation=entry.isolation,
             )
         if self._pending.made(entry.name):
@@ -310,7 +311,7 @@ class JobsRun:
         return replace(status, jobs=tuple(known.get(name, outside[name]) for name in self._entries))
 
     def _status_outside(self, entry: JobEntry) -> JobStatus:
-        """The status of a job that the runtime does not have."""
+        """The status of a job that is not submitted to the runtime."""
         progress = self.progress[entry.name]
         state, note = self._pending.state_of(entry.name) or (progress.state or "preparing", progress.note)
         return JobStatus(
@@ -331,17 +332,17 @@ class JobsRun:
         )
 
     def pause(self, job: str) -> None:
-        """Raises: ValueError: it has not begun, has ended, or there is no such job."""
+        """Pause the job. Raises: ValueError: the job has not begun, has ended, or does not exist."""
         self._refuse_outside(job, "paused")
         self._runtime.pause(job)
 
     def resume(self, job: str) -> None:
-        """Raises: ValueError: as `pause`."""
+        """Resume the job. Raises: ValueError: as `pause`."""
         self._refuse_outside(job, "resumed")
         self._runtime.resume(job)
 
     def cancel(self, job: str) -> None:
-        """A job that has not begun never will. Raises: ValueError: it has ended, or there is no such job."""
+        """Cancel the job; a job that has not begun never begins. Raises: ValueError: the job has ended or does not exist."""
         match self._pending.cancel(job):
             case "at once":
                 self._put_event(job, "cancelled", "before it was due")
@@ -352,7 +353,7 @@ class JobsRun:
                 pass
 
     def set_budget(self, budget: int | str) -> None:
-        """For all jobs together."""
+        """Set the budget of all jobs together."""
         self._runtime.set_budget(budget)
 
     def _refuse_outside(self, job: str, done: str) -> None:

@@ -1,8 +1,8 @@
-"""Trains one model by itself: `tensile run MODEL` with `tensile.jit`, and `tensile demo` with plain `jax.jit`, to compare with.
+"""Trains one model by itself: with `tensile.jit` for `tensile run MODEL`, and with plain `jax.jit` for `tensile demo`.
 
-One model does not run on a `Runtime`, as several jobs do, because it is asked for and reports what a runtime has not: a state
-that stays on the device, a saved plan to start from, no budget at all, the times of tracing and planning, and each step's own
-time.
+Several jobs run on a `Runtime`. One model does not, because `tensile run MODEL` offers what a runtime does not have: a state that
+stays on the device, a saved plan to start from, a run without a budget, the times of tracing and planning, and the time of each
+single step.
 """
 
 import gc
@@ -33,10 +33,10 @@ from tensile_jax.units import format_bytes
 
 
 def keep_compiled(folder: Path | None) -> None:
-    """From here on, what XLA compiles is kept in the folder for the next run; None: nothing is kept.
+    """Let JAX keep everything that it compiles from now on in `folder`, for the next run. None: keep nothing.
 
     Raises:
-        Refusal: it cannot be made or written, of which JAX would only warn, in many lines, at every compilation.
+        Refusal: the folder cannot be made or written. JAX would only warn of this, in many lines, at every compilation.
     """
     if folder is None:
         return
@@ -46,11 +46,11 @@ def keep_compiled(folder: Path | None) -> None:
     except OSError as error:
         raise Refusal.of_path(error, f"--compile-cache={folder} cannot be written", "Name another folder.") from error
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # whoever names a folder wants it used
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # JAX would otherwise skip programs that compile fast
 
 
 def planned_step(model: Model, limits: Limits, *, phases: Phases, saved: Plan | None = None) -> PlannedFunction:
-    """The model's step under the limits, its compiling shown."""
+    """The model's step under the limits; `phases` shows its compilation."""
     with refusing_options():
         return jit(
             model.step,
@@ -62,11 +62,11 @@ def planned_step(model: Model, limits: Limits, *, phases: Phases, saved: Plan | 
 
 
 def run_model(choice: ModelChoice, limits: Limits, *, steps: int, saved: Plan | None, phases: Phases) -> tuple[Outcome, Plan]:
-    """Train under the limits, and say how it went; also the plan that ran last."""
+    """Train the model under the limits, and return the outcome and the plan of the last step."""
     model = choice.build()
     step = planned_step(model, limits, phases=phases, saved=saved)
     with refusing_options():
-        next(model.batches())  # what is wrong with the input is said now, not after compiling
+        next(model.batches())  # so that an error in the input is raised before compiling
     state = model.init()
     phases.begin("tracing, planning, compiling")
 
@@ -119,10 +119,10 @@ def run_model(choice: ModelChoice, limits: Limits, *, steps: int, saved: Plan | 
 
 
 def run_plain(entry: JobEntry, phases: Phases) -> PlainJob:
-    """Train the model of `entry` with plain jit; everything of it is freed before this returns.
+    """Train the model of `entry` with plain jit. All of its arrays and executables are freed before this function returns.
 
     Raises:
-        Refusal: it cannot be made.
+        Refusal: the model cannot be made.
     """
     model = model_of(entry)
     assert model is not None
@@ -151,7 +151,7 @@ def run_plain(entry: JobEntry, phases: Phases) -> PlainJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Training:
-    """The last state, and the loss and time (microseconds) of each step; `interrupted`: a signal has asked for an end."""
+    """The last state, and the loss and time of each step. `interrupted` says whether a signal asked the training to end."""
 
     state: Any
     losses: tuple[float, ...]
@@ -168,12 +168,13 @@ def _train(
     watch: Callable[[int, float, float], None],
     interruptible: bool = False,
 ) -> _Training:
-    """`steps` steps from `state`, which is donated. Each is waited for, so that its time is its own.
+    """Run `steps` steps from `state`, which is donated. Each step ends before the next one begins, so that it can be timed.
 
-    `watch` is told after each step: the steps done, the step's loss, and its time in microseconds.
+    `watch` is called after each step with the number of steps done, the step's loss, and its time in microseconds.
 
-    `interruptible`: from the end of the first step on, the first Ctrl-C or SIGTERM ends the training after the step that is under
-    way. Before that there is nothing to keep, and a signal ends the process at once, as it always does without it.
+    If `interruptible`, the first Ctrl-C or SIGTERM after the first step ends the training when the current step has ended. During
+    the first step there are no results yet to report, and a signal ends the process at once. Without `interruptible`, a signal
+    always does.
     """
     losses: list[float] = []
     times_us: list[float] = []
