@@ -1,4 +1,4 @@
-"""Steps on the objects of Flax NNX: takes a step that changes its model and optimizer in place, gives it a memory budget.
+"""Puts a memory budget on a step on Flax NNX objects, which changes its model and optimizer in place.
 
     import tensile_jax as tensile
 

@@ -1,11 +1,11 @@
-"""Run a step on NNX objects under a budget of device memory: `tensile_jax.nnx.jit` is `flax.nnx.jit` with a plan.
+"""Runs a step on NNX objects under a budget of device memory: `tensile_jax.nnx.jit` is `flax.nnx.jit` with a plan.
 
     objects --Flax--> pytrees --PlannedFunction--> pytrees --Flax--> the same objects, updated
 
-`flax.nnx.jit` makes a pure function of a step, gives it to `jax.jit`, and writes the results into the user's objects. All of
-that is left to Flax, so options, shared references, changes of the graph and errors are Flax's own. Flax keeps the function
-that `jax.jit` has made in its attribute `jitted_fn`. That attribute alone is replaced, by a `PlannedFunction` of the same pure
-function.
+`flax.nnx.jit` makes a pure function of a step, gives the function to `jax.jit`, and writes the results into the user's objects.
+This module leaves all of that to Flax, so options, shared references, changes of the graph and errors are Flax's own. Flax's
+wrapper keeps the function that `jax.jit` returned in the attribute `jitted_fn`. This module replaces that attribute alone, by a
+`PlannedFunction` of the same pure function.
 """
 
 import functools
@@ -35,8 +35,9 @@ _Question = Callable[..., Any]
 class NnxFunction:
     """A step on NNX objects under a memory budget. Call it like the function it wraps; it changes the objects in place.
 
-    Made by `tensile_jax.nnx.jit`. All of its methods take the step's own arguments: NNX objects, arrays, static values. If a call
-    raises, the objects hold what they held before it, except that donated arrays are gone if the iteration had begun.
+    `tensile_jax.nnx.jit` returns it. All of its methods take the step's own arguments: NNX objects, arrays, static values. If a
+    call raises an error, the objects hold the same arrays as before the call, but donated arrays are deleted if the iteration
+    had begun.
     """
 
     def __init__(
@@ -66,11 +67,11 @@ class NnxFunction:
             _ran.reset(ran)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Used as a method, as `flax.nnx.jit` can be."""
+        """Bind the step to an instance, so that it can be used as a method, as with `flax.nnx.jit`."""
         return self if instance is None else functools.partial(self, instance)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """See `PlannedFunction.plan`. The objects may be abstract ones, which `flax.nnx.eval_shape` makes."""
+        """See `PlannedFunction.plan`. The objects may be abstract, as `flax.nnx.eval_shape` makes them."""
         return self._ask(self._planned.plan, args, kwargs)
 
     def bound_us(self, *args: Any, **kwargs: Any) -> float:
@@ -90,9 +91,9 @@ class NnxFunction:
         return self._planned.report()
 
     def as_job(self, objects: Any) -> PureJob:
-        """For `Runtime.submit(step, objects, batches, ...)`, where the step takes the objects and a batch after them.
+        """The job for `Runtime.submit(step, objects, batches, ...)`; the step takes the objects, and then a batch.
 
-        The runtime has a budget of its own, and the options of the decorator do not count in it.
+        The runtime has a budget of its own, and ignores the options of this function.
         """
         return job_of(self.__wrapped__, objects)
 
@@ -101,21 +102,22 @@ class NnxFunction:
         self._planned.clear_cache()
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """As of `flax.nnx.jit`."""
+        """The same as of `flax.nnx.jit`."""
         return self._flax.trace(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """As of `flax.nnx.jit`: the plain program, without a plan."""
+        """The same as of `flax.nnx.jit`: the plain program, without a plan."""
         return self._flax.lower(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """As of `flax.nnx.jit`."""
+        """The same as of `flax.nnx.jit`."""
         return self._flax.eval_shape(*args, **kwargs)
 
     def _ask(self, question: _Question, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What `question`, a method of the planned function, answers to the pytrees that Flax makes of the arguments.
+        """The result of `question`, a method of the planned function, for the pytrees that Flax makes of the arguments.
 
-        Flax's wrapper makes these pytrees when it is asked to trace, and it gives back what its `jitted_fn` has answered.
+        Only Flax's wrapper can make these pytrees. Its method `trace` makes them, calls `jitted_fn.trace` with them, and returns
+        the result as `traced`. So `question` is called in the place of `jitted_fn.trace`.
         """
         token = _question.set(question)
         try:
@@ -131,7 +133,7 @@ _question: ContextVar[_Question | None] = ContextVar("question", default=None)
 
 
 class _JitReplacement:
-    """What stands in Flax's wrapper in the place of the function that `jax.jit` has made."""
+    """Replaces, in Flax's wrapper, the function that `jax.jit` returned."""
 
     def __init__(self, planned: PlannedFunction) -> None:
         self._planned = planned
@@ -153,7 +155,7 @@ class _JitReplacement:
 
 
 class _PureStep:
-    """The pure function that Flax has made of a step, and the names of its arguments in the user's objects."""
+    """The pure function that Flax has made of a step, with a method `boundary` that names its arrays by the user's objects."""
 
     def __init__(self, pure: Callable[..., Any], *, with_updates: bool) -> None:
         functools.update_wrapper(self, pure, updated=())
@@ -211,8 +213,8 @@ def jit(
     """`flax.nnx.jit` under a budget of device memory. Use it as a decorator, with or without arguments, or call it.
 
     The step changes its NNX objects (model, optimizer, metrics, rngs) in place, as under `flax.nnx.jit`. Their old arrays stay
-    alive while the step runs, and count towards its peak, unless they are donated: a tight budget wants
-    `donate_argnames=("model", "optimizer")`. Whoever else holds a donated array finds it deleted.
+    alive while the step runs, and count towards its peak, unless they are donated. Use `donate_argnames=("model", "optimizer")`
+    for a tight budget. A donated array is deleted, also for other objects that hold it.
 
     Args:
         step: the step; for training, the whole of it: loss, gradient and optimizer.

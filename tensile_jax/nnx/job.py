@@ -1,11 +1,11 @@
-"""Make a job of a `Runtime` out of a step on NNX objects: a pure step, its first state, and the way back into the objects.
+"""Makes a job for a `Runtime` of a step on NNX objects: a pure step, its first state, and a function that updates the objects.
 
     objects --split--> {"model.linear1.kernel": array, ...} --runtime, step by step--> the last state --> the same objects
 
-While the job runs, its objects hold the state with which they were given to the runtime. When the job has ended, they hold the
-state after its last finished iteration. Both states lie in the CPU's memory, because the jobs share the device's memory. JAX
-brings such arrays to the device when a computation uses them there. If the job's state is lost, because a launch has failed in
-the middle of an iteration, the objects keep what they hold.
+While the job runs, its objects hold the state with which they were submitted to the runtime. When the job has ended, they hold
+the state after its last finished iteration. Both states are in the memory of the CPU, because the jobs share the memory of the
+device. JAX copies such arrays to the device when a computation on the device uses them. The job's state is lost if a launch
+fails in the middle of an iteration. Then the objects keep the state with which they were submitted.
 
 A job runs one program, so its objects must have the same structure after the step as before it: the same attributes, the same
 Variables. `flax.nnx.jit` would trace the step again instead.
@@ -31,10 +31,10 @@ def job_of(step: Callable[..., Any], objects: Any) -> PureJob:
     """The job of `step(*objects, batch)`.
 
     Args:
-        objects: the tuple of NNX objects that the step changes. Arrays may stand between them.
+        objects: the tuple of NNX objects that the step changes. It may contain arrays as well.
 
     Raises:
-        TypeError: it is no tuple, or there is no array in it.
+        TypeError: `objects` is no tuple, or contains no array.
     """
     if not isinstance(objects, tuple) or not jax.tree.leaves(nnx.state(objects)):
         raise TypeError(
@@ -44,7 +44,7 @@ def job_of(step: Callable[..., Any], objects: Any) -> PureJob:
     graphdef, state = nnx.split(objects)
     paths, leaves, structure = _flatten(state)
     names = [name_of(parameter_names(step, ()), path) for path in paths]
-    if len(set(names)) < len(names):  # of a dictionary whose keys look like attributes
+    if len(set(names)) < len(names):  # a dictionary can have keys that look like attributes
         names = [keystr(path) for path in paths]
     pure = _PureStep(step, graphdef, structure, names)
 
@@ -56,7 +56,7 @@ def job_of(step: Callable[..., Any], objects: Any) -> PureJob:
 
 
 class _PureStep:
-    """`(state, batch) -> (state, metrics)` of a step on NNX objects."""
+    """A step on NNX objects as a function `(state, batch) -> (state, metrics)`."""
 
     def __init__(self, step: Callable[..., Any], graphdef: Any, structure: Any, names: Sequence[str]) -> None:
         self.__name__: str = getattr(step, "__name__", type(step).__name__)
@@ -75,7 +75,7 @@ class _PureStep:
         return dict(zip(self._names, leaves, strict=True)), metrics
 
     def boundary(self, args_info: Any, out_info: Any, static: Collection[int]) -> Boundary:
-        """For `trace_step`: the state is named as the user's objects are, and all of it is carried."""
+        """For `trace_step`: arrays of the state have their names in the user's objects, and all of them are carried."""
         names = sorted(self._names)  # the order in which jax.tree_util takes a dictionary
         batch, _ = tree_flatten_with_path(args_info[0][1])
         metrics, _ = tree_flatten_with_path(out_info[1])
@@ -106,7 +106,7 @@ def _flatten(state: Any) -> tuple[list[KeyPath], list[Any], Any]:
 
 
 def _in_cpu_memory(leaf: Any) -> Any:
-    """A copy there, not committed to that device, so that it can be used beside arrays of another one."""
+    """A copy in the memory of the CPU, not committed to that device, so that it can be used with arrays on another one."""
     if not isinstance(leaf, jax.Array):
         return leaf
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

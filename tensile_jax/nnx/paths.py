@@ -1,7 +1,7 @@
-"""Find the path of each array in the NNX objects of a user: `model.linear1.kernel`.
+"""Finds the path of each array in a user's NNX objects, such as `model.linear1.kernel`, from the pytrees that Flax makes of them.
 
-Flax turns a step on NNX objects into a pure function of pytrees. The arrays of a model stand in these pytrees as a plain tuple,
-or under keys that only Flax uses, so their paths in the pytrees, such as `[0][0].states[0][3]`, tell a person nothing.
+Flax turns a step on NNX objects into a pure function of pytrees. In these pytrees, the arrays of a model are in a plain tuple, or
+under keys that only Flax uses, so their paths in the pytrees, such as `[0][0].states[0][3]`, mean nothing to a person.
 
 This module also finds the results that take the place of arguments in the next iteration. A Variable that the step was given
 and a Variable that it returns are the same one if their paths agree. If both hold arrays of one shape and one dtype, the
@@ -38,7 +38,7 @@ _FLAX_VALUES = (GetAttrKey("value"), GetAttrKey("raw_value"))
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Stands for the flat argument or result of this number."""
+    """Takes the place of the flat argument or result with this number, to find its path."""
 
     number: int
 
@@ -114,7 +114,7 @@ def _places_in(objects: Any) -> Iterator[tuple[KeyPath, _Place]]:
 
 
 def _keys(path: Sequence[Any]) -> KeyPath:
-    """`(0, 1, "layers", 0, "kernel")`: the second positional argument, and in it `.layers[0].kernel`."""
+    """A path of Flax as a key path. `(0, 1, "layers", 0, "kernel")` is `.layers[0].kernel` of the second positional argument."""
     root, *rest = path
     if root == _NAMED.idx:
         return (_NAMED, DictKey(rest[0]), *map(_key, rest[1:]))
@@ -136,12 +136,12 @@ def path_in_objects(path: KeyPath) -> KeyPath:
 
 
 def _part(key: Any) -> Any:
-    """What a key of `jax.tree_util` holds: a name, a number, or a key of a dictionary."""
+    """The content of a key of `jax.tree_util`: a name, a number, or a key of a dictionary."""
     return next(getattr(key, held) for held in ("name", "idx", "key") if hasattr(key, held))
 
 
 def _without_static(path: KeyPath, static: Collection[int]) -> KeyPath:
-    """`path` with its place counted among the arguments that are traced; Flax counts static arguments among its results."""
+    """`path` with its argument counted among the traced ones. In its results, Flax counts the static arguments too."""
     if path[0] != _ARGUMENTS:
         return path
     place = path[1].idx

@@ -1,1 +1,1 @@
-"""The commands: a module each, or one for commands that belong together. None of them imports JAX before it runs."""
+"""Defines the commands, one per module, or several that belong together. No module imports JAX before its command runs."""

@@ -1,4 +1,4 @@
-"""`tensile compare`: what every policy would make of a model's step, as two tables, a JSON file and a picture."""
+"""`tensile compare`: plans a model's step with every policy under many budgets, and writes tables, a JSON file and a picture."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,7 +69,7 @@ def compare(
 
 
 def _least_table(made: "Comparison", *, title: str) -> Table:
-    """Every policy with as little memory as it can do with, and `auto` at the same peak."""
+    """The plan with the lowest peak of every policy, beside the plan of `auto` at the same peak."""
     columns = (">peak", ">MSR", ">EOR", ">CBR", ">swapped", ">again", ">waits", ">auto's EOR there")
     heading = f"{title}, {made.device_profile} (predicted): as little memory as each policy can do with"
     table = table_of(heading, "policy", *columns)
@@ -99,7 +99,7 @@ def _cells(entry: "Entry") -> tuple[str, ...]:
 
 
 def _budgets_table(made: "Comparison") -> Table:
-    """EOR of every policy under every budget, and the peak it then has."""
+    """EOR and peak of every policy under every budget."""
     shares = (f">{b.share:.0%}" for b in made.budgets)
     table = table_of("EOR (and peak) under a budget, both as parts of none's", "policy", *shares)
     for policy in get_args(PolicyName):

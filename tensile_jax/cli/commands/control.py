@@ -1,4 +1,4 @@
-"""`tensile status`, `pause`, `resume`, `cancel`, `budget`: look at a run, and change it, from another terminal. Need no JAX."""
+"""`tensile status`, `pause`, `resume`, `cancel`, `budget`: show a run, or change it, from another terminal. Need no JAX."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from tensile_jax.units import format_bytes
 
 _READABLE_WIDTH = 170
 
-# What is said of a job to which it was done; the states of the jobs to which it is done where none is named.
+# For each command: the words printed of a changed job; the states of the jobs that it changes if no job is named.
 _CHANGES: dict[Literal["pause", "resume", "cancel"], tuple[str, frozenset[JobState]]] = {
     "pause": ("will pause", frozenset({"preparing", "queued", "running"})),
     "resume": ("goes on", frozenset({"paused"})),
@@ -99,7 +99,7 @@ def _change(command: Literal["pause", "resume", "cancel"], run: Path, job: str |
         try:
             ask(run, Request(command, name))
             click.echo(f"{name} {said}.")
-        except Refusal as error:  # it may have ended since; the others are asked all the same
+        except Refusal as error:  # the job may have ended since; the command goes on with the others
             refusals.append(error.message)
     if refusals:
         raise Refusal(" ".join(refusals))

@@ -1,4 +1,8 @@
-"""`tensile demo`: three models trained at once under half of the memory that they take, beside plain `jax.jit`."""
+"""`tensile demo`: trains three models at once under half of the memory that they take with plain `jax.jit`.
+
+Plain `jax.jit` trains the same models first, one after another. The demo compares memory, times, losses and accuracy, and fails
+if the shared run broke the budget or did not train as well (`failed_checks`).
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,14 +27,14 @@ from tensile_jax.units import format_bytes
 
 _LEAST_ACCURACY = {"digits": 0.97}
 _READABLE_WIDTH = 120
-_SAME_LOSS = 1e-3  # of the first step, relatively: the same state and batch, and other fusions round differently
+_SAME_LOSS = 1e-3  # relative difference of the first losses: state and batch are the same, but other fusions round differently
 
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """The same jobs under plain jit one after another, and under one budget at once.
+    """The same jobs trained in two ways: with plain jit one after another (`plain`), and at once under one budget (`together`).
 
-    Both begin from the same states on the same batches, and have the jobs in the same order.
+    In both, the jobs begin from the same states, read the same batches, and are in the same order.
     """
 
     plain: tuple[PlainJob, ...]
@@ -38,12 +42,12 @@ class SideBySide:
 
     @property
     def pairs(self) -> Sequence[tuple[PlainJob, JobOutcome]]:
-        """Each job both ways."""
+        """The two results of each job."""
         return tuple(zip(self.plain, self.together.jobs, strict=True))
 
     @property
     def plain_peaks_bytes(self) -> int:
-        """Plain jit's peaks added up: what the jobs would need at once."""
+        """The sum of the peaks under plain jit: the memory that the jobs would need at once."""
         return sum(job.peak_bytes for job in self.plain)
 
 
@@ -72,7 +76,7 @@ def demo(output: Path | None) -> None:
 
 
 def run_demo(jobs: JobsFile, folder: Path, *, least_accuracy: dict[str, float]) -> None:
-    """The same for any jobs of models; the run folder also gets results.json and memory.png."""
+    """Run the demo with any jobs that have models. The run folder also gets results.json and memory.png."""
     if find_spec("matplotlib") is None:
         raise Refusal("tensile demo draws a picture, for which it needs matplotlib: pip install 'tensile_jax[data,plot]'")
     from tensile_jax.cli.pictures.memory import draw_memory  # these import JAX, and matplotlib
@@ -109,7 +113,7 @@ def _free_folder() -> Path:
 
 
 def failed_checks(found: SideBySide, *, least_accuracy: Mapping[str, float]) -> list[str]:
-    """What was promised and not kept, one line each; `least_accuracy` by job."""
+    """One line for each check that failed: the budget, the first losses, and `least_accuracy` (by job)."""
     lines: list[str] = []
     together = found.together
     if together.peak_bytes > together.budget_bytes:
@@ -128,7 +132,7 @@ def failed_checks(found: SideBySide, *, least_accuracy: Mapping[str, float]) -> 
 
 
 def _table(found: SideBySide) -> Table:
-    """For each job a row with plain jit and one with the shared budget; then the same for all of them."""
+    """A table with two rows for each job, plain jit and shared budget, and two rows for all jobs together."""
     table = Table(title="The same jobs, one after another and at once", title_justify="left", title_style="bold")
     for name in ("job", "how"):
         table.add_column(name, no_wrap=True, min_width=9)
@@ -148,7 +152,7 @@ def _table(found: SideBySide) -> Table:
 
 
 def _lines(found: SideBySide) -> list[str]:
-    """What is said below the table."""
+    """The lines below the table."""
     together = found.together
     return [
         f"Together: {format_bytes(together.peak_bytes)} measured of {format_bytes(together.budget_bytes)}, "

@@ -1,4 +1,4 @@
-"""`tensile picture`: a past run's device memory over time, drawn from what its folder recorded. Needs no JAX."""
+"""`tensile picture`: draws the device memory of a past run over time, from the record in its run folder. Needs no JAX."""
 
 from importlib.util import find_spec
 from pathlib import Path

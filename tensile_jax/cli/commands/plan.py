@@ -1,4 +1,4 @@
-"""`tensile plan`: plans a model's step, or several jobs that share a budget, without running anything."""
+"""`tensile plan`: plans a model's step, or several jobs that share a budget, without running them."""
 
 from dataclasses import replace
 from pathlib import Path

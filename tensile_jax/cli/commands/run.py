@@ -1,7 +1,7 @@
-"""`tensile run`: trains one model on its real input under a budget, or several jobs that share one, and reports what it took.
+"""`tensile run`: trains one model under a budget, or several jobs that share a budget, and reports memory and time.
 
-Exit codes of several jobs: 0 no job failed, 1 one did or the run folder could not take all of it, 130 interrupted (143 by
-SIGTERM).
+The exit code of a run of several jobs is 0 if no job failed, 1 if a job failed or a file of the run folder could not be written,
+130 if the run was interrupted by Ctrl-C, and 143 if it was ended by SIGTERM.
 """
 
 from datetime import datetime
@@ -150,7 +150,7 @@ def _run_jobs(file: Path | None, output: Path | None, resume: Path | None, compi
         for line in jobs_lines(outcome):
             click.echo(line, err=as_json)
     except OSError:
-        if not outcome.interrupted:  # else the terminal may be gone; the run folder has it all
+        if not outcome.interrupted:  # if it was interrupted, the terminal may be closed; the run folder has the results
             raise
     if outcome.interrupted:
         click.get_current_context().exit(exit_code())
@@ -160,7 +160,7 @@ def _run_jobs(file: Path | None, output: Path | None, resume: Path | None, compi
 
 
 def refuse_troubles(outcome: JobsOutcome) -> None:
-    """Raises: Failure: the run folder could not take all of it. The outcome, as far as it could be written, names all files."""
+    """Raises: Failure: files of the run folder could not be written. The message names one; `outcome.troubles` names all."""
     if outcome.troubles:
         more = len(outcome.troubles) - 1
         raise Failure(outcome.troubles[0] + (f"; nor could {more} other files." if more else "."))

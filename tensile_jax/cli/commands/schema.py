@@ -1,4 +1,4 @@
-"""`tensile schema`: the JSON Schema (2020-12) of what the other commands write."""
+"""`tensile schema`: prints the JSON Schema (version 2020-12) of the documents that `tensile plan` and `tensile run` write."""
 
 import click
 import msgspec

@@ -1,15 +1,15 @@
-"""`tensile show`: what a saved plan swaps, recomputes and releases, when and why. Needs no JAX.
+"""`tensile show`: prints what a saved plan swaps, recomputes and releases, when, and why. Needs no JAX.
 
 Without an option the command prints the whole plan: its memory curve, and tables of segments, swaps, recomputed scopes and the
-largest tensors. `--segment` prints one segment, and `--tensor` the life of the tensors whose name contains a text.
+largest tensors. `--segment` prints one segment. `--tensor` prints all events of the tensors whose name contains a given text.
 
 The memory curve has one bar for each segment:
 
     segment 4    |############::::   !    |   512 MiB  <- peak
                   resident    workspace  budget
 
-`#` is what lies on the device while the segment runs, `:` the segment's own workspace, `!` the budget. Where the terminal can
-show more than ASCII the bars are solid. The scale ends at the largest of peak, budget and plain jit's peak.
+`#` stands for the tensors on the device while the segment runs, `:` for the segment's workspace, and `!` marks the budget. If the
+terminal can show more than ASCII, the bars are solid. The scale ends at the largest of peak, budget and plain jit's peak.
 """
 
 import re
@@ -130,7 +130,7 @@ def memory_curve(plan: Plan, console: Console) -> list[str]:
 
 
 def _rows(plan: Plan) -> list[tuple[str, Segment, bool]]:
-    """Label, segment, and whether it has the peak, for each row; neighbours share one if there are many."""
+    """(label, segment, whether it has the peak) for each row. If there are many segments, neighbours share a row."""
     count = len(plan.segments)
     together = -(-count // _MOST_ROWS)
     rows: list[tuple[str, Segment, bool]] = []
@@ -160,7 +160,7 @@ def _segments_table(plan: Plan) -> Table:
 
 
 def _swaps_table(plan: Plan, top: int) -> Table:
-    """The largest tensors that leave the device, and when they leave and return."""
+    """The largest tensors that are swapped, with the times of their copies."""
     columns = (">leaves after", ">from - to", ">returns after", ">from - to")
     table = table_of("Swaps (largest first)", "tensor", ">bytes", *columns)
     swaps = _swaps(plan)
@@ -197,7 +197,7 @@ def _when(event: Event | None) -> tuple[str, str] | None:
 
 
 def _recomputed_table(plan: Plan, top: int) -> Table:
-    """Scopes of the model by the bytes that are computed again in them, and where."""
+    """The scopes of the model with the most recomputed bytes, and the segments that recompute them."""
     table = table_of("Recomputed (by scope)", "scope", ">bytes", ">tensors", "again in segments")
     by_scope: dict[str, list[Event]] = defaultdict(list)
     for event in _events_of(plan, "recompute"):
@@ -213,7 +213,7 @@ def _recomputed_table(plan: Plan, top: int) -> Table:
 
 
 def _scope_of(name: str) -> str:
-    """Where in the model a tensor is from: its name without the operation, at most two levels deep.
+    """The scope in the model that a tensor comes from: its name without the operation, at most two levels deep.
 
     >>> _scope_of("ResNet/Block_3/Norm_0:mul_1"), _scope_of("state.params['Head']['bias']")
     ('ResNet/Block_3', 'state.params')
@@ -238,13 +238,13 @@ def _largest_table(plan: Plan, top: int) -> Table:
 
 
 def _explain(table: Table, what: str, reasons: set[str]) -> None:
-    """Why, under the table, where there are only a few reasons."""
+    """Write the reasons of the events below the table, if there are at most three."""
     if 0 < len(reasons) <= 3:
         table.caption = f"{what}: {'; or: '.join(sorted(reasons))}"
 
 
 def _add_rest(table: Table, what: str, sizes: Sequence[int]) -> None:
-    """A last row for what is not shown: how many, how many bytes."""
+    """Add a last row with the number and the bytes of the entries that are not shown."""
     if sizes:
         table.add_row(f"... {len(sizes)} more {what} (--top N)", format_bytes(sum(sizes)), style="dim")
 
