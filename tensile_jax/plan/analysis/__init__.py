@@ -1,1 +1,1 @@
-"""Facts about a step that planners need: latencies, copy times, lifetimes of tensors, fusion, and the order of operators."""
+"""Computes the facts about a step that planners need: latencies, copy times, lifetimes of tensors, fusion, operator order."""

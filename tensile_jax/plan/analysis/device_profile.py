@@ -1,6 +1,6 @@
-"""What a planner knows of a device: the rates at which it computes and copies, and how its compiler behaves.
+"""The record of what a planner knows of a device: the rates at which it computes and copies, and how its compiler behaves.
 
-Rates in bytes (or operations) per microsecond. The values come from files, which `tensile_jax/profiles` reads.
+Rates are in bytes (or operations) per microsecond. `tensile_jax/profiles` reads the values from files.
 """
 
 from dataclasses import dataclass, fields
@@ -8,13 +8,15 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """What a device can do. The link has one rate per direction, and the two do not disturb each other.
+    """The rates of a device. The link has one rate for each direction, and copies in the two directions do not slow each other.
 
-    `copy_share` is the part of a copy's time that compute loses to it: 0 where copies have engines and memory to themselves, 1
-    where the cores that compute do the copying.
-    `canonical_layouts`: convolutions copy operands that are not in the backend's own layout. `fused_reductions`: what a
-    reduction reads is computed on the fly. `workspace_growth`: the part by which XLA's schedule holds more than need be, for each
-    heavy operator of a segment.
+    Attributes:
+        bytes_per_us: of device memory, read and written. launch_us: the time to launch one executable. canonical_layouts:
+        convolutions copy operands that are not in the backend's own layout. fused_reductions: what a reduction reads is computed
+        on the fly, and is not written to memory first. workspace_growth: for each heavy operator of a segment, XLA's schedule
+        needs this part more workspace than the best schedule. copy_share: the part of a copy's time that computation loses: 0
+        where copies have engines and memory to themselves, 1 where
+            the cores that compute also do the copying.
     """
 
     name: str

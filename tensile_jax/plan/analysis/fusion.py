@@ -1,16 +1,24 @@
-"""Which tensors XLA will fuse away inside an executable, and which will lie in device memory, predicted before compiling.
+"""Predicts, before compiling, which tensors XLA fuses away inside an executable and which ones it writes to device memory.
 
-XLA fuses light operators into their consumers, so most light tensors never exist. A tensor is *materialised* inside an executable
-if a heavy operator makes it or reads it. Everything else is computed on the fly from its *leaves*: the materialised tensors,
-inputs and reductions that its light operators start from.
+XLA fuses light operators into their consumers, so most tensors that light operators make never exist in memory. A tensor is
+*materialised* inside an executable if it is an input, or if a heavy operator makes it or reads it. On a backend that does not
+compute the operands of reductions on the fly, what a reduction reads is materialised too. Everything else is computed on the fly
+from its *leaves*, the tensors that its light operators start from:
 
-    leaves(t)  = {t}                                     if t is materialised, or a reduction's result, or an input
-               = union of leaves(u) over the inputs      otherwise
-    virtual(t) : t is not materialised by its producer and its leaves are much smaller than itself, or belong to the caller;
-                 such a tensor (a broadcast, a mask, a cast of a parameter) is never stored
-    reread(o)  = what a light operator adds to the bytes that its chain reads: leaves beyond its largest input's, for each kernel
-                 that evaluates it (one, where it is written to memory for heavy operators to read)
-    row(o)     = which in a row of joins it is: residual sums that lead to one another through light operators; 0 if it is none
+    leaves(t)  = {t}                                     if t is an input, if a heavy operator or a reduction makes t, if a heavy
+                                                         operator reads t, or if t would have more than 12 leaves
+               = union of leaves(u) over the inputs u    of the light operator that makes t, otherwise
+
+From the leaves follow these properties of tensors t and operators o:
+
+    virtual(t) : a light operator makes t, the step does not return t, and those leaves of t that do not belong to the caller
+                 are much smaller than t. Such a tensor (a broadcast, a mask, a cast of a parameter) is never stored.
+    join       : a light operator, such as a residual sum, whose leaves have many more bytes than those of its largest input
+                 alone; more by over a quarter of its result
+    reread(o)  = for a join, these additional bytes, once for each kernel that evaluates o (one kernel, if o is written to memory
+                 for heavy operators to read); otherwise 0
+    row(o)     = 1 for the first join of a chain of joins that lead to one another through light operators, 2 for the next one,
+                 and so on; 0 if o is no join
 """
 
 from dataclasses import dataclass
@@ -26,7 +34,7 @@ _MOST_LEAVES = 12
 
 @dataclass(frozen=True, eq=False)
 class Fusion:
-    """By tensor id: `materialised`, `virtual`; by place: `reread` bytes, and `row`.
+    """By tensor id: `materialised`, `virtual`. By the operator's place: `reread` bytes, and `row`.
 
     `largest` is the size of the largest result of a heavy operator.
     """
@@ -44,7 +52,7 @@ class Fusion:
 
 
 def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
-    """What is materialised, what is virtual, and what joining costs, for every tensor and operator.
+    """The fusion of every tensor and operator: what is materialised, what is virtual, and what joins read again.
 
     Args:
         fused_reductions: whether what a reduction reads is computed on the fly.
@@ -93,8 +101,10 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
 
 
 def _kernels(liveness: Liveness, tensor: int, materialised: list[bool], most: int = 4) -> set[int]:
-    """Up to `most` places at which what makes `tensor` is evaluated: where it, or what light operators make of it, is written
-    to memory or read by a heavy operator.
+    """Up to `most` places of operators whose kernels evaluate the operator that makes `tensor`.
+
+    XLA evaluates a fused operator in each kernel that needs its result. Such a kernel belongs to a heavy operator, or to a light
+    operator whose result is written to memory.
     """
     operators = liveness.graph.operators
     found: set[int] = set()

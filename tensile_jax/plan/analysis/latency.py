@@ -53,7 +53,7 @@ def fused_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) 
 
 
 def rerun_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) -> np.ndarray:
-    """Microseconds that it adds to a segment to run each operator again, by place."""
+    """Microseconds that a segment takes longer if it runs the operator again, for each operator by place."""
     heavy = np.maximum(liveness.flops / profile.flops_per_us, liveness.touched / profile.bytes_per_us)
     extra = np.array(fusion.reread) + np.where(liveness.kinds == "reduction", liveness.touched, 0.0)
     extra += 2 * liveness.makes.sums(liveness.nbytes * fusion.written)

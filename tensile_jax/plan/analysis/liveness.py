@@ -1,17 +1,18 @@
-"""Liveness analysis: where each tensor begins, where it is used, and until when it must be kept.
+"""Computes the liveness of tensors: where each tensor begins, where it is used, and until when it must be kept.
 
-The paper calls it activity analysis (TENSILE section III-C and Algorithm 3, line 2): every tensor is released when its last use
-is over.
+The paper calls this activity analysis (TENSILE section III-C and Algorithm 3, line 2): every tensor is released after its last
+use.
 
 Time is counted in *places*: operator k runs at place k, and boundary b lies between the operators b - 1 and b. A tensor is
-*stored* at a boundary if it exists before it and is needed after it:
+*stored* at a boundary if it is made before the boundary and needed after it:
 
     stored at b  <=>  begin < b <= end
     stored(b)    =   sum of nbytes over the tensors stored at b
 
-An input begins at -1. What the caller owns (inputs that are not donated, constants) never ends; the step's results end at
-the number of operators. Updated state that can take the place of the donated state that it updates adds nothing: the two are
-one tensor ("the new parameter uses the memory address of the old parameter", section IV-B).
+`begin` is the place of the operator that makes the tensor, and -1 for an input. `end` is the place of the last operator that
+reads it. For what the caller owns (inputs that are not donated, constants) and for the step's results, `end` is the number of
+operators. The update of donated state may take over the memory of the old state. Then the two are one tensor, and the update adds
+nothing ("the new parameter uses the memory address of the old parameter", section IV-B).
 """
 
 from collections.abc import Sequence
@@ -28,8 +29,9 @@ from tensile_jax.ir import Graph, TensorId
 class Liveness:
     """Places of every tensor of `graph`, by tensor id.
 
-    `begin` and `end` as above; `uses` are the places of the operators that read it, ascending; `alias[t]` is the tensor
-    that takes over the memory of `t`, or -1, and `alias` of that one is -1 always. `reads` and `makes` say the same by place.
+    `begin` and `end` are as above. `uses` are the places of the operators that read the tensor, ascending. `alias[t]` is the
+    tensor that takes over the memory of `t`, or -1. `reads` and `makes` are the pairs (place, tensor) of operators and their
+    inputs or outputs.
     """
 
     graph: Graph
@@ -53,7 +55,7 @@ class Liveness:
 
     @cached_property
     def flops(self) -> np.ndarray:
-        """Of every operator, by place."""
+        """Floating-point operations of every operator, by place."""
         return np.array([op.flops for op in self.graph.operators], dtype=float)
 
     @cached_property
@@ -63,12 +65,12 @@ class Liveness:
 
     @cached_property
     def kinds(self) -> np.ndarray:
-        """Of every operator, by place."""
+        """The kind of every operator (heavy, reduction or light), by place."""
         return np.array([op.kind for op in self.graph.operators], dtype=np.str_)
 
     @cached_property
     def made_once(self) -> frozenset[TensorId]:
-        """The results of effectful operators, which never run again: as long as they are needed, they are kept."""
+        """The results of effectful operators. They are kept as long as they are needed, since their operators never run again."""
         return frozenset(t for op in self.graph.operators if op.effectful for t in op.outputs)
 
     @cached_property
@@ -78,13 +80,13 @@ class Liveness:
 
     @cached_property
     def aliases(self) -> tuple[tuple[TensorId, TensorId], ...]:
-        """The tensors that have an alias, with it."""
+        """The pairs (tensor, alias) of all tensors that have an alias."""
         return tuple((TensorId(t), TensorId(h)) for t, h in enumerate(self.alias) if h >= 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Incidence:
-    """Pairs (place, tensor), ascending by place; those of place p are `[start[p], start[p + 1])`."""
+    """Pairs (place, tensor), ascending by place; those of place p have the indices `[start[p], start[p + 1])`."""
 
     start: np.ndarray
     place: np.ndarray
@@ -104,7 +106,7 @@ def incidence(tensors: Sequence[Sequence[TensorId]]) -> Incidence:
 
 
 def find_liveness(graph: Graph) -> Liveness:
-    """The liveness of every tensor when each is dropped right after its last use."""
+    """The liveness of every tensor when each is released right after its last use."""
     count, tensors = len(graph.operators), len(graph.tensors)
     reads, makes = incidence([op.inputs for op in graph.operators]), incidence([op.outputs for op in graph.operators])
     begins = np.full(tensors, -1)

@@ -1,20 +1,21 @@
 """Chooses the order in which operators run: the optimizer early, what depends on inputs alone late, some large gradients last.
 
-JAX emits the whole optimizer after the whole backward pass, so that every gradient waits for it. Nothing but its own
-gradient (and sometimes a global norm) holds an update back. There are three rules. What no rule moves keeps its order:
+JAX emits the whole optimizer after the whole backward pass, so that every gradient stays in memory until then. But an update
+depends on nothing except its own gradient (and sometimes a global norm). There are three rules. What no rule moves keeps its
+order:
 
-    tail       an operator from which no heavy one can be reached (optimizer, statistics, metrics) goes right after the
-               last heavy result that it depends on: gradients are consumed at once, in buckets as they come
-    prelude    a light operator that depends on inputs and constants alone goes right before its first consumer
-    delayed    a heavy operator that only feeds the tail, with a result much larger than its operands (the gradient of a wide
-               dense layer), goes after all others: when it makes its result, the activations are gone
+    tail       An operator from which no heavy one can be reached (optimizer, statistics, metrics) goes right after the last heavy
+               result that it depends on. Each gradient is then used as soon as it is computed.
+    prelude    A light operator that depends on inputs and constants alone goes right before its first consumer.
+    delayed    A heavy operator that only the tail depends on, with a result much larger than its operands (the gradient of a wide
+               dense layer), goes after all others. When it makes its result, the activations are no longer in memory.
 
 An operator that has an effect and no results (a debug print) is part of the tail. Whatever moves, effectful operators keep their
-order: each waits for the one before it, and what one of them reads is not delayed.
+order: each runs after the one before it, and what one of them reads is not delayed.
 
-Early updates only pay where they take the place of what they update. Where state is not donated, old and new state would lie in
-memory at once during the backward pass. So three orders are compared, and the one with the lowest peak is taken: all three rules;
-the rules `tail` and `prelude`; the rule `prelude` alone.
+Early updates only save memory if they take over the memory of the state that they update. Where state is not donated, old and new
+state would be in memory at once during the backward pass. So three orders are compared, and the one with the lowest peak is
+taken: all three rules; the rules `tail` and `prelude`; the rule `prelude` alone.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,10 @@ _MUCH = 4  # a result is much larger than its operands if it has this many times
 
 
 def order(graph: Graph) -> Graph:
-    """The same graph with its operators in the best of three topological orders: by peak, ties to early, then to late."""
+    """The same graph with its operators in the one of three topological orders that has the lowest peak.
+
+    Ties go to `tail` and `prelude`, then to `prelude` alone.
+    """
     early = _sorted(graph, early_tail=True, delay=False)
     late = _sorted(graph, early_tail=False, delay=False)
     delayed = _sorted(graph, early_tail=True, delay=True)
@@ -38,7 +42,7 @@ def order(graph: Graph) -> Graph:
 
 
 def _peak(graph: Graph) -> int:
-    """The most that is stored between two heavy operators, where it is least, and made by the second.
+    """An estimate of the peak: the least that is stored between two heavy operators, and what the second makes, at most.
 
     Light temporaries do not count: XLA fuses them.
     """
@@ -94,7 +98,8 @@ def _sorted(graph: Graph, *, early_tail: bool, delay: bool) -> Graph:
 
 
 def _is_larger_than_its_operands(graph: Graph, inputs: Sequence[TensorId], outputs: Sequence[TensorId]) -> bool:
-    """Whether it holds much less to wait with the operator than to have its results; operands that are there anyway are free."""
+    """Whether the operands take much less memory than the results; inputs of the step do not count, since they are kept
+    anyway."""
     waiting = sum(graph.tensors[t].nbytes for t in inputs if graph.tensors[t].producer is not None)
     made = sum(graph.tensors[t].nbytes for t in outputs)
     return waiting * _MUCH <= made

@@ -2,18 +2,19 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Decides which tensors are kept across a boundary and which are computed again after it, by one minimum cut.
 
-Take a boundary at which much is stored (the *turn*, usually from the forward to the backward pass). Every tensor made before it
-and used after it is either kept, which costs its bytes, or computed again after the turn from others that are kept, which costs
-the operators in between. The cheapest choice for all of them at once is a minimum cut of a flow network. The nodes on the sink
-side of the cut are available after the turn. An edge that is cut costs its capacity:
+Take a boundary between operators at which much is stored: the *turn*, usually from the forward to the backward pass. Every tensor
+made before the turn and used after it is either kept or computed again. To keep it costs its bytes. To compute it again, from
+other tensors that are kept, costs the operators in between. The cheapest choice for all tensors at once is a minimum cut of a
+flow network. Its nodes are operators o and tensors t, u. The nodes on the sink side of the cut are available after the turn. An
+edge that is cut costs its capacity:
 
     source -> o        cost(o)      operator o runs again
     u      -> o        infinite     ... which needs its inputs
     o      -> t        keep(t)      t, an output of o, is kept
     t      -> sink     infinite     t is used after the turn
 
-`price` is a parameter: the number of bytes that one is willing to keep in order to move one byte less. That one number gives the
-whole curve from "keep everything" to "keep as little as possible". Operators are heavy or light (`ir.py`). A *join* is a light
+`price` is a parameter: the number of bytes that one is willing to keep in order to move one byte less. Varying it gives all
+choices from "keep everything" to "keep as little as possible". Operators are heavy or light (`ir.py`). A *join* is a light
 operator that adds large tensors, such as a residual sum. Joins are counted along each chain of joins.
 
     keep(t) = nbytes(t)                                 t lies in device memory anyway
@@ -31,12 +32,12 @@ operator that adds large tensors, such as a residual sum. Joins are counted alon
 A join costs much, because every segment that needs the sum would compute the chain of its terms again, back to the last sum that
 is kept. If every other sum is kept, that chain is one block of the network, and a segment that spans two blocks needs it anyway.
 
-What is *not* decided here: where segments begin (`segmentation.py`) and which of the dropped tensors a segment computes again
-(`retention.py`); those follow.
+Two things are *not* decided here, but later: where segments begin (`search/segmentation.py`), and which of the dropped tensors a
+segment computes again (`retention.py`).
 
-The paper recomputes one tensor at a time by MSPS (section IV-D, from Capuchin); the cut sees that a chain of cheap
-operators is one decision. The formulation is the one of PyTorch's min-cut partitioner (functorch, 2022), with
-heavy operators allowed at a price.
+Difference from the paper: the paper recomputes one tensor at a time, chosen by the memory saved per unit of time (MSPS, section
+IV-D, from Capuchin). The minimum cut treats a chain of cheap operators as one decision. The formulation is that of PyTorch's
+min-cut partitioner (functorch, 2022), except that heavy operators may run again, at a price.
 """
 
 from bisect import bisect_left
@@ -53,10 +54,10 @@ from tensile_jax.plan.analysis.retention import Retention
 
 _INFINITE = 2**30  # far above any sum of capacities; maximum_flow counts in int32
 _FINITE = 2**28  # the scale to which the sum of all capacities is brought
-_JOIN_PRICE = 1.0  # of every other join in a row, never cheaper: if all were dropped, chains would grow with every block
-_OTHER_JOINS = 2.0  # of the price, for those in between: the segment that needs one must reach over two blocks
-_SMALLER_IS_DEARER = 0.1  # tells apart operators that free as much per byte moved: the larger results go first
-_LIGHT_PRICE = 0.01  # breaks ties towards short chains
+_JOIN_PRICE = 1.0  # the least price of every other join of a chain: if all were dropped, chains would grow with every block
+_OTHER_JOINS = 2.0  # times the price, for the joins in between: a segment that needs one computes two blocks
+_SMALLER_IS_DEARER = 0.1  # makes small results cost a little more, so that of equal operators those with large results run again
+_LIGHT_PRICE = 0.01  # of light operators, per byte of results: breaks ties in favour of short chains
 
 
 def drop_tensors(
@@ -68,9 +69,9 @@ def drop_tensors(
     price: float,
     profile: DeviceProfile,
 ) -> dict[TensorId, int]:
-    """The tensors not to keep across boundary `turn`, each with the last place at which it is read before the turn.
+    """The tensors to drop across boundary `turn`, each with the last place at which it is read before the turn.
 
-    `retention` says what is dropped already and what is stored where. Ties go to keeping.
+    `retention` says what is dropped already and what is stored where. In a tie, a tensor is kept.
     """
     count = len(liveness.graph.operators)
     begin, end = liveness.begins, retention.ends
@@ -102,7 +103,8 @@ def drop_tensors(
 
 
 def _ancestors(liveness: Liveness, places: np.ndarray, turn: int) -> np.ndarray:
-    """The places of all operators that these, which are before `turn`, depend on, themselves included; ascending."""
+    """The places of all operators on which the operators at `places` depend, and `places` themselves; all before `turn`,
+    ascending."""
     reads = liveness.reads
     makers = liveness.begins[reads.tensor]
     inner = (reads.place < turn) & (makers >= 0)
@@ -123,7 +125,7 @@ def _last_use_before(liveness: Liveness, tensor: TensorId, turn: int) -> int:
 def _keeping(
     liveness: Liveness, fusion: Fusion, retention: Retention, tensors: np.ndarray, turn: int, price: float
 ) -> np.ndarray:
-    """What keeping each tensor across the turn costs: nothing if the step returns it, everything if it is gone by then."""
+    """`keep(t)` of each tensor; 0 if the step returns it, infinite if it is dropped before the turn already."""
     end = retention.ends[tensors]
     dropped = np.zeros(len(retention.end), dtype=bool)
     dropped[list(retention.dropped)] = True
@@ -135,7 +137,7 @@ def _keeping(
 
 
 def _prices(liveness: Liveness, fusion: Fusion, price: float, profile: DeviceProfile) -> np.ndarray:
-    """`price(o)` of every operator, by place."""
+    """`cost(o)` of every operator, by place."""
     out = liveness.makes.sums(liveness.nbytes)
     written = liveness.makes.sums(liveness.nbytes * fusion.written)
     smaller = (fusion.largest / np.maximum(out, 1)) ** _SMALLER_IS_DEARER
@@ -148,9 +150,9 @@ def _prices(liveness: Liveness, fusion: Fusion, price: float, profile: DevicePro
 
 
 def _sink_side(heads: np.ndarray, tails: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    """Of nodes 0 (source), 1 (sink) and up, whether the sink can be reached from them under a maximum flow.
+    """For each node (0 is the source, 1 the sink), whether it is on the sink side of a minimum cut, the smallest such side.
 
-    They are the smallest sink side of a minimum cut.
+    These are the nodes from which the sink can be reached in the residual network of a maximum flow.
     """
     finite = np.isfinite(values)
     total = float(values[finite].sum())

@@ -1,13 +1,16 @@
-"""The residencies of each tensor: over which stretches of the time axis it lies in device memory.
+"""Computes the residencies of each tensor: the intervals of time in which it occupies device memory.
 
-A tensor is resident from its beginning to its end, unless it is swapped out in between (its *absences*). Memory is counted at
-boundaries between operators, because that is where a segment may begin:
+A tensor is resident from its beginning to its end, except while it is swapped out (its *absences*). Time is counted in places,
+the positions of operators in their order of execution; boundary b lies before the operator at place b. Memory is counted at
+boundaries, because a segment may begin there:
 
     stored(b) = sum of nbytes over the residencies with begin < b <= end
 
-This is the footprint of TENSILE, equation 1, with its three ways of growing (generating access, swap-in, iteration beginning) and
-its two of shrinking (swap-out, release). Updated state that takes over the memory of the state that it updates shares one
-residency with it.
+This is the footprint of TENSILE, equation 1. It grows in three ways (a generating access, a swap-in, the beginning of the
+iteration) and shrinks in two (a swap-out, a release). If an update takes over the memory of the state that it updates, the two
+share one residency. The update is called an *alias* of the old state.
+
+Sizes in bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,12 +29,12 @@ from tensile_jax.plan.analysis.retention import Retention
 class Absence:
     """`tensor` is not on the device at boundaries b with leave < b <= back.
 
-    `leave` is the place during which the copy to the host ends, or -1 for state that is on the host when the iteration
-    begins; `back` the place during which the copy to the device begins, or the number of operators for state that
-    remains on the host. `hidden_us` is the time of both copies that other work can cover.
+    `leave` is the place during which the copy to the host ends, or -1 for state that is on the host when the iteration begins.
+    `back` is the place during which the copy to the device begins, or the number of operators for state that remains on the host.
+    `hidden_us` is the time of both copies that other work can hide.
 
-    A tensor may be absent several times, in ascending order. Only the first time is it copied to the host, where it then
-    remains: tensors do not change.
+    A tensor may be absent several times, in ascending order. It is copied to the host the first time only. That copy remains
+    valid, because tensors do not change.
     """
 
     tensor: TensorId
@@ -44,7 +47,7 @@ Absences = Mapping[TensorId, tuple[Absence, ...]]
 
 
 class Residency(NamedTuple):
-    """`tensor` lies in device memory at boundaries b with begin < b <= end; `whole` if it is not swapped."""
+    """`tensor` occupies device memory at boundaries b with begin < b <= end; `whole` if it is never swapped."""
 
     tensor: TensorId
     nbytes: int
@@ -54,7 +57,7 @@ class Residency(NamedTuple):
 
 
 def find_residencies(retention: Retention, absences: Absences) -> tuple[Residency, ...]:
-    """Every residency of an iteration. Heirs that continue the residency of another tensor have none of their own."""
+    """Every residency of an iteration. An alias that continues the residency of another tensor has none of its own."""
     liveness = retention.liveness
     count = len(liveness.graph.operators)
     aliases = retention.aliases
@@ -102,7 +105,7 @@ def _stored(nbytes: np.ndarray, begin: np.ndarray, end: np.ndarray, count: int) 
 
 
 def stored_unless_swapped(retention: Retention, counted: np.ndarray | None = None) -> np.ndarray:
-    """The same as `stored_bytes` of every stay when nothing is swapped, without making them one by one.
+    """What `stored_bytes` gives for all residencies when nothing is swapped, without making these one by one.
 
     Args:
         counted: for each tensor, whether its residency counts; by default all do.
@@ -122,7 +125,7 @@ def stored_unless_swapped(retention: Retention, counted: np.ndarray | None = Non
 
 
 def away_bytes(retention: Retention, absences: Absences) -> np.ndarray:
-    """What the absences take from `stored_unless_swapped` at the boundaries 0 .. count; shape (count + 1,)."""
+    """The bytes that are absent at each of the boundaries 0 .. count; shape (count + 1,)."""
     tensors = retention.liveness.graph.tensors
     count = len(retention.liveness.graph.operators)
     change = np.zeros(count + 2, dtype=np.int64)

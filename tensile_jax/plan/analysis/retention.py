@@ -1,20 +1,22 @@
-"""Until when each tensor is stored when some are dropped, and what each segment must compute again then.
+"""Computes until when each tensor is stored if some tensors are dropped, and what each segment must then compute again.
 
-A *dropped* tensor is stored only up to a given place; a segment that begins later and needs it computes it again, from its
-operator's inputs, which are stored or computed again in turn. Whatever such a chain starts from must be kept as long as
-the chain may be needed:
+Time is counted in places, the positions of operators in their order of execution; boundary b lies before the operator at place b.
+A *dropped* tensor is stored only up to a given place. A segment that begins later and needs it computes it again from the inputs
+of its operator. These inputs are stored, or are computed again in turn. The operators that run again for a tensor are its
+*chain*. What a chain starts from must be kept as long as the chain may be needed:
 
-    far(d)   = places after end(d) that read d, themselves or through operators that run again
-    needs(t) = uses(t) and far(d) for every dropped d that t's readers make
-    end(t)   = the given place          t dropped
-             = number of operators      t is a result or the caller's
+    far(d)   = places after end(d) that read the dropped tensor d, themselves or through operators that run again
+    uses(t)  = places of the operators that read t
+    needs(t) = uses(t), and far(d) for every dropped d that an operator in uses(t) makes
+    end(t)   = the given place          if t is dropped
+             = number of operators      if t is a result of the step or belongs to the caller
              = last of needs(t)         otherwise
-    stored at b  <=>  begin < b <= end  and t is on the device (`swaps.py` takes it away in between)
+    stored at b  <=>  begin < b <= end  and t is not swapped out (`search/swaps.py`)
 
-The results of effectful operators are never dropped, since such an operator runs once only.
+The results of effectful operators are never dropped, since such an operator runs only once.
 
-A chain that begins after boundary b is emitted inside the segment that needs it, once, whatever the number of its consumers
-there; what the segment makes itself is never made twice.
+A segment runs a chain once, whatever the number of its consumers in the segment. What the segment makes itself is never made
+twice.
 """
 
 from bisect import bisect_right
@@ -30,7 +32,7 @@ from tensile_jax.plan.analysis.liveness import Liveness
 
 @dataclass(frozen=True, eq=False)
 class Retention:
-    """By tensor id: `end` and `needs` (ascending). By place: `reruns`, the places for whose sake the operator may run again."""
+    """By tensor id: `end` and `needs` (ascending). By place: `reruns`, the later places for which the operator may run again."""
 
     liveness: Liveness
     dropped: Mapping[TensorId, int]
@@ -45,7 +47,8 @@ class Retention:
 
     @cached_property
     def aliases(self) -> dict[TensorId, TensorId]:
-        """For each donated state tensor, the update that takes over its memory, where nothing reads the old value later."""
+        """For each donated state tensor, the update that takes over its memory, unless the old value is still needed after the
+        update."""
         begin = self.liveness.begin
         return {t: h for t, h in self.liveness.aliases if self.end[t] <= begin[h]}
 
@@ -54,7 +57,7 @@ class Retention:
         return self.liveness.begin[tensor] < boundary <= self.end[tensor]
 
     def last_need(self, tensor: TensorId, place: int) -> int:
-        """The last place up to this one that needs the tensor, or where it is made; -1 for an input that nothing needed yet."""
+        """The last place up to this one that needs or makes the tensor; -1 for an input that nothing has needed yet."""
         needs = self.needs[tensor]
         before = bisect_right(needs, place)
         return max(self.liveness.begin[tensor], needs[before - 1] if before else -1)
@@ -69,8 +72,8 @@ class Retention:
 def retain(liveness: Liveness, dropped: Mapping[TensorId, int]) -> Retention:
     """The retention that follows when `dropped` tensors are stored up to the given places only.
 
-    What an effectful operator makes is kept all the same. Only what is dropped, and what its operators read, is looked at: the
-    rest is as in `liveness`.
+    What an effectful operator makes is kept all the same. For all tensors that are neither dropped nor read by the operators of
+    dropped ones, the result is as in `liveness`.
     """
     graph = liveness.graph
     if liveness.made_once:
@@ -103,7 +106,8 @@ def retain(liveness: Liveness, dropped: Mapping[TensorId, int]) -> Retention:
 
 @dataclass(frozen=True, slots=True)
 class SegmentContents:
-    """What the segment `[begin, end)` consists of, as places and tensor ids; `again` are places before `begin`."""
+    """What the segment `[begin, end)` consists of, as places and tensor ids; `again` are the earlier places that it runs
+    again."""
 
     begin: int
     end: int
@@ -113,7 +117,7 @@ class SegmentContents:
 
 
 def segment_contents(retention: Retention, begin: int, end: int) -> SegmentContents:
-    """The segment of the operators at `[begin, end)`, with the chains that it must compute again."""
+    """The segment of the operators at `[begin, end)`, and what it must compute again."""
     liveness = retention.liveness
     operators = liveness.graph.operators
     inputs: dict[TensorId, None] = {}
