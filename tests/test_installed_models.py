@@ -1,6 +1,7 @@
 """Models by name: entry points of installed packages, listed without importing them."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
@@ -72,5 +73,6 @@ print(json.dumps([list(MODELS), [name for name in ("jax", "flax", "optax", "nump
 
 def test_models_are_importable_under_their_own_name_only() -> None:
     script = "import tensile_models\ntry:\n    import models\nexcept ImportError:\n    print('no models')"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd="/")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd="/", env=environment)
     assert done.stdout == "no models\n"

@@ -18,8 +18,9 @@ STEPS = 5
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("mnist", marks=pytest.mark.smoke),
-        pytest.param("vae", marks=pytest.mark.slow),  # some 20 and 45 seconds, nearly all of them for compiling
+        # Each takes 20 to 45 seconds, nearly all of them for compiling; the usual round has smaller steps on NNX objects.
+        pytest.param("mnist", marks=[pytest.mark.slow, pytest.mark.smoke]),
+        pytest.param("vae", marks=pytest.mark.slow),
         pytest.param("gemma", marks=pytest.mark.slow),
     ],
 )
