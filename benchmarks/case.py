@@ -1,6 +1,8 @@
-"""One model, one variant, in a process of its own: plain jit and the planned step, alternating. Prints one JSON object.
+"""Measures one model under one budget in a process of its own: the steps of plain jit and of the planned step alternate.
 
-python -m benchmarks.case resnet50 --batch-size 8 --budget 50% --steps 5
+    python -m benchmarks.case resnet50 --batch-size 8 --budget 50% --steps 5
+
+Prints one JSON object with times, peaks, and differences between prediction and measurement.
 """
 
 import json

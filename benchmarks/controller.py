@@ -1,15 +1,18 @@
-"""`make bench-controller`: what the controller of several jobs costs, and how well it shares, without a device.
+"""`make bench-controller`: measures the time of the controller's decisions, and how well it shares the device, without a device.
 
-A discrete-event simulation drives `tensile_jax.exec.controller.machine` itself: one compute lane, one lane to the host and
-one from it, jobs of 20 segments with copies, of mixed sizes, speeds and weights, one of them with slow batches. Everything
-takes as long as is written in the job; nothing is measured but the controller, of which every decision is made
-`--repetitions` times and the least time counts. Writes `benchmarks/results/controller.json`.
+A discrete-event simulation drives the real controller (`tensile_jax.exec.controller.machine`). The simulated device has a compute
+lane, a lane to the host, and a lane from the host. The jobs have 20 segments with copies, and mixed sizes, speeds and weights; if
+there are more than two jobs, one of them has slow batches. The durations of launches and copies are part of the simulated jobs.
+Only the controller is measured: each simulation is run `--repetitions` times, and of each decision the least time counts. Writes
+`benchmarks/results/controller.json`.
 
-    us_per_launch      time in `step`, all events, over the number of launches;  _99: the 99th percentile of single launches
-    longest_us         the longest single `step`
-    wait_rounds        the longest that any job with a batch waited to begin, over the time that one iteration of each job takes
-    parks              states that left the device to make room
-    shared_peak        the most bytes held at once, over the sum of the jobs' peaks
+    us_per_launch      time in the function `step`, summed over all events, divided by the number of launches
+    us_per_launch_99   99th percentile of the time that led to a single launch
+    longest_us         the longest single call of `step`
+    wait_rounds        the longest time that a job with a batch waited to begin an iteration, divided by the time of a round, in
+                       which each job runs one iteration
+    parks              number of times that a job was parked
+    shared_peak        the most bytes held at once, divided by the sum of the jobs' peaks
     utilisation        part of the time in which the compute lane was busy
 """
 

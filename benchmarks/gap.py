@@ -1,9 +1,9 @@
-"""`make bench-gap`: how far the policy `auto` is from the fastest plan there is, on small random train steps.
+"""`make bench-gap`: measures how far the plans of policy `auto` are from the best possible plans, on small random train steps.
 
-The oracle (`tests/plan/oracle.py`) searches the whole space of plans, in the planner's own model of time and memory, but for
-drops that change nothing (`idle_drops`).
+The oracle (`tests/plan/oracle.py`) searches the whole space of plans, in the planner's own model of time and memory. It leaves
+out drops that change nothing (`idle_drops`).
 
-    gap       = step of auto / step of the oracle - 1, at limits from the oracle's floor to the peak of the whole step
+    gap       = step time of auto / step time of the oracle - 1, at limits from the oracle's floor to the peak of the whole step
     floor gap = least peak of auto / least peak of the oracle - 1
 
 Nothing is compiled. Writes `benchmarks/results/gap.json`.
@@ -42,7 +42,7 @@ class Compared:
 
     @property
     def gaps(self) -> list[float]:
-        """Where auto has a plan."""
+        """The gap at each limit for which auto has a plan."""
         return [auto / best - 1 for _, best, auto in self.steps if auto is not None]
 
 

@@ -1,7 +1,8 @@
-"""`make bench-h200`: the planned step compiled for an H200, beside plain jit compiled for it. Nothing runs.
+"""`make bench-h200`: compiles planned steps and plain jit for an NVIDIA H200 and compares memory and traffic. Nothing runs.
 
-Peak from XLA's own memory figures, in launch order; traffic is what the kernels read and write, which on a GPU is the time of
-a step that is bound by memory. Writes `benchmarks/results/h200-compiled.json`.
+Peaks are from XLA's own memory figures, in the order of the launches. Traffic is the number of bytes that the kernels read and
+write; on a GPU, traffic determines the time of a step that is limited by memory bandwidth. Writes
+`benchmarks/results/h200-compiled.json`.
 """
 
 import json

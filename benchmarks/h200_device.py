@@ -1,7 +1,7 @@
-"""A compile-only H200: XLA's real GPU compiler, schedules and memory figures, without a GPU.
+"""Provides an NVIDIA H200 for which XLA can compile, but which runs nothing: schedules and memory figures without a GPU.
 
-Nothing runs and nothing is autotuned, so workspaces of cuDNN and cuBLAS are missing (a lower bound). Needs the CUDA
-plugin of jax (see `make bench-h200`).
+The compiler is XLA's real GPU compiler. Without a GPU it does not autotune, so the workspaces of cuDNN and cuBLAS are missing and
+memory figures are lower bounds. Needs the CUDA plugin of JAX (see `make bench-h200`).
 """
 
 import re

@@ -1,6 +1,7 @@
-"""`make bench-jobs`: several jobs under one budget beside plain jit one after another; results as JSON and as a table.
+"""`make bench-jobs`: compares several jobs under one budget with the same jobs under plain jit, one after another.
 
-Writes `benchmarks/results/jobs-<device>.json`. Budgets are parts of the sum of the jobs' plain-jit peaks.
+Each case runs in a process of its own (`jobs_case.py`). Budgets are parts of the sum of the jobs' plain-jit peaks. Writes
+`benchmarks/results/jobs-<device>.json`, and prints a table.
 """
 
 import json

@@ -1,16 +1,17 @@
-"""Several jobs under one budget beside plain jit one after another, in a process of its own. Prints one JSON object.
+"""Measures several jobs under one budget, and the same jobs under plain jit, in a process of its own. Prints one JSON object.
 
     python -m benchmarks.jobs_case resnet50:4 gpt:8 --budget 0.5 --seconds 20
 
-Plain jit: the peak of the compiled step, and what a step takes right before and right after each round, on the average, batches
-ready beforehand, compilation left out. The runtime: all jobs are planned and paused, then let go at once; the clock runs from the
-moment at which each of them has done a step for so many seconds, and counts what all of them have done in between at what plain
-jit takes for that.
+Of plain jit, the peak of the compiled step and the time of a step are measured. The time is the mean of two measurements, right
+before and right after each round of the runtime. It includes neither loading batches nor compiling.
 
-    throughput = sum over jobs of (steps between) x (plain jit's step time) / (time between)
+In a round of the runtime, all jobs are planned and paused, and then resumed at once. The measured time begins when each job has
+done a step, and lasts `--seconds`. With the steps that each job does in the measured time:
 
-`cpu_throughput` is the same in the time that this process has spent on the cores, which other processes on the machine disturb
-less; `computing` is the part of the time between in which a segment was under way.
+    throughput = sum over jobs of (steps) x (plain jit's step time) / (measured time)
+
+`cpu_throughput` is the same, with the CPU time of this process in the place of elapsed time; other processes on the machine
+disturb it less. `computing` is the part of the measured time in which a segment ran.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What the instruction loop costs by itself: the plan's own instructions over arrays and executables that do nothing."""
+"""Measures the Python time of the loop that carries out a plan, with arrays and executables that do nothing."""
 
 import time
 from collections.abc import Callable

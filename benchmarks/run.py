@@ -1,6 +1,7 @@
-"""`make bench`: planned steps beside plain `jax.jit`, each case in a process of its own; results as JSON and as a table.
+"""`make bench`: compares planned steps with plain `jax.jit`: peaks, times, and the quality of the predictions.
 
-Writes `benchmarks/results/<device>.json`. Ratios are against plain jit in the same process, steps alternating.
+Each case runs in a process of its own (`case.py`), in which the steps of both alternate. Ratios are relative to plain jit. Writes
+`benchmarks/results/<device>.json`, and prints a table.
 """
 
 import json

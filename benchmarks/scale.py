@@ -1,8 +1,9 @@
-"""`make bench-scale`: how long planning takes, and what memory it needs, as the step grows.
+"""`make bench-scale`: measures the time and the memory that planning takes for steps of 10,000 to 100,000 equations.
 
-Steps of a residual network are written down as graphs, without tracing: convolutions with normalisation, their backward pass, and
-Adam, three heavy operators among some fifty equations a layer. Each size is planned in a process of its own, from the traced
-order of the graph to the checked plan. Writes `benchmarks/results/scale.json`.
+The steps are those of a residual network. This module makes their graphs directly, without tracing: convolutions with
+normalisation, their backward pass, and the optimizer Adam, with three heavy operators among some fifty equations per layer. Each
+size is planned in a process of its own, from the graph in traced order to the checked plan. Writes
+`benchmarks/results/scale.json`.
 
     plan_s          CPU seconds from the graph to the checked plan, the least of the repetitions
     us_per_equation plan_s per equation, in microseconds

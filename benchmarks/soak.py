@@ -1,9 +1,11 @@
-"""`make soak`: random jobs on one runtime, with pauses, cancels, failures and changes of the budget; what must always hold does.
+"""`make soak`: a long random test of one runtime, with many jobs, pauses, cancellations, failures and changes of the budget.
 
-    phase   some seconds of random deeds; then all jobs are let go, and once none lives no byte may be left,
-            and every job's state must be its lonely replay's, bit for bit
+The test consists of phases. In a phase, random actions are done for `_PHASE_S` seconds, and then all jobs run to their ends.
+Three things are asserted. At each launch, the bytes on the device are within the budget. After a phase, no byte is left on the
+device or in pinned host memory. The state of every job equals, bit for bit, that of its *replay*: a run of the same job alone
+under the same plans.
 
-Writes `benchmarks/results/soak.json`. The same seed makes the same deeds, though not at the same moments.
+Writes `benchmarks/results/soak.json`. The same seed gives the same choices, but not at the same times.
 """
 
 import gc
@@ -32,11 +34,11 @@ from tensile_jax.profiles import load_profile
 from tensile_jax.runtime_records import FINAL
 
 _RESULTS = Path(__file__).parent / "results" / "soak.json"
-_BUDGETS = (4 << 20, 13 << 19, 8 << 20, 20 << 20, 20 << 20)  # under the lower ones many plans must be renewed
+_BUDGETS = (4 << 20, 13 << 19, 8 << 20, 20 << 20, 20 << 20)  # under the smaller ones many plans must be renewed
 _MOST_JOBS = 6
 _PHASE_S = 90.0
-_BUDGET_S = 25.0  # a plan for another budget takes some seconds, and should come into use
-_STARVED_S = 60.0  # a running job makes a step within that; planning another takes both cores for a while
+_BUDGET_S = 25.0  # between two changes: a plan for another budget takes some seconds, and should be used for a while
+_STARVED_S = 60.0  # a running job does a step within this time, even while another job is planned on both cores
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Tally:
 
 
 class Soak:
-    """One runtime and what is done to it."""
+    """One runtime, and the random actions on it."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.chance = random.Random(seed)
@@ -76,7 +78,7 @@ class Soak:
         return str(path)
 
     def deed(self) -> None:
-        """Something at random."""
+        """Do a random action."""
         chance = self.chance
         what = chance.choices(("arrive", "pause", "resume", "cancel", "budget", "wait"), (6, 4, 6, 1, 1, 6))[0]
         if what == "arrive" and len(self.live) < _MOST_JOBS:
@@ -118,7 +120,7 @@ class Soak:
             assert job.wait(0), f"{name} refused to {wish}"
 
     def look(self) -> None:
-        """Who has ended is put aside; who could run and has not is starved."""
+        """Move jobs that have ended to `ended`, and assert that each running job makes progress."""
         now = time.monotonic()
         for name, (job, kind, fails) in list(self.live.items()):
             status = job.status
@@ -138,7 +140,7 @@ class Soak:
             )
 
     def drain(self) -> None:
-        """Let all jobs end, look that nothing is left, and replay them."""
+        """Let all jobs end, assert that no memory is left, and compare each job with its replay alone."""
         self.runtime.set_budget(_BUDGETS[-1])
         while self.live:
             for name in list(self.live):
@@ -163,7 +165,7 @@ class Soak:
             self.runtime.forget(job.name)
 
     def _settle(self, job: Job, kind: Kind, fails: bool) -> None:
-        """What the job gave is what it would have given alone."""
+        """Assert that the state of the job equals the state of its replay alone."""
         status = job.status
         try:
             state = job.result()
@@ -186,7 +188,7 @@ class Soak:
 
 
 def soak(minutes: float, seed: int) -> dict[str, Any]:
-    """Runs it; what is to be written down. Raises AssertionError."""
+    """Run the test, and return its figures. Raises AssertionError."""
     before = {t for t in threading.enumerate()}
     with tempfile.TemporaryDirectory() as folder:
         one = Soak(seed, Path(folder))

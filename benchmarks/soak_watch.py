@@ -1,4 +1,4 @@
-"""Measures, at each launch and by JAX's own list of arrays, what lies on the device: whatever a runtime says of itself.
+"""Measures the bytes on the device at each launch, from JAX's own list of live arrays and not from the runtime's ledger.
 
 measured = live arrays + workspace of the executable that is launched
 """
@@ -17,13 +17,13 @@ from tensile_jax.exec.step.whole_step import WholeIteration
 
 
 def live_bytes(kind: str) -> int:
-    """Of every live array in that kind of memory."""
+    """The bytes of all live arrays in that kind of memory."""
     return sum(a.nbytes for a in jax.live_arrays() if not a.is_deleted() and a.sharding.memory_kind == kind)
 
 
 @dataclass
 class Watch:
-    """Patches the executors for as long as it is entered. `budget` says what holds at the moment."""
+    """Measures inside a `with` block, in which it patches the executors. `budget` gives the budget of the moment."""
 
     budget: Callable[[], int]
     baseline: int = 0

@@ -1,4 +1,4 @@
-"""What a soak runs: small steps of several kinds, states on the host, and their lonely replay."""
+"""The jobs of the soak test (`soak.py`): small models with states on the host, and the replay of a job by itself."""
 
 import itertools
 from collections import deque
@@ -25,7 +25,7 @@ _KEPT_FUNCTIONS = 24
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A model of one size. `state` is on the host, so that nothing lies on the device but what a runtime puts there."""
+    """A model of one size. `state` is on the host, so that only the runtime puts arrays on the device."""
 
     model: Model
     state: Any
@@ -60,7 +60,7 @@ class Replay:
     kept: deque[tuple[Kind, Any, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT_FUNCTIONS))
 
     def state(self, kind: Kind, plans: tuple[tuple[int, Any], ...], steps: int) -> Any:
-        """After `steps` steps under `plans`, each from the step at which it came into use."""
+        """The state after `steps` steps under `plans`, each from the step at which it came into use."""
         state: Any = kind.fresh()
         ends = [begin for begin, _ in plans[1:]] + [steps]
         feed = kind.feed()

@@ -1,4 +1,4 @@
-"""The decorator `tensile_jax.jit`, which is `jax.jit` under a budget of device memory, and the function that it returns."""
+"""Defines the decorator `tensile_jax.jit`, which is `jax.jit` under a budget of device memory, and the function it returns."""
 
 import functools
 import types
@@ -19,16 +19,17 @@ __all__ = ["PlannedFunction", "Report", "jit"]
 
 
 class PlannedFunction:
-    """A step under a memory budget. Call it as the function that it wraps; it keeps one plan for each signature of a call.
+    """A step under a memory budget. Call it as the function that it wraps. It keeps one plan for each signature of a call.
 
-    It is what `tensile_jax.jit` returns, and it has what the result of `jax.jit` has: `lower`, `trace`, `eval_shape`,
-    `clear_cache`, `__wrapped__`; it can be a method and it can be pickled. Inside another transformation (`jax.jit`, `jax.grad`,
-    `jax.vmap`, ...) and under `jax.disable_jit` it is the plain jitted function: a plan is made at the outermost call only.
+    `tensile_jax.jit` returns it. It has the methods and attributes that the result of `jax.jit` has: `lower`, `trace`,
+    `eval_shape`, `clear_cache`, `__wrapped__`. It can be used as a method, and it can be pickled. Inside another transformation
+    (`jax.jit`, `jax.grad`, `jax.vmap`, ...) and under `jax.disable_jit` it acts as the plain jitted function, because a plan is
+    made at the outermost call only.
     """
 
     def __init__(self, function: Callable[..., Any], plan_options: PlanOptions, jit_options: JitOptions) -> None:
         request = read_options(plan_options)
-        jitted = jax.jit(function, **jit_options)  # refuses in jit's own words what cannot be jitted
+        jitted = jax.jit(function, **jit_options)  # raises jit's own error if the function cannot be jitted
         functools.update_wrapper(self, function)  # first, for a wrapped function may have attributes of these names
         self._function = function
         self._jitted: Any = jitted
@@ -40,7 +41,7 @@ class PlannedFunction:
         if call is None:
             return self._jitted(*args, **kwargs)
         step = self._calls.planned(call, args, kwargs)
-        with InterruptsHeld():  # from here on, donated arguments may be gone
+        with InterruptsHeld():  # from here on, donated arguments may be deleted
             return self._calls.run(step, call, args, kwargs)
 
     # -- what the result of jax.jit has ---------------------------------------------------------------------------------
@@ -51,7 +52,7 @@ class PlannedFunction:
     def __repr__(self) -> str:
         try:
             return f"<PlannedFunction of {self._function!r}>"
-        except Exception:  # as jit does it, for an object whose own repr fails
+        except Exception:  # as jax.jit does, for an object whose own repr fails
             return "<PlannedFunction>"
 
     def __reduce__(self) -> Any:
@@ -79,39 +80,39 @@ class PlannedFunction:
     def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s). Runs nothing, and compiles no segment.
 
-        The plan in use is returned once the function has been called with such arguments; before that, workspaces are estimates.
-        Of a function with a saved plan, it is that plan, if it is for these arguments.
+        If the function has been called with such arguments, the result is the plan in use. Before the first call, the result is a
+        plan with estimated workspaces. If the function has a saved plan for these arguments, the result is the saved plan.
 
         Raises:
-            PlanFileError: the function has a saved plan, which is for other arguments or another program.
+            PlanFileError: the function has a saved plan for other arguments or another program.
             BudgetTooSmall: no plan keeps the budget.
             TraceError: the step cannot be planned.
         """
         return self._calls.plan(args, kwargs)
 
     def bound_us(self, /, *args: Any, **kwargs: Any) -> float:
-        """A lower bound on the time of a step under the budget, in microseconds, whatever the plan; infinite if there is none.
+        """A lower bound, in microseconds, on the time of a step under any plan that keeps the budget; infinite without a plan.
 
-        It holds in the planner's own model of the device, so compare it with a plan's `step_us`. It takes about as long
-        as planning. See `tensile_jax/plan/search/lower_bound.py`.
+        The bound holds in the planner's model of the device, so compare it with a plan's `step_us`. Finding it takes about as
+        long as planning. See `tensile_jax/plan/search/lower_bound.py`.
         """
         return self._calls.prepared(args, kwargs).bound_us()
 
     def compare(self, /, *args: Any, **kwargs: Any) -> Comparison:
-        """What every policy would make of the step for these arguments, at many budgets. Runs and compiles nothing.
+        """The plans of every policy for these arguments, under many budgets. Runs and compiles nothing.
 
-        The budget and the policy of this function are left aside. In it are the paper's metrics (MSR, EOR, CBR), predicted
+        The budget and the policy of this function do not matter. The result has the paper's metrics (MSR, EOR, CBR), predicted
         for the device profile.
         """
         prepared = self._calls.prepared(args, kwargs)
         return compare_policies(prepared.planner, progress=prepared.options.progress)
 
     def jit_peak_bytes(self, /, *args: Any, **kwargs: Any) -> int:
-        """Peak of plain `jax.jit` for these arguments, in bytes. Compiles it, once."""
+        """The peak of plain `jax.jit` for these arguments, in bytes. The first call compiles the plain function."""
         return self._calls.prepared(args, kwargs).jit_peak_bytes
 
     def report(self) -> Report:
-        """What was measured of the latest call's plan.
+        """The measurements of the plan of the latest call.
 
         Raises:
             RuntimeError: the function has not been called.
@@ -120,7 +121,7 @@ class PlannedFunction:
 
 
 class _NotGiven:
-    """The function is not given: `jit` is used as a decorator with arguments."""
+    """The default of `function`: `jit` is used as a decorator with arguments."""
 
 
 @overload
@@ -145,27 +146,29 @@ def jit(
     Args:
         function: the step; for training, the whole of it: loss, gradient and optimizer, `(state, batch) -> (state, metrics)`.
         budget: bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`. None: no limit.
-        max_slowdown: in the place of a budget: as little memory as can be had while a step is predicted to take at most so
-            many times as long as plain jit's (`1.1`: ten per cent longer).
+        max_slowdown: a limit on time in the place of a budget. The step gets as little memory as possible, while its predicted
+            time is at most `max_slowdown` times that of plain jit (`1.1`: ten per cent longer).
         policy: `"auto"` is the planner. For comparison: `"tensile"`, the paper's algorithms; its baselines `"vdnn"` and
             `"capuchin"`; `"checkpoint"`, what `jax.checkpoint` of every block does; `"none"`, the same segments without events.
-        device_profile: name of a profile, or path of a TOML file; by default that of the device the arguments lie on.
-        state_memory: `"device"`: results lie in device memory, as from jit. `"any"`: state may come back in pinned host
-            memory, which lets it stay out between its uses; `tensile_jax.to_device` brings it in.
-        plan: a saved plan to run, instead of making one (`tensile_jax.Plan.load`). It is compiled and its sizes are corrected; if
-            it then needs more than its budget, the step is planned again within that, as the plan's `notes` say. Policy and
-            `state_memory` are the plan's. With a `budget` beside it, a plan above that is refused; `max_slowdown` cannot be.
-        progress: called as `progress(what, done, of)` while compiling.
+        device_profile: name of a profile, or path of a TOML file. Default: the profile of the device of the arguments.
+        state_memory: `"device"`: results are in device memory, as with `jax.jit`. `"any"`: state may be returned in pinned host
+            memory, so that it can stay there between its uses; `tensile_jax.to_device` copies it to the device.
+        plan: a saved plan to run, instead of making one (`tensile_jax.Plan.load`). Its segments are compiled, and its sizes are
+            corrected by XLA's own figures. If it then needs more than its budget, the step is planned again under that budget,
+            and the `notes` of the new plan say so. Policy and `state_memory` are those of the plan. If a `budget` is given too, a
+            plan above that budget is refused. `max_slowdown` cannot be given together with a plan.
+        progress: called as `progress(what, done, of)` while the step is compiled.
         **jit_options: as in `jax.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`, `keep_unused`,
             `inline`, `compiler_options`, and on one device `in_shardings`, `out_shardings`, `device` and `backend`.
 
     Returns:
-        A `PlannedFunction`: the same results as `jax.jit`, to rounding where the step was cut or recomputed.
+        A `PlannedFunction`. Its results are those of `jax.jit`, up to rounding where the step was cut or recomputed.
 
     Raises:
-        BudgetError: the budget cannot be read. On the first call: BudgetTooSmall, if it cannot be kept; TraceError, if the
-            step cannot be planned.
-        PlanFileError: the saved plan contradicts itself or is above the budget. On the first call, if it is for another program.
+        BudgetError: the budget cannot be read.
+        BudgetTooSmall: (on the first call) no plan keeps the budget.
+        TraceError: (on the first call) the step cannot be planned.
+        PlanFileError: the saved plan contradicts itself or is above the budget; (on the first call) it is for another program.
 
     >>> import jax.numpy as jnp
     >>> step = jit(lambda w, x: w - 0.1 * (x.T @ (x @ w)), budget="1GiB", donate_argnums=0)

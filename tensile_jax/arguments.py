@@ -1,8 +1,7 @@
-"""Read a number that a user gave, whatever type of number it is.
+"""Converts a number that a user passed as an argument to a Python `int` or `float`, whatever type of number it is.
 
 Scalars of Python, NumPy and JAX are numbers, and so is an array without dimensions. Booleans, strings and complex numbers are
-not. The result is Python's own `int` or `float`, so that no arithmetic with it overflows at 32 bits or compares in another
-precision.
+not. A Python number neither overflows at 32 bits nor changes the precision of comparisons, as a NumPy or JAX scalar could.
 """
 
 import math
@@ -16,7 +15,7 @@ _LONGEST_SHOWN = 60  # characters
 
 
 def read_number(value: Any) -> int | float | None:
-    """The number that `value` is, which may be infinite or a float's "not a number"; None if it is no number at all."""
+    """The value as a Python number, which may be infinite or NaN; None if it is no number."""
     value = _scalar(value)
     if isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
@@ -29,7 +28,7 @@ def read_number(value: Any) -> int | float | None:
 
 
 def read_count(value: Any) -> int | None:
-    """The whole number of at least 1 that `value` is; None if it is none, or not below `MOST`. 3.0 is not a whole number."""
+    """The value as an integer of at least 1 and below `MOST`; None if it is not one. The float 3.0 is not an integer."""
     number = read_number(value)
     return number if isinstance(number, int) and 1 <= number < MOST else None
 
@@ -44,7 +43,7 @@ def shown(value: Any) -> str:
 
 
 def _scalar(value: Any) -> Any:
-    """What an array without dimensions holds; anything else as it is."""
+    """The element of an array without dimensions; any other value unchanged."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
     return value

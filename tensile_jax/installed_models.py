@@ -1,11 +1,11 @@
-"""The models that can be named on the command line and in a jobs file: entry points of the group `tensile_jax.models`.
+"""Finds the models that can be named on the command line and in a jobs file, among all installed packages.
 
-Any installed package can add its own. In its `pyproject.toml`:
+A model is an entry point of the group `tensile_jax.models`. Any installed package can add models in its `pyproject.toml`:
 
     [project.entry-points."tensile_jax.models"]
     my_model = "my_package.my_module:my_model"
 
-An entry point is a function that takes sizes by keyword and returns a `Model`. Listing the names imports none of them.
+The entry point is a function that takes sizes as keyword arguments and returns a `Model`. Listing the names imports no model.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,10 +23,10 @@ class Model(Protocol):
         step: one training iteration, (state, batch) -> (state, metrics); pure.
         init: makes the first state.
         state_shape: the state, with a `jax.ShapeDtypeStruct` for each array.
-        batch_shape: a batch likewise.
-        batches: endless batches as NumPy arrays.
+        batch_shape: a batch, with a `jax.ShapeDtypeStruct` for each array.
+        batches: makes an endless iterator of batches, which are NumPy arrays.
         parameters: how many numbers are trained.
-        evaluate: accuracy of a state on a test set; None where there is none.
+        evaluate: gives the accuracy of a state on a test set; None if the model has no test set.
     """
 
     @property

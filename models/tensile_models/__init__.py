@@ -1,11 +1,11 @@
-"""Five train steps as a user of JAX and Flax would write them, each with its first state and real input.
+"""Train steps of five networks as a user of JAX and Flax would write them, each with its first state and real input.
 
-One network a file; nothing here knows the planner. A model is a function of its sizes:
+Each network has a file of its own. Nothing in this package imports `tensile_jax`. A function makes a model of the given sizes:
 
 >>> from tensile_models.mlp import mlp
 >>> model = mlp(batch_size=32)
 >>> model.parameters
 26122
 
-The package's entry points (group `tensile_jax.models`) tell the command line their names.
+The command line of `tensile_jax` finds the models through the entry points of this package (group `tensile_jax.models`).
 """

@@ -1,11 +1,11 @@
-"""Real input that is at hand without a network, as endless seeded streams of batches.
+"""Makes endless streams of batches from real data that installed packages contain, without a download.
 
     digits       1,797 handwritten digits, 8x8 grey (scikit-learn), fixed train and test split
-    photographs  crops of scikit-learn's two sample photographs, label: which of the two
+    photographs  crops of scikit-learn's two sample photographs; the label says which of the two
     text         CPython's own documentation (`pydoc_data.topics`), one token for each byte
 
-A stream is a function of its arguments: the same seed gives the same batches. The text is the
-running interpreter's, so it differs a little between versions of Python.
+A stream depends on its arguments alone: the same seed gives the same batches. The text is that of
+the running interpreter, so it differs a little between versions of Python.
 
 Batches are dicts of NumPy arrays; images have the shape (batch, height, width, channels).
 """
@@ -46,7 +46,7 @@ def digits(*, test: bool, image_size: int = 8) -> Images:
 
 
 def digit_batches(*, batch_size: int, image_size: int = 8, seed: int = 0) -> Iterator[Batch]:
-    """Endless batches of the train digits; each digit once before any comes again."""
+    """Endless batches of the train digits. Each digit comes once before any digit comes again."""
     train = digits(test=False, image_size=image_size)
     generator = np.random.default_rng(seed)
     waiting = np.empty(0, np.int64)
@@ -68,7 +68,7 @@ def photograph_batches(*, batch_size: int, image_size: int, seed: int = 0) -> It
 
 
 def text_batches(*, batch_size: int, sequence_length: int, seed: int = 0) -> Iterator[Batch]:
-    """Endless batches of random windows of the text; targets are the tokens one further on."""
+    """Endless batches of random windows of the text; the target of a token is the next token."""
     text = _text()
     if sequence_length >= len(text):
         raise ValueError(

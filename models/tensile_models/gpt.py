@@ -10,8 +10,8 @@ Layers are unrolled, so every layer has its own name and its own parameters. Par
 loss are float32; `dtype` is the type that the layers compute in. There is no dropout. Kernels
 begin at standard deviation 0.02, as in GPT-2.
 
-The text is read byte by byte (`data.text_batches`): a vocabulary above 256 only costs what it
-would cost with a tokenizer, which is what planning and benchmarks need.
+The text is read byte by byte (`data.text_batches`), so only 256 tokens occur. A larger vocabulary
+has the cost that it would have with a tokenizer, which is what planning and benchmarks need.
 """
 
 import jax

@@ -1,6 +1,6 @@
-"""What a model reads at given sizes: the shapes of a batch, the stream of batches, and which of its arrays is the answer.
+"""Makes the input of a model for given sizes: the shapes of a batch, the stream of batches, and the name of the label array.
 
-Each function checks the sizes that it is given, and reads no file before batches are asked for.
+Each function checks the given sizes, and reads no file before the first batch is needed.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Dense layers with ReLU for handwritten digits, of any width and number."""
+"""A network of dense layers with ReLU for handwritten digits. The number and the width of the layers can be chosen."""
 
 import jax
 import optax

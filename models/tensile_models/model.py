@@ -1,7 +1,7 @@
-"""What a model offers: a train step, its state and its batches, at given sizes.
+"""Defines the records of this package: a model (a train step, its first state and its batches) and its state.
 
-A `Model` is plain JAX: `step` can be given to `jax.jit`, or to any other transformation, as
-it stands. Images have the shape (batch, height, width, channels); tokens (batch, position).
+A `Model` is plain JAX: its `step` can be passed to `jax.jit`, or to any other transformation. Images have the shape (batch,
+height, width, channels), and tokens have the shape (batch, position).
 """
 
 import math
@@ -19,7 +19,7 @@ Metrics = dict[str, jax.Array]  # 'loss' and 'accuracy', both scalars
 
 @struct.dataclass
 class State:
-    """What one iteration hands to the next."""
+    """The state of the training, which each iteration takes and returns."""
 
     params: Any
     batch_stats: Any  # running means and variances; an empty dict without batch norm
@@ -35,9 +35,9 @@ class Model:
         step: one training iteration, (state, batch) -> (state, metrics); pure.
         init: makes the first state; the same one each time.
         state_shape: the state with a `jax.ShapeDtypeStruct` for each array.
-        batch_shape: the batch likewise.
-        batches: endless real input as NumPy arrays; the same sequence each time.
-        evaluate: accuracy on the test set, for models of data that has one.
+        batch_shape: a batch, with a `jax.ShapeDtypeStruct` for each array.
+        batches: makes an endless iterator of batches as NumPy arrays; the same sequence each time.
+        evaluate: gives the accuracy of a state on the test set; None if the data has no test set.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 He et al., "Deep Residual Learning for Image Recognition" (2015), table 1, column 50 layers.
 Version 1.5 differs from the paper in one point: where a block halves the image, the 3x3
-convolution has the stride instead of the first 1x1. With 1000 classes it has 25,557,032
+convolution has the stride, and not the first 1x1. With 1000 classes it has 25,557,032
 parameters and 53,120 running statistics.
 
 Every scale of a batch norm begins at one (some recipes begin the last of each block at zero),

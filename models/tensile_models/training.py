@@ -1,13 +1,14 @@
 """Makes a train step and its state from a Flax module and an optax optimizer.
 
-One step is the whole iteration: forward, backward and optimizer update in one function,
+One step is the whole iteration: forward pass, backward pass and optimizer update in one function.
 
     loss     = mean over the batch of -log softmax(logits)[label]
     accuracy = share of the batch whose greatest logit is the label
 
-Parameters of two dimensions or more begin as one long normal draw that is cut up and scaled;
-the others as the module says (zeros and ones). A draw for each parameter, as Flax would make,
-takes XLA several times as long to compile (ResNet-50: 9 s against 2 s on two cores).
+One long normal sample is drawn, cut into pieces and scaled to initialise all parameters of two
+dimensions or more. The other parameters are initialised by the module (zeros and ones). Flax would
+draw a sample for each parameter, which takes XLA several times as long to compile (ResNet-50: 9 s
+against 2 s on two cores).
 """
 
 import math
@@ -43,7 +44,7 @@ def build_model(
     """A `Model` of `module` on the input `source`. The module is called as `module(inputs, train=...)` and gives logits.
 
     Args:
-        source: what it reads.
+        source: the input that the module reads.
         deviation: the standard deviation with which a kernel of a given shape begins.
     """
     sample = source.batch_shape[source.inputs]
@@ -59,7 +60,7 @@ def build_model(
             step=jnp.zeros((), jnp.int32),
         )
 
-    # The key is an argument: from a constant one XLA would fold the whole initialisation.
+    # The key is an argument. If it were a constant, XLA would compute the whole initialisation while it compiles.
     initialise = jax.jit(initial_state)
 
     def init() -> State:
