@@ -1,1 +1,1 @@
-"""Takes a plan, compiles its segments and runs them."""
+"""Runs plans: compiles their segments and executes them, for one step or for several jobs on one device."""

@@ -1,14 +1,18 @@
-"""An actor holds one job's state and compiled plan, and carries out single moves of the plan: the protocols.
+"""The protocol `Actor`: the object that holds one job's state and compiled plan, and carries out the plan's moves one by one.
 
-An actor is what the paper calls a job's Executor and Swap Executor (TENSILE section III-D). There are two:
+An actor does what the paper's Executor and Swap Executor do for a job (TENSILE section III-D). There are two kinds of actors:
 
     LocalActor     runs the job in this process (`local_actor.py`)
-    IsolatedActor  has a LocalActor run it in a process of its own (`exec/process/isolated_actor.py`)
+    IsolatedActor  starts a process for the job, in which a LocalActor runs it (`exec/process/isolated_actor.py`)
 
-A call never waits for what takes time. It returns a function that waits, for another thread to call, or None where there is
-nothing to wait for. The calls come in this order, `prepare` and `use` again for a renewed plan, which `adopt` puts to use:
+Moves are the steps of an iteration that the controller orders one by one, such as a launch or a wait for copies
+(`plan_memory.py`). A call for a move never waits for the device. If there is something to wait for, the call returns a function
+that waits, which the dispatcher calls in another thread. Otherwise the call returns None.
 
-    own -> trace -> prepare -> use -> admit -> (unpark -> begin -> issue ... -> take_metrics -> park -> state)* ->
+The calls come in this order, where `(...)*` is repeated. For a new plan of the job, `prepare` and `use` are called again, and
+`adopt` puts that plan to use while the state is on the host.
+
+    own -> trace -> prepare -> use -> admit -> (unpark -> (begin -> issue ... -> take_metrics)* -> park -> state)* ->
     free_device_arrays -> close
 """
 
@@ -27,10 +31,10 @@ Wait = Callable[[], Any]
 
 
 class StateSnapshot(Protocol):
-    """A job's state as it was at one moment between iterations. Both calls may take a while, and may raise."""
+    """A job's state as it was at one moment between two iterations. Both calls may take a while, and may raise."""
 
     def save(self, checkpoints: Checkpoints, step: int) -> str:
-        """Make a checkpoint of it, as that after `step`; returns what `Checkpoints.save` does."""
+        """Write this state as the checkpoint after `step` steps; returns what `Checkpoints.save` returns."""
         ...
 
     def fetch(self) -> Any:
@@ -39,15 +43,15 @@ class StateSnapshot(Protocol):
 
 
 class Traced(Protocol):
-    """A job's step, as it was traced."""
+    """A job's step after tracing, from which plans are made."""
 
     def without_swaps(self) -> "Traced":
-        """The same step, of which only plans without swaps are made."""
+        """The same traced step, from which only plans without swaps are made."""
         ...
 
 
 class Program(Protocol):
-    """A compiled plan, not yet on the device; `offloaded` is the state that `offload_state` has put on the host."""
+    """A compiled plan. `offloaded` are the state tensors that `offload_state` keeps on the host between their uses."""
 
     @property
     def prepared(self) -> Traced: ...
@@ -63,68 +67,69 @@ class Program(Protocol):
         ...
 
     def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
-        """State tensors that `offload_state` could put on the host and that are not there yet, and their bytes."""
+        """(tensor, bytes) of each state tensor that `offload_state` could keep on the host and that is not kept there yet."""
         ...
 
 
 class Actor(Protocol):
-    """What the runtime asks of a job's actor.
+    """The methods of a job's actor.
 
-    `trace`, `prepare` and what they return may take long: the planner calls them. From `admit` on, the dispatcher's thread calls.
+    `trace` and `prepare`, and the methods of what they return, may take long; the planner's threads call them. `admit` and the
+    methods after it are called in the dispatcher's thread.
     """
 
     # -- before the job is admitted ---------------------------------------------------------------------------------------------
 
     @property
     def state_bytes(self) -> int:
-        """The size of the state, as far as it is known."""
+        """The size of the state, as far as it is known now."""
         ...
 
     @property
     def program(self) -> Program:
-        """The program in use. There must be one."""
+        """The compiled plan in use. There must be one."""
         ...
 
     def own(self) -> None:
-        """Take the state over, to the host; what of it lay on the device is freed, as a donated argument is."""
+        """Take the user's state: copy it to the host and delete the user's arrays on the device, as with a donated argument."""
         ...
 
     def trace(self, batch: Any, options: Options, compiler: Compiler) -> Traced:
         """The job's step, traced on its state and on shapes like those of `batch`.
 
         Raises:
-            TraceError: it is given mutable references, or does not return (state, metrics) with the state as it was given.
+            TraceError: the step is given mutable references, or does not return (state, metrics) with the state as it was given.
         """
         ...
 
     def prepare(self, prepared: Any, budget_bytes: int) -> Program:
-        """The plan under a budget of what `trace` has returned, compiled.
+        """Plan and compile what `trace` has returned, under a budget.
 
         Raises:
-            BudgetTooSmall: there is none.
+            BudgetTooSmall: there is no plan under that budget.
         """
         ...
 
     def use(self, program: Any) -> None:
-        """Have `program`, one of this actor's, in use: from `admit` on; or, if the job was admitted, from `adopt` on."""
+        """Set the plan to use, made by this actor: from `admit` on, or, if the job was admitted before, from `adopt` on."""
         ...
 
     # -- what the dispatcher asks -----------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """The job is admitted: from now on its plan may be carried out."""
+        """The job is admitted: prepare to carry out its plan."""
         ...
 
     def begin(self, batch: Any, *, watch: bool) -> None:
-        """Move 0: begin an iteration on the state and on `batch`. With `watch` live bytes are read at its launches."""
+        """Carry out move 0: begin an iteration on the state and `batch`. If `watch`, read live bytes at each launch."""
         ...
 
     def issue(self, move: int) -> Wait | None:
-        """Carry out any other move."""
+        """Carry out move `move`, which is not 0. Returns a function that waits for it, or None."""
         ...
 
     def take_metrics(self) -> Wait:
-        """The metrics of the iteration that has ended, once, as NumPy arrays."""
+        """A function that returns the metrics of the last iteration as NumPy arrays. May be called once for each iteration."""
         ...
 
     def park(self) -> Wait:
@@ -132,7 +137,7 @@ class Actor(Protocol):
         ...
 
     def unpark(self) -> Wait:
-        """Bring the state where the plan expects it."""
+        """Copy to the device the part of the state that the plan expects there."""
         ...
 
     def adopt(self) -> None:
@@ -140,39 +145,42 @@ class Actor(Protocol):
         ...
 
     def live_bytes(self) -> Wait:
-        """The bytes of the job's arrays on the device at the time of the call; None where that cannot be seen."""
+        """A function that returns the bytes of the job's arrays on the device at the time of this call; None if not known."""
         ...
 
     def watched_bytes(self) -> Wait:
-        """Live bytes and workspace at the latest launch; None if the iteration is not watched."""
+        """A function that returns live bytes plus workspace at the latest launch; None if the iteration is not watched."""
         ...
 
     def state(self) -> StateSnapshot:
-        """The state, on the host; only while it is parked."""
+        """The state. May be called only while the job is parked."""
         ...
 
     def counts(self) -> tuple[int, int]:
-        """(passive swap-ins, times that the device was out of memory) so far."""
+        """(number of passive swap-ins, number of times that the device was out of memory) so far."""
         ...
 
     def free_device_arrays(self) -> None:
-        """The last iteration is over: free what is left on the device. A state that was asked for stays."""
+        """After the last iteration: free what is left on the device. A snapshot that `state` has returned stays valid."""
         ...
 
     def save_before_dropping(self) -> tuple[StateSnapshot, Wait] | None:
-        """The job is about to be dropped: its state between iterations, on its way to the host; None where it is not whole."""
+        """Start to copy the state of a failed job to the host: (snapshot, wait); None if the state is not complete.
+
+        The state is complete between iterations only.
+        """
         ...
 
     def drop(self) -> None:
-        """Free everything that is on the device, whatever is under way."""
+        """Free everything that the job holds on the device, even in the middle of an iteration."""
         ...
 
     # -- after the end ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The job has ended, and nothing more will be asked. Must return at once."""
+        """The job has ended: no method but `join` is called afterwards. Must return at once."""
         ...
 
     def join(self) -> None:
-        """Wait, after `close`, until nothing of it is left."""
+        """After `close`: wait until its process, if it has one, has ended."""
         ...

@@ -1,7 +1,8 @@
 """The shapes and dtypes of a job's batches. All batches of a job must have the same, since a plan is made for one kind of batch.
 
-Leaves are taken as `jax.jit` takes them: 64 bits of NumPy are 32 where JAX has only those. Arrays of NumPy are copied, since
-batches are drawn ahead, and whoever yields them may fill the same buffer again, or shuffle what they are views of.
+Leaves are treated as `jax.jit` treats them: a 64-bit NumPy number becomes 32 bits, unless JAX is set to use 64 bits. NumPy arrays
+are copied. Batches are drawn before they are used, and the user's generator may meanwhile overwrite the buffer of a batch that it
+has yielded.
 """
 
 from dataclasses import dataclass
@@ -19,15 +20,15 @@ class BatchType:
 
 
 def take_in(batch: Any) -> Any:
-    """`batch` with every leaf an array of its own: `jax.Array`s as they are, copies of all others."""
+    """`batch` with copies of all leaves, as NumPy arrays, apart from `jax.Array`s, which stay as they are."""
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), batch)
 
 
 def type_of(batch: Any, *, index: int) -> BatchType:
-    """The type of a batch that was taken in.
+    """The type of a batch that `take_in` has returned.
 
     Raises:
-        TypeError: a leaf is of nothing that JAX computes with.
+        TypeError: a leaf has a dtype with which JAX does not compute.
     """
     leaves = jax.tree.leaves_with_path(batch)
     return BatchType(tuple((f"batch{jax.tree_util.keystr(path)}", _leaf_type(path, leaf, index)) for path, leaf in leaves))
@@ -45,7 +46,7 @@ def _leaf_type(path: Any, leaf: Any, index: int) -> str:
 
 
 def expect_same_type(first: BatchType, other: BatchType, *, index: int) -> None:
-    """Raises ValueError naming the first leaf in which batch `index` differs from the first."""
+    """Raises ValueError if `other`, the type of batch `index`, differs from `first`; the error names the first such leaf."""
     there, here = dict(first.leaves), dict(other.leaves)
     remedy = "A plan is made for one kind of batch: drop a last batch that is smaller, or pad each to the same shape."
     for path, seen in other.leaves:

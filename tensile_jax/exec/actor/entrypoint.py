@@ -1,9 +1,12 @@
-"""A job by name: an `Entrypoint` is made into (step, state, batches) in the process in which the job is to run.
+"""`Entrypoint`: names the function that makes a job, so that the job can be made in the process in which it is to run.
+
+The function returns the job's (step, state, batches). It is named by a `target`:
 
     target ::= package.module:function      called with `args`; returns (step, state, batches), or a model
              | name                         an installed model (`installed_models.py`), made with `args` as its sizes
 
-It is plain data, so it can be written in a file and sent to another process, which functions and arrays often cannot.
+An entrypoint is plain data. It can therefore be written in a file and sent to another process, which is often impossible for
+functions and arrays.
 """
 
 import inspect
@@ -57,19 +60,19 @@ class Entrypoint:
 
     @property
     def name(self) -> str:
-        """What a job made from it is called by default: the function's name, or the model's."""
+        """The default name of a job that is made from this: the name of the function or of the model."""
         return self.target.rpartition(":")[2].rpartition(".")[2]
 
     def __repr__(self) -> str:
         return f"Entrypoint({', '.join([repr(self.target), *(f'{key}={value!r}' for key, value in self.args.items())])})"
 
     def make(self) -> Made:
-        """The job: imports the module and calls the function.
+        """Imports the module, calls the function, and returns the job's (step, state, batches).
 
         Raises:
             ImportError: the module cannot be imported, or has no such function.
-            TypeError: it is no function, does not take these arguments, or returns something else.
-            ValueError: there is no such model, or the function raised; what it raised is the cause.
+            TypeError: the target is no function, does not take these arguments, or returns something else.
+            ValueError: there is no such model, or the function raised an error, which is the `__cause__`.
         """
         function = self._function()
         try:

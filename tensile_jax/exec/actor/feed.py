@@ -1,12 +1,14 @@
-"""The feed of a job: a thread that runs the job's user code. It draws batches ahead, and calls `on_step` after each step.
+"""The feed of a job: a thread that runs the job's user code. It draws batches in advance, and calls `on_step` after each step.
+
+Time runs from left to right. The upper line shows what the feed's thread does, and the lower line what other threads ask of it:
 
     feed's thread:  draw -> BatchReady -> draw -> BatchReady -> (waits) ...    on_step(1) -> draw -> ...      CallbacksMade
-    dispatcher:                  take() ------------------ deliver(1) ...                         stop() ...
+    other threads:               take() ------------------ deliver(1) ...                         stop() ...
 
-Only this thread waits for user code. So user code that hangs, raises or is slow costs its own job only. Callbacks go first, in
-the order of their steps, and a batch is drawn only when no callback is left to make: a slow callback slows its own job, and
-what waits for it is never more than the batches ahead and the steps in flight. The thread posts its news (`feed_news.py`)
-while it holds no lock.
+Only this thread waits for user code. Therefore user code that hangs, raises or is slow affects its own job only. Callbacks come
+first, in the order of their steps. A batch is drawn only when no callback is waiting. So a slow callback slows its own job, and
+the metrics that wait for it are never more than those of the batches drawn in advance and of the steps under way. The thread
+posts its news (`feed_news.py`) while it holds no lock.
 """
 
 import threading
@@ -19,16 +21,16 @@ from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, Callbacks
 
 
 class Feed:
-    """Draws from `batches` and calls `on_step`, in a daemon thread; tells what happens.
+    """Draws from `batches` and calls `on_step` in a daemon thread, and posts news of both.
 
     Args:
-        batches: an iterable, or a function that gives one, which is called in the thread.
-        skip: so many are drawn first and thrown away, for a job that is resumed.
-        ahead: so many are held at most.
-        most: so many are drawn in all, skipped ones included; None: as many as there are.
+        batches: an iterable, or a function that returns one; the function is called in the thread.
+        skip: how many batches are drawn first and thrown away, for a job that is resumed.
+        ahead: the most batches that are held at once.
+        most: the most batches that are drawn, including those that are skipped; None: as many as there are.
         on_step: called with the number of the step and its metrics.
         tell: called in the thread with all news; must not raise.
-        name: of the job; the thread bears it.
+        name: the name of the job, which becomes part of the thread's name.
     """
 
     def __init__(
@@ -54,12 +56,12 @@ class Feed:
         self._on_step = on_step
         self._tell = tell
         self._thread = threading.Thread(target=self._run, name=f"tensile-{name}", daemon=True)
-        # Shared with other threads, under the condition.
+        # The fields below are shared with other threads; they change only while the condition is held.
         self._changed = threading.Condition()
         self._ready: deque[Any] = deque()
         self._calls: deque[tuple[int, Any]] = deque()
         self._stopping = self._held = False
-        # The thread's own.
+        # Only the thread uses the fields below.
         self._iterator: Iterator[Any] | None = None
         self._most = float("inf") if most is None else most
         self._drawing = self._most > 0
@@ -68,7 +70,7 @@ class Feed:
         self._type: BatchType | None = None
 
     def start(self, *, held: bool = False) -> None:
-        """Begin to draw; or, `held`, once `release` is called."""
+        """Start the thread. It draws at once or, if `held`, once `release` is called."""
         self._held = held
         self._thread.start()
 
@@ -80,11 +82,11 @@ class Feed:
 
     @property
     def is_current(self) -> bool:
-        """Whether it is called by the user's code that runs here."""
+        """Whether the calling thread is this feed's thread, in which the user's code runs."""
         return threading.current_thread() is self._thread
 
     def take(self) -> Any:
-        """The next batch, which must have been announced; never waits."""
+        """The next batch, for which there must have been a `BatchReady`; never waits."""
         with self._changed:
             if not self._ready:
                 raise RuntimeError(
@@ -95,16 +97,16 @@ class Feed:
         return batch
 
     def deliver(self, step: int, metrics: Any) -> None:
-        """Have `on_step(step, metrics)` called; never waits. After `stop()`, or once it has raised, nothing is called."""
+        """Queue a call `on_step(step, metrics)`; never waits. Does nothing after `stop()`, or once `on_step` has raised."""
         with self._changed:
             if self._calling and not self._stopping:
                 self._calls.append((step, metrics))
                 self._changed.notify()
 
     def stop(self) -> None:
-        """Draw no more; never waits. Callbacks that were delivered are still made, and the generator is closed, by the thread.
+        """Draw no more batches; never waits. The thread still makes the callbacks that were queued, and closes the generator.
 
-        A thread that hangs in user code is abandoned; should that ever come back, the rest is done then.
+        Nobody waits for a thread that hangs in user code. If that code returns after all, the thread does the rest then.
         """
         with self._changed:
             self._stopping = True
@@ -169,7 +171,7 @@ class Feed:
         self._tell(BatchReady(index))
 
     def _open(self) -> Iterator[Any]:
-        if isinstance(self._batches, Iterable) or not callable(self._batches):  # a dataset may be callable as well
+        if isinstance(self._batches, Iterable) or not callable(self._batches):  # a dataset may be both iterable and callable
             return iter(self._batches)
         return iter(self._batches())
 
@@ -195,4 +197,4 @@ class Feed:
                 close()
         except BaseException as error:
             self._tell(UserCodeFailed(error, "batches"))
-        self._iterator, self._batches, self._on_step = None, (), None  # the user's, and perhaps large
+        self._iterator, self._batches, self._on_step = None, (), None  # these are the user's and may be large

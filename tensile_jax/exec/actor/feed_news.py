@@ -1,4 +1,7 @@
-"""What the thread of a job's user code (`feed.py`) tells of the job's batches and callbacks. There is no JAX here."""
+"""The news that the thread of a job's user code (`feed.py`) posts about the job's batches and callbacks.
+
+There is no JAX here.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,9 +16,10 @@ class BatchReady:
 
 @dataclass(frozen=True, slots=True)
 class BatchesEnded:
-    """There are no more batches; `drawn` were given in all, skipped ones included. Those announced can still be taken.
+    """There are no more batches; `drawn` were drawn in all, including those that were skipped.
 
-    The feed finds that out when it asks for one more, for which there must be room. Where no more batches are needed it does not.
+    Batches with a `BatchReady` can still be taken. The feed learns that there are no more when it draws one more, which it does
+    only if it has room for that batch and the job may need it.
     """
 
     drawn: int
@@ -23,7 +27,7 @@ class BatchesEnded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UserCodeFailed:
-    """What was raised, with its traceback, and by whom. No batch is drawn afterwards; if a callback raised, none is called."""
+    """User code raised `error`. No batch is drawn afterwards. If a callback raised it, no callback is called afterwards."""
 
     error: BaseException
     where: Literal["batches", "callback"]
@@ -31,12 +35,12 @@ class UserCodeFailed:
 
 @dataclass(frozen=True, slots=True)
 class CallbacksMade:
-    """After `Feed.stop`: every callback has returned, or was given up because one has raised."""
+    """After `Feed.stop`: every queued callback has returned, or was dropped because an earlier one raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedStopped:
-    """After that: the generator is closed and the thread ends. This is the last news."""
+    """After `CallbacksMade`: the generator is closed and the thread ends. This is the last news of a feed."""
 
 
 FeedNews = BatchReady | BatchesEnded | UserCodeFailed | CallbacksMade | FeedStopped

@@ -1,4 +1,7 @@
-"""The actor of a job that runs in this process: its state, its compiled plan, and the moves of its iterations one by one."""
+"""The actor of a job in this process: holds the job's state and compiled plan, and carries out the moves of its iterations.
+
+The protocol is `Actor` (`actor.py`).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,27 +75,27 @@ def program_of(prepared: PreparedStep, compiled: Compiled, *, offloaded: frozens
 
 
 def program_under(prepared: PreparedStep, budget_bytes: int, choose: Callable[[], Compiled]) -> LocalProgram:
-    """The program of what `choose`, a method of `prepared`, finds under a budget that the metrics are part of.
+    """The program that `choose`, a method of `prepared`, finds under a budget. The budget includes the memory of the metrics.
 
     Raises:
-        BudgetTooSmall: there is none.
+        BudgetTooSmall: there is no plan under that budget.
     """
     most = max(budget_bytes - metrics_bytes(prepared.graph), 1)
-    if prepared.options.max_slowdown is not None:  # the least memory that is fast enough, if the budget allows it
+    if prepared.options.max_slowdown is not None:  # first try the plan that needs the least memory and is fast enough
         prepared.budget = None
         fast_enough = choose()
         if fast_enough.plan.peak_bytes <= most:
             return program_of(prepared, fast_enough)
     prepared.budget = Budget(most, None)
     program = program_of(prepared, choose())
-    if program.demand.peak_bytes > budget_bytes:  # it runs whole, and plain jit's peak leaves out arguments that it does not use
+    if program.demand.peak_bytes > budget_bytes:  # the step runs whole, and plain jit's peak does not count unused arguments
         prepared.budget = Budget(max(most - unused_bytes(prepared.graph), 1), None)
         program = program_of(prepared, choose())
     return program
 
 
 def code_of(prepared: PreparedStep, compiled: Compiled) -> Instructions | None:
-    """The plan's instructions, with the executables in them, if it is compiled; None where the step runs whole."""
+    """The plan's instructions, with its executables if it is compiled; None if the step runs whole, as one executable."""
     plan = compiled.plan
     if plan.whole:
         return None
@@ -101,7 +104,7 @@ def code_of(prepared: PreparedStep, compiled: Compiled) -> Instructions | None:
 
 
 def _nothing(*arguments: Any) -> tuple[()]:
-    """Stands where an executable would."""
+    """In the place of an executable, for a plan that is not compiled."""
     raise AssertionError("a plan that is only predicted was run")
 
 
@@ -120,7 +123,7 @@ class LocalActor:
         self._renewed: LocalProgram | None = None
         self._executor: Executor | WholeStep | None = None
         self._iteration: Iteration | WholeIteration | None = None
-        self._going: list[Any] = []  # on the device until their copies have arrived
+        self._going: list[Any] = []  # arrays on the device that are being copied to the host
         self._watch: Observation | None = None
         self._metrics: Any = None
         self._passive_swap_ins = self._out_of_memory = 0
@@ -140,7 +143,7 @@ class LocalActor:
         # arrays of NumPy are copied: the user may write into them again
         self._leaves = [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in self._leaves]
         self.park()()
-        if self._put_back is not None:  # its objects hold no arrays that are gone
+        if self._put_back is not None:  # so that the user's objects do not hold deleted arrays
             self._put_back(tree_unflatten(self._tree, self._leaves))
 
     def trace(self, batch: Any, options: Options, compiler: Compiler) -> PreparedStep:
@@ -148,13 +151,13 @@ class LocalActor:
         state = tree_unflatten(self._tree, self._shapes)
         shapes = (state, jax.tree.map(shape_struct, batch))
         with jax.default_device(self._transfer.device):
-            seen = jitted.trace(*shapes).out_info  # before it is lowered, when JAX warns of donated arguments that do not fit
+            seen = jitted.trace(*shapes).out_info  # look before lowering, in which JAX warns of unusable donated arguments
             self._refuse_other_state(jax.tree.structure(seen), jax.tree.leaves(seen))
             step = trace_step(jitted, self._function, shapes, {})
         return PreparedStep(step, None, options, compiler)
 
     def prepare(self, prepared: PreparedStep, budget_bytes: int) -> LocalProgram:
-        with jax.default_device(self._transfer.device):  # for which a step that runs whole is compiled
+        with jax.default_device(self._transfer.device):  # a step that runs whole is compiled for the default device
             return program_under(prepared, budget_bytes, prepared.choose_and_compile)
 
     def use(self, program: LocalProgram) -> None:
@@ -206,12 +209,12 @@ class LocalActor:
     def begin(self, batch: Any, *, watch: bool) -> None:
         assert self._executor is not None
         self._watch = Observation(timed=False) if watch else None
-        given = self._brought_here(tree_leaves(batch))  # if that fails, the state is still there
+        given = self._brought_here(tree_leaves(batch))  # if this raises, the state is still complete
         leaves, self._leaves = self._leaves, []
         self._iteration = self._executor.begin([*leaves, *given], self._watch)
 
     def _brought_here(self, batch: list[Any]) -> list[Any]:
-        """The leaves of a batch; what JAX has put on its default device is brought to the job's, as `jax.jit` does."""
+        """The leaves of a batch; those that are not committed to a device are copied to the job's device, as `jax.jit` does."""
         here = {self._transfer.device}
         for leaf in batch:
             if isinstance(leaf, jax.Array) and leaf.is_deleted():
@@ -264,9 +267,9 @@ class LocalActor:
         self._going = [leaves[i] for i in here]
 
         def wait() -> None:
-            _wait_for_all(copies)  # before any of what they are copies of is given back
+            _wait_for_all(copies)  # before any of the originals is deleted
             for i in here:
-                if not leaves[i].is_deleted():  # the same array may stand at several places
+                if not leaves[i].is_deleted():  # the same array may be several leaves
                     leaves[i].delete()
             self._going = []
 
@@ -275,7 +278,7 @@ class LocalActor:
     def unpark(self) -> Wait:
         executor = self._executor
         assert executor is not None
-        stay = executor.rest_on_host  # an iteration brings them in
+        stay = executor.rest_on_host  # the iteration itself copies these in
         here = [i for i in range(len(self._leaves)) if i not in stay]
         copies = self._transfer.into([self._leaves[i] for i in here])
         self._leaves = list(self._leaves)
@@ -324,13 +327,13 @@ class LocalActor:
         return len(leaves) == len(self._shapes) and not any(isinstance(v, jax.Array) and v.is_deleted() for v in leaves)
 
     def close(self) -> None:
-        pass  # what it holds goes when the job goes
+        pass  # what it holds is freed when nobody refers to it
 
     def join(self) -> None:
         pass
 
     def _count(self) -> None:
-        """Keep what an executor that goes has counted."""
+        """Add the counts of the present executor to the totals, and drop the executor."""
         self._passive_swap_ins, self._out_of_memory = self.counts()
         self._executor = None
 
@@ -340,7 +343,7 @@ def _device_bytes(values: Sequence[Any]) -> int:
 
 
 def _copies(iteration: "Iteration | WholeIteration", instruction: Instruction | LaunchWhole) -> Wait | None:
-    """For the record: when do the copies end that `instruction` has started?"""
+    """A function that waits for the copies that `instruction` has started, so that their time can be recorded, or None."""
     if not isinstance(iteration, Iteration) or not isinstance(instruction, StartSwapOut | StartSwapIn):
         return None
     lane: LaneName = "out" if isinstance(instruction, StartSwapOut) else "into"
@@ -355,13 +358,13 @@ def _copies(iteration: "Iteration | WholeIteration", instruction: Instruction | 
 
 
 def _as_numpy(leaf: Any) -> np.ndarray:
-    """A copy: on a CPU `asarray` would be a view, and the device's memory stay taken. Of a key, its words."""
+    """A NumPy copy; of a random key, its words. On a CPU `asarray` would be a view, which keeps the device's memory in use."""
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.array(jax.random.key_data(leaf) if is_key else leaf)
 
 
 def _wait_for(result: Any) -> None:
-    """Until the launch that made `result` is over; what a later launch has taken over was made by then."""
+    """Wait until the launch that made `result` is over. If `result` was donated to a later launch, do not wait."""
     if result is None:
         return
     try:

@@ -1,10 +1,13 @@
-"""Stand-ins for a state or a batch that does not exist. None cannot be one, since users may give None as a state or a batch."""
+"""`NO_STATE` and `NO_BATCH`: values that mean that there is no state, or no batch.
+
+`None` cannot mean this, since a user may give `None` as a state or a batch.
+"""
 
 from enum import Enum
 
 
 class Missing(Enum):
-    """What does not exist."""
+    """The type of `NO_STATE` and `NO_BATCH`."""
 
     STATE = "no state"
     BATCH = "no batch"

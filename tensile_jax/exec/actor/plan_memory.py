@@ -1,14 +1,20 @@
-"""The memory profile of one iteration of a compiled plan: what each move needs and holds, for the controller.
+"""Computes the memory profile of a compiled plan: the bytes that each move of an iteration needs and holds, for the controller.
 
-Moves are the plan's instructions (`exec/step/instructions.py`) in their order, with *begin* before and *end* after them:
+The moves of an iteration are the plan's instructions (`exec/step/instructions.py`) in their order, with `begin` before them and
+`end` after them. What they change in the bytes that the job holds on the device:
 
-    begin          the batch and the constants join the state that is on the device
-    StartSwapIn    more is held from the moment the copies are issued
-    FinishSwapOut  less is held once the copies to the host have ended
-    Launch         needs the segment's footprint (`Segment.device_bytes`); then its outputs are held, and what it frees is not
-    end            the state for the next iteration is left, and the metrics until they are read
+    begin          adds the batch and the state that an iteration expects on the device
+    StartSwapOut   changes nothing: the tensors stay on the device until their copies have ended
+    FinishSwapOut  removes the tensors, once their copies to the host have ended
+    StartSwapIn    adds the tensors, from the moment the copies are issued
+    FinishSwapIn   changes nothing: it waits until copies to the device have ended
+    Launch         needs the segment's footprint (`Segment.device_bytes`); then adds its outputs and removes what it frees
+    Free           removes arguments that were donated to the step
+    end            leaves the state for the next iteration, and the metrics until they are read
 
-For a step that runs whole there is one launch between the two, with plain jit's peak and the arguments that plain jit leaves out.
+The metrics of the last iteration are always counted, also between iterations and while the job is parked. So are the constants of
+a plan with segments. A step that runs whole has one launch between `begin` and `end`. That launch needs plain jit's peak, plus
+the arguments that plain jit leaves out of its peak because nothing reads them.
 """
 
 from collections.abc import Sequence
@@ -74,7 +80,7 @@ def _segmented(plan: Plan, graph: Graph, instructions: Instructions) -> _Moves:
     on_device = [slot for slot in instructions.inputs if slot not in instructions.arrive_on_host]
     results = zip(instructions.outputs, graph.outputs, strict=True)
     idle_state = total([slot for slot, t in results if t in carried and slot not in instructions.left_on_host])
-    always = constants + metrics  # of the last iteration, until they are read
+    always = constants + metrics  # the metrics are those of the last iteration, until they are read
     idle = always + idle_state
     held = max(always + total(on_device), idle)
     hosted = host_peak = total(sorted(instructions.arrive_on_host))
@@ -115,12 +121,12 @@ def _segmented(plan: Plan, graph: Graph, instructions: Instructions) -> _Moves:
 
 
 def metrics_bytes(graph: Graph) -> int:
-    """What the step returns beside its state."""
+    """The bytes that the step returns beside its state."""
     carried = {pair.output for pair in graph.carried}
     return sum(graph.tensors[t].nbytes for t in set(graph.outputs) - carried)
 
 
 def unused_bytes(graph: Graph) -> int:
-    """Arguments that nothing in the step reads. Plain jit's peak leaves them out; here they lie on the device all the same."""
+    """The bytes of arguments that nothing in the step reads: on the device here, although plain jit's peak leaves them out."""
     used = {t for operator in graph.operators for t in operator.inputs} | set(graph.outputs)
     return sum(graph.tensors[t].nbytes for t in set(graph.inputs) - used)

@@ -12,7 +12,7 @@ PutBack = Callable[[Any], Any]
 
 
 class PureJob(NamedTuple):
-    """A pure step, its first state, and what writes a state into the user's objects; None where there are no objects."""
+    """A pure step, its first state, and a function that writes a state into the user's objects; None if there are no objects."""
 
     step: Any
     state: Any
@@ -20,6 +20,6 @@ class PureJob(NamedTuple):
 
 
 def pure_job(step: Any, state: Any) -> PureJob:
-    """The job of `step`, which may be an `Entrypoint` too: as its method `as_job` says, or, if it has none, as it is."""
+    """The pure job of `step`: what its method `as_job` returns, or `step` and `state` themselves if it has no such method."""
     as_job: Callable[[Any], PureJob] | None = getattr(step, "as_job", None)
     return PureJob(step, state, None) if as_job is None else as_job(state)
