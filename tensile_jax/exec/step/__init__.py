@@ -1,1 +1,1 @@
-"""Compiles the segments of a planned step and runs them: one step of one user, without any other job."""
+"""Compiles the segments of one planned step and runs them. It knows nothing of jobs."""

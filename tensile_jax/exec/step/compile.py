@@ -1,12 +1,16 @@
-"""Compile the segments of a plan, each distinct one once and several at a time, and read from XLA how much memory they need.
+"""Compiles the segments of a plan, and reads from XLA how much memory each executable needs.
 
-Lowering a segment holds Python's global lock, so it happens in the calling thread. Compiling releases the lock, so it happens
-in a pool of threads. If the user has set `jax_compilation_cache_dir`, segments are kept there too, however short their
-compilation.
+Equal segments are compiled once. Lowering a segment holds Python's global interpreter lock, so it happens in the calling thread.
+Compiling releases that lock, so several segments are compiled at once in a pool of threads. If the user has set
+`jax_compilation_cache_dir`, segments are kept there too, even those that compile quickly.
 
-    workspace = temporary bytes + (bytes of outputs - bytes aliased) - (bytes of outputs - bytes donated, as the plan counts them)
+A plan counts the tensors that are on the device, with the sizes that it knows for a segment's outputs and donated inputs. The
+workspace of a segment is what its executable needs in addition:
 
-so that the bytes resident by the plan plus the workspace are the footprint of the running executable.
+    workspace = temporary bytes + (XLA's output bytes - XLA's aliased bytes) - (plan's output bytes - plan's donated bytes)
+
+XLA's aliased bytes are those outputs that use the memory of donated inputs. The plan's resident bytes and this workspace add up
+to the memory that is in use while the executable runs.
 """
 
 import os
@@ -29,7 +33,7 @@ from tensile_jax.trace import is_packed, shape_struct
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Executable:
-    """A compiled segment: call it with its inputs, get the tuple of its outputs."""
+    """A compiled segment: `call` takes its inputs and returns the tuple of its outputs. The sizes are XLA's."""
 
     call: Callable[..., Any]
     temporary_bytes: int
@@ -37,19 +41,19 @@ class Executable:
     aliased_bytes: int
 
     def workspace(self, *, outputs: int, donated: int) -> int:
-        """Bytes beyond those of `outputs` less `donated`, as the plan counts them."""
+        """The workspace, by the formula above, where the plan counts `outputs` and `donated` bytes."""
         return self.temporary_bytes + (self.output_bytes - self.aliased_bytes) - (outputs - donated)
 
 
 class Compiler:
-    """Compiles segments for one device, and keeps the executables by the segments' content.
+    """Compiles segments for one device, and keeps the executables, so that equal segments share one.
 
     Args:
         device: where the segments run.
         committed: whether their results are committed to the device, as the results of `jax.jit` are or are not.
         compiler_options: options of XLA, as in `jax.jit`.
-        debugs_numbers: whether JAX looks for not-a-numbers or infinities. Then segments keep their inputs, so that a segment
-            that makes such a number can run again, operator by operator, and the error names the operator.
+        debugs_numbers: whether JAX is set to look for NaNs or infinities. If so, segments do not donate their inputs. A segment
+            that makes such a number can then run again, operator by operator, so that the error names the operator.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class Compiler:
         return len(self._done)
 
     def compile(self, codes: Sequence[SegmentCode], progress: Callable[[int, int], None] | None = None) -> list[Executable]:
-        """Executables for `codes`, in order. `progress(done, of)` is told of each that had to be compiled."""
+        """The executables for `codes`, in order. `progress(done, of)` is called after each that had to be compiled."""
         missing = {code.content: code for code in codes if code.content not in self._done}
         began = time.perf_counter()
         workers = max(1, min(len(missing), os.cpu_count() or 1))
@@ -88,7 +92,7 @@ class Compiler:
                     self._done[content] = self._finished(missing[content], future.result())
                     if progress is not None:
                         progress(done, len(running))
-        finally:  # on Ctrl-C, only what XLA has begun is waited for
+        finally:  # on Ctrl-C, wait only for the compilations that have begun
             pool.shutdown(cancel_futures=True)
         self.compile_s += time.perf_counter() - began
         return [self._done[code.content] for code in codes]
@@ -99,7 +103,7 @@ class Compiler:
             return traced.lower().compile()
 
     def identity(self, values: Sequence[jax.Array]) -> Callable[..., Sequence[jax.Array]]:
-        """An executable that gives back what it is given, in the same memory, as arrays of this compiler's commitment."""
+        """An executable that returns its arguments in the same memory. The results are committed as this compiler's are."""
         avals = tuple(map(shape_struct, values))
         content = ("identity", tuple((a.shape, a.dtype, a.weak_type) for a in avals))
         code = SegmentCode(lambda *xs: xs, avals, tuple(range(len(avals))), content)
@@ -109,7 +113,7 @@ class Compiler:
         """The segment's code as a jitted function, and what it is lowered to."""
         sharding = SingleDeviceSharding(self.device) if self.committed else None
         avals = [shape_struct(a, sharding) if isinstance(a, jax.ShapeDtypeStruct) else a for a in code.avals]
-        # a segment without inputs has nothing else that names the device
+        # without inputs, only the sharding of the outputs names the device
         placed: dict[str, Any] = {"out_shardings": sharding} if self.committed and not avals else {}
         jitted = jax.jit(
             code.function,
@@ -122,7 +126,7 @@ class Compiler:
             return jitted, jitted.lower(*avals)
 
     def _call_of(self, jitted: Any) -> Callable[..., Any]:
-        """`jitted` on this device; with arguments that are as committed as here, JAX finds what has been lowered and compiled."""
+        """A call of `jitted` on this device, with arguments so placed that JAX finds what it has compiled already."""
         if not self.committed:
             return partial(_on, self.device, jitted)
         sharding = SingleDeviceSharding(self.device)
@@ -135,10 +139,10 @@ class Compiler:
 
 
 def _naming_the_operator(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`; if it makes a number for which JAX looks, `function` runs as well, operator by operator.
+    """A function like `call`. If `call` makes a number for which JAX looks, it also runs `function`, operator by operator.
 
-    JAX then raises `FloatingPointError` in the operator that makes the number. What a compiled function raises has no public
-    name.
+    JAX then raises `FloatingPointError` in the operator that makes the number. The class of the error that a compiled function
+    raises has no public name, so it is recognised by the name of the class.
     """
 
     def checked(*values: Any) -> Any:
@@ -157,13 +161,13 @@ def _naming_the_operator(function: Callable[..., Any], call: Callable[..., Any])
 
 
 def _on(device: Device, jitted: Any, *values: Any) -> Any:
-    """The results of `jitted` on this device, where no argument is committed to one."""
+    """The results of `jitted` on this device, for arguments of which none is committed to a device."""
     with jax.default_device(device):
         return jitted(*values)
 
 
 def _is_refused(code: SegmentCode) -> bool:
-    """Whether the segment has an input that a compiled function refuses and a jitted one takes.
+    """Whether the segment has an input that a compiled function refuses and a jitted function accepts.
 
     Tokens, which have no shape, are such inputs. In jax 0.10.2 arrays with several numbers in a byte are as well: "Computation
     was compiled for input layouts that disagree with the layouts of arguments passed to it".
@@ -177,7 +181,7 @@ def _is_free(value: Any) -> bool:
 
 
 def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:
-    """The executable; it is called by `call`, if there is one."""
+    """Compile a lowered segment. If `call` is not None, it is called in the place of the compiled function."""
     compiled = lowered.compile()
     memory = compiled.memory_analysis()
     return Executable(
@@ -189,7 +193,7 @@ def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:
 
 
 def peak_of(compiled: Any) -> int:
-    """Peak of an executable that runs alone: arguments, outputs and temporaries, less what outputs take over."""
+    """The peak of an executable that runs alone: arguments, outputs and temporaries, less outputs in the memory of arguments."""
     memory = compiled.memory_analysis()
     return int(
         memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
@@ -199,15 +203,15 @@ def peak_of(compiled: Any) -> int:
 _CACHED_FROM = ("jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")
 _lowered = threading.Lock()
 _lowering = 0  # how many are inside `_short_compilations_cached` now
-_before: dict[str, Any] = {}  # the user's own values, while somebody is
+_before: dict[str, Any] = {}  # the user's own values of the settings, while somebody is inside
 
 
 @contextmanager
 def _short_compilations_cached() -> Iterator[None]:
-    """Let the user's persistent cache, if there is one, keep what compiles in less than a second too.
+    """Have JAX's persistent cache, if the user has set one, also keep executables that compile quickly or are small.
 
     These settings are the same for all threads, and several threads compile at once. So the first thread that enters sets
-    them, and the last one that leaves restores the user's values, unless the user has set others meanwhile.
+    them, and the last one that leaves restores the user's values, unless the user has changed them meanwhile.
     """
     global _lowering
     if not getattr(jax.config, "jax_compilation_cache_dir", None):

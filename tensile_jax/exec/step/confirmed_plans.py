@@ -1,12 +1,14 @@
-"""A cache of the choices whose compiled peaks are known, by budget, for the rest of the process.
+"""A cache of plans whose peak was confirmed by compiling them, by budget, so that a lower budget never gets a higher peak.
 
-The plan for a budget is corrected by what compiling it has shown. Two budgets are corrected by different attempts, so the lower
-one could end with the higher peak, or the higher one with no plan where the lower one has a plan. Therefore
+A plan is first made with estimated sizes, and is then corrected by the sizes that compiling it has shown. Two budgets can be
+corrected by different attempts. Without this cache, the lower of two budgets could end with the higher peak, or the higher budget
+could end without a plan although the lower one has a plan. Therefore
 
-    a lower budget takes over the choice of the next higher one, if the plan of that choice keeps the lower budget
-    a higher budget takes over the choice of the next lower one, if its own search ended with a lower peak
+    - a lower budget takes the plan of the next higher budget, if that plan keeps the lower budget;
+    - a higher budget takes the plan of the next lower budget, if its own search found no plan or one with a lower peak.
 
-so that, in one process, a lower budget never needs more memory. A budget that was planned for before is not searched for again.
+A budget for which a plan was made before is not searched for again. The cache holds the planner's choices, from which plans are
+made, for each program, and lives as long as the process. Only the policy `auto` uses it.
 """
 
 from bisect import insort
@@ -25,22 +27,22 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """Plans that were compiled for one program, by budget; peaks ascend with budgets."""
+    """The choices that were compiled for one program, in the order of their budgets, which is also the order of their peaks."""
 
     entries: list[_Entry]
 
     def above(self, limit: float) -> Choice | None:
-        """The choice of the next higher (or the same) budget, if it keeps `limit`."""
+        """The choice of the same or the next higher budget, if its plan keeps `limit`; otherwise None."""
         entry = next((e for e in self.entries if e.limit >= limit), None)
         return entry.choice if entry is not None and entry.peak_bytes <= limit else None
 
     def below(self, limit: float, peak_bytes: float) -> Choice | None:
-        """The choice of the next lower budget, if it has a higher peak than `peak_bytes`."""
+        """The choice of the next lower budget, if its plan has a higher peak than `peak_bytes`; otherwise None."""
         entry = next((e for e in reversed(self.entries) if e.limit < limit), None)
         return entry.choice if entry is not None and entry.peak_bytes > peak_bytes else None
 
     def add(self, limit: float, peak_bytes: int, choice: Choice) -> None:
-        """Remember the choice."""
+        """Remember the choice for a budget, unless there is one already."""
         if all(e.limit != limit for e in self.entries):
             insort(self.entries, _Entry(limit, peak_bytes, choice), key=lambda e: e.limit)
 
@@ -49,5 +51,5 @@ _OF_PROGRAM: dict[Hashable, Confirmed] = {}
 
 
 def confirmed_for(program: Hashable) -> Confirmed:
-    """What has been confirmed for the program in this process."""
+    """The choices that were confirmed for a program in this process; `program` is a hashable key for it."""
     return _OF_PROGRAM.setdefault(program, Confirmed([]))

@@ -1,17 +1,19 @@
-"""Run the instructions of a plan: the paper's Executor (TENSILE, section III-D).
+"""The executor: runs the instructions of a plan (TENSILE section III-D, "Executor").
 
-The executor carries out the instructions in order and decides nothing, apart from two faults from which it recovers:
+The executor carries out the instructions in their order. It decides only how to recover from three faults:
 
-    - If a tensor is not on the device when its segment is launched, it is copied in at that moment. Such a copy is a *passive
-      swap-in*; it is counted, and never an error.
-    - If the device is out of memory, everything that the segment does not read is copied to the host, and the segment is launched
-      again. The iteration continues, and `needs_lower_budget` is set.
+    - A tensor is still on the host when a segment needs it on the device. The executor copies it in at that moment. Such a copy
+      is a passive swap-in; it is counted, and is never an error. The arguments of an iteration are always checked for this. The
+      inputs of each segment are checked in iterations that are watched, and in the rest of an iteration in which a launch failed.
+    - The device is out of memory. Everything that the segment does not read is copied to the host, apart from constants and
+      arguments that were not donated, and the segment is launched again. The iteration continues. `needs_lower_budget` is set.
+    - An input has another memory layout than the executable expects. All inputs are copied, and the segment is launched again.
 
-On a GPU, allocations follow the order of launches, so launches run ahead of the device. On a CPU a segment's buffers are taken
-when it is launched, not when it runs, so each launch waits for the one before it.
+On a GPU, allocations follow the order of launches, so launches run ahead of the device (`run_ahead`). On a CPU, the memory of a
+segment is taken when the segment is launched, not when it runs, so each launch waits for the one before it.
 
 Effects (callbacks, debug prints) happen once, where their segment runs. Segments run in the order of their launches: on a GPU
-because they share a stream, and on a CPU because each launch waits. On a CPU an iteration with effects also ends before the
+because they share a stream, and on a CPU because each launch waits. On a CPU, an iteration with effects also ends before the
 next one begins. A segment for which the device had no memory has not begun, so it has had no effect.
 """
 
@@ -36,12 +38,12 @@ from tensile_jax.exec.step.instructions import (
 from tensile_jax.exec.step.transfer import Transfer, may_move, on_host
 from tensile_jax.trace import nbytes_of
 
-WATCHED_FIRST = 3  # iterations of a plan
+WATCHED_FIRST = 3  # this many first iterations of a plan are watched
 _WATCHED_EVERY = 50
 
 
 def is_watched(iteration: int) -> bool:
-    """Whether the `iteration`-th iteration of a plan, counted from one, is observed: the first ones, and then every fiftieth."""
+    """Whether iteration number `iteration` of a plan, counted from one, is watched: the first three, and then every fiftieth."""
     return iteration <= WATCHED_FIRST or iteration % _WATCHED_EVERY == 0
 
 
@@ -49,8 +51,8 @@ def is_watched(iteration: int) -> bool:
 class Observation:
     """What was measured in one watched iteration: bytes on the device, microseconds of each segment and of waiting for copies.
 
-    `live_bytes` are those of the latest launch, `peak_bytes` the most of all. Unless the iteration is `timed`, only bytes are
-    measured and nothing is waited for.
+    `live_bytes` are the bytes of live arrays plus the workspace at the latest launch, and `peak_bytes` the most of all launches.
+    Unless the iteration is `timed`, only bytes are measured, and the executor does not wait for segments to end.
     """
 
     peak_bytes: int = 0
@@ -62,7 +64,7 @@ class Observation:
 
 
 class Executor:
-    """Runs one plan, iteration after iteration."""
+    """Runs one plan, iteration after iteration. With `run_ahead` a launch does not wait for the launch before it."""
 
     def __init__(
         self,
@@ -73,7 +75,9 @@ class Executor:
         run_ahead: bool,
     ) -> None:
         self._program = instructions
-        self._constants = [transfer.copy_into(c) for c in constants]  # the user may donate or delete what the step captured
+        self._constants = [
+            transfer.copy_into(c) for c in constants
+        ]  # copies, since the user may donate or delete the arrays that the step captured
         self._transfer = transfer
         self._used = _slots_used(instructions)
         self._run_ahead = run_ahead
@@ -82,11 +86,11 @@ class Executor:
         self.needs_lower_budget = False
 
     def run(self, arguments: Sequence[Any], watch: Observation | None = None) -> list[Any]:
-        """The results of one iteration on `arguments`, both flat. Donated arguments are gone afterwards, as with jit."""
+        """The results of one iteration on `arguments`, both flat. Donated arguments are deleted afterwards, as with `jax.jit`."""
         iteration = self.begin(arguments, watch)
         perform = iteration.perform
         for instruction in self._program.code:
-            if type(instruction) is not FinishSwapIn:  # here a launch may be issued before its inputs have come
+            if type(instruction) is not FinishSwapIn:  # here a launch may be issued before its inputs have arrived
                 perform(instruction)
         results = self.end(iteration)
         if watch is not None:
@@ -94,7 +98,7 @@ class Executor:
         return results
 
     def begin(self, arguments: Sequence[Any], watch: Observation | None = None) -> "Iteration":
-        """An iteration on `arguments`, which are placed where the plan expects them."""
+        """Begin an iteration on `arguments`, which are copied to where the plan expects them."""
         program = self._program
         iteration = Iteration(self, len(program.nbytes), watch)
         for slot, value in zip(program.inputs, arguments, strict=True):
@@ -110,7 +114,7 @@ class Executor:
         if program.effectful and not self._run_ahead and latest is not None and not latest.is_deleted():
             latest.block_until_ready()
         results = [env[slot] if env[slot] is not None else host[slot] for slot in program.outputs]
-        if self.needs_lower_budget:  # what recovery sent to the host comes back; what the plan left there stays
+        if self.needs_lower_budget:  # copy back what recovery sent to the host, but not what the plan leaves there
             results = [
                 self._transfer.into(value) if on_host(value) and slot not in host else value
                 for slot, value in zip(program.outputs, results, strict=True)
@@ -128,11 +132,11 @@ class Executor:
         return self._program.code
 
     def _arrive(self, slot: int, value: Any, env: list[Any], host: dict[int, Any]) -> None:
-        """Place an argument where the plan expects it: on the device, or on the host for state that stays out."""
+        """Copy an argument to where the plan expects it: on the device, or on the host for state that the plan keeps there."""
         if slot in self._program.arrive_on_host:
             if on_host(value):
                 host[slot] = value
-            else:  # the first iteration: state has not been out yet
+            else:  # in the first iteration the state is still on the device
                 host[slot] = self._transfer.out(value)
                 if isinstance(value, jax.Array) and slot not in self._program.keep:
                     jax.block_until_ready(host[slot])
@@ -142,7 +146,7 @@ class Executor:
             env[slot] = self._transfer.into(value)
         elif isinstance(value, jax.Array) or not may_move(value):
             env[slot] = value
-        elif slot in self._used:  # as jit, which does not transfer what nothing reads
+        elif slot in self._used:  # like `jax.jit`, do not copy what nothing reads
             env[slot] = self._transfer.into(value)
 
 
@@ -155,12 +159,12 @@ def _slots_used(program: Instructions) -> frozenset[int]:
 
 
 class Iteration:
-    """A running iteration: what lies on the device (`env`) and on the host (`host`), by slot."""
+    """A running iteration. `env` holds, by slot, the tensors on the device, and `host` those on the host."""
 
     def __init__(self, executor: Executor, slots: int, watch: Observation | None) -> None:
         self.env: list[Any] = [None] * slots
         self.host: dict[int, Any] = {}
-        self.latest: Any = None  # of the results of the latest launch, one
+        self.latest: Any = None  # one result of the latest launch
         self.watch = watch
         self._executor = executor
         self._transfer = executor._transfer
@@ -168,13 +172,13 @@ class Iteration:
         self._careful = False
 
     def perform(self, instruction: Instruction) -> None:
-        """Carry out one instruction. They must come in order."""
+        """Carry out one instruction. The instructions must come in their order."""
         env, host = self.env, self.host
         match instruction:
             case Launch():
                 self._launch(instruction)
             case StartSwapOut(slots):
-                if self._careful:  # recovery may have sent some there already
+                if self._careful:  # recovery may have copied some to the host already
                     host.update((slot, env[slot]) for slot in slots if on_host(env[slot]))
                     slots = [slot for slot in slots if slot not in host]
                 host.update(zip(slots, self._transfer.out([env[slot] for slot in slots]), strict=True))
@@ -220,18 +224,18 @@ class Iteration:
             self._observe(watch, launch.workspace_bytes, made, began)
         self.latest = next((value for value in reversed(made) if isinstance(value, jax.Array)), previous)
         outputs = launch.outputs
-        env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects gives one more
+        env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects returns one value more
         for slot in launch.drops:
             env[slot] = None
 
     def owned(self) -> list[Any]:
-        """What this iteration alone holds: no constants and no arguments that were not donated, which others may hold as well."""
+        """The values that belong to this iteration alone: not constants, and not arguments that were not donated."""
         program = self._executor._program
         others = program.keep | {slot for slot, _ in program.constants}
         return [value for slot, value in enumerate(self.env) if slot not in others]
 
     def _fetch(self, inputs: Sequence[int]) -> None:
-        """Passive swap-in: bring what the segment reads and is not on the device."""
+        """Copy to the device what the segment reads and is not there: passive swap-ins."""
         env, host = self.env, self.host
         for slot in inputs:
             if env[slot] is None or on_host(env[slot]):
@@ -240,16 +244,16 @@ class Iteration:
                 env[slot].block_until_ready()
 
     def _launch_again(self, call: Callable[..., Any], inputs: Sequence[int], error: Exception) -> Any:
-        """Launch the segment once more where the reason of its failure can be removed.
+        """Launch the segment once more, if the cause of its failure can be removed; otherwise raise `error`.
 
-        An argument in another layout than row-major is copied into that. If the device is out of memory, everything that
-        the segment does not read goes to the host.
+        Inputs with an unexpected memory layout are copied, which makes them row-major. If the device is out of memory,
+        everything that the segment does not read and that belongs to this iteration is copied to the host.
         """
         executor, env = self._executor, self.env
         story = str(error)
-        if "input layouts that disagree" in story:  # jax says so before anything runs
+        if "input layouts that disagree" in story:  # JAX raises this before anything runs
             return call(*[jax.numpy.copy(env[slot]) for slot in inputs])
-        # With effects, only an error that is XLA's own: one that a callback raised may quote it, and has run already.
+        # With effects, launch again only after XLA's own error: a callback's error may quote it, but that callback has run.
         if "RESOURCE_EXHAUSTED" not in story or (executor._program.effectful and not story.startswith("RESOURCE_EXHAUSTED")):
             raise error
         executor.out_of_memory += 1
@@ -258,7 +262,7 @@ class Iteration:
         stays = set(inputs) | program.keep | {slot for slot, _ in program.constants}
         for slot, value in enumerate(env):
             if not isinstance(value, jax.Array) or slot in stays or slot in self.host or value.is_deleted():
-                continue  # nothing, a token, or donated to a segment
+                continue  # empty, a token, not to be moved, or donated to a segment
             if not on_host(value):
                 copy = self._transfer.out(value)
                 copy.block_until_ready()
@@ -276,7 +280,7 @@ class Iteration:
             ) from again
 
     def _observe(self, watch: Observation, workspace_bytes: int, made: Any, began: float) -> None:
-        """Bytes on the device while the segment runs: everything held, what it makes, its workspace."""
+        """Record the bytes on the device while the segment runs: all live arrays, the segment's outputs and its workspace."""
         if watch.timed:
             jax.block_until_ready(made)
             watch.segment_us.append((time.perf_counter() - began) * 1e6)

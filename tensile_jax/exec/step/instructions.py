@@ -1,13 +1,13 @@
-"""Turn a plan into the instructions that carry it out: a flat list over numbered slots, each of which holds one tensor.
+"""Turns a plan into the instructions that carry it out: a flat list over numbered slots, each of which holds one tensor.
 
     StartSwapOut    start copies to host memory
-    FinishSwapOut   wait until copies to host memory are done, then give their device memory back
+    FinishSwapOut   wait until copies to host memory are done, then free their device memory
     StartSwapIn     start copies to device memory
     FinishSwapIn    wait until copies to device memory are done
     Launch          run a segment
-    Free            give device memory back
+    Free            free the device memory of donated arguments
 
-The instructions at each boundary between segments stand in this order, so the order in which they are issued is the plan's
+Between two segments, the instructions come in this order. They are issued in the order of the list, so the list is the plan's
 schedule.
 """
 
@@ -25,14 +25,15 @@ Slots = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
-    """Call the executable of segment `index`, and drop the references to what nothing reads after it.
+    """Call the executable of segment `index`, and drop the references to tensors that nothing reads afterwards.
 
     Attributes:
         call: the executable.
-        arguments: gives what `inputs` hold, out of what all slots hold.
+        arguments: takes the values of all slots and returns those of `inputs`.
+        inputs: the slots of its arguments.
         outputs: the slots of its results, which are consecutive.
-        drops: the slots that are empty afterwards.
-        workspace_bytes: what it needs beyond its arguments and results, as the plan says.
+        drops: the slots that become empty.
+        workspace_bytes: the workspace of the segment, as the plan says.
     """
 
     index: int
@@ -46,21 +47,21 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartSwapOut:
-    """Start copies to host memory. What was on the device stays there."""
+    """Start copies to host memory. The tensors stay on the device as well, until `FinishSwapOut`."""
 
     slots: Slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishSwapOut:
-    """Wait until the host has these tensors, then give their device memory back."""
+    """Wait until the copies of these tensors to the host have ended, then free their device memory."""
 
     slots: Slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartSwapIn:
-    """Start copies to device memory. The host keeps its own, but for those that are `forgotten`."""
+    """Start copies to device memory. The copies in host memory are kept, except those in the slots `forgotten`."""
 
     slots: Slots
     forgotten: Slots
@@ -68,14 +69,14 @@ class StartSwapIn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishSwapIn:
-    """Wait until the device has these tensors, which the launch that follows reads."""
+    """Wait until the copies of these tensors to the device have ended, since the next launch reads them."""
 
     slots: Slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Free:
-    """Give the device memory of donated arguments back, which the caller still names."""
+    """Free the device memory of donated arguments. The caller may still refer to these arrays, so they are deleted."""
 
     slots: Slots
 
@@ -85,17 +86,17 @@ Instruction = Launch | StartSwapOut | FinishSwapOut | StartSwapIn | FinishSwapIn
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instructions:
-    """The instructions of one iteration, and where its arguments and results are.
+    """The instructions of one iteration, and the slots of its arguments and results.
 
     Attributes:
         code: the instructions, in order.
-        nbytes: the size of what each slot holds.
+        nbytes: the size of the tensor in each slot.
         inputs: the slots of the step's arguments.
         outputs: the slots of the step's results.
-        constants: pairs (slot, tensor) of what the step captures.
-        arrive_on_host: the slots of state that an iteration expects in host memory.
-        left_on_host: the slots of state that an iteration leaves in host memory.
-        keep: the slots of constants and of arguments that are not donated, whose memory is not ours to give back.
+        constants: (slot, tensor) for each array that the step captures from outside.
+        arrive_on_host: the slots of arguments that an iteration expects in host memory.
+        left_on_host: the slots of results that an iteration leaves in host memory.
+        keep: the slots of constants and of arguments that are not donated, whose memory must not be freed.
         effectful: whether an iteration must be over before the next one begins.
     """
 
@@ -120,7 +121,8 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
     inputs = of(graph.inputs)
     constants = [t.id for t in graph.tensors if t.role == "constant" and t.producer is None]
     constant_slots = of(constants)
-    started: defaultdict[tuple[str, int], list[TensorId]] = defaultdict(list)  # by kind, and the segment before which it is
+    # by kind of event, and the index of the segment before which the event happens
+    started: defaultdict[tuple[str, int], list[TensorId]] = defaultdict(list)
     finished: defaultdict[tuple[str, int], list[TensorId]] = defaultdict(list)
     first: dict[TensorId, Event] = {}
     last: dict[TensorId, Event] = {}
@@ -164,12 +166,12 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
         left_on_host=frozenset(of(t for t in graph.outputs if t in last and last[t].kind == "swap_out")),
         keep=frozenset(of(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)),
         effectful=any(operator.effectful for operator in graph.operators),
-        nbytes=tuple(graph.tensors[t].nbytes for t in slot),  # last, for then every slot has been given out
+        nbytes=tuple(graph.tensors[t].nbytes for t in slot),  # last, since by now every tensor has its slot
     )
 
 
 def _getter(slots: Slots) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What `slots` hold, as a sequence."""
+    """A function that takes the values of all slots and returns those of `slots`."""
     if len(slots) > 1:
         return itemgetter(*slots)
     return lambda held: [held[slot] for slot in slots]

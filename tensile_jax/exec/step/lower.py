@@ -1,12 +1,13 @@
-"""Turn a segment of a flat program into a function that `jax.jit` can compile.
+"""Turns a segment of a traced step into a function that `jax.jit` can compile.
 
 A segment is a list of equations, its inputs and its outputs. The *content* of a segment is a hashable value. Two segments have
 equal contents exactly if their equations, shapes, connections and donations are the same. They then share one executable, so
 the repeated blocks of a network compile once.
 
-A segment with effects returns one number after its outputs. The segment is over when that number is there, so it can be waited
-for even if there are no outputs. It is returned beside a single output too, because XLA:CPU fails to compile some programs in
-which a callback reads the only result (jax 0.10.2 and 0.12: "instruction->IsDead() ... is live and cannot be removed").
+A segment with effects returns one number after its outputs. When that number is there, the segment is over. So a segment can be
+waited for even if it has no outputs. The number is returned beside a single output too, because XLA:CPU fails to compile some
+programs in which a callback reads the only result (jax 0.10.2 and 0.12: "instruction->IsDead() ... is live and cannot be
+removed").
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -22,12 +23,12 @@ from tensile_jax.trace import Program, atom_key, params_key, shape_struct, varia
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentCode:
-    """What to compile for a segment.
+    """The code of a segment, to be compiled.
 
     Attributes:
-        function: takes the inputs and returns the tuple of outputs; with effects, one number more.
+        function: takes the inputs and returns the tuple of outputs, and with effects one number more.
         avals: for each input a `jax.ShapeDtypeStruct`, or a token.
-        donated: positions of inputs.
+        donated: the positions of the inputs that are donated.
         content: equal for segments that can share an executable.
     """
 
@@ -52,7 +53,7 @@ class SegmentBuilder:
         outputs: Sequence[TensorId],
         donated: Sequence[TensorId],
     ) -> SegmentCode:
-        """The code of the segment that runs `operators` (in order) on `inputs` and gives `outputs`."""
+        """The code of the segment that runs `operators` (in order) on `inputs` and returns `outputs`."""
         program = self._program
         reads = tuple(self._variables[t] for t in inputs)
         writes = tuple(self._variables[t] for t in outputs)
@@ -82,5 +83,5 @@ class SegmentBuilder:
 
 
 def _struct(aval: Any) -> Any:
-    """What to lower for in the place of a value: its shape, or a token for a token, which has no shape."""
+    """What stands for a value when a segment is lowered: its shape, or, for a token, which has no shape, a token."""
     return shape_struct(aval) if hasattr(aval, "shape") else jax.jit(jax.lax.create_token)()

@@ -1,10 +1,11 @@
-"""One step at one set of shapes, from its trace to a compiled plan that keeps the budget.
+"""Makes the compiled plan of one step at one set of shapes, from its trace on, so that the plan keeps the budget.
 
-    trace -> plan -> compile its segments -> the plan with XLA's own sizes -> run it, or plan again if it breaks the budget
+    trace -> plan -> compile its segments -> the plan with XLA's own sizes -> run it, or plan again if it exceeds the budget
 
-The planner (`plan/planner.py`) estimates each segment's workspace until XLA has compiled the segment. What XLA says replaces the
-estimate; if the plan then exceeds the budget, the planner chooses again knowing more, until a plan's *compiled* peak is under the
-budget. If no choice is left, the plan with the least peak is compiled, so that the error can name a budget that is known to work.
+The planner (`plan/planner.py`) estimates each segment's workspace until XLA has compiled that segment. XLA's figure then replaces
+the estimate. If the plan with these figures exceeds the budget, the planner chooses again, with what is known now, until a plan's
+*compiled* peak is within the budget. If no choice is left, plans with the least peaks are compiled, so that the error can name a
+budget that is known to work.
 """
 
 import time
@@ -28,17 +29,17 @@ from tensile_jax.trace import TracedStep
 
 _MOST_ATTEMPTS = 8
 _MOST_SLOWDOWN_ATTEMPTS = 4
-_MARGIN = 0.01  # of the budget, more with each attempt
-_LOWER = 0.9  # the next budget, after the device ran out of memory under this one
+_MARGIN = 0.01  # share of the budget that is kept free, times the number of the attempt
+_LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
-    """A plan, the choice that it came from, and the executables of its segments.
+    """A plan, the planner's choice from which it was made, and the executables of its segments.
 
-    There are none where the step runs whole, or where the plan is only predicted.
+    `executables` are None if the step runs whole, as one executable, or if the plan is only predicted.
     """
 
     plan: Plan
@@ -48,7 +49,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """What the user asked for, apart from the budget. With `max_slowdown` there is none: the least memory is wanted."""
+    """What the user asked for, apart from the budget. With `max_slowdown` there is no budget: the least memory is wanted."""
 
     policy: PolicyName
     profile: DeviceProfile
@@ -59,7 +60,7 @@ class Options:
 
 
 class PreparedStep:
-    """A traced step, its planner, and in the end its compiled plan."""
+    """A traced step and its planner, from which compiled plans are made."""
 
     def __init__(self, step: TracedStep, budget: Budget | None, options: Options, compiler: Compiler) -> None:
         self.step = step
@@ -79,12 +80,12 @@ class PreparedStep:
         self.measured = Measured()
         self.plan_s = 0.0
         self.jit_compile_s = 0.0
-        self.out_of_memory = 0  # under earlier plans
+        self.out_of_memory = 0  # how often, under earlier plans
         self._whole: Any = None
         self._without_swaps: PreparedStep | None = None
 
     def without_swaps(self) -> "PreparedStep":
-        """The same step, of which only plans without swaps are made."""
+        """The same step, from which only plans without swaps are made."""
         if self._without_swaps is None:
             self._without_swaps = PreparedStep(self.step, None, replace(self.options, may_swap=False), self.compiler)
         return self._without_swaps
@@ -93,7 +94,7 @@ class PreparedStep:
 
     @property
     def jit_peak_bytes(self) -> int:
-        """Peak of plain `jax.jit`, which is compiled for this, once."""
+        """The peak of plain `jax.jit`. The whole step is compiled for this, once."""
         self.whole_executable()
         assert self.measured.whole is not None
         return self.measured.whole
@@ -110,11 +111,11 @@ class PreparedStep:
         return self._whole
 
     def limit(self) -> float:
-        """The budget in bytes, infinite if there is none; what `max_slowdown` comes to, if that was given instead."""
+        """The budget in bytes; infinite if there is none. If `max_slowdown` was given, the least memory that it allows for."""
         return self._goal().limit
 
     def _goal(self) -> Goal:
-        """The limit, as far as is known: what compiling shows may change what `max_slowdown` comes to."""
+        """The limit, as far as it is known now: with `max_slowdown` it may change when segments have been compiled."""
         if self.budget is not None:
             return Goal(self.budget.nbytes if self.budget.nbytes is not None else self.budget.resolve(self.jit_peak_bytes))
         if self.options.max_slowdown is None:
@@ -122,15 +123,15 @@ class PreparedStep:
         return Goal(self.planner.least_limit(self.options.max_slowdown, self.measured), self.options.max_slowdown)
 
     def predict(self) -> Plan:
-        """The plan with estimated workspaces; compiles nothing but, for a budget in per cent, plain jit.
+        """The plan with estimated workspaces. Nothing is compiled, except plain jit's step if the budget is a share of its peak.
 
         Raises:
-            BudgetTooSmall: not even the least peak is under the budget.
+            BudgetTooSmall: not even the plan with the least peak keeps the budget.
         """
         return self.predicted().plan
 
     def predicted(self) -> Compiled:
-        """The same, with the choice that it came from."""
+        """The plan that `predict` returns, with the choice from which it was made."""
         began = time.perf_counter()
         goal = self._goal()
         found = self.planner.plan(goal, self.measured)
@@ -142,7 +143,7 @@ class PreparedStep:
         return Compiled(found.plan, None, found.choice)
 
     def bound_us(self) -> float:
-        """Microseconds that no plan under the budget is faster than; those of the step as one executable, if it fits."""
+        """A lower bound, in microseconds, of the time of any plan under the budget; the time of the whole step, if that fits."""
         return self.planner.bound_us(self.limit(), self.measured)
 
     def _too_small(self, limit: float, floor_bytes: int, about: str) -> BudgetTooSmall:
@@ -154,19 +155,19 @@ class PreparedStep:
     # -- compiling --------------------------------------------------------------------------------------------------
 
     def prepare(self) -> "RunningPlan":
-        """A plan whose compiled peak is under the budget, ready to run.
+        """A plan whose compiled peak is within the budget, ready to run.
 
         Raises:
-            BudgetTooSmall: there is none; the error names the least peak that compiling has confirmed.
+            BudgetTooSmall: there is no such plan; the error names the least peak that compiling has confirmed.
         """
         found = self.choose_and_compile()
         return RunningPlan(self, found.plan, found.executables)
 
     def choose_and_compile(self) -> Compiled:
-        """A plan whose compiled peak is under the budget, and the executables of its segments; None if it runs whole.
+        """A plan whose compiled peak is within the budget, and the executables of its segments.
 
         Raises:
-            BudgetTooSmall: there is none; the error names the least peak that compiling has confirmed.
+            BudgetTooSmall: there is no such plan; the error names the least peak that compiling has confirmed.
         """
         if self.budget is None and self.options.max_slowdown is not None:
             return self._fast_enough()
@@ -179,7 +180,7 @@ class PreparedStep:
         confirmed = confirmed_for((*kind, self.compiler.device.device_kind))
         above = confirmed.above(limit)
         found = None if above is None else self._compiled_choice(above, goal)
-        if found is None or found.plan.peak_bytes > limit:  # XLA may tune a kernel to more scratch than before
+        if found is None or found.plan.peak_bytes > limit:  # XLA may have chosen a kernel that needs more workspace than before
             try:
                 found = self._search(goal)
             except BudgetTooSmall:
@@ -195,7 +196,7 @@ class PreparedStep:
         return found
 
     def _fast_enough(self) -> Compiled:
-        """The plan with the least compiled peak of those that are predicted to be fast enough."""
+        """The plan with the least compiled peak among those that were tried and are predicted to be fast enough."""
         best: Compiled | None = None
         for _ in range(_MOST_SLOWDOWN_ATTEMPTS):
             goal = self._goal()
@@ -249,7 +250,7 @@ class PreparedStep:
         raise self._too_small(goal.limit, best.plan.peak_bytes, "")
 
     def _compiled_choice(self, choice: Choice, goal: Goal) -> Compiled | None:
-        """The plan of `choice` and its executables, whole or in segments; None if its replay refuses it."""
+        """The plan of `choice`, compiled; None if the replay, which checks every plan, refuses it."""
         if choice.runs_whole:
             self.whole_executable()
             plan = self.planner.plan_of(choice, goal, self.measured)
@@ -267,7 +268,7 @@ class PreparedStep:
     def offload_state(self, found: Compiled, tensors: Collection[TensorId]) -> Compiled:
         """The same segments with these state tensors on the host between their uses, across the iteration boundary.
 
-        If the replay refuses that plan, `found` remains.
+        If the replay, which checks every plan, refuses that plan, the result is `found`.
         """
         if not tensors or found.plan.whole:
             return found
@@ -280,7 +281,7 @@ class PreparedStep:
         return found if plan is None else Compiled(plan, None, choice)
 
     def may_be_offloaded(self, found: Compiled) -> tuple[tuple[TensorId, int], ...]:
-        """State tensors that `offload_state` could send out and that are not out yet, and their bytes."""
+        """(tensor, bytes) of each state tensor that `offload_state` could keep on the host and that is not kept there yet."""
         return self.planner.may_be_offloaded(found.choice)
 
     def compile(self, plan: Plan) -> list[Executable]:
@@ -291,7 +292,7 @@ class PreparedStep:
         return self.compiler.compile(codes, lambda done, of: self._tell("compiling segments", done, of))
 
     def workspaces(self, plan: Plan, executables: Sequence[Executable]) -> list[int]:
-        """What XLA says of each segment's workspace."""
+        """Each segment's workspace in bytes, from XLA's figures."""
         size = [t.nbytes for t in self.graph.tensors]
         return [
             max(0, e.workspace(outputs=sum(size[t] for t in s.outputs), donated=sum(size[t] for t in s.donated)))
@@ -299,9 +300,10 @@ class PreparedStep:
         ]
 
     def prepare_for_less(self, running: "RunningPlan") -> "RunningPlan":
-        """A plan for less than `running`, to which the device could not give what it asked for; itself if there is none.
+        """A plan that needs less memory than `running`, under which the device ran out of memory; `running` if there is none.
 
-        The lower budget holds from then on. Where there is no lower plan, `running` goes on: it has just survived.
+        The lower budget holds from then on. If there is no plan for it, the old budget holds again, and `running` continues,
+        which has just recovered.
         """
         before = self.budget
         if running.lowest or running.executor is None:
@@ -328,7 +330,7 @@ class RunningPlan:
         self.plan = plan
         self.observations: list[Observation] = []
         self.executor: Executor | None = None
-        self.lowest = False  # no plan needs less
+        self.lowest = False  # whether no plan is known that needs less memory
         if executables is not None:
             transfer = Transfer(prepared.compiler.device)
             instructions = instructions_of(plan, prepared.graph, [e.call for e in executables])

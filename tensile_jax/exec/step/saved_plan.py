@@ -1,10 +1,11 @@
-"""Prepares a saved plan to run: compiles its segments, corrects its sizes, and plans the step again if these are too large.
+"""Prepares a saved plan to run: compiles its segments, corrects its sizes, and plans the step again if it exceeds its budget.
 
-The sizes in a saved plan may be estimates (`tensile plan` compiles nothing), or may come from another machine. So the segments
-are compiled here, and XLA's own workspaces replace those in the file. If the plan then needs more than the budget, the step is
-planned again within the budget, by the policy that made the saved plan. What has been compiled already is not compiled again.
+The sizes in a saved plan may be estimates, since `tensile plan` compiles nothing, or may come from another machine. So the
+segments are compiled here, and XLA's figures for their workspaces replace those in the file. If the plan then needs more than the
+budget, the step is planned again within the budget, by the policy that made the saved plan. Segments that are compiled already
+are not compiled again.
 
-A saved plan is never trusted: it is replayed on the step's graph before anything is compiled, as every plan is.
+A saved plan is never trusted: before anything is compiled, the plan is replayed on the step's graph, as every plan is.
 """
 
 from dataclasses import replace
@@ -23,8 +24,8 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
     """The saved plan, ready to run under the lower of its own budget and that of `prepared`.
 
     Raises:
-        PlanFileError: it is for another program, its replay refuses it, or its peak is above the budget.
-        BudgetTooSmall: compiled here it needs more than its budget, and so does every other plan.
+        PlanFileError: the plan is for another program, its replay refuses it, or its peak is above the budget.
+        BudgetTooSmall: compiled here, the plan needs more than its budget, and no other plan keeps it.
     """
     refuse_saved(prepared, plan)
     budgets = (plan.budget_bytes, None if prepared.budget is None else int(prepared.limit()))
@@ -64,14 +65,14 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
 
 
 def _corrected(segment: Segment, resident: int, workspace: int) -> Segment:
-    """The segment with these sizes; where they are what the file says, what its policy counted on top of them stays too."""
+    """The segment with these sizes. If the file says the same, the segment is unchanged: its `device_bytes` may then be more."""
     if (segment.resident_bytes, segment.workspace_bytes) == (resident, workspace):
         return segment
     return replace(segment, resident_bytes=resident, workspace_bytes=workspace, device_bytes=resident + workspace)
 
 
 def refuse_saved(prepared: PreparedStep, plan: Plan) -> None:
-    """See that a saved plan is for this step and within the budget of `prepared`.
+    """Check that a saved plan is for this step and within the budget of `prepared`.
 
     Raises:
         PlanFileError: it is for another program, its replay refuses it, or its peak is above the budget.
@@ -93,7 +94,7 @@ def refuse_saved(prepared: PreparedStep, plan: Plan) -> None:
 
 
 def above_budget(plan: Plan, budget_bytes: int) -> PlanFileError:
-    """A saved plan that the budget beside it does not allow."""
+    """The error for a saved plan whose peak is above the budget that was given with it."""
     return PlanFileError(
         f"plan= needs {plan.peak_bytes} bytes at its peak ({format_bytes(plan.peak_bytes)}), above budget={budget_bytes} "
         f"({format_bytes(budget_bytes)}). Make a new one under that budget with step.plan(...), or leave budget out: a plan has "
@@ -102,7 +103,7 @@ def above_budget(plan: Plan, budget_bytes: int) -> PlanFileError:
 
 
 def _difference(plan: Plan, graph: Graph) -> str:
-    """What differs between the arguments of the step and those of the plan."""
+    """A sentence that says how the arguments of the step differ from those of the plan."""
     planned = {t.id: t for t in plan.tensors}
     found: list[str] = []
     for t in graph.inputs:

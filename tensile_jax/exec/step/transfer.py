@@ -1,4 +1,4 @@
-"""Copy arrays between device memory and pinned host memory: the paper's Swap Executor (section III-D), on JAX.
+"""Copies arrays between device memory and pinned host memory (TENSILE section III-D, "Swap Executor").
 
 `jax.device_put` to a sharding with another memory kind is an asynchronous copy. It starts when the programs that were launched
 before it are done, and it overlaps the programs that are launched after it.
@@ -16,7 +16,7 @@ DEVICE, HOST = "device", "pinned_host"
 
 
 class Transfer:
-    """The two directions for one device."""
+    """Copies to and from the memory of one device."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -24,11 +24,11 @@ class Transfer:
         self._to_host = SingleDeviceSharding(device, memory_kind=HOST)
 
     def out(self, arrays: Any) -> Any:
-        """Copies in pinned host memory, in flight, of an array or of a list of them."""
+        """Start to copy an array, or a list of arrays, to pinned host memory. Returns the copies at once."""
         return jax.device_put(arrays, self._to_host)
 
     def into(self, arrays: Any) -> Any:
-        """Copies in device memory, in flight, of an array or of a list of them."""
+        """Start to copy an array, or a list of arrays, to device memory. Returns the copies at once."""
         return jax.device_put(arrays, self._to_device)
 
     def copy_into(self, array: Any) -> Any:
@@ -37,24 +37,24 @@ class Transfer:
 
 
 def in_device_memory(sharding: Any) -> Any:
-    """The sharding, on the same devices, of an array that has been brought in from host memory; itself for every other one."""
+    """The same sharding in device memory if `sharding` is in pinned host memory; otherwise `sharding` itself."""
     return sharding.with_memory_kind(DEVICE) if sharding.memory_kind == HOST else sharding
 
 
 def on_host(array: Any) -> bool:
-    """Whether the array is a `jax.Array` in host memory that belongs to a device."""
-    sharding = getattr(array, "sharding", None)  # first what is quick and nearly always enough: this is asked of every argument
+    """Whether `array` is a `jax.Array` in pinned host memory."""
+    sharding = getattr(array, "sharding", None)  # the quick test first: this is called for every argument
     return sharding is not None and sharding.memory_kind == HOST and isinstance(array, jax.Array)
 
 
 def may_move(value: Any) -> bool:
-    """Whether the value can be copied to a device: not a token, and not `float0`, of which no device has a buffer."""
+    """Whether the value can be copied to a device. Tokens cannot, nor can arrays of `float0`, which have no device buffer."""
     dtype = getattr(value, "dtype", None)
     return not hasattr(value, "block_until_ready") if dtype is None else dtype != jax.dtypes.float0
 
 
 def to_device(tree: Any) -> Any:
-    """`tree` with every array that lies in host memory brought into device memory; all others as they are."""
+    """`tree` with every array in pinned host memory copied to device memory; all other leaves are unchanged."""
     return jax.tree.map(lambda leaf: Transfer(_device_of(leaf)).into(leaf) if on_host(leaf) else leaf, tree)
 
 

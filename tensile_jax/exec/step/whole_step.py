@@ -13,11 +13,11 @@ from tensile_jax.exec.step.transfer import Transfer, on_host
 
 @dataclass(frozen=True, slots=True)
 class LaunchWhole:
-    """The instruction to run the step."""
+    """The only instruction: run the whole step."""
 
 
 class WholeStep:
-    """One launch an iteration. `compiled` takes and gives the trees of the user's function."""
+    """Runs a step with one launch for each iteration. `compiled` takes and returns the trees of the user's function."""
 
     code = (LaunchWhole(),)
     rest_on_host: frozenset[int] = frozenset()
@@ -32,7 +32,7 @@ class WholeStep:
         self.needs_lower_budget = False
 
     def begin(self, arguments: Sequence[Any], watch: Observation | None = None) -> "WholeIteration":
-        """An iteration on `arguments`, which are brought to the device."""
+        """Begin an iteration on `arguments`, which are copied to the device."""
         ready = [v if isinstance(v, jax.Array) and not on_host(v) else self._transfer.into(v) for v in arguments]
         return WholeIteration(self, ready, watch)
 
@@ -42,7 +42,7 @@ class WholeStep:
 
 
 class WholeIteration:
-    """`env` are the arguments before the launch, the results after it."""
+    """A running iteration. `env` holds the arguments before the launch, and the results after it."""
 
     def __init__(self, step: WholeStep, arguments: list[Any], watch: Observation | None) -> None:
         self.env = arguments
@@ -51,7 +51,7 @@ class WholeIteration:
         self._watch = watch
 
     def owned(self) -> list[Any]:
-        """What this iteration alone holds: the results of the launch, and nothing before it."""
+        """The values that belong to this iteration alone: after the launch its results, before it nothing."""
         return [] if self.latest is None else self.env
 
     def perform(self, instruction: LaunchWhole) -> None:
@@ -60,7 +60,7 @@ class WholeIteration:
         args, kwargs = tree_unflatten(step._in_tree, self.env)
         self.env = tree_leaves(step._compiled(*args, **kwargs))
         self.latest = self.env[-1] if self.env else None
-        if not self.env:  # nothing to wait for but its effects
+        if not self.env:  # there is nothing to wait for except the effects
             jax.effects_barrier()
         if self._watch is not None:
             self._watch.peak_bytes = self._watch.live_bytes = step._peak_bytes
