@@ -1,4 +1,6 @@
-"""The graph of one iteration of a step: its operators and its tensors. The planner reads it, and `tensile_jax/trace` makes it.
+"""Defines the graph of one iteration of a step: its operators and its tensors.
+
+`tensile_jax/trace` makes the graph of a step, and the planner reads it.
 
     Graph    ::= Operator*  Tensor*  inputs=(TensorId*)  outputs=(TensorId*)  carried=(Carried*)
     Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes effectful
@@ -8,19 +10,20 @@
     role     ::= "parameter" | "optimizer_state" | "state" | "batch" | "constant"
                | "activation" | "gradient" | "output"
 
-Operators stand in the order in which they run; that order is topological. An operator is one equation of the flattened jaxpr:
-*heavy* ones (convolutions, products, sorts, loops) always read and write device memory, *light* ones are what XLA fuses into
-their neighbours, a *reduction* is light but passes once over its whole input.
+An operator is one equation of the flattened jaxpr. Operators are listed in the order in which they run, and that order is
+topological. *Heavy* operators (convolutions, products, sorts, loops) always read and write device memory. XLA fuses *light*
+operators into their neighbours. A *reduction* is light, except that it reads its whole input once.
 
-An *effectful* operator does more than make its outputs: it prints, or calls back into Python. It runs exactly once an
-iteration, is never recomputed, and effectful operators run in the order in which the step has them.
+An *effectful* operator does more than make its outputs: it prints, or calls back into Python. It runs exactly once in an
+iteration and is never recomputed. Effectful operators run in the order in which the step has them.
 
 A tensor without producer is an input of the step or a constant. `carried` pairs an input of the step with the output that takes
-its place in the next iteration, so that an iteration is a cycle. The step may take the memory of donated inputs. All other
-inputs belong to the caller and stay on the device.
+its place in the next iteration. The step may reuse the memory of donated inputs. All other inputs belong to the caller and stay
+on the device.
 
-Sizes in bytes. Ids are positions: `graph.tensors[t].id == t`, `graph.operators[o].id` is the operator's place in the traced
-step, which `order` may have changed, so look operators up by position, never by id.
+Sizes are in bytes. A tensor's id is its position: `graph.tensors[t].id == t`. An operator's id is its position in the traced
+step. The planner may have changed the order of `graph.operators` since (`plan/analysis/operator_order.py`), so look operators up
+by position, never by id.
 """
 
 from dataclasses import dataclass
@@ -54,7 +57,8 @@ class Tensor:
 class Operator:
     """One equation of the step: what it reads, what it writes, and what that costs.
 
-    `relayout` are the bytes that it copies to bring its operands into a canonical layout, on a backend that needs one.
+    `relayout` is the number of bytes that it copies to bring its operands into the layout that the backend needs, if it needs
+    one.
     """
 
     id: OperatorId
@@ -71,7 +75,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """State: `output` of this iteration is `input` of the next one."""
+    """A state tensor: `output` of this iteration is `input` of the next one."""
 
     input: TensorId
     output: TensorId
@@ -79,7 +83,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One iteration of a step. `donated` are the inputs whose memory the step may take."""
+    """One iteration of a step. `donated` are the inputs whose memory the step may reuse."""
 
     name: str
     operators: tuple[Operator, ...]

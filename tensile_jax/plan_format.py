@@ -1,15 +1,15 @@
-"""The format of a plan: its records, its JSON, what contradicts itself in it, and how it reads as text.
+"""Defines the format of a plan: its records, its JSON, the check that it does not contradict itself, and its text for people.
 
-A plan says what runs when, what leaves the device and returns, and what that is predicted to cost.
+A plan says what runs when, which tensors are copied to the host and back, and what time and memory that is predicted to take.
 
     Plan    ::= header  PlannedTensor*  Segment*  Event*
     Segment ::= operators  recomputed operators  inputs  outputs  frees  workspace  time
     Event   ::= swap_out | swap_in | recompute | release, with the segment that triggers it
 
-This is the document that a person reads and a saved plan consists of. It names operators by their ids in the traced step, as
-half-open ranges, and tensors by id and name. An event's `trigger` is the index of a segment, or -1 for the beginning of the
-iteration. The event is issued right after that segment's launch, and is predicted to start `delta_us` after that segment's end
-("each instruction is a tuple (trigger, delta time)", TENSILE section III-D).
+A plan that is saved contains exactly these records. It names operators by their ids in the traced step, as half-open ranges, and
+tensors by id and name. An event's `trigger` is the index of a segment, or -1 for the beginning of the iteration. The event is
+issued right after that segment's launch, and is predicted to start `delta_us` after that segment's end ("each instruction is a
+tuple (trigger, delta time)", TENSILE section III-D).
 
 Sizes in bytes, times in microseconds since the iteration began.
 """
@@ -31,7 +31,7 @@ from tensile_jax.units import format_bytes
 
 SCHEMA_VERSION = 1
 _WIDTH = 110  # characters of a line for a person
-_MOST = 2**62  # bytes, microseconds, operators: nothing that this package writes comes near it
+_MOST = 2**62  # bytes, microseconds or operators; a number as large as this is an error
 
 EventKind = Literal["swap_out", "swap_in", "recompute", "release"]
 PolicyName = Literal["auto", "capuchin", "checkpoint", "none", "tensile", "vdnn"]
@@ -39,7 +39,7 @@ PolicyName = Literal["auto", "capuchin", "checkpoint", "none", "tensile", "vdnn"
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor that lies in memory between segments, or that an event names."""
+    """A tensor that is in memory between segments, or that an event names."""
 
     id: TensorId
     name: str
@@ -51,9 +51,12 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One executable. `frees` leave the device when it ends; `device_bytes` is the footprint while it runs.
+    """One executable. The tensors in `frees` are released when it ends.
 
-    `donated` are inputs whose memory an output takes over; those outputs come first, in the same order.
+    `device_bytes` is the device memory in use while it runs: `resident_bytes` of tensors, and `workspace_bytes`. `donated` are
+    inputs whose memory an output takes over; those outputs come first, in the same order. `recomputes` are the operators that
+    have run in an earlier segment and run again in this one. `stall_us` is the time that the segment waits for copies before it
+    begins.
     """
 
     name: str
@@ -94,18 +97,20 @@ class Plan:
 
     Attributes:
         whole: the step runs as one executable, exactly as `jax.jit` compiles it.
-        budget_bytes: what was asked for; None for no limit.
-        max_slowdown: what was asked for in its place, of the step's time as one executable.
+        budget_bytes: the budget that the user gave; None for no limit.
+        max_slowdown: what the user gave in the place of a budget: the allowed time of the step, as a multiple of its time as one
+            executable.
         peak_bytes: predicted peak of device memory, workspaces included.
         workspaces: "predicted" before compiling: every workspace, and with it every `device_bytes` and the peak, is an estimate.
             "compiled" once the compiled segments' own sizes have replaced estimates. Times are predictions always.
-        floor_bytes: the smallest budget for which there is a plan; `floor_tensors` hold it.
+        floor_bytes: the smallest budget for which there is a plan.
+        floor_tensors: the names of the largest inputs and constants of the step, which make up much of the floor.
         jit_peak_bytes: the peak of plain `jax.jit`, where it has been compiled.
-        step_us, stall_us, recomputed_us: predicted time of an iteration, of waiting for copies in it, of doing work twice.
-        swapped_out_bytes, swapped_in_bytes: over the link, per iteration.
-        bound_us: no plan under this budget takes less time; None where that was not asked for (`PlannedFunction.bound_us`).
-        notes: what a person should know of how the plan came about, a sentence or two each: another plan was refused by its
-            replay, or a saved plan needed more than its budget and was planned again.
+        step_us, stall_us, recomputed_us: predicted time of an iteration, of waiting for copies in it, and of recomputation in it.
+        swapped_out_bytes, swapped_in_bytes: bytes copied to the host and to the device in an iteration.
+        bound_us: no plan under this budget takes less time; None if that was not computed (`PlannedFunction.bound_us`).
+        notes: a sentence or two each for people, about how the plan was made: another plan was refused by its replay, or a saved
+            plan needed more than its budget and the step was planned again.
     """
 
     schema_version: int
@@ -174,9 +179,9 @@ class Plan:
 
 
 def contradictions(plan: Plan) -> Iterator[str]:
-    """What is wrong with a plan by itself, whatever its step: each a clause that names what it is.
+    """What contradicts itself in a plan, whatever its step; each result is a clause of a sentence.
 
-    Whether the plan does what the step does is told by its replay on the step's graph (`plan/result/check.py`).
+    The replay on the step's graph checks whether the plan does what the step does (`plan/result/check.py`).
     """
     yield from _impossible_numbers(plan, "the plan")
     for what, several in (("tensor", plan.tensors), ("segment", plan.segments), ("event", plan.events)):
@@ -246,7 +251,7 @@ def _contradictory_segments(plan: Plan) -> Iterator[str]:
 
 
 def save_json(value: Any, path: str | PathLike[str]) -> None:
-    """Write frozen data as JSON, indented, with a newline at its end; a file that is there is replaced when all is written."""
+    """Write records as JSON, indented, with a newline at the end. A file of that name is replaced once everything is written."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 

@@ -1,4 +1,4 @@
-"""Sizes of memory as people write and read them."""
+"""Lists the units in which sizes of memory may be written, and formats sizes for people."""
 
 SIZES = {
     "": 1, "b": 1,

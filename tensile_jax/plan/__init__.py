@@ -1,11 +1,13 @@
-"""Takes a step's graph, a device profile and a memory limit, and gives a plan. Pure arithmetic: the same plan for the same input.
+"""Plans steps: takes a step's graph, a device profile and a memory limit, and gives a plan.
 
-planner.py      the front door: a `Planner` of one step
-comparison.py   all policies on one step, side by side
-policies/       how a plan is chosen: `auto`, the paper's algorithms, and the baselines
+The same input always gives the same plan. Nothing here runs on a device or imports JAX.
+
+planner.py      plans one step: the `Planner`
+comparison.py   compares the plans of all policies for one step
+policies/       the policies, which choose plans: `auto`, the paper's algorithms, and the baselines
 search/         what `auto` searches: candidates, segments, swaps
-analysis/       facts about a step: latencies, copy times, lifetimes, fusion
-result/         a choice becomes a plan, which is simulated and checked
+analysis/       computes facts about a step: latencies, copy times, lifetimes, fusion
+result/         builds a plan from a choice, simulates it and checks it
 multi_job/      several jobs under one budget: admission, safety, state on the host
 """
 

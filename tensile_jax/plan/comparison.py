@@ -1,10 +1,11 @@
-"""Plans one step with every policy, under many budgets, and sets the plans side by side in the paper's metrics.
+"""Plans one step with every policy under several budgets, and compares the plans in the paper's metrics.
 
     MSR = (vanilla peak - peak) / vanilla peak        memory saving rate      (TENSILE, section V-A)
     EOR = time of a step / vanilla time of a step     extra overhead rate
     CBR = MSR / EOR                                   cost-benefit rate
 
-Vanilla is policy `none`: our own runtime without a schedule. Peaks in bytes, times in microseconds, all predicted.
+Vanilla is the plan of policy `none`: this project's own runtime without a schedule. Peaks in bytes, times in microseconds, all
+predicted.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ _CURVE_POINTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One plan: its policy, the budget it was given (None: none; 0: as little as possible), and what it is predicted to take."""
+    """The figures of one plan. A budget of None means no budget, and a budget of 0 means as little memory as possible."""
 
     policy: PolicyName
     budget_bytes: int | None
@@ -44,7 +45,7 @@ class Entry:
 
 
 def entry_of(plan: Plan, policy: PolicyName, budget_bytes: int | None, vanilla: Plan) -> Entry:
-    """The entry of a plan beside the vanilla plan."""
+    """The entry of a plan, in comparison with the vanilla plan."""
     return Entry(
         policy=policy,
         budget_bytes=budget_bytes,
@@ -61,10 +62,10 @@ def entry_of(plan: Plan, policy: PolicyName, budget_bytes: int | None, vanilla: 
 
 @dataclass(frozen=True, slots=True)
 class AtBudget:
-    """What every policy makes of one budget: entries of those that can keep it, and the bound that none can beat.
+    """All policies under one budget: the entries of those that have a plan, and the lower bound on the time of any plan.
 
-    There is no bound where there can be no plan. `passive_eor` is of Capuchin's first iteration, which evicts and fetches on
-    demand in order to measure; the other policies need none.
+    `bound_eor` is None if no plan can exist. `passive_eor` is the EOR of Capuchin's first iteration, which swaps on demand in
+    order to measure. No other policy needs such an iteration.
     """
 
     share: float
@@ -84,9 +85,9 @@ class Comparison:
 
     Attributes:
         whole: plain `jax.jit`, as far as the planner can predict it.
-        least: each policy with as little memory as it can do with, and beside it `auto` under a budget of the same peak.
+        least: each policy with as little memory as it can manage with, and `auto` with that peak as its budget.
         budgets: every policy under shares of vanilla's peak.
-        curve: `auto` from the whole step's peak down to its floor.
+        curve: `auto` under budgets from the peak of the whole step down to the floor.
     """
 
     program: str

@@ -1,4 +1,4 @@
-"""The device profiles that come with the package: which there are, how one is read, and which one holds for a device.
+"""Finds and reads the device profiles that come with the package, and chooses the one for a device.
 
 A profile is a TOML file with the rates of one device, in bytes or operations per microsecond.
 """
@@ -12,13 +12,13 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 
 
 def profile_names() -> tuple[str, ...]:
-    """The profiles that come with the package."""
+    """The names of the profiles that come with the package."""
     here = files("tensile_jax.profiles")
     return tuple(sorted(p.name.removesuffix(".toml") for p in here.iterdir() if p.name.endswith(".toml")))
 
 
 def profile_for(platform: str, name: str | None = None) -> DeviceProfile:
-    """The profile to plan with on a device of that JAX platform: the named one, or by default `cpu` for a CPU and else `h200`.
+    """The profile for a device of a JAX platform: the one called `name`, or else `cpu` for a CPU and `h200` for others.
 
     Raises:
         ValueError: as `load_profile`.

@@ -11,12 +11,13 @@ class DeviceProfile:
     """The rates of a device. The link has one rate for each direction, and copies in the two directions do not slow each other.
 
     Attributes:
-        bytes_per_us: of device memory, read and written. launch_us: the time to launch one executable. canonical_layouts:
-        convolutions copy operands that are not in the backend's own layout. fused_reductions: what a reduction reads is computed
-        on the fly, and is not written to memory first. workspace_growth: for each heavy operator of a segment, XLA's schedule
-        needs this part more workspace than the best schedule. copy_share: the part of a copy's time that computation loses: 0
-        where copies have engines and memory to themselves, 1 where
-            the cores that compute also do the copying.
+        bytes_per_us: of device memory, read and written.
+        launch_us: the time to launch one executable.
+        canonical_layouts: convolutions copy operands that are not in the backend's own layout.
+        fused_reductions: what a reduction reads is computed on the fly, and is not written to memory first.
+        workspace_growth: for each heavy operator of a segment, XLA's schedule needs this part more workspace than the best one.
+        copy_share: the part of a copy's time that computation loses: 0 where copies have engines and memory to themselves, 1
+            where the cores that compute also do the copying.
     """
 
     name: str

@@ -98,8 +98,7 @@ def _sorted(graph: Graph, *, early_tail: bool, delay: bool) -> Graph:
 
 
 def _is_larger_than_its_operands(graph: Graph, inputs: Sequence[TensorId], outputs: Sequence[TensorId]) -> bool:
-    """Whether the operands take much less memory than the results; inputs of the step do not count, since they are kept
-    anyway."""
+    """Whether the operands take much less memory than the results; inputs of the step, which are kept anyway, do not count."""
     waiting = sum(graph.tensors[t].nbytes for t in inputs if graph.tensors[t].producer is not None)
     made = sum(graph.tensors[t].nbytes for t in outputs)
     return waiting * _MUCH <= made

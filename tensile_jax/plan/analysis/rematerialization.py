@@ -103,8 +103,7 @@ def drop_tensors(
 
 
 def _ancestors(liveness: Liveness, places: np.ndarray, turn: int) -> np.ndarray:
-    """The places of all operators on which the operators at `places` depend, and `places` themselves; all before `turn`,
-    ascending."""
+    """`places` and the places of all operators before `turn` on which the operators at `places` depend, ascending."""
     reads = liveness.reads
     makers = liveness.begins[reads.tensor]
     inner = (reads.place < turn) & (makers >= 0)

@@ -47,8 +47,7 @@ class Retention:
 
     @cached_property
     def aliases(self) -> dict[TensorId, TensorId]:
-        """For each donated state tensor, the update that takes over its memory, unless the old value is still needed after the
-        update."""
+        """For each donated state tensor, the update that takes over its memory; not if the old value is still needed later."""
         begin = self.liveness.begin
         return {t: h for t, h in self.liveness.aliases if self.end[t] <= begin[h]}
 
@@ -106,8 +105,7 @@ def retain(liveness: Liveness, dropped: Mapping[TensorId, int]) -> Retention:
 
 @dataclass(frozen=True, slots=True)
 class SegmentContents:
-    """What the segment `[begin, end)` consists of, as places and tensor ids; `again` are the earlier places that it runs
-    again."""
+    """The parts of segment `[begin, end)`, as places and tensor ids; `again` are the earlier places that it runs again."""
 
     begin: int
     end: int

@@ -1,1 +1,1 @@
-"""Arithmetic for several jobs that share one device: memory profiles, safe states, and state kept on the host."""
+"""Decides for several jobs that share one device: whether they fit together, and which state is kept on the host."""

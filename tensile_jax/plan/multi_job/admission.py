@@ -1,22 +1,22 @@
-"""The rule by which a job is admitted beside others under one budget, and the limits under which a new job is planned.
+"""Decides whether a job is admitted beside others under one budget, and under which limits a new job is planned.
 
-A job is *parked* when its whole state is in host memory. `parked_bytes` is what the job holds on the device even then: the
-constants of its plan, and metrics that nobody has read yet. A job can run if its peak fits beside that part of all other jobs:
+A job is *parked* when its whole state is in host memory. `parked_bytes` is what the job occupies on the device even then: the
+constants of its plan, and metrics that nobody has read yet. A job can run if its peak fits while all other jobs are parked:
 
     spare       = budget - sum over all jobs k of parked_k
     can_run(j)  <=>  peak_j - parked_j <= spare
 
-A job is admitted if it can run beside the others, if every other job that can run without it can run with it, and if host memory
-can hold what all jobs need there at most. So the smallest budgets for some jobs are
+A job is admitted under three conditions: it can run beside the others, every other job that can run without it can run with it,
+and host memory can hold the most that all jobs need there. So the smallest budgets for some jobs are
 
     device      sum over k of parked_k + max over k of (peak_k - parked_k)
     host        sum over k of host_k
 
-The segments of a new job are chosen under the memory that the other jobs leave free between their iterations. Then no job's state
-has to move when another job's iteration begins. If there is no such plan, the segments are chosen under the whole budget, and the
-jobs' states take turns on the device. The maximal swapping rate of a job (TENSILE section IV-D) limits how many bytes it swaps.
+A new job is first planned under the memory that the other jobs leave free between their iterations. With such a plan, no job's
+state has to move when another job's iteration begins. If there is none, the job is planned under the whole budget, and jobs are
+parked while others run. The maximal swapping rate of a job (TENSILE section IV-D) limits how many bytes its plan swaps.
 
-The runtime's controller and `tensile plan JOBS.toml` both decide by this file. Sizes in bytes.
+Both the runtime's controller and the command `tensile plan JOBS.toml` decide by this file. Sizes in bytes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -68,7 +68,7 @@ def admits(
 
 
 class JobProgram(Protocol):
-    """A job's plan, compiled or only predicted, and its memory profile."""
+    """A job's plan, which may be compiled, and its memory profile."""
 
     @property
     def plan(self) -> Plan: ...
@@ -80,7 +80,7 @@ class JobProgram(Protocol):
         ...
 
     def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
-        """State tensors that `offload_state` could send out and that are not out yet, and their bytes."""
+        """The state tensors that `offload_state` could still put on the host, and their bytes."""
         ...
 
 
@@ -89,10 +89,10 @@ Program = TypeVar("Program", bound=JobProgram)
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """Under which limits a job is planned.
+    """The limits under which a job is planned.
 
     Attributes:
-        beside_bytes: what its plan may need while the other jobs hold what they hold at rest.
+        beside_bytes: what its plan may need while the other jobs hold what they hold between iterations.
         alone_bytes: what its plan may need while the other jobs are parked.
         most_swapped_bytes: what its plan may swap in an iteration, out and in added up.
         most_host_bytes: what its plan may need in host memory.
@@ -105,9 +105,9 @@ class JobLimits:
 
 
 def plan_job(prepare: Callable[[Any, int], Program], traced: Any, limits: JobLimits) -> Program:
-    """The plan that leaves the other jobs where they are at rest; if there is none, the plan for which they are parked.
+    """The plan under `beside_bytes`, for which no other job is parked; if there is none, the plan under `alone_bytes`.
 
-    The plan keeps the limits of swapping and of host memory, unless only swaps keep the device budget.
+    The plan also keeps the limits of swapping and of host memory, unless only a plan that exceeds them keeps the device budget.
 
     Args:
         prepare: gives a traced step's program under a budget in bytes, or raises BudgetTooSmall.
@@ -140,7 +140,7 @@ def _plan_beside_or_alone(prepare: Callable[[Any, int], Program], traced: Any, l
 def most_swapped_bytes(max_swap_rate: float, others: Iterable[Plan]) -> float:
     """The bytes that a job may swap in an iteration, by its maximal swapping rate and what the plans of the others swap.
 
-    The rate is the job's part of all that is swapped: rate = own / (own + others).
+    The rate is the job's part of all that is swapped: rate = own / (own + others). A rate of 1 is no limit.
     """
     if max_swap_rate >= 1:
         return float("inf")

@@ -1,9 +1,10 @@
-"""Plans for several jobs that share one budget, as the runtime would make them if the jobs came in this order.
+"""Plans several jobs that share one budget, as the runtime would plan them if the jobs came in this order.
 
-Each job is planned for what is left beside the others at rest: for those before it their plans say how much that is, for those
-after it the size of their state. If there is no such plan, the job is planned for the whole budget (`admission.py`). All jobs fit
-if each can run an iteration while the states of all others are on the host, and if the host can hold what the jobs keep there.
-When all jobs are there, some of their state may be on the host between its uses (`state_offload.py`). Sizes in bytes.
+Each job is first planned for the memory that the other jobs leave free between their iterations. For the jobs before it, their
+plans say how much they hold then; for the jobs after it, the size of their state is taken. If there is no such plan, the job is
+planned for the whole budget (`admission.py`). All jobs fit if each can run an iteration while all others are parked, that is,
+while their whole state is on the host, and if host memory can hold what all jobs keep there. Once all jobs are planned, some of
+their state may be put on the host between its uses (`state_offload.py`). Sizes in bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +16,16 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.multi_job.admission import JobLimits, Program, most_swapped_bytes, plan_job, smallest_budgets
 from tensile_jax.plan.multi_job.state_offload import offload_state
 
-_CLOSE_ENOUGH = 1.005  # where the search for the smallest budget ends
-_MOST_DOUBLINGS = 40
+_CLOSE_ENOUGH = 1.005  # the search for the smallest budget ends when its bounds differ by this factor
+_MOST_DOUBLINGS = 40  # so many larger budgets are tried until the jobs fit; each is a sixteenth above the one before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannableJob(Generic[Program]):
-    """A traced job, the function that plans it under a budget, and the least budget under which it can be planned alone."""
+    """A traced job, the function that plans it under a budget, and what `plan_jobs` must know of it.
+
+    `floor_bytes` is the least budget under which the job can be planned alone.
+    """
 
     traced: Any
     prepare: Callable[[Any, int], Program]
@@ -32,14 +36,14 @@ class PlannableJob(Generic[Program]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobPlan(Generic[Program]):
-    """A job's program, and whether it keeps the limit that leaves room for the others at rest."""
+    """A job's program, and whether it fits while the other jobs hold what they hold between iterations."""
 
     program: Program
     beside_others: bool
 
     @property
     def host_bytes(self) -> int:
-        """In host memory at most, with a checkpoint that is written while the job goes on."""
+        """The most host memory that the job needs, with a checkpoint that is written while the job goes on."""
         return self.program.demand.host_bytes + self.program.demand.state_bytes
 
 
@@ -68,7 +72,7 @@ def plan_jobs(
 def offload_states(
     planned: Sequence[JobPlan[Program]], jobs: Sequence[PlannableJob[Program]], budget_bytes: int, profile: DeviceProfile
 ) -> list[JobPlan[Program]]:
-    """The same plans with some state on the host between its uses, where others need the room for their turn."""
+    """The same plans with some state on the host between its uses, where other jobs need the room to run."""
     rates = [job.max_swap_rate for job in jobs]
     offloaded = offload_state([one.program for one in planned], rates, budget_bytes, profile)
     return [replace(one, program=one.program.offload_state(tensors)) for one, tensors in zip(planned, offloaded, strict=True)]

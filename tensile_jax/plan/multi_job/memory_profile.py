@@ -1,22 +1,22 @@
-"""The memory profile of one iteration of a job: how many bytes each of its moves needs, and how many it leaves on the device.
+"""Defines the memory profile of a job: how many bytes each move of its iteration needs, and how many it leaves on the device.
 
-A job's iteration is a chain of moves, which the runtime issues one by one:
+A job's iteration is a chain of *moves*, which the runtime issues one by one. Position i of the chain lies before move i.
 
-    move i      needs[i] bytes while it is under way, holds[i + 1] when it is over
+    move i      needs needs[i] bytes while it runs; when it is over, the job holds holds[i + 1]
     kinds       INSTANT   issued and over at once: copies are started, the batch comes, results are taken
-                WAIT      over when copies have ended; until then it holds what it held
+                WAIT      over when copies have ended; until then the job holds what it held before
                 LAUNCH    occupies the compute stream until it ends
 
-    holds[0] = holds[n] = idle_bytes: between iterations, the state that lies on the device
-    parked_bytes: what remains on the device when the whole state has gone to the host
+    holds[0] = holds[n] = idle_bytes: what the job holds between iterations, its state that is on the device
+    parked_bytes: what remains on the device when the whole state is on the host
 
-The rest follows from these, and is computed once, when a `MemoryProfile` is made, so that each decision about jobs costs little:
+The other fields follow from these. They are computed once, when a `MemoryProfile` is made, so that each decision about jobs is
+fast:
 
-    idle_bytes  between iterations, the state that lies on the device;   peak_bytes   at most
-    rise_bytes  at most, beyond what remains on the device when the state has gone to the host
-    lower[i]    the first position after i at which no more is held than at i; -1: there is none
-    hill[i]     the most that is needed on the way there; if there is none, on the way to the end
-    ahead[i]    the most that is needed from there to the end;   floor[i]   the least that is held
+    peak_bytes  the most that any move needs;   rise_bytes = peak_bytes - parked_bytes
+    lower[i]    the first position after i at which no more is held than at i; -1 if there is none
+    hill[i]     the most that is needed on the way to lower[i]; if that is -1, on the way to the end
+    ahead[i]    the most that is needed from position i to the end;   floor[i]   the least that is held from there to the end
 
 This is the hill and valley form of a chain (Abdel-Wahab and Kameda, "Scheduling to minimize maximum cumulative cost subject to
 series-parallel precedence constraints", 1978). Sizes in bytes, times in microseconds.
@@ -31,9 +31,10 @@ INSTANT, WAIT, LAUNCH = range(3)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryProfile:
-    """One iteration. `host_bytes` is the most that it, or the parked job, has on the host; `state_bytes` what is parked.
+    """The memory of one iteration, as above.
 
-    `labels` name the segment of each launch, for people. `step_us` is predicted.
+    `host_bytes` is the most that the job has on the host, during an iteration or parked. `state_bytes` is the size of its state.
+    `labels` name the segment of each launch, for people. `step_us` is the predicted time of an iteration.
     """
 
     kinds: tuple[int, ...]
@@ -87,7 +88,7 @@ class MemoryProfile:
 
 
 def descents(needs: Sequence[int], holds: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """`lower` and `hill` of a chain, as above; from the last position nothing is needed.
+    """`lower` and `hill` of a chain, as above. At the last position they are -1 and 0.
 
     >>> descents(needs=[5, 9, 4], holds=[2, 3, 1, 2])
     ((2, 2, -1, -1), (9, 9, 4, 0))

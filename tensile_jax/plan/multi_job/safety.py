@@ -1,18 +1,22 @@
-"""Whether all iterations under way can still be finished under a budget: the safe states of the banker's algorithm.
+"""Decides whether all running iterations can still be finished under a budget: the safe states of the banker's algorithm.
 
 Several jobs share a device, and each job's iteration is a chain of moves (`memory_profile.py`). A state of the jobs is *safe* if
 some order of all remaining moves, one at a time, never needs more than the budget. The paper adds up the jobs' peaks (TENSILE
-section III-B, "MP = sum of MP_j"), and Dijkstra's banker knows only each job's peak; here one job's peak may fall into another's
-valley, so that more states are safe. Safety is decided exactly, by the exchange argument of Abdel-Wahab and Kameda (1978):
+section III-B, "MP = sum of MP_j"), and Dijkstra's banker's algorithm knows only each job's peak. Here the peak of one job may
+come while another job holds little, so more states are safe. Safety is decided exactly, by the exchange argument of Abdel-Wahab
+and Kameda (1978), in two passes:
 
-    forward     A chain that can advance, under the budget, to a place where it holds no more than now does so: no other chain is
-                worse off. This goes on until every chain is at the place of its remaining moves where it holds least. If one
-                chain cannot get there, the state is not safe.
-    backward    The same in reverse time: from the end of all iterations, every chain goes back to the place where it holds least.
+    forward     If a chain can advance, under the budget, to a position where it holds no more than now, it does: no other chain
+                is worse off. This is repeated until every chain is at that position of its remaining moves where it holds least.
+                If a chain cannot get there, the state is not safe.
+    backward    The same in reverse time: from the end of all iterations, every chain goes back to the position where it holds
+                least.
 
-Every order of moves can be rearranged to pass through the moment at which all chains hold least, so a state is safe exactly if
-both passes succeed. A job that can be parked holds `parked_bytes` at its end, which is never more than it holds on the way. Its
-least place is therefore its end, and the backward pass has nothing to do.
+Every order of moves can be rearranged so that at some moment all chains hold their least. A state is therefore safe exactly if
+both passes succeed. A job that can be parked holds `parked_bytes` after its iteration, which is never more than it holds before.
+Its least position is then the end, and the backward pass has nothing to do for it.
+
+Sizes in bytes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +26,7 @@ from tensile_jax.plan.multi_job.memory_profile import MemoryProfile, descents
 
 
 class UnderWay(NamedTuple):
-    """An iteration under way: at `position`; when it is over, the job can come down to `rest_bytes`."""
+    """A running iteration that has reached `position`. When it has ended, the job can be reduced to `rest_bytes`."""
 
     demand: MemoryProfile
     position: int
@@ -30,14 +34,14 @@ class UnderWay(NamedTuple):
 
 
 def is_safe(free: int, under_way: Sequence[tuple[MemoryProfile, int, int]]) -> bool:
-    """Whether all iterations under way can end, where so many bytes are free beside what all jobs hold now.
+    """Whether all running iterations can end if `free` bytes are free now.
 
     Args:
-        under_way: each an `UnderWay`, or a plain tuple like it, which the controller makes faster.
+        under_way: each an `UnderWay`, or a plain tuple of the same fields, which the controller makes in less time.
     """
     if free < 0:
         return False
-    lowest: list[UnderWay] = []  # chains that are lower now than at rest
+    lowest: list[UnderWay] = []  # chains at their least position, where they hold less than after their end
     left = under_way
     while left:
         stuck: list[tuple[MemoryProfile, int, int]] = []
@@ -71,7 +75,7 @@ def is_safe(free: int, under_way: Sequence[tuple[MemoryProfile, int, int]]) -> b
 
 
 def _can_rise(free: int, lowest: Sequence[UnderWay]) -> bool:
-    """Whether all chains can get from their lowest places to their ends: in reverse, from the ends down."""
+    """The backward pass: whether all chains can get from their least positions to their ends, computed in reverse time."""
     chains: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = []
     for demand, position, rest in lowest:
         needs = tuple(reversed(demand.needs[position:]))
@@ -93,7 +97,10 @@ def _can_rise(free: int, lowest: Sequence[UnderWay]) -> bool:
 
 
 def serial_peak(demands: Iterable[tuple[MemoryProfile, int]]) -> int:
-    """What all jobs need, one iteration at a time, each of the others holding the number of bytes that stands beside it."""
+    """The memory that all jobs need if one iteration runs at a time.
+
+    `demands` are pairs of a profile and the bytes that its job holds while another job runs.
+    """
     jobs = list(demands)
     resting = sum(rest for _, rest in jobs)
     return max((resting - rest + demand.peak_bytes for demand, rest in jobs), default=0)

@@ -1,21 +1,22 @@
-"""Which state tensors of each job are kept in host memory while other jobs run (TENSILE sections IV-D and V).
+"""Chooses which state tensors of each job are kept in host memory while other jobs run (TENSILE sections IV-D and V).
 
-Jobs take turns, an iteration at a time; while one runs, the others are at rest and hold their state. Let out_k be the bytes of
-job k's state that are on the host between its uses. Job j can run an iteration without any job being parked if
+Jobs take turns, an iteration at a time. While one job runs, the others hold their state. Let out_k be the bytes of job k's state
+that are on the host between its uses, and idle_k what job k would otherwise hold between iterations. Job j can run an iteration
+without any job being parked if
 
     peak_j + sum over the others k of (idle_k - out_k) <= budget
 
-Where that does not hold, tensors of all jobs compete for the same windows on the link: one *round*, in which every job runs an
-iteration, must be long enough for all copies in each direction,
+If that does not hold for some job, state is moved to the host. Tensors of all jobs then compete for the time of the link. A
+*round*, in which every job runs one iteration, must be long enough for all copies in each direction:
 
     (swapped by the plans + sum over k of out_k) / rate <= sum over k of step_k
 
-and what copies take from computation must cost less than parking would. As in the paper's greedy algorithm, the largest tensor of
-any job goes first, if its job's part of all that is swapped is not above the job's *maximal swapping rate*. At the end, tensors
-whose room no job needs are taken back. A job that cannot get all the room that it lacks is parked when others run, and nothing is
-sent to the host for its sake.
+The time that copies take from computation must also be less than parking would take, which is about a tenth of a round. As in the
+paper's greedy algorithm, the largest tensor of any job goes first. It may go only if its job's part of all swapped bytes is not
+above the job's *maximal swapping rate*. At the end, tensors whose room no job needs are taken back. If a job cannot get all the
+room that it lacks, nothing is moved to the host for its sake, and jobs are parked instead.
 
-Sizes in bytes, times in microseconds. Ties go to the earlier job, then to the lower tensor.
+Sizes in bytes, times in microseconds. Ties go to the earlier job, then to the lower tensor id.
 """
 
 from collections.abc import Sequence
@@ -26,14 +27,15 @@ from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.multi_job.admission import JobProgram
 
-_WORTH = 0.1  # of a round: what copies may take from computation; parking costs about as much
+_WORTH = 0.1  # the part of a round that copies may take from computation; parking costs about as much
 
 
 @dataclass(frozen=True, slots=True)
 class SharingJob:
-    """One job: what its plan needs with nothing kept out, and the state tensors that could be kept out, with their bytes.
+    """What the choice must know of one job.
 
-    `swapped_bytes` are what its plan copies out in an iteration, and as much back.
+    All sizes are those of a plan without offloaded state. `candidates` are the state tensors that could be offloaded, with their
+    bytes. `swapped_bytes` is what the plan copies out in an iteration; it copies in as much.
     """
 
     peak_bytes: int
@@ -47,7 +49,7 @@ class SharingJob:
 def offload_state(
     programs: Sequence[JobProgram], max_swap_rates: Sequence[float], budget_bytes: int, profile: DeviceProfile
 ) -> tuple[frozenset[TensorId], ...]:
-    """For each program, which is one with nothing kept out, the state tensors that are to be on the host between their uses."""
+    """For each program, the state tensors to keep on the host between their uses. No program may have offloaded state yet."""
     jobs = [
         SharingJob(
             program.demand.peak_bytes,
@@ -63,7 +65,7 @@ def offload_state(
 
 
 def choose_offloaded(jobs: Sequence[SharingJob], budget_bytes: int, profile: DeviceProfile) -> tuple[frozenset[TensorId], ...]:
-    """For each job, the state tensors that are to be on the host between their uses."""
+    """For each job, the state tensors to keep on the host between their uses."""
     helped = [j for j in range(len(jobs)) if _shortage(jobs, j, [0] * len(jobs), budget_bytes) > 0]
     while helped:
         chosen = _choose(jobs, helped, budget_bytes, profile)
@@ -77,7 +79,7 @@ def choose_offloaded(jobs: Sequence[SharingJob], budget_bytes: int, profile: Dev
 
 
 def _shortage(jobs: Sequence[SharingJob], j: int, out: Sequence[int], budget_bytes: int) -> int:
-    """Bytes that job j lacks for an iteration while the others are at rest; not above zero if it has room."""
+    """The bytes that job j lacks to run an iteration while the others hold their state; zero or less if it has room."""
     others = sum(job.idle_bytes - out[k] for k, job in enumerate(jobs) if k != j)
     return jobs[j].peak_bytes + others - budget_bytes
 
@@ -110,7 +112,7 @@ def _choose(jobs: Sequence[SharingJob], helped: Sequence[int], budget_bytes: int
 
 
 def _needed(jobs: Sequence[SharingJob], chosen: _Chosen, budget_bytes: int, helped: Sequence[int]) -> _Chosen:
-    """What is left when every tensor whose room no job needs is taken back, the smallest first."""
+    """The tensors that remain when every tensor whose room no job needs is taken back, the smallest first."""
     out = [sum(nbytes for _, nbytes in of_job) for of_job in chosen]
     for nbytes, k, t in sorted((nbytes, k, t) for k, of_job in enumerate(chosen) for t, nbytes in of_job):
         without = [nb - (nbytes if at == k else 0) for at, nb in enumerate(out)]

@@ -1,2 +1,1 @@
-"""The policies: each chooses a plan under a memory limit. They are `auto`, the paper's algorithms, and baselines to compare
-with."""
+"""The policies, which choose a plan under a memory limit: `auto`, the paper's algorithms, and the baselines."""

@@ -1,1 +1,1 @@
-"""What a search ends with: a choice becomes a plan, and a plan is simulated, checked, and compared with others."""
+"""Builds the plan of a choice, simulates it, counts its memory, and checks it."""

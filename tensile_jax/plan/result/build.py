@@ -1,16 +1,21 @@
 """Builds a plan from a choice: its segments and events, their sizes, and their times.
 
-boundary b   swap-outs whose last need is over are issued; swap-ins whose time has come are issued;
-             copies that must have ended by b are waited for
-segment      runs for the latency of its operators and of what it computes again
-afterwards   what nothing needs any more is released
+The plan of an iteration goes through its segments in order:
 
-device_bytes(segment) = resident bytes (`memory_curve.py`) + workspace, and no less than what the policy counted
+    boundary    The swap-outs of tensors whose last need before their absence is over are issued. Swap-ins are issued at the last
+                boundary before their copies are to begin. Copies that must have ended before the next segment are waited for.
+    segment     It runs for the latency of its operators and of what it computes again.
+    afterwards  What nothing needs any more is released.
 
-`simulate.py` says when segments and events happen.
+    device_bytes(segment) = resident bytes (`memory_curve.py`) + workspace, and no less than what the policy counted
 
-Donated state is handed to the segment that makes its update even where that segment does not read it: the update then takes over
-its memory, as every policy counts it. Released beside its update, it would be counted twice while that segment runs.
+`simulate.py` computes when segments and events happen.
+
+Donated state is donated to the segment that makes its update even if that segment does not read it. The update then takes over
+the memory, as every policy counts it. If the old state were released as the update is made, the two would be counted twice while
+that segment runs.
+
+Sizes in bytes, times in microseconds.
 """
 
 from bisect import bisect_right
@@ -33,11 +38,11 @@ from tensile_jax.plan_format import SCHEMA_VERSION, Event, EventKind, Plan, Plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """What a policy decides: what is dropped, what is away, where to cut, and the workspace of each segment.
+    """What a policy decides: what is dropped, what is absent, where to cut, and the workspace of each segment.
 
-    `least_bytes` is, for each segment, what the policy counted, which may be more than what adds up here. A plan that states
-    less would not be the one that was chosen. `compiled` says for which segments the workspace is XLA's own. It is left as it
-    is there, and elsewhere raised to what the policy counted.
+    `least_bytes` is what the policy counted for each segment. It may be more than the sum that is computed here; the plan then
+    states what the policy counted. `compiled` says for which segments XLA has reported the workspace. Those workspaces stay as
+    they are. The others are raised until the sum is at least what the policy counted.
     """
 
     retention: Retention
@@ -49,7 +54,7 @@ class Layout:
 
 
 def build_plan(layout: Layout, costs: StepCosts, header: Plan) -> Plan:
-    """The plan of `layout`; `header` gives the fields that do not depend on it."""
+    """The plan of `layout`; `header` is a plan with the fields that do not depend on the layout."""
     retention = layout.retention
     liveness = retention.liveness
     graph = liveness.graph
@@ -81,7 +86,7 @@ def build_plan(layout: Layout, costs: StepCosts, header: Plan) -> Plan:
                 outputs=contents.outputs,
                 donated=_donated(contents, aliases),
                 frees=(*frees.get(index, ()), *let_go.get(index, ())),
-                resident_bytes=0,  # all three: counted when there are all segments and events
+                resident_bytes=0,  # the sizes and times that are 0 here are filled in by `_sized` and `_timed`
                 workspace_bytes=layout.workspaces[index],
                 device_bytes=0,
                 begin_us=0.0,
@@ -115,7 +120,7 @@ def build_plan(layout: Layout, costs: StepCosts, header: Plan) -> Plan:
 
 
 def _sized(layout: Layout, segments: Sequence[Segment], resident: Sequence[int]) -> list[Segment]:
-    """The same with their bytes."""
+    """The segments with their sizes; `resident` are the resident bytes of each."""
     found: list[Segment] = []
     for index, (segment, held) in enumerate(zip(segments, resident, strict=True)):
         workspace = segment.workspace_bytes
@@ -128,7 +133,7 @@ def _sized(layout: Layout, segments: Sequence[Segment], resident: Sequence[int])
 
 
 def _timed(plan: Plan, profile: DeviceProfile) -> Plan:
-    """The same with its times, as one iteration of it alone goes on paper."""
+    """The plan with its times, from a simulation of one iteration of it alone."""
     seen = simulate((plan,), profile)
     ends = [0.0, *(span.end_us for span in seen.segments)]
     segments = [
@@ -156,7 +161,7 @@ def _timed(plan: Plan, profile: DeviceProfile) -> Plan:
 
 
 def empty_plan(graph: Graph) -> Plan:
-    """A header of which nothing is known but the graph."""
+    """A plan for `header` in which only the fields that name the graph have their values."""
     return Plan(
         schema_version=SCHEMA_VERSION, tensile_version="", program=graph.name, fingerprint=graph.fingerprint, policy="auto",
         device_profile="", state_memory="device", whole=False, workspaces="predicted", budget_bytes=None, peak_bytes=0,
@@ -195,7 +200,10 @@ def build_whole_plan(graph: Graph, header: Plan, profile: DeviceProfile, *, peak
 def _copies(
     retention: Retention, absences: Absences, bounds: tuple[int, ...]
 ) -> tuple[dict[int, list[tuple[TensorId, int]]], dict[int, list[tuple[TensorId, int]]]]:
-    """For each segment index, the copies issued right before its launch: (tensor, index of the segment to end before)."""
+    """Copies out and copies in, each by the segment right before whose launch they are issued.
+
+    A copy is a pair of the tensor and the segment before whose launch it must have ended.
+    """
     liveness = retention.liveness
     count = len(liveness.graph.operators)
     outgoing: dict[int, list[tuple[TensorId, int]]] = {}
@@ -220,7 +228,7 @@ def _copies(
 
 
 def _freed_after_segment(retention: Retention, absences: Absences, bounds: tuple[int, ...]) -> dict[int, list[TensorId]]:
-    """For each segment, the tensors whose copy on the device goes when it ends, since the host has had one since before."""
+    """For each segment, the tensors that are released when it ends and need no copy, since the host has one already."""
     edges = np.array(bounds)
     found: dict[int, list[TensorId]] = {}
     for t, several in sorted(absences.items()):
@@ -231,7 +239,7 @@ def _freed_after_segment(retention: Retention, absences: Absences, bounds: tuple
 
 
 def _absences_over_boundaries(absences: Absences, bounds: tuple[int, ...]) -> dict[TensorId, tuple[Absence, ...]]:
-    """The absences in which there is a boundary: a tensor cannot leave in the middle of a segment."""
+    """The absences that contain a boundary, since a tensor cannot leave in the middle of a segment."""
     found: dict[TensorId, tuple[Absence, ...]] = {}
     for t, several in absences.items():
         apart = tuple(a for a in several if bisect_right(bounds, a.back) > bisect_right(bounds, a.leave))
@@ -241,7 +249,7 @@ def _absences_over_boundaries(absences: Absences, bounds: tuple[int, ...]) -> di
 
 
 def _with_donated_state(contents: SegmentContents, retention: Retention) -> SegmentContents:
-    """The same with donated state among its inputs that would be released beside its update, which this segment makes."""
+    """The contents, with the donated state of every update that the segment makes among its inputs, even if it is not read."""
     made = set(contents.outputs)
     first, end = contents.begin, contents.end
     unread = (old for old, new in retention.aliases.items() if new in made and first <= max(retention.end[old], 0) < end)
@@ -254,9 +262,10 @@ def _donated(contents: SegmentContents, aliases: Mapping[TensorId, TensorId]) ->
 
 
 def _aliases_first(contents: SegmentContents, aliases: Mapping[TensorId, TensorId]) -> SegmentContents:
-    """The same with aliases first, in the order of what is donated to them.
+    """The contents with its outputs reordered: first those that take over donated memory, in the order of the donated inputs.
 
-    JAX gives a donated buffer to the first output of its shape. Unless that is the alias, XLA copies what it would overwrite.
+    JAX gives a donated buffer to the first output of its shape. If that is not the update of the donated state, XLA makes a copy
+    of what it would overwrite.
     """
     first = [aliases[t] for t in _donated(contents, aliases)]
     taken = set(first)

@@ -1,18 +1,22 @@
 """Checks a plan by replaying it, independently of how it was made, and refuses it if anything is wrong with it.
 
-The replay knows the graph and the plan, nothing else. It walks the segments in launch order with two sets, what is on the
-device and what is on the host, and holds the plan to this:
+The replay knows the graph and the plan, nothing else. It goes through the segments in launch order and keeps two sets of tensors:
+those on the device and those on the host. It checks that
 
-    - a segment's inputs are on the device, and its operators can be run from them, in the order given
-    - every operator of the step runs; what runs twice is listed as recomputed; what belongs to the caller is never freed
+    - a segment's inputs are on the device, and its operators can run from these inputs in the given order
+    - every operator of the step runs, and what runs twice is listed as recomputed
+    - no tensor that belongs to the caller is freed
     - operators with effects run once, in the order in which the step has them
-    - a tensor that has been swapped out once is on the host until it is released for good
-    - a copy starts from where the tensor is and not before it is triggered, no two copies of one direction overlap, and none
-      ends after it is needed
-    - what a segment is given for good (donated) is an input of it, and one of its outputs is the state that takes its place
-    - for each segment, the replay's sum (tensors on the device + workspace) is at most the segment's `device_bytes`, and that is
-      at most the plan's peak
-    - at the end every result of the step is there, on the device unless it is state that may stay on the host
+    - a tensor that is swapped in is on the host: it was swapped out before and not freed for good since, or it is state that the
+      last iteration left there
+    - a copy starts from where the tensor is and not before it is triggered, no two copies of one direction overlap, and none ends
+      after it is needed
+    - what is donated to a segment is an input of it, and one of its outputs is the state that takes over the memory
+    - for each segment, the replay's sum (tensors on the device + workspace) is at most the segment's `device_bytes`, and
+      `device_bytes` is at most the plan's peak
+    - at the end every result of the step is on the device, or on the host if it is state that may stay there
+
+A plan that runs the whole step as one executable has nothing to check.
 """
 
 from collections.abc import Sequence
@@ -135,7 +139,7 @@ def _check_ids(plan: Plan, graph: Graph, operator_of: dict[OperatorId, Operator]
 
 
 def _arrives_on_host(plan: Plan, graph: Graph) -> set[TensorId]:
-    """Tensors whose first event brings them in: state that the last iteration left on the host."""
+    """Tensors whose first copy is a swap-in: state that the last iteration left on the host."""
     first: dict[TensorId, Event] = {}
     for event in plan.events:
         if event.kind in ("swap_in", "swap_out"):

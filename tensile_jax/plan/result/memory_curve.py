@@ -1,14 +1,15 @@
-"""How many bytes lie on the device while each segment of a plan runs: the figures that a plan states.
+"""Counts how many bytes of tensors are on the device while each segment of a plan runs: the `resident_bytes` that a plan states.
 
-The bytes are counted from the segments and events themselves, after they have been made, so that the count holds whatever the
-policy expected. Before segment i the device holds
+The bytes are counted from the finished segments and events, so the count is right whatever the policy expected. Before segment i,
+the device holds
 
-    held(0)     = inputs and constants of the step, but for those whose first copy brings them in
+    held(0)     = inputs and constants of the step, except those whose first copy is a swap-in
     held(i + 1) = resident(i) - bytes that segment i frees
-    resident(i) = held(i) - bytes that have left by i + bytes that come in before i + outputs of i - what i is donated
+    resident(i) = held(i) - bytes of swap-outs that must end before i + bytes of swap-ins issued before i
+                  + outputs of i - what is donated to i
 
-What a segment is donated becomes the memory of its outputs, so the two are counted once. `check.py` replays the plan with sets
-of tensors, shares no code with this file, and must agree with it.
+The memory of donated inputs becomes the memory of outputs, so the two are counted once. `check.py` replays the plan with sets of
+tensors, shares no code with this file, and must agree with it.
 
 Sizes in bytes.
 """

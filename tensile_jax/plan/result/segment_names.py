@@ -26,9 +26,9 @@ from tensile_jax.plan.analysis.liveness import Liveness
 LONGEST = 60
 """Characters of the longest name."""
 
-_PART_COUNTS_FROM = 0.1  # of a segment's weight
-_SCOPE_COUNTS_FROM = 0.1  # of the mean weight of the scopes of a part in a segment
-_NEARLY_ALL = 0.9
+_PART_COUNTS_FROM = 0.1  # of a segment's weight: a part that has less is not named
+_SCOPE_COUNTS_FROM = 0.1  # of the mean weight of the scopes of a part in a segment: a scope that has less is not named
+_NEARLY_ALL = 0.9  # of the weight: so much counts as the whole
 
 _Part = Literal["forward", "backward", "optimizer"]
 _PARTS: tuple[_Part, ...] = ("forward", "backward", "optimizer")
@@ -39,9 +39,10 @@ _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Labels:
-    """What the operators of a step are called, by position. `network` is the scope of the network, `order` that of its scopes.
+    """What the names of segments are made of; `parts`, `scopes` and `weights` are by position of the operator.
 
-    `scopes` are those within the network, "" for an operator outside of it; `whole` is the weight of each part.
+    `network` is the scope of the network, and `scopes` are the scopes one level below it ("" for an operator outside of it).
+    `order` is the order in which the step enters these scopes. `whole` is the weight of each part in the whole step.
     """
 
     parts: Sequence[_Part]

@@ -1,17 +1,21 @@
-"""Predicts when the segments and copies of plans happen, by simulating one or several jobs' plans that share a device.
+"""Predicts when the segments and copies of plans happen, by simulating the plans of one or several jobs that share a device.
 
-TENSILE simulates its tensor access sequence in the same way (section IV-B, "a discrete simulation process"); here segments and
-copies are simulated. Three lanes serve whoever comes first: compute, the link to the host, the link to the device.
+TENSILE simulates its tensor access sequence in the same way (section IV-B, "a discrete simulation process"). Here segments and
+copies are simulated. There are three lanes: computation, copies to the host, and copies to the device. Each serves one request at
+a time, in the order in which they come. A job acts in phases:
 
-    boundary i   segment i - 1 of the job has ended: its copies out are issued
-    left i       what must have left before segment i is on the host, and its device memory free: copies in are issued
-    ready i      what must have come before segment i is on the device
-    segment i    begins = max(compute free, ready i), takes launch_us + latency_us;   stall = begins - boundary i
-    copy         begins = max(lane free, issued), takes nbytes / rate; the next segment launched takes copy_share of that longer
-    iteration    ends when its last segment and all its copies have ended; then the job's next one begins
+    boundary i   Segment i - 1 has ended. The copies out that come before segment i are issued.
+    left i       The copies out that must end before segment i have ended, and their device memory is free. The copies in that
+                 come before segment i are issued.
+    ready i      The copies in that must end before segment i have ended.
+    segment i    It begins when it is ready and the compute lane is free, and takes launch_us + latency_us. The time from boundary
+                 i to its begin is the stall; waiting at the end of the iteration counts as stall too.
 
-This is the order in which the executor acts. Device bytes change when a segment begins (outputs, workspace) and ends (workspace,
-what it frees), when a copy in is issued, and at *left*. Several jobs' bytes add up; whether they may is not decided here.
+A copy begins when it is issued and its lane is free, and takes nbytes / rate. The next segment that is launched takes longer by
+`copy_share` of the copy's time. An iteration ends when its last segment and all its copies have ended; then the job's next
+iteration begins. The executor acts in the same order. The bytes on the device change when a segment begins (outputs, workspace),
+when it ends (workspace, what it frees), when a copy in is issued, and at *left*. The bytes of several jobs add up; this module
+does not decide whether they may run together.
 
 Times in microseconds since the first iteration began, sizes in bytes.
 """
@@ -28,7 +32,7 @@ from tensile_jax.plan_format import EventKind, Plan
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Segment or event `index` of a job's plan was under way over `[begin_us, end_us)` in that iteration of the job."""
+    """Segment or event `index` of a job's plan ran over `[begin_us, end_us)` in that iteration of the job."""
 
     job: int
     iteration: int
@@ -59,12 +63,12 @@ class Simulation:
 
     @property
     def end_us(self) -> float:
-        """When the last job was through."""
+        """When the last iteration of any job ended."""
         return max(sum(steps) for steps in self.step_us)
 
 
 def simulate(plans: Sequence[Plan], profile: DeviceProfile, *, iterations: int = 1) -> Simulation:
-    """All plans at once, each for so many iterations, the first of all at time 0."""
+    """The simulation of all plans together, each for so many iterations. All begin at time 0."""
     lanes = _Lanes(0.0, 0.0, 0.0, 0.0)
     jobs = [_Job(number, plan, iterations) for number, plan in enumerate(plans)]
     waiting = [(0.0, _BOUNDARY, job.number) for job in jobs]  # a heap; at one time, by phase, then jobs in their order
@@ -100,7 +104,7 @@ class _Lanes:
 
 
 class _Job:
-    """One plan on its way; `index` is the segment that it is about to launch."""
+    """The state of one job in the simulation: its plan, and the segment that is launched next."""
 
     def __init__(self, number: int, plan: Plan, iterations: int) -> None:
         self.number = number
@@ -113,7 +117,7 @@ class _Job:
         self._iterations = iterations
         self._size = {t.id: t.nbytes for t in plan.tensors}
         self._issued: dict[tuple[EventKind, int], list[int]] = {}  # by segment, the copies issued before it
-        self._leaves: dict[int, int] = {}  # by segment, bytes that have left before it
+        self._leaves: dict[int, int] = {}  # by segment, bytes of swap-outs that must end before it
         for place, event in enumerate(plan.events):
             if event.kind in ("swap_out", "swap_in"):
                 self._issued.setdefault((event.kind, event.trigger + 1), []).append(place)
@@ -124,7 +128,7 @@ class _Job:
         self._start(0.0)
 
     def _start(self, now: float) -> None:
-        """An iteration begins."""
+        """Begin an iteration."""
         self._index = 0
         self._until: dict[tuple[EventKind, int], float] = {}  # by segment, when all that must end before it has ended
         self._began = self._ended = now  # when the latest segment or copy ends
@@ -133,7 +137,7 @@ class _Job:
         self._change(now, self._resident)
 
     def boundary(self, now: float, lanes: _Lanes, profile: DeviceProfile) -> _Following:
-        """Copies out."""
+        """Issue the copies out."""
         self._arrived = now
         for place in self._issued.get(("swap_out", self._index), ()):
             begin = max(lanes.out, now)
@@ -143,7 +147,7 @@ class _Job:
         return max(now, self._until.get(("swap_out", self._index), 0.0)), _LEFT
 
     def left(self, now: float, lanes: _Lanes, profile: DeviceProfile) -> _Following:
-        """Copies in, then the next segment or the next iteration."""
+        """Issue the copies in, then go on to the next segment or the next iteration."""
         index = self._index
         self._change(now, -self._leaves.get(index, 0))
         for place in self._issued.get(("swap_in", index), ()):
@@ -164,7 +168,7 @@ class _Job:
         return finish, _BOUNDARY
 
     def launch(self, now: float, lanes: _Lanes, profile: DeviceProfile) -> _Following:
-        """The segment."""
+        """Launch the segment."""
         segment = self._plan.segments[self._index]
         begin = max(now, lanes.compute)
         end = lanes.compute = begin + profile.launch_us + segment.latency_us + lanes.owed
@@ -199,7 +203,7 @@ def _in_time(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def _summed(changes: list[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """Bytes from each time on; at one time what goes comes before what comes."""
+    """The bytes on the device from each time on. At equal times, decreases come before increases."""
     changes.sort()
     levels = accumulate(nbytes for _, nbytes in changes)
     return tuple(zip((time for time, _ in changes), levels, strict=True))

@@ -163,8 +163,7 @@ class Candidates:
 
     @cached_property
     def elapsed_us(self) -> np.ndarray:
-        """When the operator at each place begins, and when the last one ends, if all run one after another; shape (places +
-        1,)."""
+        """When each operator begins and the last one ends if they run one after another, by place; shape (places + 1,)."""
         return np.concatenate([[0.0], np.cumsum(self.latencies)])
 
     @cached_property
@@ -252,8 +251,7 @@ class Candidates:
         return total
 
     def _absences(self, retention: Retention, turn: int, swapping: Swapping, part: float) -> dict[TensorId, tuple[Absence, ...]]:
-        """Swaps across boundary `turn`, then across whatever boundary has most in memory, while there is something to swap
-        there."""
+        """Swaps across boundary `turn`, then across the boundary with most in memory, while there is something to swap."""
         absences: dict[TensorId, tuple[Absence, ...]] = {}
         link = Link()
         if swapping != "none" and self.state_may_stay_out:

@@ -71,8 +71,7 @@ def cheapest(candidates: Candidates, families: Iterable[Sequence[int]], limit: f
 
 
 def least(candidates: Candidates, indices: Iterable[int], measured: Measured, needed: Needed = workspaces) -> tuple[int, Choice]:
-    """The least peak of any cut of these candidates and the cheapest choice with this peak; the whole step if it needs no
-    more."""
+    """The least peak of any cut of these candidates or of the whole step, and the cheapest choice with this peak."""
     all_of_it = whole(candidates)
     whole_bytes = whole_peak(candidates, measured)
     if not candidates.graph.operators:

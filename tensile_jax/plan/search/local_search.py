@@ -147,8 +147,10 @@ class _Search:
             room = max(int(room * _STEP), room + 1)
 
     def _pass(self, room: int) -> bool:
-        """Compute what each move alone would save, then make the best ones that still save time. Whether another pass is worth
-        it."""
+        """Compute what each move alone would save, then make the best ones that still save time.
+
+        The result is whether another pass in the same room is worth it.
+        """
         large = (swap for swap in self._swaps if (swap.tensor, swap.issued) not in self._small)
         moves = [(swap, *move) for swap in large for move in self._moves(swap, room)]
         if not moves:
@@ -171,8 +173,7 @@ class _Search:
         return self._step_us < before * (1 - _WORTH_ANOTHER)
 
     def _widen(self, room: int) -> None:
-        """Of several ways to widen many windows together, make the one that saves most, if there is room for it and it saves
-        time."""
+        """Of several ways to widen many windows together, make the one that saves most time, if there is room for it."""
         movable = [swap for swap in self._swaps if not swap.fixed]
         first = {swap.tensor: swap for swap in reversed(self._swaps)}  # the one that copies its tensor to the host
         wide = windows_without_waiting(
@@ -211,8 +212,7 @@ class _Search:
         return replace(swap, gone=gone, back=back, absence=absence)
 
     def _moves(self, swap: _Swap, room: int) -> list[tuple[_Swap | None, int]]:
-        """The moves of one swap for which there is room, each with the bytes that it adds, summed over segments; None removes
-        it."""
+        """The moves of one swap for which there is room, each with the bytes that it adds in all; None removes the swap."""
         if swap.fixed:
             return []
         found: list[tuple[_Swap | None, int]] = []

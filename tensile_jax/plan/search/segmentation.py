@@ -105,8 +105,7 @@ def boundary_table(
 
 
 def _temporaries(retention: Retention, fusion: Fusion, away: Set[TensorId]) -> np.ndarray:
-    """Columns (first place, last place, bytes) of all tensors that may exist only inside a segment, recomputed ones among
-    them."""
+    """Columns (first place, last place, bytes) of all tensors that may exist only inside a segment, also recomputed ones."""
     liveness = retention.liveness
     begin, end, nbytes = liveness.begins, retention.ends, liveness.nbytes
     there = fusion.written & (begin >= 0) & (nbytes > 0)

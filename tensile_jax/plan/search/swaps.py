@@ -238,8 +238,10 @@ class _Clock:
         return min(max(bisect_right(self._ends, time) - 1, 0), len(self._ends) - 2)
 
     def leave(self, tensor: TensorId, after: int, link: Link, *, copied: bool = False) -> tuple[int, float, float]:
-        """(place during which the copy ends, begin, end) of the earliest swap-out after a place; empty if it is `copied`
-        already."""
+        """(place during which the copy ends, begin, end) of the earliest swap-out after a place.
+
+        If the tensor is `copied` to the host already, the swap-out takes no time.
+        """
         if copied:
             return after, self._ends[after + 1], self._ends[after + 1]
         length = copy_out_us(self._tensors[tensor].nbytes, self._profile)

@@ -49,8 +49,10 @@ def workspaces(candidates: Candidates, candidate: int, measured: Measured) -> np
 
 
 def workspace_lower_estimates(candidates: Candidates, candidate: int, measured: Measured) -> np.ndarray:
-    """Like `workspaces`, but estimates stay uncorrected where the segment itself was not measured. A floor must not be too
-    high."""
+    """Like `workspaces`, but an estimate stays uncorrected unless the segment itself was measured.
+
+    This is for floors, which must not be too high.
+    """
     return _with_known(
         candidates[candidate].table.estimates(candidates.profile.workspace_growth), candidates, candidate, measured
     )

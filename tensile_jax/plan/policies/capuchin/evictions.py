@@ -151,8 +151,11 @@ class Evictions:
     # -- swaps ------------------------------------------------------------------------------------------------------------
 
     def _swap(self, eviction: Eviction, *, hidden: bool) -> _Swap | None:
-        """The swap with both copies in free windows of the link; unless `hidden`, widened as the module says. None if it is no
-        use."""
+        """The swap with both copies in free windows of the link; None if it does not help.
+
+        Unless `hidden`, the tensor is absent during all kernels in the gap that exceed the target, even if copies are then
+        exposed.
+        """
         t, after, before = eviction.gap.tensor, eviction.gap.after, eviction.gap.before
         if any(after < p < before for p in self._needs[t]):
             return None  # a recomputation reads it meanwhile
@@ -229,8 +232,7 @@ class Evictions:
         self._propagate_need(t, {p for p in self._needs[t] if p > eviction.gap.after})
 
     def _propagate_need(self, tensor: TensorId, far: set[int]) -> None:
-        """Add the places `far` to the needs of all tensors from which this one is computed: as `retain` does, but in
-        increments."""
+        """Add the places `far` to the needs of all tensors from which this one is computed, as `retain` would."""
         liveness = self._candidates.liveness
         wanted = [(tensor, far)]
         while wanted:

@@ -113,8 +113,7 @@ def _edges(table: BoundaryTable, peak: np.ndarray) -> list[int]:
 
 
 class _Memory:
-    """The device's memory in the simulation: the tensors on it, the least recently accessed first, and those copied to the
-    host."""
+    """The simulated device memory: the tensors in it, the least recently accessed first, and those copied to the host."""
 
     def __init__(self, retention: Retention, profile: DeviceProfile, limit: float) -> None:
         self._retention = retention

@@ -117,8 +117,7 @@ class Footprint:
         return self._uses[place] if place >= 0 else None
 
     def _add(self, time_us: float, change: int) -> int:
-        """Record a change at its leaf and return the leaf. A change at the end of the iteration goes to the last operator's
-        leaf."""
+        """Record a change at its leaf and return the leaf; for the end of the iteration, that is the last operator's leaf."""
         leaf = max(min(bisect_right(self._sequence.begins_us, time_us) - 1, self._leaves - 1), 0)
         changes = self._changes[leaf]
         changes[time_us] = changes.get(time_us, 0) + change
