@@ -1,9 +1,10 @@
-"""Writes a file so that it either holds all of its new content or is as it was before.
+"""Writes a file so that it either holds all of its new content or is unchanged.
 
-The content is written under another name in the same folder and brought to the disk. Then the file system gives the file its own
-name, in one step. A full disk, a kill or a power cut in between leaves the file as it was before.
+The content is written to a file with another name in the same folder, and brought to the disk. Then that file is renamed to the
+wanted name, which the file system does in one step. If the disk is full, or the process is killed or the power fails before that,
+the wanted file is unchanged.
 
-What is not a regular file (`/dev/stdout`, a pipe) cannot be replaced and is written directly.
+A file that is not a regular file (`/dev/stdout`, a pipe) cannot be replaced and is written directly.
 """
 
 import os
@@ -20,10 +21,10 @@ _unfinished: set[str] = set()
 
 
 def write_whole(path: "str | os.PathLike[str]", content: bytes) -> None:
-    """Write `content` to the file `path`, over what it has held. A link is followed; the permissions stay as they are.
+    """Replace the content of the file `path`. A symbolic link is followed, and the permissions of an existing file are kept.
 
     Raises:
-        OSError: it cannot be written; it names `path`, which is as it was before.
+        OSError: the file cannot be written. The error names `path`, and a regular file at `path` is unchanged.
     """
     try:
         if _is_special(path):
@@ -36,10 +37,10 @@ def write_whole(path: "str | os.PathLike[str]", content: bytes) -> None:
 
 
 def try_to_write(path: "str | os.PathLike[str]") -> None:
-    """Find out whether `write_whole` could write this file, without a change to it.
+    """Find out whether `write_whole` could write the file `path`, without changing it.
 
     Raises:
-        OSError: it could not.
+        OSError: `write_whole` could not write it.
     """
     if _is_special(path):
         if stat.S_ISDIR(os.stat(path).st_mode):
@@ -47,21 +48,21 @@ def try_to_write(path: "str | os.PathLike[str]") -> None:
         return
     target = os.path.realpath(path)
     with suppress(FileNotFoundError):
-        os.stat(target)  # a name that is too long
+        os.stat(target)  # raises OSError for a name that is too long
     partial, descriptor = _begin(os.path.dirname(target))
     os.close(descriptor)
     _give_up(partial)
 
 
 def remove_unfinished() -> None:
-    """Remove the files that this process has begun to write and has not finished, because it is about to end."""
+    """Remove the files that this process has begun to write and has not finished. For a process that is about to end."""
     for partial in tuple(_unfinished):
         _give_up(partial)
 
 
 def _is_special(path: "str | os.PathLike[str]") -> bool:
     name = os.path.abspath(path)
-    if name.startswith(("/dev/", "/proc/")):  # /dev/stdout may lead to a regular file that somebody else has open
+    if name.startswith(("/dev/", "/proc/")):  # /dev/stdout may be a regular file that another process has open
         return True
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)

@@ -1,4 +1,7 @@
-"""A budget of memory: how one is read (bytes, `"1.2GiB"`, `"60%"` of plain jit's peak), and what is said if one is too small."""
+"""Reads budgets of memory, and writes the error messages for budgets that are too small.
+
+A budget is a number of bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`.
+"""
 
 import re
 from collections.abc import Callable
@@ -22,19 +25,19 @@ class Budget:
     share: float | None
 
     def resolve(self, jit_peak_bytes: int) -> int:
-        """The budget in bytes. A share of next to nothing, such as the peak of a step without arguments, is one byte."""
+        """The budget in bytes, at least one byte."""
         return self.nbytes if self.nbytes is not None else max(int((self.share or 0.0) * jit_peak_bytes), 1)
 
 
-_MOST_SHARE = 1e6  # of plain jit's peak: far above any use, and far below what overflows
+_MOST_SHARE = 1e6  # of plain jit's peak: far above any use, and far below an overflow
 
 
 def parse_budget(value: Any) -> Budget:
-    """The budget that `value` says: a number of any kind, or a text.
+    """The budget that `value` means: a number of bytes, or a text.
 
     Raises:
-        BudgetError: it is not above zero, too large for any device, or not readable.
-        TypeError: it is neither a number nor a string.
+        BudgetError: the budget is not above zero, is too large for any device, or cannot be read.
+        TypeError: `value` is neither a number nor a string.
     """
     if isinstance(value, str):
         return _parse_text(value)
@@ -52,7 +55,7 @@ def _parse_text(value: str) -> Budget:
     match = _TEXT.match(value)
     if match is None or (match[2] != "%" and match[2].lower() not in SIZES):
         raise BudgetError(f"budget {shown(value)} cannot be read. {_REMEDY}")
-    number = float(match[1])  # infinite where there are too many digits
+    number = float(match[1])  # infinite if there are too many digits
     if match[2] == "%":
         budget = Budget(None, _refuse_huge(number / 100, _MOST_SHARE, value))
     else:
@@ -68,7 +71,7 @@ def _refuse_huge(number: float, most: float, value: Any) -> float:
     return number
 
 
-# -- what is said when a budget is too small ----------------------------------------------------------------------------------
+# -- errors for budgets that are too small --------------------------------------------------------------------------------------
 
 
 def too_small_for_step(
@@ -80,11 +83,11 @@ def too_small_for_step(
     state_memory: Literal["device", "any"],
     stored: Callable[[TensorId], bool],
 ) -> BudgetTooSmall:
-    """No plan of a step keeps its budget: what the smallest budget is, and what would help.
+    """The error that no plan of a step keeps its budget. It names the smallest budget that works, and what would help.
 
     Args:
-        about: what stands before the smallest budget; "about " where it is an estimate.
-        stored: whether a tensor lies in device memory as a whole, rather than to be fused away.
+        about: the text before the smallest budget: "about " if that is an estimate, otherwise empty.
+        stored: whether a tensor is stored in device memory. XLA fuses other tensors into the operators that read them.
     """
     held = [t for t in graph.tensors if t.producer is None]
     state = sum(graph.tensors[pair.input].nbytes for pair in graph.carried)
@@ -113,7 +116,7 @@ def too_small_for_step(
 
 
 def too_small_for_parked_job(job: str, host_budget_bytes: float, needed_bytes: int) -> BudgetTooSmall:
-    """The host budget of a runtime cannot hold a job while it is parked."""
+    """The error that the host budget of a runtime cannot hold a job while the job is parked."""
     return BudgetTooSmall(
         f"host_budget {format_bytes(host_budget_bytes)} is too small for {job!r}: while other jobs run its state is "
         f"parked in host memory, and it needs {format_bytes(needed_bytes)} ({needed_bytes} bytes) there.",
@@ -123,7 +126,7 @@ def too_small_for_parked_job(job: str, host_budget_bytes: float, needed_bytes: i
 
 
 def too_small_for_jobs(budget_bytes: int, count: int, smallest_bytes: int, largest_job: str, floor_bytes: int) -> str:
-    """The device budget of a jobs file cannot hold its jobs, of which `largest_job` alone needs most."""
+    """The message that the device budget of a jobs file cannot hold its jobs, of which `largest_job` alone needs most."""
     return (
         f"device.budget of {format_bytes(budget_bytes)} ({budget_bytes} bytes) is too small for these "
         f"{count} jobs: the smallest that works is about {format_bytes(smallest_bytes)} ({smallest_bytes} bytes). "
@@ -132,7 +135,7 @@ def too_small_for_jobs(budget_bytes: int, count: int, smallest_bytes: int, large
 
 
 def host_too_small_for_states(host_budget_bytes: int, states_bytes: int) -> str:
-    """The host budget of a jobs file cannot hold the jobs' states and their checkpoints."""
+    """The message that the host budget of a jobs file cannot hold the jobs' states and their checkpoints."""
     return (
         f"device.host_budget of {format_bytes(host_budget_bytes)} is too small: the jobs' states come to "
         f"{format_bytes(states_bytes)}, and host memory must hold them and their checkpoints while these are written. Give at "

@@ -1,19 +1,20 @@
-"""Everything that tensile_jax raises of its own.
+"""The exception classes of tensile_jax.
 
     TensileError
-    ├── BudgetError (also ValueError)   the budget cannot be read, or no plan keeps it
-    │   └── BudgetTooSmall              no plan fits: names the smallest budget that does, and what holds it
-    ├── TraceError (also ValueError)    the step cannot be planned: references from outside, several devices
-    ├── PlanFileError (also ValueError) a saved plan that is none, of another version, for another program, or above the budget
-    ├── JobsFileError (also ValueError) a jobs.toml that cannot be read: names the line and the key
-    ├── InvalidPlan                     a plan that its replay refuses; users see the next plan, with a note, in its place
-    ├── OutOfMemory (also RuntimeError) the device refused an allocation and nothing more could leave it
+    ├── BudgetError (also ValueError)   a budget cannot be read, or no plan keeps it
+    │   └── BudgetTooSmall              no plan keeps the budget: names the smallest budget that works
+    ├── TraceError (also ValueError)    a step cannot be planned: it uses mutable references from outside, or several devices
+    ├── PlanFileError (also ValueError) a saved plan is not readable, of another version, for another program, or above the budget
+    ├── JobsFileError (also ValueError) a jobs.toml cannot be read: names the line and the key
+    ├── InvalidPlan                     the replay refuses a plan; users do not see this error, but another plan, with a note
+    ├── OutOfMemory (also RuntimeError) the device refused an allocation, and nothing more could be moved to the host
     ├── ProcessDied (also RuntimeError) the process of an isolated job ended, or had to be ended
-    ├── JobFailed (also RuntimeError)   a job has no result; its cause is what made it fail
-    └── CheckpointError                 a checkpoint that cannot be written, or is not fit to be restored
+    ├── JobFailed (also RuntimeError)   a job has no result; its cause is the error that made it fail
+    └── CheckpointError                 a checkpoint cannot be written, or is not fit to be restored
 
-A caller's mistake is also a `ValueError`, as it would be from `jax.jit`, so that code which catches those goes on working.
-Wrong types of arguments are plain `TypeError`s. Nothing else is raised on purpose.
+Errors in what a caller passes are also `ValueError`s, as they would be from `jax.jit`, so that code which catches `ValueError`
+still works. Beside these classes, the package raises Python's own exceptions: a plain `ValueError` or `TypeError` for an argument
+that is not allowed, a `RuntimeError` for a call at the wrong time, and `OSError` and `ImportError` as Python itself does.
 """
 
 from typing import Any
@@ -28,10 +29,10 @@ class BudgetError(TensileError, ValueError):
 
 
 class BudgetTooSmall(BudgetError):
-    """No plan keeps the budget. The texts of these errors are in `budget.py`.
+    """No plan keeps the budget. The messages of these errors are in `budget.py`.
 
     Attributes:
-        budget_bytes: what was asked for.
+        budget_bytes: the budget that was given.
         floor_bytes: the smallest budget for which there is a plan.
     """
 
@@ -54,10 +55,10 @@ class JobsFileError(TensileError, ValueError):
 
 
 class InvalidPlan(TensileError):
-    """A plan that does not survive its own replay, which is our own mistake.
+    """A plan that its replay refuses, which is an error of this project.
 
-    The planner takes its next plan then and leaves a note in it. Where no plan survives, a `TensileError` says what to do. A
-    saved plan that does not survive is a `PlanFileError`.
+    The planner then takes its next plan and adds a note to it. If the replay refuses every plan, a `TensileError` says what to
+    do. If the replay refuses a saved plan, a `PlanFileError` is raised.
 
     Attributes:
         segment: index of the segment at which the replay stopped.
@@ -71,15 +72,15 @@ class InvalidPlan(TensileError):
 
 
 class OutOfMemory(TensileError, RuntimeError):
-    """The device ran out of memory, and recovery did too."""
+    """The device ran out of memory, and again when everything that could be moved to the host had been moved."""
 
 
 class CheckpointError(TensileError):
-    """A checkpoint that could not be saved or restored; those that were there before are as they were.
+    """A checkpoint that could not be saved or restored. Older checkpoints are unchanged.
 
     Attributes:
-        folder: where it is, or was to be.
-        step: how many steps the state had seen; None where it is about the folder.
+        folder: the folder of the checkpoint.
+        step: the number of steps of the state; None if the error is about the folder as a whole.
     """
 
     def __init__(self, message: str, *, folder: str, step: int | None) -> None:
@@ -89,11 +90,11 @@ class CheckpointError(TensileError):
 
 
 class ProcessDied(TensileError, RuntimeError):
-    """A job's own process is gone, and with it what it held.
+    """A job's own process has ended, and what it held is lost.
 
     Attributes:
-        job: its name.
-        exit_code: of the process; below zero it is a signal's number, negated.
+        job: the name of the job.
+        exit_code: the exit code of the process; a negative one is the number of a signal, negated.
     """
 
     def __init__(self, message: str, *, job: str, exit_code: int) -> None:
@@ -103,12 +104,12 @@ class ProcessDied(TensileError, RuntimeError):
 
 
 class JobFailed(TensileError, RuntimeError):
-    """A job has no result. What made it fail is its `__cause__`.
+    """A job has no result. The error that made it fail is the `__cause__`.
 
     Attributes:
-        job: its name.
-        step: how many iterations it had done.
-        state: its state after these, in host memory; None where that was lost.
+        job: the name of the job.
+        step: how many iterations the job had done.
+        state: the job's state after these iterations, in host memory; None if that was lost.
     """
 
     def __init__(self, message: str, *, job: str, step: int, state: Any = None) -> None:

@@ -1,14 +1,15 @@
-"""The records that a `Runtime` gives to its user: its status, its events, and what it recorded of memory and copies.
+"""The records that a `Runtime` gives to its user: its status, its events, and its record of memory and copies.
 
-    Status  ::= budgets, bytes, link  JobStatus*     a snapshot, for whoever looks
-    JobEvent                                         something that happened to a job; all are reported, in order
-    Record  ::= Span | Level                         what ran when, and how many bytes lay on the device from when on
+    Status     ::= budgets, bytes, link  JobStatus*    a snapshot of the runtime and of its jobs
+    JobReport                                          what was measured of one job
+    JobEvent                                           something that happened to a job; all events are reported, in order
+    Record     ::= Span*  Level*                       when each launch and copy ran, and how many bytes were on the device
 
-A job's life:
+A job's life is as follows. A job may fail or be cancelled, or be paused, in each of the states before the final ones:
 
     preparing -> queued -> running <-> paused -> finished | failed | cancelled
 
-Sizes in bytes; times in microseconds or seconds since the runtime began, as the names say.
+Sizes are in bytes. Times are in microseconds or seconds since the runtime began, as the names say.
 """
 
 from dataclasses import dataclass, field
@@ -30,17 +31,20 @@ LaneName = Literal["compute", "out", "into"]
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """One job, as it stands.
+    """A snapshot of one job.
 
     Attributes:
-        step, steps: iterations done, and asked for.
-        loss: of the last step; None where there is none.
-        steps_per_s: over the last steps that ran; None before the second.
-        device_bytes: on the device now; `peak_bytes`: the most that was measured; `planned_bytes`: its plan's peak.
-        host_bytes: in pinned host memory now.
-        stall_us: per step, waiting for copies.
-        swapped_bytes: per step, both ways.
-        note: why it waits, or how it failed; empty where there is nothing to say.
+        step: how many iterations are done.
+        steps: how many iterations the job is to do in all.
+        loss: the loss of the last step; None if the step returns none.
+        steps_per_s: the speed over the last steps; None before the second step.
+        device_bytes: what the job holds on the device now, by the controller's account.
+        peak_bytes: the most device memory of the job that was measured.
+        planned_bytes: the most device memory that the job needs by its plan.
+        host_bytes: the bytes of the job's state in pinned host memory now.
+        stall_us: the mean time in a step spent waiting for copies.
+        swapped_bytes: what the plan copies in a step, in both directions added up.
+        note: why the job waits, or how it failed; may be empty.
     """
 
     name: str
@@ -60,7 +64,7 @@ class JobStatus:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to its last step at the speed of the last ones; None where that is not known."""
+        """Seconds until the last step at the present speed; None if that is not known or the job has ended."""
         if not self.steps_per_s or self.state in FINAL:
             return None
         return (self.steps - self.step) / self.steps_per_s
@@ -68,17 +72,20 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """What was measured of a job, beside what its plan had predicted.
+    """What was measured of a job, beside what its plan predicts.
 
     Attributes:
-        peak_bytes: its own on the device, live arrays and workspace, in the iterations that were looked at.
-        step_us: median time of an iteration from its begin to its end, other jobs' launches in between included; None before
-            the first. `predicted_step_us` is that of its plan, alone.
-        swapped_bytes: per step, both ways.
-        stall_us: per step, waiting for copies.
-        passive_swap_ins: tensors that were not there when an iteration began.
-        out_of_memory: times the device refused an allocation.
-        plans: how many plans it has had.
+        step: how many iterations are done.
+        peak_bytes: the most device memory of this job, live arrays and workspace, in the iterations in which it was read.
+        step_us: the median time of an iteration from its begin to its end, including other jobs' launches in between; None before
+            the first iteration has ended.
+        predicted_step_us: the time of an iteration by the job's plan, without other jobs.
+        swapped_bytes: what the plan copies in a step, in both directions added up.
+        stall_us: the mean time in a step spent waiting for copies.
+        passive_swap_ins: how many tensors were not on the device when they were needed there.
+        out_of_memory: how often the device refused an allocation.
+        segments: how many segments the plan has.
+        plans: how many plans the job has used.
     """
 
     step: int
@@ -96,7 +103,7 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A runtime, as it stands. `out_share` and `into_share` are the parts of the last seconds in which each lane was busy."""
+    """A snapshot of a runtime. `out_share` and `into_share` say which part of the last three seconds each lane was busy."""
 
     time_s: float
     budget_bytes: int
@@ -111,7 +118,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something that happened. `step` is how many iterations the job had done; `values` are metrics, or sizes in bytes."""
+    """Something that happened to a job. `step` is how many iterations it had done; `values` are metrics, or sizes in bytes."""
 
     time_s: float
     kind: EventName
@@ -123,7 +130,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A lane served a job over `[begin_us, end_us)`: it ran the segment `name`, or copied `nbytes`."""
+    """One use of a lane by a job, over `[begin_us, end_us)`: the segment `name` ran, or `nbytes` were copied."""
 
     lane: LaneName
     job: str
@@ -136,9 +143,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """From `time_us` on, by the controller's account, `jobs` hold so many bytes, out of `budget_bytes`.
+    """The device memory from `time_us` on: `jobs` says how many bytes each job holds, by the controller's account.
 
-    `measured_bytes` is what the live arrays came to, plus the running executable's workspace, where that was looked up.
+    `measured_bytes` are the bytes of all live arrays plus the running executable's workspace; None if they were not read.
     """
 
     time_us: float
@@ -148,7 +155,7 @@ class Level:
 
     @property
     def planned_bytes(self) -> int:
-        """Of all jobs."""
+        """The bytes that all jobs hold, by the controller's account."""
         return sum(self.jobs.values())
 
 

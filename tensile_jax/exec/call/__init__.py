@@ -1,1 +1,1 @@
-"""What `jax.jit` does with a call, done for a planned step: signature, placement, donation, results and interrupts."""
+"""Does for a call of a planned step what `jax.jit` does for a call: signature, placement, donation, results and interrupts."""

@@ -1,7 +1,8 @@
-"""Refuse a call with deleted arguments, or with donated memory that another argument uses too, before its first segment runs.
+"""Refuses a call whose arguments are deleted, or whose donated arguments share memory with others, before its first segment runs.
 
-XLA checks the arguments of an executable before the executable runs. In a step that is cut into segments, XLA would find the
-fault in the middle of the iteration, when a part of the donated state is already gone. So the same faults are looked for here.
+XLA checks the arguments of an executable before it runs that executable. If a step is cut into segments, XLA would find such a
+fault in the middle of the iteration, when part of the donated state is already deleted. So the same faults are looked for here,
+before the iteration begins.
 """
 
 from collections.abc import Sequence
@@ -17,11 +18,11 @@ def refuse_unusable(call: Call, graph: Graph) -> None:
     """Refuse a call of the step with this graph if an argument cannot be used.
 
     Raises:
-        RuntimeError: an array is deleted.
-        JaxRuntimeError: the memory of a donated array is also that of another argument. `jax.jit` raises this error too.
+        RuntimeError: an array was deleted.
+        JaxRuntimeError: a donated array has the same memory as another argument. `jax.jit` raises this error too.
     """
     leaves = call.leaves
-    if call.all_arrays and not any([leaf.is_deleted() for leaf in leaves]):  # the usual case, made quick
+    if call.all_arrays and not any([leaf.is_deleted() for leaf in leaves]):  # a quick test for the usual case
         if not graph.donated:
             return
         memory = [leaf.unsafe_buffer_pointer() for leaf in leaves]

@@ -1,18 +1,18 @@
-"""Hold Ctrl-C back between the donation of a state and the return of the new one.
+"""Delays Ctrl-C (SIGINT) during an iteration, so that a `KeyboardInterrupt` cannot lose a state that was donated.
 
-While an iteration runs, the old state has been given away and the new one is not there yet. A `KeyboardInterrupt` that was
-raised in between would lose both. The two classes here take note of SIGINT in the time of a block instead of having it handled:
+While an iteration runs, the old state has been donated and the new state does not exist yet. A `KeyboardInterrupt` at that time
+would lose both. Two context managers therefore note a SIGINT that arrives during their block, and have it handled later:
 
-    InterruptsHeld        for a step that returns its new state. SIGINT is handled as soon as the results are the caller's: when
-                          the caller's frame has gone on from the call, or at the beginning of the next call if that comes first.
-                          At both times every array that the caller holds is alive. If the iteration does not end (a hanging
+    InterruptsHeld        for a step that returns its new state. SIGINT is handled as soon as the caller has the results: when the
+                          caller's frame has continued after the call, or at the beginning of the next call if that comes first.
+                          At both times every array to which the caller refers is alive. If an iteration does not end (a hanging
                           device), the third Ctrl-C is handled at once.
-    InterruptsHeldUnless  for a step that changes objects in place. SIGINT is handled at once while nothing has happened to the
-                          objects, and otherwise at the end of the block, when they hold the results of the iteration.
+    InterruptsHeldUnless  for a step that changes objects in place. SIGINT is handled at once while the objects are unchanged, and
+                          otherwise at the end of the block, when the objects hold the results of the iteration.
 
-Only the main thread handles signals; in another thread, and where no handler was installed from Python, nothing is held. Nor is
-it where the handler has the attribute `raises_nothing`. The handler of the command line has it, since a thread of its own acts on
-signals.
+Only the main thread handles signals, so in any other thread nothing is delayed. Nor is anything delayed if the handler of SIGINT
+was not installed from Python, or if it has the attribute `raises_nothing`. The handler of the command line has that attribute,
+since the command line handles signals in a thread of its own.
 """
 
 import signal
@@ -31,7 +31,7 @@ _LOOK_S = 0.001
 
 
 class _HandlerReplaced:
-    """Puts another handler of SIGINT in the place of the user's `_own`, which is None where nothing is replaced."""
+    """Replaces the user's handler of SIGINT. `_own` is the user's handler, or None if it was not replaced."""
 
     __slots__ = ("_own",)
 
@@ -50,10 +50,10 @@ class _HandlerReplaced:
 
 
 class InterruptsHeldUnless(_HandlerReplaced):
-    """`with InterruptsHeldUnless(nothing_happened):` holds SIGINT back to the end of the block, unless nothing has happened.
+    """`with InterruptsHeldUnless(nothing_happened):` delays SIGINT to the end of the block, unless nothing has happened.
 
     Args:
-        nothing_happened: whether an exception would leave everything as it was before the block; asked when a signal comes.
+        nothing_happened: returns whether everything is still as it was before the block; called when a signal arrives.
     """
 
     __slots__ = ("_nothing_happened", "_waiting")
@@ -80,10 +80,10 @@ class InterruptsHeldUnless(_HandlerReplaced):
 
 
 class InterruptsHeld(_HandlerReplaced):
-    """`with InterruptsHeld():` holds SIGINT back for the time of the block, and until the function with this block has returned.
+    """`with InterruptsHeld():` delays SIGINT during the block, and until the function that contains the block has returned.
 
-    The block must return what the function is to return. Entering raises what the handler raises (`KeyboardInterrupt`) if an
-    earlier interrupt is still to be handled; nothing of the block has run then. A block within a block does nothing.
+    The block must contain the function's `return`. If an earlier interrupt is still to be handled, entering the block handles it,
+    which usually raises `KeyboardInterrupt` before anything of the block has run. A block inside another block does nothing.
     """
 
     __slots__ = ("_count",)
@@ -100,7 +100,7 @@ class InterruptsHeld(_HandlerReplaced):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._own is not None:
-            signal.signal(signal.SIGINT, self._own)  # from here to the caller there is next to nothing
+            signal.signal(signal.SIGINT, self._own)  # very little runs between here and the return to the caller
             _DELIVERY.held = False
             if _DELIVERY.pending:
                 _DELIVERY.after(_ReturnWatcher(sys._getframe(1)))
@@ -114,11 +114,11 @@ class InterruptsHeld(_HandlerReplaced):
 
 
 class _ReturnWatcher:
-    """The return of a value from a function of the main thread to its caller, seen from another thread.
+    """Watches, from another thread, whether a function of the main thread has returned its value to its caller.
 
-    CPython looks for signals after a call and before the next instruction, the one that stores the call's value. So the value
-    is the caller's once the caller's frame is at another instruction than the call. A caller that has returned as well has
-    handed the value on to its own caller.
+    CPython handles signals after a call and before the next instruction, which is the one that stores the call's value. So the
+    caller has the value once its frame is at another instruction than the call. If the caller has returned as well, the value
+    has gone on to the caller's own caller.
     """
 
     def __init__(self, function: FrameType) -> None:
@@ -130,7 +130,7 @@ class _ReturnWatcher:
             frame = frame.f_back
 
     def is_over(self) -> bool:
-        """Whether a frame that is still running has stored the value, or none of them is left."""
+        """Whether a calling frame has stored the value, or all calling frames have returned."""
         running: set[int] = set()
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None:
@@ -142,11 +142,11 @@ class _ReturnWatcher:
 
 
 class _PendingInterrupt:
-    """The interrupt, at most one, that was held back and is still to be handled.
+    """The delayed interrupt that is still to be handled. There is at most one.
 
     Attributes:
         pending: whether there is one.
-        held: whether the main thread is in a block that holds interrupts back; the end of the block sees to what is pending.
+        held: whether the main thread is in a block that delays interrupts. The end of that block has the pending one handled.
     """
 
     def __init__(self) -> None:
@@ -156,17 +156,17 @@ class _PendingInterrupt:
         self._lock = threading.Lock()
 
     def now(self) -> None:
-        """Handle it now, in the main thread, if there is one."""
+        """Handle the interrupt now, if there is one. Called in the main thread."""
         if self.pending and self._taken():
             signal.raise_signal(signal.SIGINT)
 
     def after(self, value: _ReturnWatcher) -> None:
-        """Have it handled, in the main thread, once the caller has the value."""
+        """Have the interrupt handled in the main thread, once the caller has the value that `value` watches."""
         self._latest = value
         threading.Thread(target=self._wait, args=(value,), name="tensile-interrupt", daemon=True).start()
 
     def _wait(self, value: _ReturnWatcher) -> None:
-        """In a thread of its own, which ends where a later block has taken over."""
+        """Wait until the caller has the value, in a thread for this alone. It ends early if a later block has ended meanwhile."""
         while self.pending and self._latest is value:
             time.sleep(_LOOK_S)
             if not self.held and value.is_over() and self._latest is value:

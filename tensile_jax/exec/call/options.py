@@ -1,4 +1,7 @@
-"""Read the options of `tensile_jax.jit` and `tensile_jax.nnx.jit`: those of the planner are checked, those of JAX are JAX's."""
+"""Reads the options of `tensile_jax.jit` and `tensile_jax.nnx.jit`, and checks those that concern the planner.
+
+The options of `jax.jit` are passed on to `jax.jit` unchecked.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ from tensile_jax.profiles import load_profile
 
 
 class JitOptions(TypedDict, total=False):
-    """The options of `jax.jit`, with its meanings and its defaults."""
+    """The options of `jax.jit`. They mean here what they mean there, and have the same defaults."""
 
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Iterable[str] | None
@@ -47,7 +50,7 @@ class GivenOptions(PlanOptions, JitOptions, total=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanRequest:
-    """The options of the planner, checked. `saved_plan` is the one to run instead of a new one, `profile` the name of one."""
+    """The options of the planner, checked. `saved_plan` is to be run instead of a new plan; `profile` names a device profile."""
 
     budget: Budget | None
     max_slowdown: float | None
@@ -62,8 +65,8 @@ def read_options(given: PlanOptions) -> PlanRequest:
     """The options that were given, checked.
 
     Raises:
-        ValueError: an option has a value that it cannot have, or two of them contradict each other.
-        TypeError: the plan is none.
+        ValueError: an option has a value that is not allowed, or two options contradict each other.
+        TypeError: the plan is not a `Plan`.
         PlanFileError: the plan contradicts itself, or is above the budget.
     """
     policy, state_memory = given.get("policy", "auto"), given.get("state_memory", "device")

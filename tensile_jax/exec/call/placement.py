@@ -1,8 +1,8 @@
-"""Find the device on which a call runs, and whether `jax.jit` would commit its results to that device.
+"""Finds the device on which a call runs, and whether `jax.jit` would commit the call's results to that device.
 
-`jax.jit` runs on the device to which arguments are committed, or which `in_shardings`, `out_shardings`, `device`, `backend` or
-the mesh in force name. Without any of these it runs on the default device, and its results are not committed to it. A plan is
-for one device, so a call that involves several devices is refused.
+`jax.jit` runs on the device to which arguments are committed, or on the device that is named by `in_shardings`, `out_shardings`,
+`device`, `backend` or the mesh that is set. Without any of these it runs on the default device, and does not commit its results
+to that device. A plan is for one device, so a call that involves several devices is refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,9 @@ class Placement:
 
     Attributes:
         device: the one device on which all segments run.
-        committed: whether results are committed to it, as far as the call's arguments and options say.
-        plain: whether every result of `jax.jit` has a `SingleDeviceSharding` in device memory. If not, only compiling the
-            whole step tells its results' shardings.
+        committed: whether results are committed to the device, as far as the call's arguments and options say.
+        plain: whether every result of `jax.jit` has a `SingleDeviceSharding` in device memory. If not, the whole step must be
+            compiled to find out its results' shardings.
     """
 
     device: Device
@@ -76,7 +76,7 @@ def _is_plain(sharding: Any) -> bool:
 
 
 def _devices_of(place: Any) -> Iterable[Device]:
-    """The devices of a sharding or of a mesh; none for what names none, such as an abstract mesh."""
+    """The devices of a sharding or of a mesh; none if it names none, such as an abstract mesh."""
     if isinstance(place, Mesh):
         return place.devices.flat
     try:
@@ -86,7 +86,7 @@ def _devices_of(place: Any) -> Iterable[Device]:
 
 
 def _default_device() -> Device:
-    """The device on which JAX runs what is committed to none."""
+    """The device on which JAX runs a computation without committed arguments."""
     asked = getattr(jax.config, "jax_default_device", None)
     if isinstance(asked, str):  # the name of a platform
         return jax.local_devices(backend=asked)[0]

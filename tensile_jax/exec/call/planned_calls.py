@@ -1,7 +1,7 @@
-"""Run the calls of one function under plans: one plan for each signature of a call, made at the first call of that signature.
+"""Runs the calls of one function under plans: one plan for each signature of a call, made at the first call with that signature.
 
-A call inside another transformation, or under `jax.disable_jit`, is left to the plain jitted function. So is a call whose step
-runs whole. In every other call the segments of its plan run one after another.
+The plain jitted function takes calls inside another transformation, calls under `jax.disable_jit`, and calls whose plan is to run
+the whole step as one executable. For every other call, the segments of the plan run one after another.
 """
 
 import threading
@@ -46,7 +46,8 @@ class _Traced:
 class PlannedStep:
     """The function for one signature of its calls, with a plan that can run.
 
-    `place` gives results the place that `jax.jit` gives them. After the device ran out of memory, `running` is another plan.
+    `place` gives results the sharding that `jax.jit` gives them. When the device has run out of memory, `running` is replaced by
+    a plan that needs less.
     """
 
     traced: _Traced
@@ -60,7 +61,7 @@ class PlannedCalls:
 
     Args:
         function: the user's function.
-        jitted: `jax.jit` of it.
+        jitted: `jax.jit` of the function.
         request: what the user asked of the planner.
         jit_options: what the user asked of `jax.jit`.
     """
@@ -77,18 +78,18 @@ class PlannedCalls:
         self._preparing = threading.RLock()
 
     def read(self, args: _Args, kwargs: _Kwargs) -> Call | None:
-        """The call with these arguments; None if plain `jax.jit` has to take it."""
+        """The call with these arguments; None if plain `jax.jit` must run it."""
         try:
             return self._signatures.read(args, kwargs)
         except (TypeError, ValueError):
-            self._jitted.trace(*args, **kwargs)  # says in jit's own words what cannot be
+            self._jitted.trace(*args, **kwargs)  # raises the error that `jax.jit` raises for these arguments
             raise
 
     def planned(self, call: Call, args: _Args, kwargs: _Kwargs) -> PlannedStep:
-        """The step that the call runs, with its plan; at the first call of a signature it is made here.
+        """The step that the call runs, with its plan. At the first call with a signature, the plan is made here.
 
         Raises:
-            RuntimeError: an argument is deleted, or its memory is donated and used under two names (a `JaxRuntimeError`).
+            RuntimeError: an argument was deleted, or shares memory with a donated argument (a `JaxRuntimeError`).
         """
         signature = call.signature
         step = self._planned.get(signature)
@@ -101,7 +102,7 @@ class PlannedCalls:
         return step
 
     def run(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
-        """The result of the call. From here on, donated arguments may be gone."""
+        """Run the call and return its result. Once this is called, donated arguments may be deleted."""
         step.iterations += 1
         executor = step.running.executor
         if executor is None:
@@ -121,7 +122,7 @@ class PlannedCalls:
         return result
 
     def plan(self, args: _Args, kwargs: _Kwargs) -> Plan:
-        """The plan in use for these arguments; where there is none yet, the saved one, or one with estimated workspaces."""
+        """The plan in use for these arguments. If there is none yet: the saved plan, or a new one with estimated workspaces."""
         call = self._read_outermost(args, kwargs)
         step = self._planned.get(call.signature) or next(
             (step for signature, step in self._planned.items() if signature.shapes == call.signature.shapes), None
@@ -139,7 +140,7 @@ class PlannedCalls:
         return self._trace(self._read_outermost(args, kwargs), args, kwargs).prepared
 
     def report(self) -> Report:
-        """What was measured of the latest call's plan."""
+        """What was measured of the plan of the latest call."""
         step = None if self._latest is None else self._planned.get(self._latest)
         if step is None or not step.running.observations:
             raise RuntimeError("There is nothing to report before the first call.")
@@ -163,7 +164,7 @@ class PlannedCalls:
         return call
 
     def _plan(self, call: Call, args: _Args, kwargs: _Kwargs) -> PlannedStep:
-        """The function for this call, with a plan that is compiled."""
+        """Make the plan for this call and compile it."""
         traced, saved = self._trace(call, args, kwargs), self._request.saved_plan
         prepared = traced.prepared
         running = prepared.prepare() if saved is None else load(prepared, saved)
@@ -177,7 +178,7 @@ class PlannedCalls:
         return step
 
     def _trace(self, call: Call, args: _Args, kwargs: _Kwargs) -> _Traced:
-        """The function for this call, traced."""
+        """The function traced for this call; it is traced once for each signature."""
         with self._preparing:
             if call.signature not in self._traced:
                 self._traced[call.signature] = self._trace_anew(call, args, kwargs)
@@ -200,7 +201,7 @@ class PlannedCalls:
         placement = placement_of(used, jit_options, step.shardings)
         profile = profile_for(placement.device.platform, request.profile)
         options = Options(request.policy, profile, request.state_memory, request.progress, request.max_slowdown)
-        if request.saved_plan is not None:  # if the step has to be planned again, then as it was
+        if request.saved_plan is not None:  # if the step must be planned again, use the options of the saved plan
             policy = cast(PolicyName, request.saved_plan.policy)  # `contradictions` knows only these
             options = replace(options, policy=policy, state_memory=request.saved_plan.state_memory)
         compiler = Compiler(
@@ -230,15 +231,15 @@ def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> A
 
 
 def _copied_to_device(leaves: Sequence[Any], device: Device) -> list[Any]:
-    """The arguments with copies of those that lie on another device, to which they are not committed; these stay the caller's."""
+    """The arguments, with copies of those that are on another device, to which they are not committed."""
     into = Transfer(device).into
     return [into(leaf) if isinstance(leaf, jax.Array) and leaf.sharding.device_set != {device} else leaf for leaf in leaves]
 
 
 def _shape_of(leaf: Any) -> Any:
-    """What to trace in the place of an array, so that a trace holds no array of the caller's.
+    """What stands for an argument in tracing: for an array its shape, so that a trace refers to no array of the caller.
 
-    State may lie in host memory, which a program for the device cannot read: it is traced as if it were on the device.
+    State may be in host memory, which a program for the device cannot read: it is traced as if it were on the device.
     """
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return leaf

@@ -1,4 +1,4 @@
-"""What was measured of a plan that ran: the result of `PlannedFunction.report`."""
+"""`Report`: what was measured of a plan while it ran, as `PlannedFunction.report` returns it."""
 
 import statistics
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from tensile_jax.exec.step.prepared_step import RunningPlan
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured, of the latest plan; bytes and microseconds per iteration, seconds for compiling.
+    """What was measured of the latest plan. Bytes and `_us` times are for one iteration; `_s` times are totals in seconds.
 
     Attributes:
-        peak_bytes: live device bytes held for the step plus the running segment's workspace, the most at any launch. For a step
+        peak_bytes: the most at any launch of the step's live bytes on the device plus the running segment's workspace. For a step
             that runs whole, XLA's own figure.
-        step_us: median over the watched iterations. None before the second iteration.
-        swapped_bytes: over the link, both directions.
-        stall_us: waiting for copies.
-        passive_swap_ins: tensors that were not there when their segment came, since the plan was made.
-        recomputed_us: measured latency of the segments, times the share that the plan gives to recomputation.
-        out_of_memory: times the device refused an allocation.
+        step_us: the median time over the watched iterations but the first. None before the second iteration.
+        swapped_bytes: what the plan copies over the link, in both directions added up.
+        stall_us: the time spent waiting for copies.
+        passive_swap_ins: how many tensors were not on the device when they were needed there, since the plan was made.
+        recomputed_us: the measured latency of the segments, times the share that the plan predicts for recomputation.
+        out_of_memory: how often the device refused an allocation.
     """
 
     peak_bytes: int

@@ -1,14 +1,15 @@
-"""Give the results of a plan the sharding, the commitment and the memory that `jax.jit` gives them, and copy none without need.
+"""Gives the results of a plan the sharding, the commitment and the memory that `jax.jit` gives them, without needless copies.
 
-Three kinds of results differ from those of `jax.jit`:
+Three kinds of results of an executor differ from those of `jax.jit`:
 
-    - A donated argument that the step returns as it is. The caller's array must be deleted, and the result be a new array in the
-      same memory.
-    - A result that was copied in from the host. The copy is committed to a device; without committed arguments, a result of
-      `jax.jit` is not.
-    - A result for which `jax.jit` states the sharding in another form (a mesh of one device).
+    - A donated argument that the step returns unchanged. The caller's array must be deleted, and the result must be a new array
+      in the same memory.
+    - A result that was copied in from the host. The copy is committed to a device. A result of `jax.jit` is not, if no argument
+      is committed.
+    - A result for which `jax.jit` states the sharding in another form, such as a mesh of one device.
 
-The first two kinds pass through an executable that returns its donated arguments. XLA lets its outputs take over their memory.
+The first two kinds pass through an executable that returns its donated arguments, so that XLA puts its outputs in their memory.
+The third kind is given its sharding by `jax.device_put`.
 """
 
 from collections.abc import Sequence
@@ -21,12 +22,12 @@ from tensile_jax.exec.step.transfer import on_host
 
 
 class ResultPlacer:
-    """Makes the results of one plan what `jax.jit` would return.
+    """Makes of the results of one plan the arrays that `jax.jit` would return.
 
     Args:
-        compiler: of the plan's segments; it knows the device and whether results are committed.
-        passed_on: positions of the results that are donated arguments.
-        shardings: of every result, as `jax.jit` states them; None where they are as the segments have them.
+        compiler: the compiler of the plan's segments; it knows the device, and whether results are committed.
+        passed_on: the positions of the results that are donated arguments, returned unchanged.
+        shardings: the sharding of every result, as `jax.jit` states it; None if the results have it already.
     """
 
     def __init__(self, compiler: Compiler, passed_on: Sequence[int], shardings: Sequence[Any] | None) -> None:
@@ -35,7 +36,7 @@ class ResultPlacer:
         self._shardings = shardings
 
     def __call__(self, results: list[Any]) -> list[Any]:
-        """The results as `jax.jit` would give them. Those that have to change are taken over, and gone."""
+        """The results as `jax.jit` would return them. An array in `results` that must be replaced is deleted."""
         if self._shardings is not None:
             results = [
                 value if on_host(value) else jax.device_put(value, sharding)

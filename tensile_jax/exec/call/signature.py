@@ -1,14 +1,14 @@
-"""Read the signature of a call: everything of which a change makes `jax.jit` trace or compile a function again.
+"""Reads the signature of a call: all those properties of a call whose change makes `jax.jit` trace or compile the function again.
 
-Two calls with equal signatures run the same program on the same device, so they share a plan. A signature holds
+Two calls with equal signatures run the same program on the same device, so they share a plan. A signature consists of
 
     tree        the structure of the arguments that are traced
     leaves      shape, dtype and weak type of each of them, and its sharding if it is committed to a device
     static      the static arguments, and every setting of JAX on which a trace depends
 
-This module keeps no list of those settings. It asks a *probe*: a function, jitted as `jax.jit(lambda *static: None,
-static_argnums=...)`, is traced for each call, and JAX gives the same jaxpr object for two traces exactly where it would use a
-trace again. So static arguments are distinguished as `jit` does it (by type as well as by value), and so are
+This module keeps no list of those settings. It asks JAX by a *probe*, a function jitted as `jax.jit(lambda *static: None,
+static_argnums=...)`. The probe is traced for each call. JAX returns the same jaxpr object for two traces exactly if it would use
+one trace for both calls. So static arguments are distinguished as `jax.jit` does it (by type as well as by value), and so are
 `jax.default_matmul_precision`, `jax.default_device`, `jax.enable_x64` and all other settings.
 
 Reading a signature costs about 0.1 ms for 300 arrays (benchmarks/results/call.json, `python -m benchmarks.call`).
@@ -41,7 +41,7 @@ class Signature:
         self.shapes: Hashable = (tree, tuple(shape for shape, _ in leaves), names, id(probe))
         """The signature without the places where the arguments lie."""
         self.placements = tuple(placement for _, placement in leaves)
-        self._held = probe  # as long as the probe's jaxpr lives, no other one has its id
+        self._held = probe  # a reference, since the id of a jaxpr may be used again once it is freed
         self._key = (self.shapes, self.placements)
         self._hash = hash(self._key)
 
@@ -59,9 +59,9 @@ class Call:
     Attributes:
         signature: equal for calls that share a plan.
         leaves: the traced arguments, flat.
-        all_arrays: whether every one of them is a `jax.Array`.
-        any_on_host: whether one of them lies in host memory.
-        devices: where they lie, also those that are not committed.
+        all_arrays: whether every leaf is a `jax.Array`.
+        any_on_host: whether any leaf is in host memory.
+        devices: the devices of all leaves, also of those that are not committed.
     """
 
     signature: Signature
@@ -73,10 +73,10 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class _Latest:
-    """The latest call's signature and what it was read from, so that the next equal call needs no hashing.
+    """The latest call's signature and what it was read from, so that the next call, if it is equal, needs no hashing.
 
-    The facts are always those of the latest call: a loop meets the very same abstract values and shardings again, which
-    then need not be compared part by part.
+    `facts` are always those of the latest call. In a loop, the next call often has the same objects as abstract values and
+    shardings, and identical objects need not be compared part by part.
     """
 
     tree: Any
@@ -108,10 +108,10 @@ class SignatureReader:
         self._latest: _Latest | None = None
 
     def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-        """The call with these arguments, or None if plain `jax.jit` has to take it.
+        """The call with these arguments, or None if plain `jax.jit` must run it.
 
-        Plain `jax.jit` takes calls inside another transformation (`jit`, `grad`, `vmap`, `eval_shape`, ...), whose arguments or
-        captured values may be tracers, and calls under `jax.disable_jit`.
+        Plain `jax.jit` must run calls inside another transformation (`jit`, `grad`, `vmap`, `eval_shape`, ...), whose arguments
+        or captured values may be tracers, and calls under `jax.disable_jit`.
 
         Raises:
             TypeError: an argument is not a JAX type.
@@ -120,7 +120,7 @@ class SignatureReader:
         if not _at_top_level() or _CONFIG.jax_disable_jit:
             return None
         places, static, dynamic_args, dynamic_kwargs = self._split(args, kwargs)
-        names = (places, debugs_numbers())  # where numbers are debugged the trace is the same, and segments are not
+        names = (places, debugs_numbers())  # if JAX looks for NaNs the trace is the same, but the segments differ
         probe = self._probe(static)
         leaves, tree = tree_flatten((dynamic_args, dynamic_kwargs))
         try:
@@ -171,7 +171,7 @@ class SignatureReader:
         return (*places, *keywords), values, dynamic_args, dynamic_kwargs
 
     def _probe(self, static: tuple[Any, ...]) -> Any:
-        """An object that is the same for two calls exactly where `jit` would use a trace again; see the module docstring."""
+        """An object that is the same for two calls exactly if `jax.jit` would use one trace for both (see above)."""
         count = len(static)
         probe = self._probes.get(count)
         if probe is None:
@@ -190,9 +190,9 @@ def _facts_of(leaf: Any) -> tuple[Any, Any, bool]:
 
 
 def _normal(aval: Any, sharding: Any, committed: bool) -> tuple[Hashable, Hashable]:
-    """((shape, dtype, weak type), sharding if committed), wherever in memory the array lies.
+    """((shape, dtype, weak type), sharding if committed), the same for device memory and host memory.
 
-    State may come back in host memory, and is then fed into the next call, which is to run under the same plan.
+    A call may return state in host memory. The next call, which takes that state, must run under the same plan.
     """
     shape = getattr(aval, "shape", None), getattr(aval, "dtype", aval), bool(getattr(aval, "weak_type", False))
     if not committed or sharding is None:
@@ -203,7 +203,7 @@ def _normal(aval: Any, sharding: Any, committed: bool) -> tuple[Hashable, Hashab
 def _complete(
     function: Callable[..., Any], argnums: int | Iterable[int] | None, argnames: str | Iterable[str] | None
 ) -> tuple[frozenset[int], frozenset[str]]:
-    """Positions and names of static parameters, the one inferred from the other where only one is given, as `jax.jit` does it."""
+    """The positions and names of static parameters. If only one of the two is given, the other is inferred, as by `jax.jit`."""
     numbers = frozenset([argnums] if isinstance(argnums, int) else argnums or ())
     names = frozenset([argnames] if isinstance(argnames, str) else argnames or ())
     if (argnums is None) == (argnames is None):
