@@ -1,7 +1,7 @@
-"""Small graphs by hand, small train steps, and the measures that tests hold a planned step to.
+"""Builds small graphs and small train steps for tests, and measures planned steps.
 
-A graph is written as lines `"y = heavy(x, w)"`; a train step is a stack of dense layers whose loss, optimizer and state the
-test chooses. At 512 rows of 32 numbers one activation is 64 KiB, the smallest tensor that the planner swaps.
+A graph is written as lines such as `"y = heavy(x, w)"`. A train step is a stack of dense layers, for which the test chooses loss,
+optimizer and state. At 512 rows of 32 numbers one activation is 64 KiB, the smallest tensor that the planner swaps.
 """
 
 import dataclasses
@@ -186,7 +186,7 @@ def tensor_named(graph: Graph, name: str) -> TensorId:
 
 
 def header_for(graph: Graph, *, state_memory: str = "device") -> Plan:
-    """A plan with nothing in it yet, as `build_plan` wants it."""
+    """A plan without segments and events, which `build_plan` takes as its header."""
     out = "any" if state_memory == "any" else "device"
     return dataclasses.replace(empty_plan(graph), device_profile="paper", state_memory=out)
 
@@ -215,7 +215,7 @@ def dense(params: Any, x: jax.Array) -> jax.Array:
 
 
 def dense_loss(params: Any, x: jax.Array) -> jax.Array:
-    """How far the stack is from the mirror image of its input."""
+    """The loss: the distance of the stack's output from the reversed input."""
     return jnp.mean((dense(params, x) - 0.1 * x[:, ::-1]) ** 2)
 
 

@@ -1,4 +1,4 @@
-"""Fixtures that more than one package's tests use."""
+"""Fixtures for the tests of several packages."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A disk that is full from some moment on, or for one moment: what Python's files do through `os`, made to fail on purpose."""
+"""Simulates a disk that is full from some call on, or for one call, by patching the functions of `os` that write files."""
 
 import errno
 import os

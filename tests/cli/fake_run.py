@@ -1,4 +1,4 @@
-"""A stand-in for a runtime: jobs that change their state when they are told to, and nothing else."""
+"""A substitute for a run in tests of the control socket: its jobs change their state on request, and nothing is computed."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A plan small enough to draw: two segments; `big` is out between them, `again` is computed twice."""
+"""A small plan for tests: two segments; the tensor `BIG` is on the host between them, and `AGAIN` is computed twice."""
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan_format import Event, EventKind, Plan, PlannedTensor, Segment

@@ -1,4 +1,4 @@
-"""A run small enough to draw: two jobs, the second arrives at 100 us; one copy each way."""
+"""A small record of a run for tests: two jobs, of which the second arrives at 100 us, and one copy in each direction."""
 
 from tensile_jax.runtime_records import JobStatus, Level, Record, Span, Status
 

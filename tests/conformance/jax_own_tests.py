@@ -1,13 +1,13 @@
-"""Run JAX's own tests of `jit` with `tensile_jax.jit` in the place of `jax.jit`.
+"""Runs JAX's own tests of `jit` with `tensile_jax.jit` in the place of `jax.jit`.
 
     python -m tests.conformance.jax_own_tests PATH/TO/jax/tests/api_test.py [pytest's options]
 
 The file is JAX's and is never part of this repository: take it from JAX's repository at the tag of the installed version
 (`git show jax-v0.10.2:tests/api_test.py`). Every `jit` and `jax.jit` in that file becomes `tensile_jax.jit(policy="none")`, so
-that the segments run, and not plain `jax.jit`. The classes `JitTest` and `BufferDonationTest` are run unless `-k` says otherwise.
+that segments run, and not plain `jax.jit`. The classes `JitTest` and `BufferDonationTest` are run unless `-k` selects others.
 
-The tests of `EXCEPTIONS` are expected to fail, each for the reason that stands beside it; docs/jit.md tells users of them.
-One of them that passes is reported, as a sign that the list is out of date.
+The tests in `EXCEPTIONS` are expected to fail, each for the reason given there; docs/jit.md lists them for users. If one of them
+passes, it is reported as an error, because the list is then out of date.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
-"""What a caller can see of a call, so that calls of `jax.jit` and of `tensile_jax.jit` can be compared.
+"""Records everything that a caller can see of a call, so that calls of `jax.jit` and of `tensile_jax.jit` can be compared.
 
-results     structure, values, types, weak types, shardings, commitment; whether each is an array of its own
+results     structure, values, dtypes, weak types, shardings, commitment; whether each has memory of its own
 arguments   which of them are deleted afterwards
 warnings    category and first words
 exceptions  their type

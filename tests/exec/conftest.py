@@ -1,4 +1,4 @@
-"""A runtime that must leave nothing behind: no thread, no job in the controller, no byte on the device or in pinned memory."""
+"""A fixture that makes runtimes and asserts that each leaves no thread, no job, and no byte of device or pinned host memory."""
 
 import gc
 import threading

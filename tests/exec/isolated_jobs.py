@@ -1,4 +1,4 @@
-"""Jobs whose functions another process can import. State, batches and steps take a few microseconds."""
+"""Jobs that another process can import, for tests of isolated jobs. States, batches and steps take a few microseconds."""
 
 import os
 import signal

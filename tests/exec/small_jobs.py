@@ -1,4 +1,4 @@
-"""Small jobs for a runtime: steps whose plans swap or hold much state, their batches, and what a lonely run makes of them."""
+"""Small jobs for tests of the runtime: steps whose plans swap or hold much state, their batches, and their results alone."""
 
 import itertools
 import threading

@@ -1,4 +1,4 @@
-"""A job that another process can import, and that writes down what it does."""
+"""A job that another process can import, whose steps have effects: they write lines to a file."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Train steps like those of Flax's NNX examples (MNIST, VAE, Gemma), in our own words and small sizes."""
+"""Train steps like those of Flax's NNX examples (MNIST, VAE, Gemma), written anew and in small sizes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

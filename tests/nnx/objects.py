@@ -1,4 +1,4 @@
-"""Copies and comparisons of NNX objects, and a small train step on them."""
+"""Copies and compares NNX objects, and defines a small train step on them."""
 
 from typing import Any
 

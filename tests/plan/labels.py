@@ -1,6 +1,8 @@
-"""The oracle's search of one retention with swaps: labels at each boundary in turn, dominated by those that are no later.
+"""Finds the fastest swaps and boundaries for one choice of kept tensors (a retention). It is a part of the oracle (`oracle.py`).
 
-See `oracle.py` for the space that is searched and why nothing is lost.
+The search is a label-setting algorithm, as for shortest paths with resources. It visits the boundaries in order. A *label* is a
+state of the device at a boundary. A label is dropped if another label at the same boundary has the same tensors away and none of
+its times is later. `oracle.py` says which plans are searched, and why no optimal plan is lost.
 """
 
 from collections.abc import Iterator
@@ -37,7 +39,7 @@ def gaps_of(oracle: "Oracle", retention: Retention) -> list[Gap]:
 
 
 class Trail(NamedTuple):
-    """How a label came about: the boundary, and what was gone (tensor, after) and came back (tensor) there."""
+    """The history of a label: the boundary, the gaps that had begun there (`gone`), and those that ended there (`back`)."""
 
     place: int
     gone: tuple[Gap, ...]
@@ -46,7 +48,7 @@ class Trail(NamedTuple):
 
 
 class Label(NamedTuple):
-    """The device at a boundary; copies that are under way with their ends, in the order in which they were issued."""
+    """The device at a boundary: `leaving` and `coming` are the copies under way and their ends, in the order of issue."""
 
     clock: float
     out: float  # when the lane is free
@@ -107,7 +109,7 @@ class Labels:
         return None if found is None else (found[0], *self._told(found[1]))
 
     def _decided(self, label: Label, a: int) -> Iterator[Label]:
-        """What may be issued and awaited at the boundary."""
+        """The labels after each choice of copies to issue and to await at the boundary."""
         previous = -1 if label.trail is None else label.trail.place
         begins = [g for g in self._gaps if previous <= g.after < a < g.before]
         for going in subsets(begins):
@@ -160,12 +162,12 @@ class Labels:
 
 
 def subsets(items: list[Gap]) -> Iterator[tuple[Gap, ...]]:
-    """All of them, in order."""
+    """All subsets, in order of size."""
     return (some for n in range(len(items) + 1) for some in combinations(items, n))
 
 
 def keep(labels: dict[tuple[object, ...], list[Label]], label: Label) -> None:
-    """Add the label unless another is no later in anything; those that it dominates go."""
+    """Add the label unless another one dominates it, and remove the labels that it dominates."""
     others = labels.setdefault(label.key(), [])
     times = label.times()
     if any(all(x <= y for x, y in zip(o.times(), times, strict=True)) for o in others):

@@ -1,34 +1,38 @@
-"""The fastest of all plans of a small graph under a limit, and the least peak of any: exact, by search.
+"""Finds, by exact search, the fastest of all plans of a small graph under a limit, and the lowest peak of any plan.
 
-The space is that of the planner's own model, without its candidates, its candidates and its prices:
+Tests and `make bench-gap` compare the planner with this oracle. Time and memory are those of the planner's own model. A *place*
+is the index of an operator. The planner considers few choices of kept tensors, and few boundaries; the oracle considers every
+combination of
 
-    dropped      every tensor that an operator makes and the step does not return, kept or stored no longer than the place that
-                 makes it or one of those that read it
-    boundaries   any places, in any number (at least two segments; the step as one executable is a plan too)
-    absences     any set of the gaps between two needs of a tensor that may be swapped; leave and back at any place in between,
-                 with a boundary from which it is away
+    dropped      for each tensor that an operator makes and the step does not return: the last place for which the tensor is kept
+                 or stored, which may be the place that makes the tensor or any place that reads it
+    boundaries   any set of places that gives at least two segments (the step as one executable is a plan as well)
+    absences     for each tensor that may be swapped: any set of its gaps. A gap lies between two successive needs of the tensor.
+                 The tensor leaves and is back at any places in the gap, with at least one boundary in between
 
-A plan's time is `build_plan`'s `step_us`; its peak is `build_plan`'s `peak_bytes` with the workspaces that a table with a
-candidate at every place estimates. The iteration begins and ends with the state on the device.
+The time of a plan is `step_us` of `build_plan`. Its peak is `peak_bytes` of `build_plan`, with the workspaces that a boundary
+table (`plan/search/segmentation.py`) estimates if every place may be a boundary. The iteration begins and ends with the state on
+the device.
 
-Places of absences. `build_plan` issues and awaits copies at boundaries alone: two leave places between the same two boundaries
-are one, and so are two back places. A tensor that is back before there was a boundary without it has gained nothing, and holds
-no less than one that stayed: `made` and `workspace` count a swapped tensor as a result of the segment that makes it, which it is
-as soon as there is a boundary in its gap. So at each boundary each tensor on its way out is awaited or not, each one on the host
-brought in or not, and nothing else can be told apart. Copies issued at one boundary leave in any order here; `build_plan` has
-them leave in the order in which they are awaited, which ends no later.
+Places of absences. `build_plan` issues and awaits copies only at boundaries. So two places of leaving between the same two
+boundaries are equivalent, and so are two places of return. An absence within one segment saves no memory: the model counts a
+swapped tensor as a result of the segment that makes it, which is right only if there is a boundary in the gap. It therefore
+suffices to decide two things at each boundary: for each copy to the host that is under way, whether it is awaited; for each
+tensor on the host, whether its copy to the device is issued. The oracle tries every order of the copies that are issued at one
+boundary. `build_plan` issues them in the order in which they are awaited, which ends no later.
 
-Without `idle_drops`, a dropped tensor has a boundary between the last place that it is stored for and the next one that needs it.
-An idle drop changes nothing that runs, but it does change what `boundary_table` expects of the workspace: plans that gain by it
-gain on paper only.
+Idle drops. A drop is idle if no boundary lies between the last place for which the tensor is stored and the next place that needs
+it, so that nothing is recomputed. An idle drop changes nothing that runs, but it changes the workspace that `boundary_table`
+estimates. A plan that gains by it gains in the model only. With `idle_drops=False` the oracle leaves such plans out.
 
-Pruning, all of it sound. `workspace` does not depend on absences, for the reason above. With every tensor away wherever nothing
-needs it and copies for nothing, a retention's segments hold least and the shortest path over them is a lower bound on its plans;
-first with no workspace at all, so that tables are laid for the retentions in question only, best first. Within one
-retention, labels (clock, lanes, ends of copies) at a boundary are dominated by those that are no later in anything, and
-what remains to be run is bounded by the same shortest path. `unpruned.py` knows none of this.
+Pruning. No optimal plan is lost. A *retention* is a choice of what is dropped. Workspaces do not depend on absences, for the
+reason above. A lower bound on the time of all plans of a retention is the shortest path over its segments if every tensor is away
+wherever nothing needs it and copies take no time. The bound is first computed without workspaces. Boundary tables are made only
+for retentions whose bound is below the best time so far, in order of their bounds. Within one retention, labels are compared and
+dropped (`labels.py`), and the shortest path bounds the time that remains. `unpruned.py` searches the same space without pruning,
+and tests compare the two.
 
-Times in microseconds, sizes in bytes, as in `plan/`.
+Times are in microseconds, sizes in bytes, as in `plan/`.
 """
 
 from collections.abc import Iterator
@@ -57,7 +61,7 @@ _SLACK = 1e-3  # microseconds; `build_plan` rounds to a thousandth
 
 
 class Found(NamedTuple):
-    """The fastest plan under a limit: its step, and what it does; no layout where the step runs whole."""
+    """The fastest plan under a limit: the time of its step, and its layout, which is None if the step runs as one executable."""
 
     step_us: float
     layout: Layout | None
@@ -65,9 +69,13 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Of one retention, for every pair of places a < b: bytes held, workspace, and microseconds with what runs again.
+    """The segments [a, b) of one retention, for every pair of places a < b.
 
-    `away` are bytes that nothing needs in [a, b) and that may be on the host.
+    Attributes:
+        held: bytes on the device if nothing is swapped.
+        workspace: estimated bytes of workspace.
+        us: microseconds, recomputation included.
+        away: bytes that the segment does not need and that may be on the host.
     """
 
     held: np.ndarray
@@ -77,7 +85,7 @@ class Segments:
 
 
 class Oracle:
-    """Every retention of one graph, with what each must hold at least."""
+    """Every retention of one graph, with the memory and the time of its segments."""
 
     def __init__(self, graph: Graph, profile: DeviceProfile, *, idle_drops: bool = True) -> None:
         self.graph = graph
@@ -137,7 +145,7 @@ class Oracle:
                     self.us[i, : last + 1, next(p for p in retention.needs[t] if p > last) + 1 :] = np.inf
 
     def _again_us(self, mask: int, a: int, retention: Retention) -> np.ndarray:
-        """Microseconds of what a segment from `a` to each place runs again; what is stored at `a` decides."""
+        """Microseconds that a segment from `a` to each place spends on recomputation; they depend on what is stored at `a`."""
         if (mask, a) not in self._again:
             row = np.zeros(self.count + 1)
             for b in range(a + 1, self.count + 1):
@@ -154,7 +162,7 @@ class Oracle:
     # -- the least peak -----------------------------------------------------------------------------------------------------
 
     def least_peak(self) -> int:
-        """The least peak of any plan. Everything is away where nothing needs it; time is no object."""
+        """The lowest peak of any plan. Every tensor is on the host wherever nothing needs it, and time does not matter."""
         best = whole_peak(self.candidates, Measured())
         lower = narrowest(np.where(np.isfinite(self.us), self.held - self.away, np.inf))
         for index in np.argsort(lower, kind="stable"):
@@ -201,7 +209,7 @@ class Oracle:
 
 
 def drops(liveness: Liveness) -> Iterator[dict[TensorId, int]]:
-    """Every choice of what is dropped, and after which place; later tensors first, since they say what needs the earlier ones."""
+    """Every choice of dropped tensors and their last places; later tensors first, because they decide what needs earlier ones."""
     graph = liveness.graph
     count = len(graph.operators)
     made = [t for op in reversed(graph.operators) for t in op.outputs if liveness.end[t] < count and liveness.uses[t]]
@@ -243,7 +251,7 @@ def estimates(retention: Retention, candidates: Candidates) -> np.ndarray:
 
 
 def shortest(us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Least sums along paths of two segments or more, where there are two; and from where each place is reached."""
+    """The least sum along a path of at least two segments, if there are two places; and the predecessor of each place."""
     r, k = us.shape[:2]
     total = np.full((r, k), np.inf)
     total[:, 0] = 0.0
@@ -257,7 +265,7 @@ def shortest(us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def narrowest(peak: np.ndarray) -> np.ndarray:
-    """The same for the largest along a path."""
+    """The least maximum along a path of at least two segments, if there are two places."""
     r, k = peak.shape[:2]
     worst = np.full((r, k), np.inf)
     worst[:, 0] = 0.0

@@ -1,4 +1,4 @@
-"""Access sequences written as lines `"y z = x w @ 10"`: an operator of 10 us that uses x and w and generates y and z."""
+"""Builds access sequences from lines such as `"y z = x w @ 10"`: an operator of 10 us that uses x and w and generates y and z."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ def random_sequence(seed: int) -> AccessSequence:
 def usage(
     sequence: AccessSequence, time_us: float, swaps: Sequence[SwappedOut] = (), recomputed: Sequence[Recomputation] = ()
 ) -> dict[TensorId, int]:
-    """What is in device memory at that time, tensor by tensor: the definition, without any sweep."""
+    """The bytes of each tensor in device memory at that time, computed from the definition."""
     there = {t: sequence.nbytes[t] for t, (begin, end) in sequence.lifetimes().items() if begin <= time_us < end}
     for away in swaps:
         if away.out_end_us <= time_us < away.in_end_us:

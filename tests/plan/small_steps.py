@@ -1,7 +1,8 @@
-"""Small random train steps, for the oracle: a chain with skip connections, its backward pass, updates of donated state.
+"""Makes small random train steps for the oracle: a chain with skip connections, its backward pass, updates of donated state.
 
-Sizes are multiples of 64 KiB, the smallest tensor that is swapped. The device's rates are random too: from links beside which
-nothing hides to links that cost nothing, from launches that cost nothing to launches that cost as much as an operator.
+Sizes are multiples of 64 KiB, the smallest tensor that is swapped. The device's rates are random too. The link is anything from
+so slow that no copy can overlap enough computation to so fast that copies cost nothing. A launch costs anything from nothing to
+as much as an operator.
 """
 
 import random

@@ -1,6 +1,7 @@
-"""Every plan of a tiny graph, one by one: what `oracle.py` is held to. The same space, and nothing left out.
+"""Makes every plan of a tiny graph, one by one, without pruning. Tests compare the oracle (`oracle.py`) with the result.
 
-Absences are any two places in a gap. Each combination has a table of its own, so that workspaces are those of its absences.
+The space of plans is that of the oracle. An absence is any two places in a gap. Each combination of absences has a boundary table
+of its own, so that its workspaces take these absences into account.
 """
 
 from collections.abc import Iterator

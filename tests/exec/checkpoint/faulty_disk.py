@@ -1,8 +1,9 @@
-"""A disk that is full, or whatever else a test wants, at one of the points where something is written.
+"""Simulates a disk that fails at one chosen point, such as a disk that is full at the third write.
 
-Whatever Python changes on a disk is a call of one of the functions of `os` below, or a file that is opened for writing, which
-Python's audited events show. `FaultyDisk` counts those below one folder and makes one of them fail; a write that fails has
-written half of its bytes. What tensorstore writes for orbax, in C++, is not seen: `test_orbax_faults.py` has real faults for it.
+Python code changes a disk only through the functions of `os` below, or by opening a file for writing, which Python's audit events
+report. `FaultyDisk` counts these operations below one folder, and makes one of them fail. A write that fails has written half of
+its bytes. Orbax writes arrays through the C++ library tensorstore, which this module does not see; `test_orbax_faults.py` tests
+real faults of the disk instead.
 """
 
 import errno

@@ -1,11 +1,11 @@
-"""All that can happen to a small set of jobs: breadth first over (controller's state, world).
+"""Model checking of the controller: explores everything that can happen to a small set of jobs, breadth first.
 
-    node   (State, World), virtual times from the clock on
-    edge   an event that may come there, `step`, and the orders carried out
+    node   (State, World): the state of the controller, with virtual times relative to its clock, and the world (`world.py`)
+    edge   an event that is possible in the node, the controller's `step`, and the execution of its orders
 
-In every node is checked what must hold whatever happens (`check`); of the whole graph, that it has no cycle: every way through it
-ends, so jobs are not parked and unparked for ever. Where jobs have no end (`endless`) there are cycles; then it is found how many
-iterations of others can begin, at most, while one job waits for its own.
+`check` asserts the invariants in every node. `explore` also asserts that the graph has no cycle: then every path ends, and jobs
+are not parked and unparked forever. If jobs never end, the graph has cycles; `longest_waits` then finds the largest number of
+iterations of other jobs that can begin while one job waits for its own.
 """
 
 import random
@@ -24,7 +24,7 @@ _ENDLESS_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """How many nodes there are, and how the jobs can have ended where nothing more can happen."""
+    """The number of nodes, and the ends of the jobs in the nodes from which nothing more can happen."""
 
     nodes: int
     ends: frozenset[tuple[tuple[JobId, str], ...]]
@@ -51,7 +51,7 @@ def check(state: State, world: World) -> None:
 
 
 def _check_quiet(state: State, world: World) -> None:
-    """Nothing is under way: whoever could do something should have done it."""
+    """Nothing is under way: assert that no job could do something that it has not done."""
     if world.asked is not None:
         raise Broken(f"a budget of {world.asked} bytes is asked for, and nothing happens")
     for b in world.bodies:
@@ -67,7 +67,7 @@ def _check_quiet(state: State, world: World) -> None:
 
 
 def admissible(world: World, body: Body) -> bool:
-    """Whether the job, and all that could run before, could run were it admitted."""
+    """Whether this job, and all jobs that can run now, could run if this job were admitted."""
     after = world.with_body(replace(body, admitted=True))
     if after.host_bytes > world.host_budget:
         return False
@@ -76,7 +76,7 @@ def admissible(world: World, body: Body) -> bool:
 
 
 def react(state: State, world: World, event: Event) -> tuple[State, World, tuple[int, ...]]:
-    """Both once `event`, of which the world knows already, is told; and the jobs of which an iteration began."""
+    """State and world after the controller's step for `event`, which the world has seen; and the jobs that began an iteration."""
     after, orders = step(state, event)
     began: list[int] = []
     for order in orders:
@@ -97,7 +97,7 @@ def begin(world: World, records: Iterable[JobRecord]) -> Node:
 
 
 def _normal(state: State, *, endless: bool) -> State:
-    """The same as far as decisions go: virtual times count from the clock on; jobs without an end are as at the beginning."""
+    """An equivalent state: virtual times are relative to the clock; if `endless`, the steps and batches left are constants."""
     records = [replace(s, virtual_us=max(s.virtual_us - state.clock_us, 0.0)) for s in state.records]
     if endless:
         records = [replace(s, steps_left=_ENDLESS_STEPS, batches=2) for s in records]
@@ -166,9 +166,9 @@ def without_ends(after: list[list[int]]) -> list[int]:
 
 
 def longest_waits(world: World, records: Iterable[JobRecord], *, overtakes: int, most: int = 1_000_000) -> dict[JobId, int]:
-    """Of jobs without an end that always have a batch: how many iterations of others can begin, at most, between two of each.
+    """For jobs that never end and always have a batch: the most iterations of others that can begin between two of each job.
 
-    What is under way is over before more than `overtakes` other things are. Raises `Broken` if a job can wait for ever.
+    A launch or copy ends before more than `overtakes` others that are under way end. Raises `Broken` if a job can wait forever.
     """
     state, at = begin(world, records)
     for body in at.bodies:
@@ -205,13 +205,13 @@ def longest_waits(world: World, records: Iterable[JobRecord], *, overtakes: int,
 
 
 def _name(event: Event) -> tuple[type, JobId]:
-    """Of what is under way for a job, each kind once: the oldest of its launches, its wait, its state on its way."""
+    """A name for a thing that is under way for a job: the oldest of its launches, its wait, or the copy of its state."""
     assert not isinstance(event, Prepared | BudgetRequested)
     return type(event), event.job
 
 
 def _longest(after: list[list[tuple[int, tuple[int, ...]]]], job: int) -> int:
-    """The most iterations that begin on a way on which none of `job` does."""
+    """The most iterations that begin on a path on which no iteration of `job` begins."""
     ways = [[(to, len(began)) for to, began in out if job not in began] for out in after]
     if without_ends([[to for to, _ in out] for out in ways]):
         raise Broken(f"job {job} can wait for ever")
@@ -233,7 +233,7 @@ def _longest(after: list[list[tuple[int, tuple[int, ...]]]], job: int) -> int:
 
 
 def wander(world: World, records: Iterable[JobRecord], rng: random.Random) -> tuple[State, World, list[int]]:
-    """One way through, taken at random to its end; and whose iterations began, in order."""
+    """One random path to its end; and the jobs whose iterations began, in order."""
     state, at = begin(world, records)
     story: list[Event] = []
     order: list[int] = []

@@ -1,4 +1,4 @@
-"""Small random jobs, and what a user may do to them."""
+"""Makes small random jobs, and random actions of a user, for the model checking of the controller (`explore.py`)."""
 
 import random
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tests.exec.controller.world import World, demand, record
 
 
 def random_demand(rng: random.Random) -> MemoryProfile:
-    """One to four moves of any kind, at most 11 bytes, some of which may stay when it is parked."""
+    """A profile of one to four moves of any kind and at most 11 bytes, some of which may be held while the job is parked."""
     while True:
         count, idle = rng.randint(1, 4), rng.randint(0, 4)
         kinds = "".join(rng.choice("ILL" if i in (0, count - 1) else "ILLWW") for i in range(count))

@@ -1,12 +1,17 @@
-"""What the controller decides about, without JAX: jobs, their states, the launches and copies under way, and the user.
+"""Simulates everything around the controller, without JAX: the jobs, their states, launches and copies, and the user.
 
     World ::= Body* launches late scripts     hashable: two worlds in which the same can happen are equal
 
-`happens` is an event that could come now, `obey` carries an order out. It keeps its own account of where every state is and
-of what lies on the device, from nothing but what it was told to do, and raises `Broken` at what must never be ordered:
+`World.happens` gives the events that are possible now, and `World.obey` executes an order of the controller. From the executed
+orders alone, the world keeps its own account of where every state is and how many bytes are on the device. It raises `Broken` if
+the controller gives an order that it must never give:
 
-    a move out of order, or while the state is away or on its way;   a launch too many in flight;   an overrun, also for a moment
-    a park in the middle of an iteration;   a new plan for a state that is on the device;   anything after `Release`
+    - a move out of order, or while the job's state is not on the device or is being copied
+    - more launches at once than allowed
+    - an order after which more bytes are on the device or the host than the budgets allow, even for a moment
+    - parking a job in the middle of an iteration
+    - a new plan for a job whose state is on the device
+    - any order for a job after its `Release`
 """
 
 from collections.abc import Iterator
@@ -45,7 +50,7 @@ class Broken(AssertionError):
 def demand(
     kinds: str, *steps: int, parked: int = 0, us: float = 1.0, switch_us: float = 0.0, host: int | None = None
 ) -> MemoryProfile:
-    """Kinds as letters (I, L, W); holds and needs in turn: hold, need, hold, ..., hold. A launch takes `us`."""
+    """A profile: `kinds` has a letter (I, L, W) per move, `steps` are bytes (hold, need, ..., hold), a launch takes `us`."""
     holds, needs = steps[::2], steps[1::2]
     letters = {"I": INSTANT, "L": LAUNCH, "W": WAIT}
     return MemoryProfile(
@@ -55,7 +60,7 @@ def demand(
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One job, as it is. `here`: its state is on the device; `moving`: on the way there, or away from there."""
+    """One job. `here` says whether its state is on the device, `moving` whether the state is being copied in either direction."""
 
     job: JobId
     demand: MemoryProfile
@@ -73,7 +78,7 @@ class Body:
 
     @property
     def device_bytes(self) -> int:
-        """But for what its launches in flight need for themselves."""
+        """The bytes that the job holds on the device, without the workspaces of launches in flight."""
         if not self.admitted:
             return 0
         if self.moving:
@@ -82,16 +87,21 @@ class Body:
 
     @property
     def wants(self) -> bool:
-        """It would begin an iteration."""
+        """Whether the job is ready to begin an iteration."""
         ready = self.position == 0 and self.loaded > 0 and self.steps > 0
         return ready and self.wish == "run" and self.renewal is None
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """`launches` are (job, what it needs for itself, us) in order; `late` is what comes of jobs that died; `scripts` the user's.
+    """The world at one moment.
 
-    `ends` says of every job that is gone how it ended.
+    Attributes:
+        launches: (job, bytes that the launch needs beyond what the job holds, microseconds) of each launch in flight, in order.
+        late: events of jobs that died, which arrive after the death.
+        scripts: sequences of events that users or jobs still cause.
+        asked: the budget that was requested and not yet applied.
+        ends: for every job that is gone, how it ended.
     """
 
     budget: int
@@ -106,7 +116,7 @@ class World:
 
     @property
     def device_bytes(self) -> int:
-        """On the device now: what all hold, and what the launch that runs needs besides."""
+        """The bytes on the device now: those that all jobs hold, and those that the running launch needs in addition."""
         return sum(b.device_bytes for b in self.bodies) + (self.launches[0][1] if self.launches else 0)
 
     @property
@@ -116,7 +126,7 @@ class World:
 
     @property
     def underway(self) -> bool:
-        """The device or a link works for somebody."""
+        """Whether a launch or a copy is under way."""
         return bool(self.launches) or any(b.waiting or b.moving for b in self.bodies)
 
     def body(self, job: JobId) -> Body | None:
@@ -135,7 +145,7 @@ class World:
     # -- what can happen --------------------------------------------------------------------------------------------------------
 
     def completions(self) -> Iterator[tuple[Event, "World"]]:
-        """What of the work under way may be told next: launches end in order, all else at any time."""
+        """The events by which work under way may end next: launches end in order, and copies at any time."""
         if self.launches:
             job, _, us = self.launches[0]
             yield LaunchEnded(job, us), replace(self, launches=self.launches[1:])
@@ -161,7 +171,7 @@ class World:
                 yield script[0], replace(self, scripts=scripts).receive(script[0])
 
     def receive(self, event: Event) -> "World":
-        """The world once the user, or a job, has done this."""
+        """The world after an event that the user or a job has caused."""
         if isinstance(event, Prepared):
             record = event.record
             return replace(self, bodies=(*self.bodies, Body(record.job, record.demand, record.steps_left, record.steps_left)))
@@ -194,7 +204,7 @@ class World:
     # -- what is carried out ----------------------------------------------------------------------------------------------------
 
     def obey(self, order: Order) -> "World":
-        """The world once the order is carried out, or, where that takes time, under way."""
+        """The world after the order is executed, or, if that takes time, after its execution has begun."""
         if isinstance(order, ApplyBudget):
             after = self._apply(order.nbytes)
         else:
@@ -264,5 +274,5 @@ class World:
 
 
 def record(job: int, demand: MemoryProfile, *, steps: int = 2, weight: float = 1.0) -> JobRecord:
-    """A job as it is when it was prepared."""
+    """The record of a job that has just been prepared."""
     return JobRecord(JobId(job), demand, weight, steps)

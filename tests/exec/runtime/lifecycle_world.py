@@ -1,9 +1,10 @@
-"""What a job's lifecycle decides about, without JAX or threads: the job's user code, planner, controller, saver and user.
+"""Simulates everything around the lifecycle of one job, without JAX or threads: user code, planner, controller, saver and user.
 
     World ::= what each of them has done and may do next      hashable: two worlds in which the same can happen are equal
 
-`happens` is news that could come now, `perform` carries out an effect. A state is the number of steps that it has seen. The world
-raises `Broken` at an effect that must not be, and `check` at what must hold in every node of `explore`.
+`World.happens` gives the news that is possible now, and `World.perform` performs an effect. A job's state is represented by the
+number of its steps. `World.perform` raises `Broken` at an effect that is not allowed now. `explore` visits every (lifecycle,
+world) that can be reached, and `check` asserts the invariants in each.
 """
 
 from collections.abc import Iterator
@@ -35,13 +36,17 @@ class World:
     """Everything around one job.
 
     Attributes:
-        batches: how many its user code will draw; then it says that there are no more, if `ends`.
-        troubles: what may go wrong, each once.
-        wishes: what the user will ask for, in order.
-        joined: the controller knows of the job, and `admitted` it; `wish` and `loaded` are what it was told.
-        steps: iterations that the controller has run; `posts` are the news that the metrics thread posts of them, in order.
-        saved: after which steps checkpoints were made, or could not be; `kept`: after which steps states were handed over.
-        closed, released: how often the job was closed, and its folder released; `lost`: something has taken its state with it.
+        batches: how many batches the user code will load. If `ends`, it then reports that there are no more.
+        troubles: the failures that may happen, each once.
+        wishes: the requests that the user will make, in order.
+        joined, admitted: whether the controller knows the job, and whether it has admitted the job.
+        wish, loaded: the wish and the number of batches that the controller was told.
+        steps: iterations that the controller has run.
+        posts: the news that the metrics thread will post, in order.
+        saved: the numbers of steps after which a checkpoint was made, or its making failed.
+        kept: the numbers of steps after which the job's state was passed on to be saved.
+        closed, released: how often the job was closed, and how often its folder was released.
+        lost: whether a failure has destroyed the job's state.
     """
 
     batches: int
@@ -72,13 +77,13 @@ class World:
     ended_as: tuple[str, ...] = ()
 
     def without(self, trouble: str) -> "World":
-        """The same, where that goes wrong no more."""
+        """The same world, in which that failure no longer happens."""
         return replace(self, troubles=self.troubles - {trouble})
 
     # -- what can happen --------------------------------------------------------------------------------------------------------
 
     def happens(self, life: Lifecycle) -> Iterator[tuple[News, "World"]]:
-        """Every piece of news that may come now, and the world in which it has come."""
+        """Every news that is possible now, with the world after it."""
         if self.wishes and not life.has_ended:
             yield messages.UserWished(self.wishes[0]), replace(self, wishes=self.wishes[1:])
         yield from self._user_code()
@@ -160,7 +165,7 @@ class World:
     # -- what is carried out ----------------------------------------------------------------------------------------------------
 
     def perform(self, effect: Effect) -> "World":
-        """The world once the effect is performed, or, where that takes time, under way."""
+        """The world after the effect is performed, or, if that takes time, after its execution has begun."""
         match effect:
             case messages.StartPreparing() if not self.preparing and not self.joined:
                 return replace(self, preparing=True)
@@ -196,7 +201,7 @@ Node = tuple[Lifecycle, World]
 
 
 def react(life: Lifecycle, world: World, news: News) -> Node:
-    """Both once `news`, of which the world knows already, is told."""
+    """Lifecycle and world after the lifecycle's step for `news`, which has happened in the world."""
     after, effects = step(life, news)
     for effect in effects:
         late = isinstance(effect, messages.ReleaseFolder) or (

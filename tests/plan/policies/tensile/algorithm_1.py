@@ -1,32 +1,34 @@
-"""Algorithm 1 of the paper, line by line: how high device memory rises, when, and what holds it there. `Footprint` must agree.
+"""Finds the peak of device memory by Algorithm 1 of the paper, line by line. Tests compare `Footprint` of the package with it.
 
-TENSILE section IV-B and Algorithm 1, line by line: a discrete simulation of equation 2,
+TENSILE section IV-B and Algorithm 1 are a discrete simulation of equation 2,
 
     MF(k) = sum of Mem(a) over accesses up to k + sum of Mem(x) over swap events up to k,     MP = max over k of MF(k)
 
-The footprint changes in five situations only:
+with MF the memory footprint, MP its peak, and Mem the change of the footprint, in bytes, by an access a or a swap event x. A TGA
+(tensor generating access) is the access that makes a tensor; a TUA (tensor using access) reads the tensor. The footprint changes
+in five situations only:
 
-    1  the iteration begins     what is there begins the count                  line 1
+    1  the iteration begins     + nbytes of each tensor that is on the device   line 1
     2  a TGA                    + nbytes when its operator begins               lines 5-7
     3  a swap-in                + nbytes when it finishes                       lines 17-19
     4  a swap-out               - nbytes when it ends, or its TUA if later      lines 20-22
     5  a release                - nbytes after the end of the access            lines 4, 9-10
 
 An access releases its tensor (`event.release`, line 9) if it is the last one, which is activity analysis, or if the next one
-follows a swap-in or a recomputation and no swap-out lies between. A recomputation is a further TGA of its tensor, when the
-operator begins for whose sake it is done; the time that it takes does not move what comes later, since every event is
-triggered by an operator.
+follows a swap-in or a recomputation and no swap-out lies between. A recomputation is a further TGA of its tensor, at the time
+when the operator begins that needs the tensor. The time that the recomputation takes does not delay later events, because every
+event is triggered by an operator.
 
 How ambiguous lines are read:
 
-    1      "inputs/outputs of the model": the caller says what is there (`initial`); IV-B names inputs and parameters.
-    2      `time_axis` is sorted by the time at which the footprint changes. At one time what frees comes first, then input
-           accesses, swap-ins, TGAs: intervals are half-open, and an operator has read before it writes.
+    1      "inputs/outputs of the model": the argument `initial` says what is on the device; IV-B names inputs and parameters.
+    2      `time_axis` is sorted by the time at which the footprint changes. At equal times, events that free memory come first,
+           then input accesses, swap-ins, TGAs: intervals are half-open, and an operator has read before it writes.
     4      "after its end time": at its end time or later.
-    5-7    an updated parameter takes over the memory of the old one: it replaces it among `in_gpu_tensors`, and adds nothing.
+    5-7    an updated parameter takes over the memory of the old one, which leaves `in_gpu_tensors`; the footprint is unchanged.
     8-10   the paper releases on input accesses only; a tensor that is recomputed before its first use is released after its TGA.
     14-16  the trigger of an event is a result of its times: `AccessSequence.last_ended`.
-    23     after the last event of a time. What is there at the beginning is the first peak, at time 0, with no access before it.
+    23     after the last event of a time. The footprint at the beginning is the first peak, at time 0, with no access before it.
 
 The swap-in counts at its end, as the paper says; a runtime that allocates when the copy begins needs its memory earlier.
 `plan/policies/tensile/footprint.py` gives the same peak without the sweep, when events come one by one.
