@@ -87,7 +87,7 @@ class Planner:
         self.state_memory: Literal["device", "any"] = state_memory
         self._policy = POLICIES[policy]
         self._version = version
-        self._faults: dict[Hashable, str] = {}  # by choice, what its replay said
+        self._faults: dict[Hashable, str] = {}  # by choice, why its replay refused the plan
 
     def with_policy(self, policy: PolicyName) -> "Planner":
         """A planner of the same step with another policy; the two share their candidates."""

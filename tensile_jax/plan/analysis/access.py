@@ -105,7 +105,7 @@ class AccessSequence:
         return accesses[2:] if len(accesses) > 1 and accesses[1].kind == "generating" else accesses[1:]
 
     def first_use_from(self, tensor: TensorId, time_us: float) -> Access | None:
-        """Its first TUA that begins at that time or later."""
+        """The first TUA of the tensor that begins at that time or later."""
         uses = self.uses(tensor)
         place = bisect_left(uses, time_us, key=lambda access: access.begin_us)
         return uses[place] if place < len(uses) else None

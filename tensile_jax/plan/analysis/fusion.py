@@ -12,7 +12,8 @@ from its *leaves*, the tensors that its light operators start from:
 From the leaves follow these properties of tensors t and operators o:
 
     virtual(t) : a light operator makes t, the step does not return t, and those leaves of t that do not belong to the caller
-                 are much smaller than t. Such a tensor (a broadcast, a mask, a cast of a parameter) is never stored.
+                 have at most a sixteenth of its bytes. Such a tensor (a broadcast, a mask, a cast of a parameter) is never
+                 stored.
     join       : a light operator, such as a residual sum, whose leaves have many more bytes than those of its largest input
                  alone; more by over a quarter of its result
     reread(o)  = for a join, these additional bytes, once for each kernel that evaluates o (one kernel, if o is written to memory

@@ -1,4 +1,4 @@
-"""How long each operator of a step takes on a device, predicted from a device profile.
+"""Predicts, from a device profile, how long each operator of a step takes on a device.
 
     operator_latency(o) = max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us)        by itself: a roofline
 
@@ -11,8 +11,9 @@ the memory traffic:
                         takes as long as the first time; any other one takes the time of the bytes that it reads once more and
                         of those that it writes, at most the time of four times the bytes that it touches.
 
-TENSILE (section IV-A) trains an MLP for each operator and GPU instead. XLA decides the kernels, so a fit to single operators
-would be precise about the wrong thing. Operators are heavy or light (`ir.py`). Latencies are in microseconds.
+Difference from the paper: TENSILE (section IV-A) trains an MLP for each operator and GPU. XLA combines operators into kernels, so
+an MLP for single operators would precisely predict times that do not occur. Operators are heavy or light (`ir.py`). Latencies are
+in microseconds.
 """
 
 from dataclasses import dataclass

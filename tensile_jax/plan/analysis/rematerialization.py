@@ -27,7 +27,7 @@ operator that adds large tensors, such as a residual sum. Joins are counted alon
             = about 0                                   o is any other light operator: XLA fuses it into its consumer
             + price * 2 * nbytes(o) * s                 in addition, if a heavy operator reads the light o: written, read again
 
-    reread(o) = bytes that the readers of o read once more
+    nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`;  reread(o): `fusion.py`
 
 A join costs much, because every segment that needs the sum would compute the chain of its terms again, back to the last sum that
 is kept. If every other sum is kept, that chain is one block of the network, and a segment that spans two blocks needs it anyway.

@@ -2,7 +2,7 @@
 
 A job's iteration is a chain of *moves*, which the runtime issues one by one. Position i of the chain lies before move i.
 
-    move i      needs needs[i] bytes while it runs; when it is over, the job holds holds[i + 1]
+    move i      uses needs[i] bytes while it runs; when it is over, the job holds holds[i + 1]
     kinds       INSTANT   issued and over at once: copies are started, the batch comes, results are taken
                 WAIT      over when copies have ended; until then the job holds what it held before
                 LAUNCH    occupies the compute stream until it ends

@@ -13,8 +13,8 @@ If that does not hold for some job, state is moved to the host. Tensors of all j
 
 The time that copies take from computation must also be less than parking would take, which is about a tenth of a round. As in the
 paper's greedy algorithm, the largest tensor of any job goes first. It may go only if its job's part of all swapped bytes is not
-above the job's *maximal swapping rate*. At the end, tensors whose room no job needs are taken back. If a job cannot get all the
-room that it lacks, nothing is moved to the host for its sake, and jobs are parked instead.
+above the job's *maximal swapping rate*. At the end, tensors whose room no job needs remain on the device after all. If a job
+cannot get all the room that it lacks, nothing is moved to the host for its sake, and jobs are parked instead.
 
 Sizes in bytes, times in microseconds. Ties go to the earlier job, then to the lower tensor id.
 """

@@ -3,7 +3,7 @@
 If the step as one executable is under the limit, that is the plan. Otherwise the policy compares candidates
 (`search/candidates.py`), which differ in what they recompute and what they swap. It cuts them into segments and takes the one
 that adds the fewest microseconds to the step (`search/segmentation.py` says how segments are priced). Then
-`search/local_search.py` removes or moves those copies for whose tensors the limit leaves room on the device.
+`search/local_search.py` removes copies, or gives them more time, where the limit leaves room for their tensors.
 """
 
 import math

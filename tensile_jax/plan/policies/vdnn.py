@@ -7,9 +7,9 @@ This is vDNN_conv of Rhu et al., "vDNN: Virtualized Deep Neural Networks for Sca
     forward   the last convolution that reads X and does not depend on another one that reads X
     backward  the first convolution that reads X and depends on another one that reads X: it computes the gradient of the kernel
 
-X is away in the longest time between the two in which no operator needs it:
+Between `forward` and `backward`, X is away for the longest interval in which no operator needs it:
 
-    swap-out  begins when the last operator before that time has ended, and must end by the end of the next layer's convolution
+    swap-out  begins right after the last operator before that interval, and must end by the end of the next layer's convolution
     swap-in   begins when the layer before this one in the backward pass begins, and must end before X is needed
 
 The last layer of the forward pass is the first one of the backward pass. For this layer, the heavy operator after X's last need

@@ -12,8 +12,8 @@ The plan of an iteration goes through its segments in order:
 `simulate.py` computes when segments and events happen.
 
 Donated state is donated to the segment that makes its update even if that segment does not read it. The update then takes over
-the memory, as every policy counts it. If the old state were released as the update is made, the two would be counted twice while
-that segment runs.
+the memory, as every policy counts it. If that segment only released the old state when it ends, the old and the new state would
+both be counted while it runs.
 
 Sizes in bytes, times in microseconds.
 """

@@ -7,8 +7,8 @@ module computes when each boundary is reached if nothing waits, and places the c
     out   starts as early as its lane allows after the last need; the tensor is gone at the first boundary after the copy's end
     in    starts as late as its lane allows before the next need; it is issued at the last boundary before the copy's start
 
-Longer windows hold more memory. `local_search.py` decides whether there is room for them. Times in microseconds since the step
-began.
+A copy out that ends later, or a copy in that starts earlier, keeps the tensor on the device for longer. `local_search.py` decides
+whether there is room for them. Times in microseconds since the step began.
 """
 
 from bisect import bisect_left, bisect_right

@@ -14,7 +14,7 @@ order of the time that they save for each byte. A move is made if it lowers the 
 `result/simulate.py`. Ties go to the swap that the candidate lists first. The room for moves grows in steps, from the choice's own
 peak P to the limit:
 
-    P, P * step, P * step ** 2, ...
+    P, P * step, P * step ** 2, ...            step = 1.01 (`_STEP`)
 
 At each step the search makes moves until they gain too little, and the work of the whole search is bounded.
 

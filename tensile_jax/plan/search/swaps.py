@@ -95,7 +95,7 @@ class Link:
 def find_gaps(retention: Retention, *, turn: int, state_may_stay_out: bool) -> tuple[Gap, ...]:
     """The gaps across boundary `turn` in which a tensor may leave, in the order in which to try them.
 
-    Results of the step must be back when it ends, but for state that may stay out.
+    Results of the step must be on the device when it ends, except state that may be on the host then.
     """
     liveness, graph = retention.liveness, retention.liveness.graph
     aliases = retention.aliases

@@ -3,7 +3,7 @@
 An *eviction* is one way to free memory: a tensor leaves the device after one access (the *evicted access*) and must be there
 again for the next one (the *back access*). `policy.py` chooses the order in which tensors are evicted. This file chooses, for
 each eviction, whether a swap or a recomputation saves more bytes per microsecond. Capuchin (Peng et al., ASPLOS 2020, sections
-4.3 and 4.4) measures them so:
+4.3 and 4.4) uses two measures:
 
     FT   = (back access - swap-in time) - (evicted access + swap-out time)      free time: >= 0 if both copies can be hidden
     MSPS = nbytes / recomputation time                                          memory saving per second (here: per microsecond)

@@ -2,8 +2,8 @@
 
 Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (ASPLOS 2020), sections 4.3 to 4.5, the second
 baseline of TENSILE (section V). The first iteration runs in passive mode (`passive_mode.py`). It shows when tensors are accessed,
-and by which kernels memory is exceeded. From these, evictions are chosen once, by their free time FT and by MSPS, the memory that
-they save per unit of time (`evictions.py`):
+and which kernels need more memory than there is. From these, evictions are chosen once, by their free time FT and by MSPS, the
+memory that they save per unit of time (`evictions.py`):
 
     1. candidates   evictions that lower the memory of a kernel which needs more than the target, by falling FT
     2. hidden       those with FT >= 0 are swapped, as long as both copies find a window on the link, one lane for each direction
