@@ -27,7 +27,7 @@ _RESULTS = Path(__file__).parent / "results" / "call.json"
 
 
 def step(state: dict[str, Any], batch: Any) -> Any:
-    """State as it was, and a number."""
+    """The state unchanged, and a number."""
     return state, batch.sum()
 
 

@@ -59,7 +59,7 @@ _AHEAD = 2  # batches that a job loads ahead
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A job. `us[i]` is how long move i takes its lane: the compute lane, or that of its copy; `lanes[i]` says which."""
+    """A job. Move i takes `us[i]` microseconds: a launch on the compute lane, a copy on the lane `lanes[i]`."""
 
     demand: MemoryProfile
     us: tuple[float, ...]
@@ -69,7 +69,7 @@ class Work:
 
 
 class _Moves:
-    """The moves of one iteration so far."""
+    """The moves of one iteration, while they are collected."""
 
     def __init__(self, held: int) -> None:
         self.kinds: list[int] = []
@@ -79,7 +79,7 @@ class _Moves:
         self.lanes: list[str] = []
 
     def add(self, kind: int, more: int, *, work: int = 0, us: float = 0.0, lane: str = "") -> None:
-        """One move, after which so many bytes more are held, with `work` bytes besides while it is under way."""
+        """Add a move. After it, `more` bytes more are held; during it, `work` bytes are needed in addition."""
         before = self.holds[-1]
         self.kinds.append(kind)
         self.holds.append(before + more)
@@ -122,7 +122,7 @@ def make_work(rng: random.Random, *, slow_batches: bool) -> Work:
 
 @dataclass(slots=True)
 class Run:
-    """What came of one simulation. `decisions` are the seconds of every `step`, and how many launches came of it."""
+    """The results of one simulation. `decisions` has, for every call of `step`, its seconds and the launches that it ordered."""
 
     decisions: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     elapsed_us: float = 0.0
@@ -134,7 +134,7 @@ class Run:
 
 
 class Simulation:
-    """Jobs on one device: what the controller says is done, and takes its time."""
+    """Simulated jobs on one device. It executes the controller's orders, which take simulated time."""
 
     def __init__(self, works: Sequence[Work], budget_bytes: int, depth: int) -> None:
         self.works = works
@@ -152,11 +152,11 @@ class Simulation:
             self.after(work.load_us, BatchLoaded(JobId(k)))
 
     def after(self, us: float, event: Event) -> None:
-        """`event` comes then."""
+        """Let `event` happen in `us` microseconds."""
         heapq.heappush(self.events, (self.now + us, len(self.run.decisions) * 1000 + len(self.events), event))
 
     def tell(self, event: Event) -> None:
-        """The controller is told, and obeyed."""
+        """Pass an event to the controller, and execute its orders."""
         launches = self.launches
         began = time.perf_counter()
         self.state, orders = step(self.state, event)
@@ -173,12 +173,12 @@ class Simulation:
         self.run.peak_bytes = max(self.run.peak_bytes, self.state.held_bytes)
 
     def occupy(self, lane: str, us: float) -> float:
-        """When the lane is through with it."""
+        """Occupy the lane for `us` microseconds after its present work, and return when that ends."""
         self.free[lane] = max(self.free[lane], self.now) + us
         return self.free[lane]
 
     def do(self, job: JobId, move: int) -> None:
-        """One move of the job."""
+        """Execute one move of the job."""
         work = self.works[job]
         kind, us = work.demand.kinds[move], work.us[move]
         if move == 0:
@@ -198,7 +198,7 @@ class Simulation:
                 self.after(work.load_us, BatchLoaded(job))
 
     def until(self, launches: int) -> Run:
-        """Go on until so many launches were issued, or nothing is left to happen."""
+        """Run until so many launches were issued, or nothing more can happen."""
         while self.launches < launches:
             if not self.events:
                 self.run.deadlocks += 1
@@ -221,7 +221,7 @@ class Simulation:
 
 
 def measure(jobs: int, depth: int, *, launches: int, repetitions: int) -> dict[str, Any]:
-    """One case."""
+    """Measure one case."""
     rng = random.Random(jobs)
     works = [make_work(rng, slow_batches=jobs > 2 and k == 1) for k in range(jobs)]
     peaks = sum(w.demand.peak_bytes for w in works)

@@ -37,7 +37,7 @@ _GPT = {"sequence_length": 256}
 
 @dataclass(slots=True)
 class Alone:
-    """A model, its batches, and what a step of it takes under plain jit."""
+    """A model, its batches, and its step compiled by plain jit."""
 
     name: str
     model: Model
@@ -46,7 +46,7 @@ class Alone:
     peak_bytes: int
 
     def measure(self) -> tuple[float, float]:
-        """What a step takes, after one that is not counted: microseconds of the clock, and of the cores."""
+        """The time of a step, after one that is not counted: elapsed microseconds, and microseconds of CPU time."""
         state: Any = self.model.init()
         state, _ = jax.block_until_ready(self.jit(state, self.batches[0]))
         steps, began, cpu = 0, time.perf_counter(), time.process_time()
@@ -58,7 +58,7 @@ class Alone:
 
 
 def build(spec: str) -> Alone:
-    """Of `model:batch_size`."""
+    """Build and compile the model of a text such as `resnet50:4`, which names the model and the batch size."""
     name, _, size = spec.partition(":")
     model = MODELS[name](batch_size=int(size), **(_GPT if name == "gpt" else {"image_size": 32} if name == "cnn" else {}))
     feed = model.batches()
@@ -73,7 +73,7 @@ def _forever(batches: list[Any]) -> Iterator[Any]:
 
 
 def together(alone: list[Alone], budget: int, *, seconds: float) -> dict[str, Any]:
-    """All of them in a runtime, for about so long; or what is too small."""
+    """Run all jobs in a runtime for about `seconds`, and measure; or return the floors of jobs that do not fit the budget."""
     with tensile.Runtime(budget, look="always") as runtime:
         jobs = []
         for k, one in enumerate(alone):
@@ -131,7 +131,7 @@ def together(alone: list[Alone], budget: int, *, seconds: float) -> dict[str, An
 
 
 def compare(found: dict[str, Any], before: list[tuple[float, float]], after: list[tuple[float, float]]) -> None:
-    """Throughput beside what plain jit takes for the same steps, right before and right after."""
+    """Add the throughput relative to plain jit, which was measured right before and right after."""
     step_us = [(b + a) / 2 for (b, _), (a, _) in zip(before, after, strict=True)]
     cpu_us = [(b + a) / 2 for (_, b), (_, a) in zip(before, after, strict=True)]
     found["jit_step_us"] = step_us

@@ -16,7 +16,7 @@ _ITERATIONS = 20
 
 
 class _Nothing:
-    """Stands for an array."""
+    """A substitute for an array."""
 
     nbytes = 0
 
@@ -29,7 +29,7 @@ class _Nothing:
 
 
 class _NoTransfer:
-    """Stands for the link."""
+    """A substitute for the link, which copies nothing."""
 
     def out(self, arrays: list[Any]) -> list[Any]:
         return arrays

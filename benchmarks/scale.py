@@ -56,7 +56,7 @@ def train_step(equations: int) -> Graph:
 
 
 class _Step:
-    """Operators and tensors so far."""
+    """The operators and tensors of a step, while they are collected."""
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
@@ -66,7 +66,7 @@ class _Step:
         self.gradients: list[tuple[TensorId, TensorId]] = []  # parameter, its gradient
 
     def graph(self, name: str) -> Graph:
-        """What was written down; the state is donated, the batch is not."""
+        """The graph of the collected operators. The state is donated, the batch is not."""
         outputs = [*(pair.output for pair in self.carried), TensorId(len(self.tensors) - 1)]
         donated = frozenset(pair.input for pair in self.carried)
         operators, tensors = tuple(self.operators), tuple(self.tensors)
@@ -157,7 +157,7 @@ class _Layer:
         self.saved: tuple[TensorId, ...] = ()
 
     def forward(self, x: TensorId, shortcut: TensorId) -> TensorId:
-        """The layer's result; what the backward pass needs is remembered."""
+        """The layer's result. The tensors that the backward pass needs are kept in `saved`."""
         step = self.step
         height, width, before, channels = step.tensors[self.weight].shape
         inside = step.tensors[x].shape

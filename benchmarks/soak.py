@@ -43,7 +43,7 @@ _STARVED_S = 60.0  # a running job does a step within this time, even while anot
 
 @dataclass
 class Tally:
-    """What happened."""
+    """Counts of what happened."""
 
     jobs: int = 0
     equal: int = 0
@@ -183,7 +183,7 @@ class Soak:
         self.tally.equal += 1
 
     def count_events(self) -> None:
-        """In a thread of its own: until the runtime is closed."""
+        """Count the events until the runtime is closed. Runs in a thread of its own."""
         self.tally.events.update(event.kind for event in self.runtime.events(until_closed=True))
 
 

@@ -32,19 +32,19 @@ class Kind:
     batches: list[Any]
 
     def feed(self, *, fails_after: int | None = None) -> Iterator[Any]:
-        """The batches, again and again."""
+        """The batches, repeated without end; an error after `fails_after` batches if that is given."""
         for k, batch in enumerate(itertools.cycle(self.batches)):
             if k == fails_after:
                 raise OSError("the soak's batches fail here")
             yield batch
 
     def fresh(self) -> Any:
-        """A state of its own."""
+        """A copy of the state."""
         return jax.tree.map(np.copy, self.state)
 
 
 def kinds() -> list[Kind]:
-    """All of them."""
+    """All kinds of models that the soak test uses."""
     found: list[Kind] = []
     for name, sizes in _SIZES:
         model = MODELS[name](**sizes)

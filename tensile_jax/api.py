@@ -30,7 +30,7 @@ class PlannedFunction:
     def __init__(self, function: Callable[..., Any], plan_options: PlanOptions, jit_options: JitOptions) -> None:
         request = read_options(plan_options)
         jitted = jax.jit(function, **jit_options)  # raises jit's own error if the function cannot be jitted
-        functools.update_wrapper(self, function)  # first, for a wrapped function may have attributes of these names
+        functools.update_wrapper(self, function)  # before the attributes below, which the function may have too
         self._function = function
         self._jitted: Any = jitted
         self._options: GivenOptions = {**plan_options, **jit_options}
@@ -44,7 +44,7 @@ class PlannedFunction:
         with InterruptsHeld():  # from here on, donated arguments may be deleted
             return self._calls.run(step, call, args, kwargs)
 
-    # -- what the result of jax.jit has ---------------------------------------------------------------------------------
+    # -- as of the result of jax.jit ------------------------------------------------------------------------------------
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -21,7 +21,7 @@ class Input:
 
     Attributes:
         inputs: the name of the batch's array that the network reads.
-        labels: the name of the batch's array of right answers, one for each row of logits.
+        labels: the name of the batch's array of labels, one for each row of logits.
         batch_shape: a batch, with a `jax.ShapeDtypeStruct` for each array.
         batches: endless batches as NumPy arrays; the same sequence each time.
         test: inputs and labels to measure accuracy on, loaded when asked for.
@@ -56,7 +56,7 @@ def photograph_input(*, batch_size: int, image_size: int, smallest: int, classes
 
 
 def text_input(*, batch_size: int, sequence_length: int, seed: int) -> Input:
-    """English text, a token a byte; the answer to a token is the next one."""
+    """English text, one token per byte; the label of a token is the next token."""
     check_sizes(at_least=0, seed=seed)
     tokens = jax.ShapeDtypeStruct((batch_size, sequence_length), jnp.int32)
     return Input(

@@ -15,10 +15,10 @@
     entrypoint = "package.module:make_job"
     start_after = "resnet50:100"      # when the job resnet50 has done 100 steps
 
-A job's own key takes precedence over the default. Its `args` are merged with the default `args`. Its `model` replaces a default
-`entrypoint`, and the reverse. The result (`JobsFile`) has every default filled in, and a separate entry for each copy (`count`).
-`msgspec.json.encode` can write it. Reading imports nothing from an entrypoint's module: whether the entrypoint exists, and which
-`args` it takes, is found out when the job is made.
+A job without a `name` is named after its model or its function. A job's own key takes precedence over the default. Its `args` are
+merged with the default `args`. Its `model` replaces a default `entrypoint`, and the reverse. The result (`JobsFile`) has every
+default filled in, and a separate entry for each copy (`count`). `msgspec.json.encode` can write it. Reading imports nothing from
+an entrypoint's module: whether the entrypoint exists, and which `args` it takes, is found out when the job is made.
 
 Every error names the file, the line, the key, the value and the remedy:
 

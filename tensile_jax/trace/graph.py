@@ -14,7 +14,7 @@ from its place in the program, and the first line that fits decides:
     batch, constant  input that is not carried; captured array
     (as its input)   output that takes the place of a carried input
     output           any other output of the step
-    gradient         result of a transposed operator, with the shape of a parameter
+    gradient         result of an operator of the backward pass (scope `transpose`), with the shape of a parameter
     activation       any other result
 """
 

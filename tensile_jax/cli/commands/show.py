@@ -108,7 +108,7 @@ def _print_lines(console: Console, lines: list[str]) -> None:
 
 
 def memory_curve(plan: Plan, console: Console) -> list[str]:
-    """The lines of the curve, none wider than the console."""
+    """The lines of the memory curve, none wider than the console."""
     solid, light, mark = ("#", ":", "!") if console.options.ascii_only else ("█", "░", "┃")
     rows = _rows(plan)
     label_width = max(len(label) for label, _, _ in rows)
@@ -326,7 +326,7 @@ def _tensor_lines(plan: Plan, tensor: PlannedTensor) -> list[str]:
             happens.append((segment.begin_us, 2, f"{what} segment {index}"))
         if tensor.id in segment.frees:
             happens.append((end_us, 4, f"leaves the device when segment {index} ends"))
-    events = [e for e in plan.events if e.tensor == tensor.id and e.kind != "release"]  # `frees` has said a release already
+    events = [e for e in plan.events if e.tensor == tensor.id and e.kind != "release"]  # a release is shown already, by `frees`
     happens += [(e.begin_us, 3, f"{_what_happens(e)}: {e.reason}") for e in events]
     written = any(tensor.id in segment.outputs for segment in plan.segments)
     if not written and not any(e.kind == "recompute" for e in events):

@@ -33,10 +33,10 @@ from tensile_jax.runtime_records import Status
 
 SOCKET = "control.sock"
 _LONGEST_NAME = 100  # bytes: Linux takes 107, macOS 103
-_SILENCE_S = 5.0  # of a client, before it is cut off
-_LONGEST_WAIT_S = 10.0  # of a client, for the reply
+_SILENCE_S = 5.0  # that a client may send nothing before its connection is closed
+_LONGEST_WAIT_S = 10.0  # that a client waits for the reply
 _LONGEST_REQUEST = 1 << 16
-_POLL_S = 0.1  # how soon the server notices that it is to end
+_POLL_S = 0.1  # seconds until the server notices that it shall end
 _SAME_VERSION = "Use the same version of tensile_jax as the run."
 
 
@@ -168,7 +168,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         try:
             with _socket_name(folder) as name:
                 self.socket.bind(name)
-            (folder / SOCKET).chmod(0o600)  # nobody can have connected: it does not listen yet
+            (folder / SOCKET).chmod(0o600)  # before the socket listens, so no other user can have connected
             self.server_activate()
         except BaseException:
             self.server_close()

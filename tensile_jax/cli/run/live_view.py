@@ -46,10 +46,7 @@ _KEPT_ABOVE: frozenset[EventName] = frozenset({"budget", "checkpoint_failed", "f
 """Of what a terminal gets a line as well; the others are seen in the table."""
 
 _LONGEST_NOTE = 60  # of a note in a log
-_NARROW, _WIDE = (
-    76,
-    120,
-)  # columns of text: a narrower terminal lacks room for all figures, and one of _WIDE has room for the notes
+_NARROW, _WIDE = 76, 120  # columns of text: below the first, figures are left out; from the second on, there is room for notes
 _BESIDE_NOTES = 88  # columns that the figures take at most in a wide terminal
 _NO_LIMIT = 2**62  # from here on, the host budget in a status means "no limit"
 _STYLES: dict[JobState, str] = {
