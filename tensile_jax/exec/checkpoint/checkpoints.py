@@ -1,19 +1,19 @@
-"""The checkpoints of one job: which of them a folder keeps, and which one a job resumes from.
+"""The checkpoints of one job in a folder: writes, finds, restores and removes them.
 
     folder/
       tensile.json                      marks the folder as one of a job's checkpoints
-      tensile.lock                      says which run has the folder now (`folder_lock.py`)
+      tensile.lock                      says which run uses the folder now (`folder_lock.py`)
       120/                              the state after step 120 (for the files in it see `format.py`)
       120-1/                            the same step, saved once more; the higher number counts
       .tensile-writing-120-PID/         the process PID is writing it
       .tensile-removing-60-PID/         the process PID is removing it
 
-A checkpoint is written under another name and renamed when all of it is on the disk. So no crash and no full disk damages a
-checkpoint that exists. Whatever is read is compared with its checksums first.
+A checkpoint is written under another name and renamed when all of it is on the disk. So neither a crash nor a full disk damages a
+checkpoint that exists. Whatever is read is first compared with its checksums.
 
-The folder is the user's. Only the files of checkpoints are ever removed, and only of checkpoints that can be read: a checkpoint
-that is damaged, or that a later version has written, stays where it is until the user removes it. A file or folder of the user's
-stays even if its name is a number. It stays inside a checkpoint as well, and then so does the checkpoint.
+The folder belongs to the user. Only files of checkpoints are ever removed, and only of checkpoints that can be read. A checkpoint
+that is damaged, or that a later version has written, stays until the user removes it. A file or folder of the user stays, even if
+its name is a number. If a checkpoint's folder contains a file of the user, that checkpoint stays as well.
 """
 
 import operator
@@ -48,7 +48,7 @@ _WRITING, _REMOVING = ".tensile-writing-", ".tensile-removing-"
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A checkpoint, whole or not; `number` counts how often its step was saved before."""
+    """A checkpoint, complete or damaged. `number` counts how often its step was saved before."""
 
     step: int
     number: int
@@ -56,10 +56,10 @@ class _Found:
 
 
 class Checkpoints:
-    """The checkpoints in one folder, of which the newest `keep` stay. The first save makes the folder.
+    """The checkpoints in one folder. The newest `keep` of them are kept. The first save makes the folder.
 
-    Saving a step declares that whatever was saved after that step is given up: later checkpoints are removed as well. Whoever
-    saves must hold the folder's lock.
+    Saving a step also removes checkpoints of later steps, since the job then continues from this step. The caller of `save`
+    must hold the folder's lock.
     """
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
@@ -69,18 +69,18 @@ class Checkpoints:
         self._keep = keep
         self._one_at_a_time = threading.Lock()
         self._closed = False
-        self._whole: dict[Path, Manifest] = {}  # of the checkpoints that this object has written, or found to be whole
+        self._whole: dict[Path, Manifest] = {}  # of checkpoints that this object has written, or has found to be complete
 
     def save(self, step: int, state: Any) -> str:
-        """Write `state` as the state after `step` steps; its arrays are only read, and must stay as they are until this returns.
+        """Write `state` as the state after `step` steps. Its arrays must not be changed until this returns.
 
-        Needs host memory for a copy of what NumPy cannot read where it lies, and no device memory.
+        Needs host memory for a copy of those arrays that NumPy cannot read in place, and no device memory.
 
         Returns:
-            Why an older checkpoint could not be removed; empty where nothing went wrong.
+            Why an older checkpoint could not be removed; empty if all went well.
 
         Raises:
-            CheckpointError: it could not be written; the older ones are as they were.
+            CheckpointError: the checkpoint could not be written. Older checkpoints are unchanged.
             TypeError: a leaf is neither array nor number.
             ValueError: `step` is below zero.
         """
@@ -100,7 +100,7 @@ class Checkpoints:
                     writing.rename(final)
                     sync(self.folder)
                 except BaseException:
-                    with suppress(OSError):  # what stays is removed when the folder is next used
+                    with suppress(OSError):  # files that are left are removed when the folder is used next
                         erase(writing)
                     raise
                 self._whole[final] = manifest
@@ -111,16 +111,18 @@ class Checkpoints:
             return ""
 
     def latest(self) -> int | None:
-        """The newest step whose checkpoint is whole; None where there is none."""
+        """The newest step with a complete checkpoint; None if there is none."""
         with self._one_at_a_time:
             return next((one.step for one in self._found() if not isinstance(self._read(one), Unreadable)), None)
 
     def steps(self) -> tuple[int, ...]:
-        """The steps of all checkpoints, whole or not, the newest first."""
+        """The steps of all checkpoints, complete or damaged, the newest first."""
         return tuple(one.step for one in self._found())
 
     def find_last(self) -> tuple[int | None, str]:
-        """The step from which a run goes on; and what is wrong with newer checkpoints, if they are only damaged.
+        """(step from which a run continues, what is wrong with newer checkpoints that are damaged).
+
+        The step is None if there are no checkpoints.
 
         Raises:
             CheckpointError: no checkpoint can be read, or a later version has written the newest ones. A run that began at
@@ -147,8 +149,8 @@ class Checkpoints:
     def restore(self, step: int, like: Any) -> Any:
         """The state after `step`, in the structure of `like`, whose leaves are arrays, `ShapeDtypeStruct`s or Python scalars.
 
-        Leaves come back as they were saved: arrays as NumPy arrays, weakly typed arrays and keys as `jax.Array`s in pinned host
-        memory, Python scalars as such.
+        Arrays come back as NumPy arrays, weakly typed arrays and keys as `jax.Array`s in pinned host memory, and Python scalars
+        as Python scalars.
 
         Raises:
             CheckpointError: there is no checkpoint of that step, it is damaged, or its structure, a shape or a dtype differs.
@@ -167,20 +169,20 @@ class Checkpoints:
             return load_state(one.path, manifest, like)
 
     def remove_leftovers(self) -> None:
-        """Remove what processes that have died were writing or removing. The caller holds the folder's lock."""
-        with suppress(OSError):  # a folder that cannot be read says so when it is used
+        """Remove what processes that have died were writing or removing. The caller must hold the folder's lock."""
+        with suppress(OSError):  # an unreadable folder raises an error when it is used
             for path in (*self.folder.glob(f"{_WRITING}*"), *self.folder.glob(f"{_REMOVING}*"), *self.folder.glob(UNFINISHED)):
                 with suppress(OSError):
                     erase(path) if path.is_dir() else path.unlink()
 
     def close(self) -> None:
-        """Wait for what another thread does here; nothing is saved afterwards."""
+        """Wait until no other thread saves or restores here. Nothing can be saved afterwards."""
         with self._one_at_a_time:
             self._closed = True
 
     @contextmanager
     def _errors_named(self, step: int, what: str) -> Iterator[None]:
-        """Turn whatever goes wrong inside into an error that names the checkpoint."""
+        """Turn every exception in the block into a `CheckpointError` that names the checkpoint."""
         try:
             yield
         except Exception as error:
@@ -207,20 +209,20 @@ class Checkpoints:
         return found
 
     def _free_path(self, step: int) -> Path:
-        """A name for that step which nothing has, not even a file of the user's, and whose number is the highest of the step."""
+        """An unused name for a new checkpoint of that step, with a higher number than the step's other checkpoints have."""
         number = max((one.number + 1 for one in self._found() if one.step == step), default=0)
         while os.path.lexists(path := self.folder / (f"{step}-{number}" if number else f"{step}")):
             number += 1
         return path
 
     def _hidden(self, prefix: str, path: Path) -> Path:
-        """The name of a checkpoint while it is written or removed; what was left under that name is removed."""
+        """The name of a checkpoint while it is written or removed. What an earlier attempt left under that name is removed."""
         hidden = path.with_name(f"{prefix}{path.name}-{os.getpid()}")
         erase(hidden)
         return hidden
 
     def _remove_past(self, step: int, final: Path) -> None:
-        """Remove the checkpoints that are not needed once `final` is there."""
+        """Remove the checkpoints that are not needed now that `final`, that of `step`, exists."""
         kept = 1
         for one in self._found():
             if one.path == final:
@@ -235,6 +237,6 @@ class Checkpoints:
 
     def _remove(self, path: Path) -> None:
         doomed = self._hidden(_REMOVING, path)
-        path.rename(doomed)  # or half of it might be taken for a checkpoint
+        path.rename(doomed)  # otherwise a half removed checkpoint might be taken for a complete one
         erase(doomed)
         self._whole.pop(path, None)

@@ -33,10 +33,10 @@ class FolderLock:
         _held.add(self)
 
     def renew(self) -> None:
-        """Take the lock again if somebody has removed its file, or the folder: others could take a new one of that name.
+        """Take the lock again if somebody has removed its file or the folder, since others could then lock a new file.
 
         Raises:
-            CheckpointError: somebody has.
+            CheckpointError: another run has locked the new file, or the folder is not fit.
         """
         folder = self.folder
         if self.descriptor is not None and _is_there(self.descriptor, folder / _LOCK):
@@ -57,15 +57,15 @@ class FolderLock:
         self.descriptor = descriptor
 
     def release(self) -> None:
-        """Let others have the folder, although the job's own process may still have the file open for a moment."""
+        """Release the lock at once, even if the job's own process still has the file open for a moment."""
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
-            with suppress(OSError):  # where nothing can be locked
+            with suppress(OSError):  # on a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def forget(self) -> None:
-        """In a process that was forked: close the file, which the other process has open, and locked, as before."""
+        """In a forked process: close the file without releasing the lock, which the parent process still holds."""
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -90,14 +90,14 @@ def _take(descriptor: int, folder: Path) -> None:
             folder=str(folder),
             step=None,
         ) from error
-    except OSError as error:  # some file systems of clusters have no locks
+    except OSError as error:  # some network file systems have no locks
         warnings.warn(
             f"{folder} cannot be locked ({error}). See to it that one process at a time uses it.", RuntimeWarning, stacklevel=4
         )
 
 
 def _write_pid(descriptor: int, path: Path) -> None:
-    """For the message of another process."""
+    """Write this process's id into the file, for the error message of another process that finds the folder locked."""
     if not os.pread(descriptor, _MOST_DIGITS + 1, 0).strip().isdigit() and os.fstat(descriptor).st_size:
         raise CheckpointError(
             f"{path} was not written by tensile_jax, which needs that name. Rename it.", folder=str(path.parent), step=None

@@ -1,13 +1,13 @@
 """The format of a checkpoint: its files, how they are written, and how damage to them is found.
 
-    folder of a job          tensile.json    `Mark`: tensile_jax keeps checkpoints here
-    folder of a checkpoint   tensile.json    `Mark`: is written first; a folder without it is not ours
+    folder of a job          tensile.json    `Mark`: says that tensile_jax keeps checkpoints here
+    folder of a checkpoint   tensile.json    `Mark`: is written first; a folder without it is never touched
                              state/          an ordinary orbax checkpoint of the user's pytree (`orbax_state.py`)
-                             manifest.json   `SignedManifest`: is written last; the SHA-256 of every file in `state`
+                             manifest.json   `SignedManifest`: is written last; has the SHA-256 of every file in `state`
 
-A checkpoint is written into a folder with another name, which is renamed when all of it is on the disk. Later formats keep the
-form of the mark, so every version of tensile_jax can say that a later one has written a checkpoint. The checksums find the
-mistakes of a disk, not the work of an attacker.
+A checkpoint is written into a folder with another name, which is renamed when all of it is on the disk. Later formats will keep
+the form of the mark, so every version of tensile_jax can recognise a checkpoint of a later version. The checksums detect errors
+of a disk; they do not protect from an attacker.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds. `files`: the SHA-256 of every file in `state`, by its path there."""
+    """What a checkpoint holds. `files` are the SHA-256 of every file in the folder `state`, by its path in that folder."""
 
     job: str
     step: int
@@ -65,7 +65,7 @@ class SignedManifest:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Why a checkpoint cannot be restored. `later`: a later version of tensile_jax has written it, and can read it."""
+    """Why a checkpoint cannot be restored. `later` says that a later version of tensile_jax has written it, and can read it."""
 
     reason: str
     later: bool = False
@@ -75,10 +75,10 @@ class Unreadable:
 
 
 def mark_folder(folder: Path) -> None:
-    """Make the folder of a job's checkpoints, and mark it as such. What the user has in it stays as it is.
+    """Make the folder of a job's checkpoints, and mark it as such. Files of the user in it are unchanged.
 
     Raises:
-        CheckpointError: it cannot be made, a later version has marked it, or it has a `tensile.json` that is not ours.
+        CheckpointError: the folder cannot be made, a later version has marked it, or it has a `tensile.json` of another program.
     """
     try:
         found = _read_mark(folder)
@@ -98,7 +98,7 @@ def mark_folder(folder: Path) -> None:
 
 
 def _read_mark(folder: Path) -> Mark | Unreadable | None:
-    """The mark in a folder; None where there is none, so that nothing in the folder is ours."""
+    """The mark in a folder; None if there is none, so that tensile_jax owns nothing in the folder."""
     try:
         text = (folder / MARK).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -127,7 +127,7 @@ def _write_mark(folder: Path, job: str) -> None:
 
 def write_checkpoint(folder: Path, *, job: str, step: int, leaves: tuple[Leaf, ...], state: Any) -> Manifest:
     """Write a checkpoint into `folder`, which must not exist, and bring all of it to the disk."""
-    from tensile_jax.exec.checkpoint.orbax_state import write_state  # which imports orbax
+    from tensile_jax.exec.checkpoint.orbax_state import write_state  # imports orbax, which is slow
 
     folder.mkdir()
     _write_mark(folder, job)
@@ -146,19 +146,20 @@ def write_checkpoint(folder: Path, *, job: str, step: int, leaves: tuple[Leaf, .
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is a checkpoint, be it whole or damaged; a folder of the user's with a number for its name is none."""
+    """Whether a folder is a checkpoint, complete or damaged. A folder of the user whose name is a number is not one."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     if (folder / MARK).is_file():
         return True
-    for name, key in ((_MANIFEST, "manifest"), (_MANIFEST_BEFORE_3, "description")):  # of format 1, or the mark was lost
+    # a checkpoint of format 1, or one that has lost its mark
+    for name, key in ((_MANIFEST, "manifest"), (_MANIFEST_BEFORE_3, "description")):
         with suppress(OSError, ValueError):
             return key in msgspec.json.decode((folder / name).read_bytes(), type=dict[str, Any])
     return False
 
 
 def read_manifest(folder: Path, step: int) -> Manifest | Unreadable:
-    """The manifest of the checkpoint of that step, if the whole checkpoint is as it was written; or what is wrong with it."""
+    """The manifest of the checkpoint of that step, if all its files are as they were written; otherwise what is wrong with it."""
     mark = _read_mark(folder)
     if isinstance(mark, Unreadable):
         return mark
@@ -184,14 +185,14 @@ def read_manifest(folder: Path, step: int) -> Manifest | Unreadable:
 
 
 def load_state(folder: Path, manifest: Manifest, like: Any) -> Any:
-    """The state in a checkpoint that `read_manifest` has found whole, in the structure of `like`."""
-    from tensile_jax.exec.checkpoint.orbax_state import read_state  # which imports orbax
+    """The state in a checkpoint that `read_manifest` has found complete, in the structure of `like`."""
+    from tensile_jax.exec.checkpoint.orbax_state import read_state  # imports orbax, which is slow
 
     return read_state(folder / _STATE, manifest.leaves, like)
 
 
 def has_others(folder: Path, manifest: Manifest) -> bool:
-    """Whether there is anything in a checkpoint's folder that tensile_jax has not put there."""
+    """Whether a checkpoint's folder contains any file or folder that tensile_jax has not written."""
     ours = {folder / MARK, folder / _MANIFEST}
     for name in manifest.files:
         path = folder / _STATE / name
@@ -200,10 +201,10 @@ def has_others(folder: Path, manifest: Manifest) -> bool:
 
 
 def erase(folder: Path) -> None:
-    """Remove the files of a checkpoint that is not finished, or not needed any more, and its folder.
+    """Remove the files of a checkpoint that is unfinished or no longer needed, and then its folder.
 
-    The mark goes last, because without it nobody could tell later whose the rest is. Anything else in the folder stays, and then
-    the folder stays too.
+    The mark is removed last, because without it the other files could not be recognised as those of a checkpoint. If the folder
+    contains anything else, that stays, and so does the folder.
     """
     if folder.is_symlink() or not folder.is_dir():
         return

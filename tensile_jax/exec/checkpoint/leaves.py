@@ -35,7 +35,7 @@ _SCALARS = frozenset(scalar.__name__ for scalar in _DTYPES)
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What is known of one leaf beside its numbers. `shape` is the shape of the keys where the leaf consists of keys."""
+    """The description of one leaf: everything but its numbers. If the leaf consists of keys, `shape` is the shape of the keys."""
 
     path: str
     kind: Kind
@@ -45,7 +45,7 @@ class Leaf:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether `to_host` has something to give that is not in the description already."""
+        """Whether the leaf has numbers, for `to_host` to return, that are not in the description already."""
         return self.kind not in _SCALARS and 0 not in self.shape
 
 
@@ -79,9 +79,10 @@ def is_key(leaf: Any) -> bool:
 
 
 def find_difference(saved: tuple[Leaf, ...], like: tuple[Leaf, ...]) -> str | None:
-    """How the first leaf that differs does so; None where a saved state may be restored in the place of `like`.
+    """How the first leaf that differs does so; None if a saved state may be restored in the place of `like`.
 
-    A step turns Python scalars and NumPy's 64-bit arrays into what JAX makes of them; such a leaf of `like` agrees with both.
+    A step turns Python scalars and NumPy's 64-bit arrays into arrays of JAX's dtypes. Such a leaf of `like` agrees with its own
+    dtype and with that which JAX gives it.
     """
     for there, here in zip(saved, like, strict=False):
         if there.path != here.path:
@@ -111,13 +112,13 @@ def _say(leaf: Leaf) -> str:
 
 
 def to_host(leaf: Any) -> np.ndarray:
-    """The numbers of an array, or the words of keys, in host memory; on a CPU the memory may be the array's own."""
+    """The numbers of an array, or the words of keys, as a NumPy array. On a CPU it may share the memory of `leaf`."""
     host = np.asarray(jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf)
     return host if host.dtype.isnative else host.astype(host.dtype.newbyteorder("="))
 
 
 def from_host(leaf: Leaf, numbers: np.ndarray | None) -> Any:
-    """The leaf that was described as `leaf`; `numbers` is what `to_host` gave, or None where the leaf has no numbers."""
+    """The leaf with the description `leaf`. `numbers` is what `to_host` returned, or None if the leaf has no numbers."""
     if leaf.kind in _SCALARS:
         return _read_scalar(leaf.kind, leaf.text)
     if leaf.kind == "key":
@@ -133,10 +134,10 @@ def keys_on_host(words: np.ndarray, generator: str) -> jax.Array:
 
 
 def as_weakly_typed(host: np.ndarray) -> Any:
-    """A weakly typed array of these numbers, on the CPU and not committed to it; `host` itself where JAX has no such dtype."""
+    """A weakly typed array of these numbers, on the CPU and not committed to it; `host` itself if JAX has no such dtype now."""
     with on_cpu():
-        blank = jnp.full(host.shape, host.dtype.type(0).item())  # what a Python scalar fills is weakly typed
-        if blank.dtype != host.dtype:  # 64 bits, read where JAX has only 32
+        blank = jnp.full(host.shape, host.dtype.type(0).item())  # an array that is filled with a Python scalar is weakly typed
+        if blank.dtype != host.dtype:  # 64 bits, while JAX is set to have only 32
             return host
         return blank.at[...].set(host)
 
@@ -145,7 +146,7 @@ def on_cpu() -> Any:
     """A `with` block in which JAX makes arrays on the CPU, if it has that backend."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # a JAX that was told to have no other backend
+    except RuntimeError:  # JAX was told not to have the CPU backend
         return nullcontext()
 
 
@@ -157,7 +158,7 @@ def _write_scalar(value: bool | int | float | complex) -> str:
     if isinstance(value, bool | int):
         return str(int(value))
     number = complex(value)
-    return struct.pack("<2d", number.real, number.imag).hex()  # a NaN has bits of its own
+    return struct.pack("<2d", number.real, number.imag).hex()  # the bits are kept, since there are many NaNs
 
 
 def _read_scalar(kind: Kind, text: str) -> bool | int | float | complex:

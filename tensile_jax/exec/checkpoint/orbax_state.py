@@ -1,6 +1,6 @@
-"""Writes a state as an ordinary orbax checkpoint, which plain orbax restores without tensile_jax, and reads it back bit for bit.
+"""Writes a state as an ordinary orbax checkpoint, which orbax can restore without tensile_jax, and reads it back bit for bit.
 
-The checkpoint has the structure of the user's pytree, as orbax sees it. A leaf is stored as what it is, but for these:
+The checkpoint has the structure of the user's pytree, as orbax sees it. A leaf is stored as it is, apart from these cases:
 
     array in a device's memory   a NumPy array, so that the checkpoint names no device
     NumPy scalar                 an array without dimensions
@@ -11,8 +11,8 @@ The checkpoint has the structure of the user's pytree, as orbax sees it. A leaf 
     state without any leaf       {"state": None}, since orbax refuses it
     state with ambiguous names   a list of its leaves: orbax gives {"a.b": x, "a": {"b": y}} one name, "a.b", for x and for y
 
-The descriptions of the leaves (`leaves.py`), which the manifest holds, say what each one was. Importing this module imports
-orbax, which takes about a second; `format.py` imports it only when a checkpoint is written or read.
+The manifest holds the descriptions of the leaves (`leaves.py`), which say what each leaf was. Importing this module imports
+orbax, which takes about a second. So `format.py` imports this module only when a checkpoint is written or read.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _types = ocp.type_handlers
 def write_state(folder: Path, leaves: Sequence[Leaf], state: Any) -> None:
     """Write an orbax checkpoint of `state`, which `leaves` describes, as the new folder `folder`.
 
-    Needs host memory for a copy of what NumPy cannot read where it lies, and no device memory.
+    Needs host memory for a copy of those arrays that NumPy cannot read in place, and no device memory.
     """
     stored = [_to_stored(leaf, value) for leaf, value in zip(leaves, jax.tree.leaves(state), strict=True)]
     tree = _arranged(stored, state)
@@ -48,7 +48,7 @@ def write_state(folder: Path, leaves: Sequence[Leaf], state: Any) -> None:
     with (
         _quiet_log(),
         ocp.Checkpointer(
-            ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=handlers)  # weights hardly shrink
+            ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=handlers)  # weights hardly compress
         ) as checkpointer,
     ):
         checkpointer.save(folder, args=ocp.args.PyTreeSave(tree))
@@ -70,13 +70,13 @@ def read_state(folder: Path, leaves: Sequence[Leaf], like: Any) -> Any:
 
 
 def _arranged(values: Sequence[Any], like: Any) -> Any:
-    """`values`, one for each leaf of `like`, in the structure of `like`; as a list where orbax would mix two leaves up."""
+    """`values`, one for each leaf of `like`, in the structure of `like`; a list if orbax would confuse two leaves."""
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(like)]
     return jax.tree.unflatten(jax.tree.structure(like), values) if len(set(names)) == len(names) else list(values)
 
 
 def _to_stored(leaf: Leaf, value: Any) -> Any:
-    """What orbax gets for a leaf."""
+    """The value that is given to orbax for a leaf."""
     if 0 in leaf.shape:
         return None
     if leaf.kind in ("bool", "float"):
@@ -104,8 +104,8 @@ def _has_dtype(name: str) -> bool:
 class _AllAwaited:
     """Makes one of orbax's type handlers wait for all of its writes even if some fail.
 
-    Orbax's own handlers wait for the first failure only. The other writes would go on in the background while we remove what was
-    written, and each would print a traceback when it finds that nobody waits for it any more.
+    Orbax's own handlers stop waiting at the first failure. The other writes would then go on in the background while the files
+    are removed, and each would print a traceback because nobody waits for it any more.
     """
 
     async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
@@ -131,7 +131,7 @@ class _Scalars(_AllAwaited, _types.ScalarHandler):
 
 
 class _Written:
-    """A future in the sense of orbax: all writes are over."""
+    """A future in the sense of orbax, for writes that are all over."""
 
     def __init__(self, outcomes: Sequence[BaseException | None]) -> None:
         self._errors = [outcome for outcome in outcomes if outcome is not None]
@@ -144,7 +144,7 @@ class _Written:
 
 @contextmanager
 def _quiet_log() -> Iterator[None]:
-    """Without orbax's log, which repeats in several tracebacks what the exception says."""
+    """A `with` block in which orbax logs nothing: its log repeats, in several tracebacks, what the exception says."""
     logger = logging.getLogger("absl")
 
     def is_from_elsewhere(record: logging.LogRecord) -> bool:

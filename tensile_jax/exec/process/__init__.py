@@ -1,1 +1,1 @@
-"""Runs one job in a process of its own: what the process is sent, how the two processes talk, and how either one may end."""
+"""Runs one job in a process of its own: what is sent to the process, how both processes communicate, and how each may end."""

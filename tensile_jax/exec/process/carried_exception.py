@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class CarriedException:
-    """An exception as bytes. `pickled` is empty where it cannot be sent; then only `summary`, its type and message, is known."""
+    """An exception as data. If it cannot be pickled, `pickled` is empty, and only `summary` (type and message) is known."""
 
     pickled: bytes
     summary: str
@@ -27,7 +27,7 @@ class CarriedException:
 
 
 def carry(error: BaseException) -> CarriedException:
-    """`error`, ready to be sent."""
+    """`error` in a form that can be sent to another process."""
     story = "".join(traceback.format_exception(error))
     return CarriedException(_pickled(error), f"{type(error).__name__}: {error}", story)
 
@@ -41,7 +41,7 @@ def _pickled(error: BaseException) -> bytes:
             if type(pickle.loads(pickled)) is kind:
                 return pickled
         except Exception:
-            continue  # without its attributes, or as text only
+            continue  # next without its attributes; after that, as text only
     return b""
 
 

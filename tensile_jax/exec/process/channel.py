@@ -3,9 +3,10 @@
     runtime -> process    Payload Ask*
     process -> runtime    (Heartbeat | News | Answer | Refused)*
 
-A message consists of its pickle (protocol 5) and of the pickle's buffers, so that arrays are sent without a copy. A connection of
-`multiprocessing` carries the list of their sizes first, then each of them in chunks. Both ends run the same user's code, so they
-may unpickle what the other one sends. What cannot be read is an error to its receiver and does no other harm.
+A message consists of its pickle (protocol 5) and of the pickle's out-of-band buffers, so that arrays are sent without a copy. A
+`multiprocessing` connection carries first the list of the sizes of these parts, and then each part in chunks. Both processes run
+the code of the same user, so each may unpickle what the other sends. Bytes that are not a message raise an error in the receiver
+and do no other harm.
 """
 
 import json
@@ -19,12 +20,12 @@ from typing import Any
 
 from tensile_jax.exec.process.carried_exception import CarriedException
 
-_CHUNK = 1 << 24  # bytes; text that somebody else writes into the socket is read as a larger number
+_CHUNK = 1 << 24  # bytes; text that another program writes into the socket is read as a larger size
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Do `what`; if `number` is not None, an `Answer` or a `Refused` of that number is waited for."""
+    """A request to do `what`. If `number` is not None, the sender waits for an `Answer` or a `Refused` with that number."""
 
     what: str
     args: tuple[Any, ...] = ()
@@ -41,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What went wrong with an `Ask`. If it is `fatal`, nothing more can be done with the process."""
+    """The error of an `Ask`. If it is `fatal`, the process is of no use any more and is ended."""
 
     number: int | None
     error: CarriedException
@@ -50,22 +51,22 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Something that nobody asked for."""
+    """A message that answers no `Ask`."""
 
     what: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A sign of life."""
+    """A message that says only that the process is alive."""
 
 
 class InvalidMessage(ValueError):
-    """What came over the socket is no message."""
+    """The bytes that came over the socket are not a message."""
 
 
 class Channel:
-    """One end of a pair of sockets. Any thread may send; one thread receives. `received` counts what has come."""
+    """One end of a pair of sockets. Any thread may send; one thread receives. `received` counts the chunks that have come."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -77,7 +78,7 @@ class Channel:
         """Send `message`, all of it.
 
         Raises:
-            OSError: the other end is gone.
+            OSError: the other end is closed.
         """
         buffers: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
@@ -92,8 +93,8 @@ class Channel:
         """The next message.
 
         Raises:
-            EOFError, OSError: the other end is gone.
-            InvalidMessage: it sent something else.
+            EOFError, OSError: the other end is closed.
+            InvalidMessage: the other end has sent bytes that are not a message.
         """
         try:
             pickled, *buffers = [self._next_part(size) for size in json.loads(self._next_chunk())]
@@ -104,21 +105,21 @@ class Channel:
             raise InvalidMessage(f"{type(error).__name__}: {error}") from error
 
     def end(self) -> None:
-        """Nothing more goes over it; whoever waits for something to come is told so. What has come can still be received."""
+        """Shut the connection down. A waiting `receive` ends. What has arrived before can still be received."""
         try:
             self._end.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it was closed already
 
     def close(self) -> None:
-        """Give the socket back. For the thread that receives."""
+        """Close the socket. Called by the thread that receives."""
         self.end()
         self._end.close()
         self._connection.close()
 
     def _next_part(self, size: int) -> bytearray:
         part = bytearray()
-        while len(part) < size:  # it grows as bytes come, whatever size was announced
+        while len(part) < size:  # the array grows only as bytes arrive, whatever size was announced
             part += self._next_chunk()
         return part
 

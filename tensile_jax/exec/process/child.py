@@ -1,12 +1,13 @@
-"""What runs in a job's own process: it does what the runtime asks of it, with a `LocalActor` and a `Feed`.
+"""The program of a job's own process: it carries out the requests of the runtime, with a `LocalActor` and a `Feed`.
 
-    listener thread    receives what the runtime asks; ends the process when the runtime's end of the socket is gone
+    listener thread    receives the requests; ends the process when the runtime's end of the socket is closed
     main thread        carries out the moves, in their order, and never waits
-    other threads      wait for copies and launches; trace, plan and compile; write checkpoints; send a sign of life every two
+    other threads      wait for copies and launches; trace, plan and compile; write checkpoints; send a heartbeat every two
                        seconds, and end the process when the runtime's process has ended
 
-If a move fails, the process ends. If something else fails (there is no plan under a budget, a checkpoint cannot be written), the
-runtime is only told. The process takes no notice of Ctrl-C in the terminal, which is for the runtime.
+If a request for planning or saving fails (there is no plan under a budget, or a checkpoint cannot be written), the runtime gets
+the error and the process goes on. If any other request fails, such as a move, the runtime ends the process. The process ignores
+Ctrl-C in the terminal, since the runtime handles it.
 """
 
 import os
@@ -37,11 +38,11 @@ from tensile_jax.exec.step.transfer import Device, Transfer
 
 _SIGN_OF_LIFE_S = 2.0
 _WAITING_THREADS = 16
-_END_S = 3.0  # for the user's generator to end
+_END_S = 3.0  # how long the user's generator may take to end
 
 
 def main(descriptor: int) -> None:
-    """Work for the runtime at the other end of that socket."""
+    """Serve the runtime at the other end of the socket with this file descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end = socket.socket(fileno=descriptor)
     end.set_inheritable(False)
@@ -54,7 +55,7 @@ def main(descriptor: int) -> None:
         asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
         threading.Thread(target=_listen, args=(channel, asked), name="tensile-listener", daemon=True).start()
         work = _Work(channel, payload, device)
-        del payload  # and with it the state
+        del payload  # so that the state in it can be freed
         while (ask := asked.get()).what != "close":
             work.do(ask)
         work.close()
@@ -66,7 +67,7 @@ def main(descriptor: int) -> None:
 
 
 def _send_signs_of_life(channel: Channel, parent: int) -> None:
-    """As long as the runtime's process is there; then end this one."""
+    """Send heartbeats as long as the runtime's process exists; then end this process."""
     try:
         while os.getppid() == parent:
             channel.send(Heartbeat())
@@ -84,12 +85,15 @@ def _listen(channel: Channel, asked: "queue.SimpleQueue[Ask]") -> None:
 
 
 class _Work:
-    """The job. `do` calls the method that is asked for; if that returns a function, another thread calls it for the answer."""
+    """The job in this process. `do` calls the method that is requested.
+
+    If the method returns a function, another thread calls that function to get the answer.
+    """
 
     def __init__(self, channel: Channel, payload: Payload, device: Device) -> None:
         self._channel = channel
         step, state, batches = payload.open()
-        step, state, _ = pure_job(step, state)  # nobody sees the user's objects here, so nothing is put back into them
+        step, state, _ = pure_job(step, state)  # nobody else sees the user's objects here, so no state is written into them
         structure = None if payload.state is not None else pack_structure(state)
         self._checkpoints: Checkpoints | None = None
         if payload.checkpoints is not None:
@@ -111,7 +115,7 @@ class _Work:
         channel.send(News(Made(self._actor.state_bytes, structure)))
 
     def do(self, ask: Ask) -> None:
-        """What is asked."""
+        """Carry out one request."""
         method: Callable[..., Any] = getattr(self, f"on_{ask.what}", None) or getattr(self._actor, ask.what)
         pool = self._elsewhere.get(ask.what)
         if pool is not None:
@@ -130,12 +134,12 @@ class _Work:
             self._channel.send(Answer(ask.number, found))
 
     def close(self) -> None:
-        """Let the user's generator end."""
+        """Stop the feed, and wait a little for the user's generator to end."""
         self._feed.stop()
         self._feed_stopped.wait(_END_S)
 
     def _answer(self, ask: Ask, find: Callable[[], Any]) -> None:
-        assert ask.number is not None  # or nobody would wait
+        assert ask.number is not None  # the runtime waits for the answer
         try:
             self._channel.send(Answer(ask.number, find()))
         except BaseException as error:
@@ -145,7 +149,7 @@ class _Work:
         self._channel.send(Refused(ask.number, carry(error), fatal=ask.what not in self._elsewhere))
 
     def _heard(self, news: FeedNews) -> None:
-        """In the feed's thread."""
+        """Send news of the feed to the runtime. In the feed's thread."""
         if isinstance(news, FeedStopped):
             self._feed_stopped.set()
         else:
@@ -156,7 +160,7 @@ class _Work:
             self._checkpoints = Checkpoints(folder)
         return self._checkpoints
 
-    # -- what may be asked, beside what the actor does ------------------------------------------------------------------------
+    # -- requests beside the methods of the actor ---------------------------------------------------------------------------
 
     def on_draw(self) -> None:
         self._feed.start()

@@ -1,11 +1,13 @@
-"""The runtime's end of a job that runs in a process of its own, as every job does in the paper (TENSILE section III-D).
+"""The actor of a job that runs in a process of its own, as every job does in the paper (TENSILE section III-D).
 
-The runtime decides every move and asks the process to carry it out. The process (`exec/process/child.py`) has a `LocalActor` and
-the user's step and batches; the only thing that it does unasked is to draw batches ahead. It carries out the moves in the order
-in which they are asked for. A `Wait` waits for the process's answer.
+An `IsolatedActor` is an object in the runtime's process. The runtime decides every move, and the actor requests the move from the
+job's process (`exec/process/child.py`), which has a `LocalActor` and the user's step and batches. That process carries out the
+moves in the order in which they are requested. Without a request it only draws batches in advance. The function that a move
+returns (`Wait`) waits for the process's answer.
 
-The process keeps objects for the runtime: a traced step, programs, states at rest. `RemoteStep`, `RemoteProgram` and
-`RemoteState` stand for them here, each with a key. The process forgets an object when the one that stands for it is gone.
+The job's process keeps objects for the runtime: a traced step, compiled plans, and states. In the runtime's process,
+`RemoteStep`, `RemoteProgram` and `RemoteState` refer to these objects by a key. When such a reference is deleted, the job's
+process forgets the object.
 """
 
 import itertools
@@ -36,7 +38,7 @@ from tensile_jax.plan_format import Plan
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """News: the job is made. `structure` is that of its state, pickled, where the runtime does not know it."""
+    """News: the process has made the job. `structure` is the pickled structure of its state, unless the runtime knows it."""
 
     state_bytes: int
     structure: bytes | None
@@ -44,7 +46,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the runtime gets to know of a program; `copies` are the moves that start copies."""
+    """What the runtime needs to know of a compiled plan. `copies` are the numbers of the moves that start copies."""
 
     plan: Plan
     demand: MemoryProfile
@@ -54,7 +56,7 @@ class Summary:
 
 
 class _Remote:
-    """Something that the process keeps under `key`, until this end of it is gone."""
+    """A reference to an object that the process keeps under `key`, until this reference is deleted."""
 
     def __init__(self, actor: "IsolatedActor") -> None:
         self.actor = actor
@@ -65,17 +67,17 @@ class _Remote:
 
 
 class RemoteStep(_Remote):
-    """A traced step."""
+    """A reference to a traced step."""
 
     def without_swaps(self) -> "RemoteStep":
-        """The same, of which only plans without swaps are made."""
+        """The same step, from which only plans without swaps are made."""
         found = RemoteStep(self.actor)
         self.actor.process.ask("without_swaps", found.key, self.key)()
         return found
 
 
 class RemoteProgram(_Remote):
-    """A compiled plan."""
+    """A reference to a compiled plan."""
 
     def __init__(self, actor: "IsolatedActor", prepared: RemoteStep, what: str, *args: Any) -> None:
         super().__init__(actor)
@@ -88,22 +90,25 @@ class RemoteProgram(_Remote):
         return RemoteProgram(self.actor, self.prepared, "offload_state", self.key, tensors)
 
     def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
-        """State tensors that `offload_state` could send out and that are not out yet, and their bytes."""
+        """(tensor, bytes) of each state tensor that `offload_state` could keep on the host and that is not kept there yet."""
         return self.summary.may_be_offloaded
 
 
 class RemoteState(_Remote):
-    """A state at rest."""
+    """A reference to a state between two iterations."""
 
     def save(self, checkpoints: Checkpoints, step: int) -> str:
-        """The process writes the checkpoint; the state does not come here for that."""
+        """Have the process write the checkpoint; the state is not sent to the runtime for that."""
         return self.actor.process.ask("save", self.key, checkpoints.folder, step)()
 
     def fetch(self) -> Any:
-        """The state, as NumPy arrays; what those cannot be, weakly typed arrays and keys, as `jax.Array`s on the host.
+        """The state, as NumPy arrays. Weakly typed arrays and keys come as `jax.Array`s in host memory.
+
+        If the process has not made the job yet, it is ended, since the user's code may hang there. The result is then the state
+        that was submitted.
 
         Raises:
-            RuntimeError: the process has not made the job yet, and is ended, since its user's code may hang there.
+            RuntimeError: the process had not made the job yet, and was to make the state itself.
         """
         if (found := self.actor.end_before_made()) is not None:
             return found.unpack(self.actor.structure)
@@ -111,13 +116,13 @@ class RemoteState(_Remote):
 
 
 class IsolatedActor:
-    """The runtime's end of a job in a process of its own, which is started by the first demand on it.
+    """The actor of a job in a process of its own. The process is started by the first request.
 
     Args:
-        step: a function, or an `Entrypoint` which makes the job there.
-        first: so many steps are done already; then the state of an entrypoint is that in the folder `checkpoints`.
-        lock: a file that the process keeps open, so that the lock on it holds until the process has ended.
-        died: told once, in another thread, if the process ends on its own.
+        step: a function, or an `Entrypoint`, which makes the job in the process.
+        first: how many steps are done already. If it is not 0, the state of an entrypoint is read from the folder `checkpoints`.
+        lock: the descriptor of a locked file. The process keeps the file open, so the lock holds until the process has ended.
+        died: called once, in another thread, if the process ends without being asked to.
 
     Raises:
         TypeError: step, state or batches cannot be sent.
@@ -141,7 +146,7 @@ class IsolatedActor:
         self.structure = jax.tree.structure(state)
         self.state_bytes = 0 if payload.state is None else payload.state.nbytes
         self.process = JobProcess(payload, lock=lock, receive=self._heard, died=died)
-        self._unmade: PackedTree | None = payload.state  # until the process has it
+        self._unmade: PackedTree | None = payload.state  # the submitted state, until the process has made the job
         self._is_made = False
         self._given = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array) and not on_host(leaf)]
         self._keys = itertools.count()
@@ -154,16 +159,16 @@ class IsolatedActor:
 
     @property
     def program(self) -> RemoteProgram:
-        """What is carried out. It must have been prepared."""
+        """The compiled plan in use. There must be one."""
         assert self._program is not None
         return self._program
 
     def new_key(self) -> int:
-        """One that was not used before."""
+        """A key that was not used before."""
         return next(self._keys)
 
     def batches(self) -> Iterator[Any]:
-        """A token for each batch that the process has drawn; raises what the user's code has raised there."""
+        """Yields a placeholder for each batch that the process has drawn; raises what the user's code raised in the process."""
         self.process.tell("draw")
         while True:
             news = self._drawn.get()
@@ -174,7 +179,7 @@ class IsolatedActor:
             yield np.int32(0)
 
     def _heard(self, news: Any) -> None:
-        """In the process's reader."""
+        """Handle news from the process. In the thread that reads from it."""
         if isinstance(news, Made):
             self._is_made, self._unmade = True, None
             self.state_bytes = news.state_bytes
@@ -184,10 +189,10 @@ class IsolatedActor:
             self._drawn.put(news)
 
     def end_before_made(self) -> PackedTree | None:
-        """If the process has not made the job yet: end it; the state as it was given. None if it has made the job.
+        """If the process has not made the job yet, end it and return the state that was submitted; otherwise None.
 
         Raises:
-            RuntimeError: it has not, and the state was to be made there.
+            RuntimeError: the process has not made the job, and was to make the state itself.
         """
         unmade = self._unmade
         if self._is_made:
@@ -201,7 +206,7 @@ class IsolatedActor:
     # -- before it is admitted --------------------------------------------------------------------------------------------------
 
     def own(self) -> None:
-        for leaf in self._given:  # their bytes are on their way
+        for leaf in self._given:  # a copy of the state is in the payload
             leaf.delete()
         self._given = []
 
@@ -232,7 +237,7 @@ class IsolatedActor:
         self.process.tell("adopt")
 
     def begin(self, batch: Any, *, watch: bool) -> None:
-        del batch  # a token; the process has the batches
+        del batch  # a placeholder; the process has the batches
         self._watch = watch
         self.process.tell("begin", watch)
 
@@ -276,7 +281,7 @@ class IsolatedActor:
         self.process.tell("free_device_arrays")
 
     def save_before_dropping(self) -> tuple[StateSnapshot, Wait] | None:
-        return None  # a process in which a move has failed ends
+        return None  # after a failed move the process ends, and its state with it
 
     def drop(self) -> None:
         self.process.kill()

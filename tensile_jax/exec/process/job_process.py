@@ -1,16 +1,17 @@
-"""A job's own process, as its runtime sees it: the runtime starts it, asks it, listens to it, and makes sure that it has ended.
+"""A job's own process, as the runtime sees it: starts it, sends it requests, receives its messages, and makes sure that it ends.
 
     runtime's threads --Ask--> outbox --writer--> socket --> `exec/process/child.py`
                       <-- a Future is done <--reader-- socket <-- Answer, Refused, News, Heartbeat
-    watcher: ends the process if it gives no sign of life, and the connection once the process has ended
+    watcher: kills the process if it sends no heartbeat, and shuts the connection down when the process has ended
 
-The process may end, hang or send garbage. In each case it is killed if it is still there, and its end is waited for; then
-everything that waits for it fails with one and the same error. So what the process held on the device is free by the time that
-anybody hears of its end.
+The process may end, hang or send garbage. In each case it is killed if it still exists, and its end is waited for. Only then does
+everything that waits for the process fail, always with the same error. So when anybody learns of its end, the device memory that
+the process held is free.
 
-The process is started when it is first asked for something. It is a new interpreter and not a fork, which JAX's threads would not
-survive. It is no `multiprocessing.Process`, because those always import the main module, may not have processes of their own if
-they are daemons, and are waited for at the interpreter's exit if they are not. This process ends when its runtime's process does.
+The process is started by the first request. It is a new interpreter and not a fork, since JAX's threads do not survive a fork. It
+is not a `multiprocessing.Process`, for three reasons: such a process always imports the main module; if it is a daemon, it may
+have no processes of its own; if it is not, the interpreter waits for it at exit. This process ends when the runtime's process
+ends.
 """
 
 import itertools
@@ -32,10 +33,10 @@ from tensile_jax.exec.actor.actor import Wait
 from tensile_jax.exec.process.channel import Answer, Ask, Channel, Heartbeat, InvalidMessage, News, Refused
 from tensile_jax.exec.process.payload import Payload, importing_main
 
-_SILENCE_S = 60.0  # without a sign of life, of which there should be one every two seconds
-_START_S = 600.0  # until the first one: the process imports JAX
-_LOOK_S = 1.0  # how often the watcher looks
-_END_S = 5.0  # for the user's generator to end
+_SILENCE_S = 60.0  # the longest time without a heartbeat; there should be one every two seconds
+_START_S = 600.0  # the longest time until the first heartbeat: the process imports JAX
+_LOOK_S = 1.0  # seconds between two looks of the watcher
+_END_S = 5.0  # how long the process may take to end, with the user's generator
 _COMMAND = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
     "from tensile_jax.exec.process.child import main; main(int(sys.argv[1]))"
@@ -47,9 +48,10 @@ _UNGUARDED = (
 
 
 class JobProcess:
-    """One process, which keeps the file `lock` open as well.
+    """One process. It inherits the file descriptor `lock`, so that the lock on that file holds until the process has ended.
 
-    `receive` is called with its news, `died` once if it ends on its own; both in a thread of this object's.
+    `receive` is called with the news of the process. `died` is called once if the process ends without being asked to. Both are
+    called in a thread of this object.
     """
 
     def __init__(
@@ -66,8 +68,8 @@ class JobProcess:
         self._channel: Channel | None = None
         self._threads: list[threading.Thread] = []
         self._over = threading.Event()
-        self._story = ""  # why it had to be killed
-        # under the lock
+        self._story = ""  # why the process had to be killed
+        # the fields below change only while the lock is held
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[Any]] = {}
         self._broken: BaseException | None = None
@@ -75,11 +77,11 @@ class JobProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its number, once it is started."""
+        """The process id, once the process is started."""
         return None if self._process is None else self._process.pid
 
     def ask(self, what: str, *args: Any) -> Wait:
-        """Have it do `what`; the answer."""
+        """Request `what` from the process. Returns a function that waits for the answer."""
         answer: Future[Any] = Future()
         with self._lock:
             self._start()
@@ -92,46 +94,46 @@ class JobProcess:
         return answer.result
 
     def tell(self, what: str, *args: Any) -> None:
-        """Have it do `what`. If it cannot, it ends."""
+        """Request `what` from the process, without an answer. If the request fails, the process is ended."""
         with self._lock:
             self._start()
             self._outbox.put(Ask(what, args))
 
     def forget(self, key: int) -> None:
-        """It need not keep what it holds under that key. Any thread may call this in the middle of anything."""
+        """Let the process forget the object that it keeps under `key`. Takes no lock, so `__del__` may call it in any thread."""
         self._outbox.put(Ask("forget", (key,)))
 
     def kill(self) -> None:
-        """End it, now."""
+        """Kill the process now."""
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """Let it end; nothing is waited for."""
+        """Let the process end; does not wait for that."""
         with self._lock:
             self._closed_at = self._closed_at or time.monotonic()
             self._broken = self._broken or RuntimeError(f"{self._name} has ended.")
             if self._process is None:
-                self._outbox = queue.SimpleQueue()  # the payload, and with it the state, is not needed any more
+                self._outbox = queue.SimpleQueue()  # drops the payload with the state, which was never sent
             self._outbox.put(Ask("close"))
             self._outbox.put(None)
 
     def join(self) -> None:
-        """Wait until it is gone; it must have been closed, and is killed if it takes its time."""
+        """Wait until the process has ended. `close` must have been called; a process that takes too long is killed."""
         for thread in self._threads:
             thread.join()
 
     # -- from its start to its end -----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Start it unless it was started before. The lock is held."""
+        """Start the process, unless it was started before. The lock must be held."""
         if self._process is not None or self._broken is not None:
             return
         if importing_main.is_set():
             raise RuntimeError(_UNGUARDED)
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-c", _COMMAND, str(theirs.fileno()), json.dumps(sys.path)]
-        environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # the device is shared
+        environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # jobs share the device
         with theirs:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno(), *self._inherited], stdin=subprocess.DEVNULL, env=environment, process_group=0
@@ -148,16 +150,17 @@ class JobProcess:
         try:
             while (message := self._outbox.get()) is not None:
                 channel.send(message)
-                del message  # a state, maybe
-        except Exception as error:  # that it is gone, or does not listen; the reader says so
+                del message  # it may hold a state, which can now be freed
+        except Exception as error:  # the process has ended or does not read; the reader reports that
             if not isinstance(error, BrokenPipeError | ConnectionError):
                 self._story = self._story or f"it could not be told what to do ({type(error).__name__}: {error})"
             process.kill()
 
     def _watch(self, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
-        """Looks are counted and not seconds, since this process may have been stopped for a while.
+        """Kill the process if it is silent for too long; when it has ended, shut the connection down.
 
-        When the process has ended, its end of the socket may still be open in a process of the user's own that it has started.
+        Looks are counted instead of seconds, since the runtime's own process may be stopped for a while. The connection must be
+        shut down here, since a process that the user's code has started may still hold the other end open.
         """
         looks = before = 0
         while process.poll() is None and not self._over.wait(_LOOK_S):
@@ -188,7 +191,7 @@ class JobProcess:
         channel.close()
 
     def _take_in(self, message: Any) -> BaseException | None:
-        """Take one message in; the error that ends the job, if the message says so."""
+        """Handle one message. Returns the error that ends the job, if the message has one."""
         if isinstance(message, News):
             self._hear(message.what)
         elif isinstance(message, Answer):
@@ -197,7 +200,7 @@ class JobProcess:
             error = message.error.exception()
             if message.fatal:
                 return error
-            assert message.number is not None  # only what is fatal has none
+            assert message.number is not None  # only a fatal error has no number
             self._take_waiting(message.number).set_exception(error)
         elif not isinstance(message, Heartbeat):
             raise InvalidMessage(f"a {type(message).__name__}")
@@ -208,12 +211,12 @@ class JobProcess:
             return self._waiting.pop(number)
 
     def _end(self, error: BaseException | None, process: "subprocess.Popen[bytes]") -> None:
-        """Make sure that the process has ended, then tell everybody who waits for it."""
+        """Make sure that the process has ended; then everything that waits for it fails."""
         if error is not None or self._story or self._closed_at is not None:
             process.kill()
         try:
             code = process.wait(_END_S)
-        except subprocess.TimeoutExpired:  # it has closed its end, and goes on
+        except subprocess.TimeoutExpired:  # the process has closed its socket and runs on
             self._story = "it closed its socket"
             process.kill()
             code = process.wait()

@@ -1,10 +1,11 @@
-"""What a job's own process is sent first: the job, and what the process needs to know of the process that started it.
+"""The payload: the first message to a job's own process, with the job and with what the process needs to know of its parent.
 
-The latter is its JAX configuration, its main module, its `sys.argv`, and the device on which the job is to run.
+The parent is the runtime's process. Its JAX configuration, its main module, its `sys.argv`, and the device on which the job is to
+run are in the payload.
 
-Functions are sent by reference: the process imports their modules. The main module is imported there too, if the job needs it,
-but not as `__main__`, so that what a script does under `if __name__ == "__main__":` is not done again. A lambda or a closure has
-no name to import; it is sent by value if cloudpickle is installed. The state is sent as its leaves, bit for bit
+Functions are sent by reference: the process imports their modules. If the job needs the main module, the process imports that
+module too, but not as `__main__`, so that what a script does under `if __name__ == "__main__":` is not done again. A lambda or a
+closure has no name to import; it is sent by value if cloudpickle is installed. The state is sent as its leaves, bit for bit
 (`exec/checkpoint/leaves.py`).
 """
 
@@ -29,7 +30,7 @@ from tensile_jax.exec.checkpoint.leaves import Leaf, describe, from_host, to_hos
 from tensile_jax.exec.step.transfer import Device
 
 _MAIN = b"__main__"
-_MAIN_THERE = "__mp_main__"  # as multiprocessing calls it
+_MAIN_THERE = "__mp_main__"  # the name that multiprocessing uses
 _SETTINGS = (bool, int, float, str)
 _REMEDIES = {
     "step": "Define it at the level of a module, or give an Entrypoint.",
@@ -43,23 +44,23 @@ importing_main = threading.Event()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedTree:
-    """The leaves of a pytree."""
+    """The leaves of a pytree, in a form that can be sent: their descriptions and their numbers."""
 
     leaves: tuple[Leaf, ...]
     numbers: tuple[np.ndarray | None, ...]
 
     @property
     def nbytes(self) -> int:
-        """All bytes."""
+        """The bytes of all leaves."""
         return sum(one.nbytes for one in self.numbers if one is not None)
 
     def unpack(self, structure: Any) -> Any:
-        """The pytree."""
+        """The pytree with these leaves."""
         return jax.tree.unflatten(structure, map(from_host, self.leaves, self.numbers))
 
 
 def pack_tree(tree: Any) -> PackedTree:
-    """The leaves of `tree`; on a CPU their memory may be that of the arrays.
+    """The leaves of `tree`. On a CPU they may share the memory of the arrays of `tree`.
 
     Raises:
         TypeError: a leaf is neither array nor number.
@@ -71,7 +72,7 @@ def pack_tree(tree: Any) -> PackedTree:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnvironment:
-    """Where a process works: `main` is the main module, by name or by path, if the job needs it."""
+    """What a process takes over from its parent. `main` is the (name, path) of the main module, if the job needs that module."""
 
     main: tuple[str, str] | None
     arguments: tuple[str, ...]
@@ -80,9 +81,9 @@ class ProcessEnvironment:
     device: int
 
     def apply(self) -> Device:
-        """Make this process work there; the device."""
+        """Set this process up like its parent. Returns the device on which the job runs."""
         for key, value in self.configuration.items():
-            with suppress(Exception):  # of a configuration that can only be set in other ways
+            with suppress(Exception):  # some settings cannot be set in this way
                 if jax.config.values.get(key) != value:
                     jax.config.update(key, value)
         if self.main is not None:
@@ -94,8 +95,8 @@ class ProcessEnvironment:
 
 
 def _import_main(name: str, path: str) -> None:
-    """Make the main module of another process this one's."""
-    if name == _MAIN.decode() or name.endswith(".__main__"):  # of a package, which may do anything when it is run
+    """Import the main module of another process as the main module of this process."""
+    if name == _MAIN.decode() or name.endswith(".__main__"):  # the main module of a package may do anything when it is run
         return
     found = runpy.run_module(name, None, _MAIN_THERE, alter_sys=True) if name else runpy.run_path(path, None, _MAIN_THERE)
     module = types.ModuleType(_MAIN_THERE)
@@ -104,7 +105,7 @@ def _import_main(name: str, path: str) -> None:
 
 
 def _environment(job: bytes | tuple[bytes, ...], device: Device) -> ProcessEnvironment:
-    """This process's own, as far as the job needs them."""
+    """The environment of this process, as far as the job needs it."""
     main, module = None, sys.modules["__main__"]
     if any(_MAIN in part for part in ([job] if isinstance(job, bytes) else job)):
         name, path = getattr(getattr(module, "__spec__", None), "name", None), getattr(module, "__file__", None)
@@ -115,9 +116,10 @@ def _environment(job: bytes | tuple[bytes, ...], device: Device) -> ProcessEnvir
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payload:
-    """A job. `job` is a pickled `Entrypoint`, or (step, batches, structure of the state), each pickled.
+    """The first message to a process. `job` is a pickled `Entrypoint`, or (step, batches, structure of the state), each pickled.
 
-    `first` steps are done already; with `checkpoints` the state after them is in that folder, otherwise in `state`.
+    `first` steps are done already. If `checkpoints` is not None, the state after them is in that folder; otherwise it is `state`,
+    or the entrypoint makes it.
     """
 
     name: str
@@ -128,7 +130,7 @@ class Payload:
     checkpoints: Path | None
 
     def open(self) -> tuple[Callable[..., Any], Any, Any]:
-        """(step, state, batches), as they were given, or as the entrypoint makes them."""
+        """(step, state, batches), as they were submitted or as the entrypoint makes them."""
         if isinstance(self.job, bytes):
             step, state, batches = pickle.loads(self.job).make()
             return step, state, batches
@@ -138,7 +140,7 @@ class Payload:
 
 
 def pack_job(step: Any, state: Any, batches: Any, *, name: str, device: Device, first: int, checkpoints: Path | None) -> Payload:
-    """The payload of a job that works on `device`. `step` may be an `Entrypoint`; then there is neither state nor batches.
+    """The payload of a job that runs on `device`. `step` may be an `Entrypoint`; then state and batches are not used.
 
     Raises:
         TypeError: one of them cannot be sent; the message names it.
@@ -175,7 +177,7 @@ class _ByName:
 def _pack(argument: str, value: Any) -> bytes:
     name = _ByName(getattr(value, "__module__", None) or "", getattr(value, "__qualname__", ""))
     with suppress(Exception):
-        if name.find() is value:  # as functions that are decorated with jax.jit, which pickle does not know by name
+        if name.find() is value:  # also for functions decorated with jax.jit, which pickle cannot send by name
             return pickle.dumps(name)
     try:
         return pickle.dumps(value, protocol=5)
