@@ -1,4 +1,4 @@
-"""Turn a step that changes objects in place into a pure step, `(state, batch) -> (state, metrics)`, which a job runs.
+"""Turns a step that changes objects in place into a pure step, `(state, batch) -> (state, metrics)`, which a job runs.
 
 A step of that kind has a method `as_job`, which gives the pure step. `tensile_jax/nnx` gives its functions this method, and the
 runtime knows nothing else of NNX.

@@ -8,7 +8,7 @@
 This is stride scheduling (Waldspurger and Weihl 1995). The job with the least turn goes first. Of equal turns, the job that was
 admitted first goes first. A job that was paused, or had no batch, for a while has a virtual time below the clock. Such a job
 continues from the clock, so it does not catch up on the time that it missed. A parked job has a later turn than a job on the
-device, so that jobs do not change places on the device after every iteration.
+device, so that jobs change places only after they have computed for many times as long as the copies of their states take.
 
 Several jobs may have iterations under way at once, so that one job computes while another waits for copies. The jobs are tried in
 the order of their turns. An iteration may begin if all iterations can still be finished afterwards (a safe state, `ledger.py`).

@@ -1,4 +1,4 @@
-"""The messages of the controller: events report to it what has happened, and orders are what it wants done next.
+"""The messages of the controller: events report to it what has happened, and its orders say what is to be done next.
 
 For each order that takes time, an event reports when it is done. Times are microseconds.
 """

@@ -18,8 +18,8 @@ For any order of news:
 
     - A job ends exactly once. After that it causes no effects, except those that report saves still under way.
     - If the job makes checkpoints, every state that comes with `Paused`, `Released` or `Lost` is saved, in the order of steps.
-    - The last state of a job that failed or was cancelled is kept for the user. It is lost only if the job's process died or the
-      job failed in the middle of an iteration; then the news `Lost` has no state.
+    - The last state of a job that failed or was cancelled is kept for the user, unless it is lost. It is lost if the job failed
+      in the middle of an iteration, if its process died, or if the device does not respond; then `Lost` has no state.
     - The folder of checkpoints is released exactly once: when the job has ended and nothing is being saved.
 """
 

@@ -2,9 +2,9 @@
 
 Its own memory is bounded, however long a run is:
 
-spans    the latest `_MOST` launches and copies
-levels   the bytes on the device over the whole run. When there are `_MOST` levels, every two neighbours are merged into the one
-         with more bytes, so that half as many remain and no peak is lost
+    spans    the latest `_MOST` launches and copies
+    levels   the bytes on the device over the whole run. When there are `_MOST` levels, every two neighbours are merged into the
+             one with more bytes, so that half as many remain and no peak is lost
 """
 
 from collections import deque
