@@ -61,7 +61,7 @@ _AHEAD = 2  # batches that a job loads ahead
 class Work:
     """A job. Move i takes `us[i]` microseconds: a launch on the compute lane, a copy on the lane `lanes[i]`."""
 
-    demand: MemoryProfile
+    memory: MemoryProfile
     us: tuple[float, ...]
     lanes: tuple[str, ...]
     weight: float
@@ -113,11 +113,11 @@ def make_work(rng: random.Random, *, slow_batches: bool) -> Work:
     moves.add(INSTANT, -size)
     switch_us = 2 * state / _LINK_BYTES_PER_US
     step_us = sum(us for us, kind in zip(moves.us, moves.kinds, strict=True) if kind == LAUNCH)
-    demand = MemoryProfile(
+    memory = MemoryProfile(
         tuple(moves.kinds), tuple(moves.needs), tuple(moves.holds), 0, state, state + sum(stored), step_us, switch_us
     )  # fmt: skip
     load_us = step_us * (40.0 if slow_batches else rng.uniform(0.1, 0.5))
-    return Work(demand, tuple(moves.us), tuple(moves.lanes), rng.choice((1.0, 1.0, 2.0, 4.0)), load_us)
+    return Work(memory, tuple(moves.us), tuple(moves.lanes), rng.choice((1.0, 1.0, 2.0, 4.0)), load_us)
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class Simulation:
         self.events: list[tuple[float, int, Event]] = []
         self.state = State(budget_bytes, float("inf"), depth=depth)
         for k, work in enumerate(works):
-            self.tell(Prepared(JobRecord(JobId(k), work.demand, work.weight, steps_left=10**9)))
+            self.tell(Prepared(JobRecord(JobId(k), work.memory, work.weight, steps_left=10**9)))
             self.after(work.load_us, BatchLoaded(JobId(k)))
 
     def after(self, us: float, event: Event) -> None:
@@ -165,7 +165,7 @@ class Simulation:
             if isinstance(order, Issue):
                 self.do(order.job, order.move)
             elif isinstance(order, Park | Unpark):
-                state_us = self.works[order.job].demand.switch_us / 2
+                state_us = self.works[order.job].memory.switch_us / 2
                 lane = "out" if isinstance(order, Park) else "into"
                 self.after(self.occupy(lane, state_us) - self.now, StateMoved(order.job))
                 self.run.parks += isinstance(order, Park)
@@ -180,7 +180,7 @@ class Simulation:
     def do(self, job: JobId, move: int) -> None:
         """Execute one move of the job."""
         work = self.works[job]
-        kind, us = work.demand.kinds[move], work.us[move]
+        kind, us = work.memory.kinds[move], work.us[move]
         if move == 0:
             self.run.longest_wait_us = max(self.run.longest_wait_us, self.now - self.wants_since[job])
         if kind == LAUNCH:
@@ -224,8 +224,8 @@ def measure(jobs: int, depth: int, *, launches: int, repetitions: int) -> dict[s
     """Measure one case."""
     rng = random.Random(jobs)
     works = [make_work(rng, slow_batches=jobs > 2 and k == 1) for k in range(jobs)]
-    peaks = sum(w.demand.peak_bytes for w in works)
-    budget = max(int(_SHARES[jobs] * peaks), *(w.demand.peak_bytes for w in works), 0)
+    peaks = sum(w.memory.peak_bytes for w in works)
+    budget = max(int(_SHARES[jobs] * peaks), *(w.memory.peak_bytes for w in works), 0)
     runs = [Simulation(works, budget, depth).until(launches) for _ in range(repetitions)]
     run = runs[0]
     least = [min(one) * 1e6 for one in zip(*([took for took, _ in r.decisions] for r in runs), strict=True)]
@@ -237,7 +237,7 @@ def measure(jobs: int, depth: int, *, launches: int, repetitions: int) -> dict[s
             single += [since / issued] * issued
             since = 0.0
     single.sort()
-    round_us = sum(w.demand.step_us for w in works)
+    round_us = sum(w.memory.step_us for w in works)
     return {
         "jobs": jobs,
         "depth": depth,

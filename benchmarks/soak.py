@@ -42,7 +42,7 @@ _STARVED_S = 60.0  # a running job does a step within this time, even while anot
 
 
 @dataclass
-class Tally:
+class Counts:
     """Counts of what happened."""
 
     jobs: int = 0
@@ -60,7 +60,7 @@ class Soak:
         self.chance = random.Random(seed)
         self.kinds = kinds()
         self.folder = folder
-        self.tally = Tally()
+        self.counts = Counts()
         self.replay = Replay()
         self.changed = time.monotonic()
         self.live: dict[str, tuple[Job, Kind, bool]] = {}
@@ -98,7 +98,7 @@ class Soak:
         kind = chance.choice(self.kinds)
         steps, fails = chance.randint(2, 600), chance.random() < 0.12
         fails_after = chance.randrange(steps) if fails else None
-        name = f"{kind.model.name}-{self.tally.jobs}"
+        name = f"{kind.model.name}-{self.counts.jobs}"
         job = self.runtime.submit(
             kind.model.step,
             kind.fresh(),
@@ -110,7 +110,7 @@ class Soak:
             checkpoint_every=chance.choice((None, None, 7)),
         )
         self.live[name] = job, kind, fails
-        self.tally.jobs += 1
+        self.counts.jobs += 1
 
     def _wish(self, name: str, wish: str) -> None:
         job = self.live[name][0]
@@ -134,7 +134,7 @@ class Soak:
             if before != seen or status.state != "running":
                 self.moved[name] = seen, now
                 continue
-            self.tally.longest_wait_s = max(self.tally.longest_wait_s, now - since)
+            self.counts.longest_wait_s = max(self.counts.longest_wait_s, now - since)
             assert now - since < _STARVED_S, (
                 f"{name} has stood still for {_STARVED_S} s: {status}; {self.runtime._dispatcher.state}"
             )
@@ -172,19 +172,19 @@ class Soak:
         except tensile.JobFailed as error:
             state = error.state
         refused = status.step == 0 and isinstance(job.exception(), tensile.BudgetTooSmall)
-        self.tally.ends["refused" if refused else status.state] += 1
+        self.counts.ends["refused" if refused else status.state] += 1
         assert status.state != "failed" or fails or refused, f"{job.name} failed: {status.note}"
         if state is None:  # what failed gives no state back
             assert status.state == "failed", status
             return
-        self.tally.renewed_jobs += len(job.plans) > 1
+        self.counts.renewed_jobs += len(job.plans) > 1
         alone = self.replay.state(kind, job.plans, status.step) if status.step else kind.state
         assert equal(state, alone), f"{job.name} differs from its lonely replay after {status.step} steps: {job.plans}"
-        self.tally.equal += 1
+        self.counts.equal += 1
 
     def count_events(self) -> None:
         """Count the events until the runtime is closed. Runs in a thread of its own."""
-        self.tally.events.update(event.kind for event in self.runtime.events(until_closed=True))
+        self.counts.events.update(event.kind for event in self.runtime.events(until_closed=True))
 
 
 def soak(minutes: float, seed: int) -> dict[str, Any]:
@@ -213,20 +213,20 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
         time.sleep(0.05)
         left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("tensile-")]
     assert not left, f"threads are left: {left}"
-    tally, decided = one.tally, runtime.controller_us
+    counts, decided = one.counts, runtime.controller_us
     return {
         "minutes": round((time.monotonic() - began) / 60, 2),
         "seed": seed,
         "phases": phases,
-        "jobs": tally.jobs,
-        "ends": dict(tally.ends),
-        "equal_to_lonely_replay": tally.equal,
-        "jobs_with_renewed_plans": tally.renewed_jobs,
-        "events": dict(sorted(tally.events.items())),
+        "jobs": counts.jobs,
+        "ends": dict(counts.ends),
+        "equal_to_lonely_replay": counts.equal,
+        "jobs_with_renewed_plans": counts.renewed_jobs,
+        "events": dict(sorted(counts.events.items())),
         "launches": watch.launches,
         "most_of_budget": watch.most,
         "bytes_left": 0,
-        "longest_wait_s": round(tally.longest_wait_s, 1),
+        "longest_wait_s": round(counts.longest_wait_s, 1),
         "controller_us_per_launch": decided[0] / max(decided[1], 1),
     }
 

@@ -114,7 +114,7 @@ def compare_policies(planner: Planner, *, progress: Progress | None = None, shar
     rounds = len(others) + len(shares) + _CURVE_POINTS
     done = 0
 
-    def told() -> None:
+    def report_progress() -> None:
         nonlocal done
         done += 1
         if progress is not None:
@@ -145,12 +145,12 @@ def compare_policies(planner: Planner, *, progress: Progress | None = None, shar
 
     least: list[tuple[Entry, Entry]] = []
     for policy in others:
-        told()
+        report_progress()
         entry = with_least(policy)
         least.append((entry, under("auto", entry.peak_bytes) or with_least("auto")))
     budgets: list[AtBudget] = []
     for share in shares:
-        told()
+        report_progress()
         nbytes = int(share * vanilla.peak_bytes)
         entries = tuple(e for policy in POLICIES if policy != "none" and (e := under(policy, nbytes)) is not None)
         bound = planner.bound_us(nbytes, nothing)
@@ -160,7 +160,7 @@ def compare_policies(planner: Planner, *, progress: Progress | None = None, shar
     whole, lowest = unlimited("auto"), with_least("auto")
     curve: list[Entry] = []
     for point in range(_CURVE_POINTS):
-        told()
+        report_progress()
         nbytes = int(whole.peak_bytes - (whole.peak_bytes - lowest.peak_bytes) * point / (_CURVE_POINTS - 1))
         entry = under("auto", nbytes)
         if entry is not None:

@@ -181,12 +181,12 @@ def _draw_levels(
 
 def _budgets(levels: Sequence[Level], window: _Window) -> Iterable[tuple[float, int]]:
     """(time, budget) at the beginning of the window, and at each change of the budget."""
-    told: int | None = None
+    drawn: int | None = None
     before = [level for level in levels if level.time_us <= window.begin_us][-1:]
     for level in (*before, *(level for level in levels if level.time_us > window.begin_us)):
-        if level.budget_bytes != told:
-            told = level.budget_bytes
-            yield max(level.time_us, window.begin_us), told
+        if level.budget_bytes != drawn:
+            drawn = level.budget_bytes
+            yield max(level.time_us, window.begin_us), drawn
 
 
 def _draw_lanes(axes: Axes, spans: Sequence[Span], *, groups: Mapping[str, tuple[str, frozenset[str]]], window: _Window) -> None:

@@ -120,20 +120,20 @@ def _joint(
     peaks: dict[str, int],
 ) -> JointPlan:
     programs = [one.program for one in planned]
-    serial = serial_peak((p.demand, p.demand.idle_bytes) for p in programs)
+    serial = serial_peak((p.memory, p.memory.idle_bytes) for p in programs)
     found = [
         PlannedJob(
             name=entry.name,
             model=entry.model,
             entrypoint=entry.entrypoint,
-            peak_bytes=program.demand.peak_bytes,
-            idle_bytes=program.demand.idle_bytes,
-            parked_bytes=program.demand.parked_bytes,
+            peak_bytes=program.memory.peak_bytes,
+            idle_bytes=program.memory.idle_bytes,
+            parked_bytes=program.memory.parked_bytes,
             host_bytes=one.host_bytes,
             floor_bytes=candidate.floor_bytes,
             jit_peak_bytes=peaks.get(entry.name),
             step_us=program.plan.step_us,
-            switch_us=program.demand.switch_us,
+            switch_us=program.memory.switch_us,
             swapped_bytes=program.plan.swapped_out_bytes + program.plan.swapped_in_bytes,
             segments=len(program.plan.segments),
             kept_out_tensors=len(program.offloaded),
@@ -148,7 +148,7 @@ def _joint(
         host_budget_bytes=jobs.device.host_budget_bytes,
         host_bytes=sum(one.host_bytes for one in planned),
         serial_peak_bytes=serial,
-        peak_sum_bytes=sum(p.demand.peak_bytes for p in programs),
+        peak_sum_bytes=sum(p.memory.peak_bytes for p in programs),
         round_us=sum(p.plan.step_us for p in programs),
         take_turns=serial > budget_bytes,
         jobs=tuple(found),

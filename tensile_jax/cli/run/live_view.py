@@ -47,7 +47,7 @@ _KEPT_ABOVE: frozenset[EventName] = frozenset({"budget", "checkpoint_failed", "f
 
 _LONGEST_NOTE = 60  # of a note in a log
 _NARROW, _WIDE = 76, 120  # columns of text: below the first, figures are left out; from the second on, there is room for notes
-_BESIDE_NOTES = 88  # columns that the figures take at most in a wide terminal
+_FIGURES_WIDTH = 88  # columns that the figures take at most in a wide terminal
 _NO_LIMIT = 2**62  # from here on, the host budget in a status means "no limit"
 _STYLES: dict[JobState, str] = {
     "preparing": "cyan", "queued": "yellow", "running": "green", "paused": "yellow",
@@ -173,7 +173,7 @@ class StatusView:
             yield Text(f"... {left_out} more {'job' if left_out == 1 else 'jobs'}", style="dim")
         for job in jobs:
             whole = self._most_jobs is None
-            if job.note and (width < _WIDE or (whole and cell_len(one_line(job.note)) > width - _BESIDE_NOTES)):
+            if job.note and (width < _WIDE or (whole and cell_len(one_line(job.note)) > width - _FIGURES_WIDTH)):
                 longest = None if whole else width
                 yield Text(_cut(f"{job.name}: {job.note}", longest, ascii_only=ascii_only), _STYLES[job.state])
 
@@ -238,7 +238,7 @@ def _table(jobs: tuple[JobStatus, ...], status: Status, *, width: int, ascii_onl
         cells = [Text(_cut(job.name, longest_name, ascii_only=ascii_only)), Text(job.state, _STYLES[job.state])]
         cells += [Text(row[name]) for name in shown]
         if width >= _WIDE:
-            cells.append(Text(_cut(job.note, width - _BESIDE_NOTES, ascii_only=ascii_only)))
+            cells.append(Text(_cut(job.note, width - _FIGURES_WIDTH, ascii_only=ascii_only)))
         table.add_row(*cells)
     return table
 

@@ -37,7 +37,7 @@ class LocalProgram:
 
     prepared: PreparedStep
     compiled: Compiled
-    demand: MemoryProfile
+    memory: MemoryProfile
     offloaded: frozenset[TensorId] = frozenset()
 
     @property
@@ -70,8 +70,8 @@ class LocalState:
 
 def program_of(prepared: PreparedStep, compiled: Compiled, *, offloaded: frozenset[TensorId] = frozenset()) -> LocalProgram:
     """The program of a compiled plan."""
-    demand = memory_profile_of(compiled.plan, prepared.graph, code_of(prepared, compiled), prepared.options.profile)
-    return LocalProgram(prepared, compiled, demand, offloaded)
+    memory = memory_profile_of(compiled.plan, prepared.graph, code_of(prepared, compiled), prepared.options.profile)
+    return LocalProgram(prepared, compiled, memory, offloaded)
 
 
 def program_under(prepared: PreparedStep, budget_bytes: int, choose: Callable[[], Compiled]) -> LocalProgram:
@@ -88,7 +88,7 @@ def program_under(prepared: PreparedStep, budget_bytes: int, choose: Callable[[]
             return program_of(prepared, fast_enough)
     prepared.budget = Budget(most, None)
     program = program_of(prepared, choose())
-    if program.demand.peak_bytes > budget_bytes:  # the step runs whole, and plain jit's peak does not count unused arguments
+    if program.memory.peak_bytes > budget_bytes:  # the step runs whole, and plain jit's peak does not count unused arguments
         prepared.budget = Budget(max(most - unused_bytes(prepared.graph), 1), None)
         program = program_of(prepared, choose())
     return program
@@ -234,7 +234,7 @@ class LocalActor:
             return None
         instruction = executor.code[move - 1]
         assert self._program is not None
-        kind = self._program.demand.kinds[move]
+        kind = self._program.memory.kinds[move]
         if kind == WAIT:
             return lambda: iteration.perform(instruction)  # pyright: ignore[reportArgumentType] # as below
         iteration.perform(instruction)  # pyright: ignore[reportArgumentType] # each kind of iteration has its own instructions

@@ -50,7 +50,7 @@ def begin(ledger: Ledger) -> bool:
                 blocked.append(index)
         elif r.renewal is not None and r.place is _ON_HOST:
             return False  # this job waits for room for its new plan, so no iteration begins
-        elif r.batches and r.is_ready and r.place is not _TO_HOST and r.demand.rise_bytes <= spare:
+        elif r.batches and r.is_ready and r.place is not _TO_HOST and r.memory.rise_bytes <= spare:
             waiting.append((_turn(r, clock_us), index))
     if not waiting or (ledger.pending and ledger.next_pending() >= 0):
         return False
@@ -65,13 +65,13 @@ def begin(ledger: Ledger) -> bool:
             rise = _highest_rise(records) if rise < 0 else rise
             if _unpark(ledger, index, rise=None if makes_room else rise):
                 return True
-            rise = max(rise, record.demand.rise_bytes)
+            rise = max(rise, record.memory.rise_bytes)
         elif record.place is _ON_DEVICE and not record.busy and not full:
             if ledger.issue(index):
                 _count_overtaking(ledger, blocked, index)
                 ledger.orders.append(Issue(record.job, 0))
                 return True
-            short = ledger.settled_bytes - record.settled_bytes + record.demand.peak_bytes > ledger.budget_bytes
+            short = ledger.settled_bytes - record.settled_bytes + record.memory.peak_bytes > ledger.budget_bytes
             if first and short and park_one(ledger, but=index):
                 return True
         if first and not record.busy and not any([r.place is _TO_HOST for r in records]):
@@ -94,8 +94,8 @@ def _may_unpark(ledger: Ledger) -> bool:
     settled, spare = ledger.budget_bytes - ledger.settled_bytes, ledger.spare_bytes
     rise = -1
     for r in parked:
-        more = r.demand.idle_bytes - r.demand.parked_bytes
-        if more <= free and r.demand.rise_bytes <= settled:
+        more = r.memory.idle_bytes - r.memory.parked_bytes
+        if more <= free and r.memory.rise_bytes <= settled:
             rise = _highest_rise(ledger.records) if rise < 0 else rise
             if more + rise <= settled:
                 return True
@@ -103,14 +103,14 @@ def _may_unpark(ledger: Ledger) -> bool:
     if turn <= ledger.clock_us:
         return True
     for r in ledger.records:
-        if r.virtual_us < turn and (r.position or (r.place is _ON_DEVICE and r.is_ready and r.demand.rise_bytes <= spare)):
+        if r.virtual_us < turn and (r.position or (r.place is _ON_DEVICE and r.is_ready and r.memory.rise_bytes <= spare)):
             return False  # that job goes before the parked ones
     return True
 
 
 def _highest_rise(records: list[JobRecord]) -> int:
     """The most that an iteration of a job on the device needs beyond what the job holds between iterations."""
-    return max([r.demand.peak_bytes - r.demand.idle_bytes for r in records if r.place is not _ON_HOST], default=0)
+    return max([r.memory.peak_bytes - r.memory.idle_bytes for r in records if r.place is not _ON_HOST], default=0)
 
 
 def _count_overtaking(ledger: Ledger, blocked: list[int], index: int) -> None:
@@ -122,7 +122,7 @@ def _count_overtaking(ledger: Ledger, blocked: list[int], index: int) -> None:
     mine = contending = max(ledger.records[index].virtual_us, ledger.clock_us)
     others = float("inf")
     for k, r in enumerate(ledger.records):
-        if k != index and (r.position or (r.is_ready and r.demand.rise_bytes <= spare)):
+        if k != index and (r.position or (r.is_ready and r.memory.rise_bytes <= spare)):
             others = min(others, r.virtual_us)
             if not r.busy or not r.position or r.job in launched:  # not the jobs that wait for their own copies
                 contending = min(contending, r.virtual_us)
@@ -142,12 +142,12 @@ def _unpark(ledger: Ledger, index: int, *, rise: int | None) -> bool:
             turn, needs on top of what is held between iterations. The state is copied only if those jobs can still run.
     """
     record = ledger.records[index]
-    demand = record.demand
-    more = demand.idle_bytes - demand.parked_bytes
+    memory = record.memory
+    more = memory.idle_bytes - memory.parked_bytes
     if rise is None:
-        if ledger.settled_bytes + demand.rise_bytes > ledger.budget_bytes:
+        if ledger.settled_bytes + memory.rise_bytes > ledger.budget_bytes:
             return park_one(ledger, but=index)
-    elif ledger.settled_bytes + max(more + rise, demand.rise_bytes) > ledger.budget_bytes:
+    elif ledger.settled_bytes + max(more + rise, memory.rise_bytes) > ledger.budget_bytes:
         return False
     if not ledger.has_room(more):
         return False
@@ -159,7 +159,7 @@ def _unpark(ledger: Ledger, index: int, *, rise: int | None) -> bool:
 def _turn(record: JobRecord, clock_us: float) -> float:
     """The job's turn, in microseconds. The job with the least turn goes first."""
     turn = max(record.virtual_us, clock_us)
-    return turn + _QUANTUM * record.demand.switch_us / record.weight if record.place is _ON_HOST else turn
+    return turn + _QUANTUM * record.memory.switch_us / record.weight if record.place is _ON_HOST else turn
 
 
 def park(ledger: Ledger, index: int) -> bool:
@@ -184,8 +184,8 @@ def park_one(ledger: Ledger, *, but: int = -1) -> bool:
     for index, r in enumerate(ledger.records):
         if r.place is _TO_HOST:
             return False
-        if index != but and r.place is _ON_DEVICE and r.demand.idle_bytes > r.demand.parked_bytes:
-            runs = r.position > 0 or r.busy or (r.is_ready and r.demand.rise_bytes <= spare)
+        if index != but and r.place is _ON_DEVICE and r.memory.idle_bytes > r.memory.parked_bytes:
+            runs = r.position > 0 or r.busy or (r.is_ready and r.memory.rise_bytes <= spare)
             rank = (not runs, _turn(r, clock_us), index)
             chosen = rank if chosen is None else max(chosen, rank)
     if chosen is None or ledger.records[chosen[2]].position or ledger.records[chosen[2]].busy:

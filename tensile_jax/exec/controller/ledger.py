@@ -62,7 +62,7 @@ class Ledger:
         before = self.records[index]
         self.held_bytes += record.held_bytes - before.held_bytes
         self.settled_bytes += record.settled_bytes - before.settled_bytes
-        self.parked_bytes += record.demand.parked_bytes - before.demand.parked_bytes
+        self.parked_bytes += record.memory.parked_bytes - before.memory.parked_bytes
         self.records[index] = record
 
     def add(self, record: JobRecord) -> None:
@@ -77,17 +77,17 @@ class Ledger:
     def _count(self, record: JobRecord, sign: int) -> None:
         self.held_bytes += sign * record.held_bytes
         self.settled_bytes += sign * record.settled_bytes
-        self.parked_bytes += sign * record.demand.parked_bytes
+        self.parked_bytes += sign * record.memory.parked_bytes
 
     def issue(self, index: int) -> bool:
         """Enter the job's next move, an INSTANT or a LAUNCH; False if it would exceed the budget or lead to an unsafe state."""
         record = self.records[index]
-        demand, position = record.demand, record.position
-        other = self.held_bytes - demand.holds[position]
-        need, held = demand.needs[position], demand.holds[position + 1]
+        memory, position = record.memory, record.position
+        other = self.held_bytes - memory.holds[position]
+        need, held = memory.needs[position], memory.holds[position + 1]
         if other + need > self.budget_bytes:
             return False
-        launched = demand.kinds[position] == LAUNCH
+        launched = memory.kinds[position] == LAUNCH
         if self.in_flight:  # a launch runs after those in flight, but an instant move needs its memory while they run
             transient = self.in_flight[0][1] if len(self.in_flight) == 1 else self.transient_bytes
             if other + (held if launched else need) + transient > self.budget_bytes:
@@ -95,13 +95,13 @@ class Ledger:
         after = position + 1
         if position == 0:
             # if the whole iteration fits now, the state after this move is as safe as the state before it
-            safe = other + demand.peak_bytes <= self.budget_bytes
+            safe = other + memory.peak_bytes <= self.budget_bytes
         else:
             # the same holds if the iteration fits up to a position at which it holds no more than now
-            low = demand.lower[position]
-            safe = low == after or (low != -1 and other + demand.hill[position] <= self.budget_bytes)
+            low = memory.lower[position]
+            safe = low == after or (low != -1 and other + memory.hill[position] <= self.budget_bytes)
         busy = launched and self.depth == 1
-        if after == len(demand.kinds):
+        if after == len(memory.kinds):
             left = record.steps_left - 1
             self.records[index] = replace(record, position=0, busy=busy, batches=record.batches - 1, steps_left=left)
         else:
@@ -128,7 +128,7 @@ class Ledger:
 
     def is_safe(self, held_bytes: int) -> bool:
         """Whether every iteration under way can be finished, if all jobs together hold `held_bytes` now."""
-        under_way = [(r.demand, r.position, r.demand.idle_bytes) for r in self.records if r.position]
+        under_way = [(r.memory, r.position, r.memory.idle_bytes) for r in self.records if r.position]
         return is_safe(self.budget_bytes - held_bytes, under_way)
 
     def has_room(self, more_bytes: int) -> bool:
@@ -146,10 +146,10 @@ class Ledger:
         """The budget, or a lower budget that was requested and is applied once the iterations under way have ended."""
         return self.budget_bytes if self.next_budget_bytes is None else min(self.budget_bytes, self.next_budget_bytes)
 
-    def admits(self, demand: MemoryProfile, beside: list[JobRecord]) -> bool:
+    def admits(self, memory: MemoryProfile, beside: list[JobRecord]) -> bool:
         """Whether a job with that memory profile can run beside the jobs in `beside`, and each of them that can run still can."""
-        others = [r.demand for r in beside]
-        return admits(demand, others, budget_bytes=self._limit_bytes, host_budget_bytes=self.host_budget_bytes)
+        others = [r.memory for r in beside]
+        return admits(memory, others, budget_bytes=self._limit_bytes, host_budget_bytes=self.host_budget_bytes)
 
     def next_pending(self) -> int:
         """The index of the pending job that is to be admitted as soon as there is room; -1 for none.
@@ -164,10 +164,10 @@ class Ledger:
             record = self.pending[k]
             if record.wish == "pause":
                 continue
-            if self.admits(record.demand, self.records):
+            if self.admits(record.memory, self.records):
                 return k
-            not_running = [r for r in self.records if r.wish == "pause" or r.demand.rise_bytes > spare]
-            if self.admits(record.demand, not_running):
+            not_running = [r for r in self.records if r.wish == "pause" or r.memory.rise_bytes > spare]
+            if self.admits(record.memory, not_running):
                 return -1
         return -1
 
@@ -177,8 +177,8 @@ class Ledger:
         assert record.renewal is not None
         return admits(
             record.renewal,
-            [r.demand for r in self.records if r is not record],
+            [r.memory for r in self.records if r is not record],
             budget_bytes=self._limit_bytes,
             host_budget_bytes=self.host_budget_bytes,
-            replaces=record.demand,
+            replaces=record.memory,
         )

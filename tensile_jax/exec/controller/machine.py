@@ -96,7 +96,7 @@ def _record(ledger: Ledger, event: Event) -> None:
         arrived = StatePlace.ON_DEVICE if record.place is StatePlace.TO_DEVICE else StatePlace.ON_HOST
         ledger.put(index, replace(record, place=arrived, busy=False))
     elif isinstance(event, PlanRenewed):
-        records[index] = replace(record, renewal=event.demand)
+        records[index] = replace(record, renewal=event.memory)
     elif isinstance(event, JobLost):
         ledger.remove(index)
         _end_all_launches(ledger, job)
@@ -113,7 +113,7 @@ def _record_of_others(ledger: Ledger, event: JobEvent) -> None:
         ledger.pending = tuple([r for r in ledger.pending if r.job != job])
         _end_all_launches(ledger, job)
     elif isinstance(event, PlanRenewed):
-        ledger.pending = tuple([replace(r, demand=event.demand) if r.job == job else r for r in ledger.pending])
+        ledger.pending = tuple([replace(r, memory=event.memory) if r.job == job else r for r in ledger.pending])
     elif isinstance(event, BatchLoaded | Wished):
         ledger.pending = tuple([_with_batch_or_wish(r, event) if r.job == job else r for r in ledger.pending])
 
@@ -168,10 +168,10 @@ def _renew(ledger: Ledger, index: int) -> bool:
     """Adopt the job's new plan; decline it if this or another job could not run then; False while the job waits for room."""
     record = ledger.records[index]
     assert record.renewal is not None
-    more = record.renewal.parked_bytes - record.demand.parked_bytes
+    more = record.renewal.parked_bytes - record.memory.parked_bytes
     if ledger.can_renew(index):
         if ledger.has_room(more):
-            ledger.put(index, replace(record, demand=record.renewal, renewal=None))
+            ledger.put(index, replace(record, memory=record.renewal, renewal=None))
             ledger.orders.append(AdoptPlan(record.job))
             return True
         if not ledger.is_idle:
@@ -219,7 +219,7 @@ def _admit(ledger: Ledger) -> bool:
     if k < 0:
         return False
     record = ledger.pending[k]
-    if not ledger.has_room(record.demand.parked_bytes):
+    if not ledger.has_room(record.memory.parked_bytes):
         return ledger.is_idle and park_one(ledger)
     ledger.pending = ledger.pending[:k] + ledger.pending[k + 1 :]
     ledger.add(record)
@@ -236,7 +236,7 @@ def _proceed(ledger: Ledger) -> bool:
     full, clock_us = len(ledger.in_flight) >= ledger.depth, ledger.clock_us
     ready = [
         (r.virtual_us if r.virtual_us > clock_us else clock_us, index) for index, r in enumerate(records)
-        if r.position and not r.busy and not (full and r.demand.kinds[r.position] == LAUNCH)
+        if r.position and not r.busy and not (full and r.memory.kinds[r.position] == LAUNCH)
     ]  # fmt: skip
     if len(ready) > 1:
         ready.sort()
@@ -245,7 +245,7 @@ def _proceed(ledger: Ledger) -> bool:
         while True:
             record = records[index]
             position = record.position
-            kind = record.demand.kinds[position]
+            kind = record.memory.kinds[position]
             if kind == WAIT:
                 records[index] = record.at(position, busy=True)
                 orders.append(Issue(record.job, position))

@@ -59,14 +59,14 @@ class JobLost(NamedTuple):
 
 
 class PlanRenewed(NamedTuple):
-    """The job has a new plan, with memory profile `demand`.
+    """The job has a new plan, with memory profile `memory`.
 
     An admitted job changes its plan once its state is on the host; `AdoptPlan` or `DeclinePlan` says whether it did. A pending
     job has the new plan at once, and no order says so.
     """
 
     job: JobId
-    demand: MemoryProfile
+    memory: MemoryProfile
 
 
 class BudgetRequested(NamedTuple):

@@ -28,7 +28,7 @@ class JobRecord:
     """One job, admitted or pending.
 
     Attributes:
-        demand: the memory profile of one iteration of the job's plan.
+        memory: the memory profile of one iteration of the job's plan.
         weight: the job's priority: its share of the device's time in proportion to the weights of the other jobs.
         position: the index of the next move of the iteration under way; 0 between iterations.
         busy: whether a launch or a copy of the job must end before the job's next move can be issued.
@@ -41,7 +41,7 @@ class JobRecord:
     """
 
     job: JobId
-    demand: MemoryProfile
+    memory: MemoryProfile
     weight: float
     steps_left: int
     wish: Wish = "run"
@@ -58,25 +58,25 @@ class JobRecord:
     def held_bytes(self) -> int:
         """The bytes that the job holds on the device, without the transient bytes of its launches in flight."""
         if self.place is StatePlace.ON_DEVICE:
-            return self.demand.holds[self.position]
-        return self.demand.parked_bytes if self.place is StatePlace.ON_HOST else self.demand.holds[0]
+            return self.memory.holds[self.position]
+        return self.memory.parked_bytes if self.place is StatePlace.ON_HOST else self.memory.holds[0]
 
     @property
     def settled_bytes(self) -> int:
         """The bytes that the job will hold on the device once its iteration is over."""
-        return self.demand.parked_bytes if self.place is StatePlace.ON_HOST else self.demand.idle_bytes
+        return self.memory.parked_bytes if self.place is StatePlace.ON_HOST else self.memory.idle_bytes
 
     def at(self, position: int, *, busy: bool) -> "JobRecord":
         """This record at another position. The fields are written out, since `dataclasses.replace` takes twice as long."""
         return JobRecord(
-            self.job, self.demand, self.weight, self.steps_left, self.wish, self.place, position, busy, self.batches,
+            self.job, self.memory, self.weight, self.steps_left, self.wish, self.place, position, busy, self.batches,
             self.renewal, self.pause_reported, self.virtual_us, self.overtaken,
         )  # fmt: skip
 
     def after_launch(self, virtual_us: float, *, busy: bool) -> "JobRecord":
         """The record after one of the job's launches has ended."""
         return JobRecord(
-            self.job, self.demand, self.weight, self.steps_left, self.wish, self.place, self.position, busy, self.batches,
+            self.job, self.memory, self.weight, self.steps_left, self.wish, self.place, self.position, busy, self.batches,
             self.renewal, self.pause_reported, virtual_us, self.overtaken,
         )  # fmt: skip
 
@@ -100,7 +100,7 @@ class State:
         clock_us: the least virtual time of the jobs that contended for the device when an iteration last began.
         jobs_bytes: the sum of `held_bytes` over the records.
         settled_bytes: the sum of `settled_bytes` over the records: what the jobs hold once their iterations are over.
-        parked_bytes: the sum of `demand.parked_bytes` over the records: what the jobs would hold if all were parked.
+        parked_bytes: the sum of `memory.parked_bytes` over the records: what the jobs would hold if all were parked.
     """
 
     budget_bytes: int

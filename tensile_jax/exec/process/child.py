@@ -183,7 +183,7 @@ class _Work:
         instructions = code_of(program.prepared, program.compiled)
         code = () if instructions is None else instructions.code
         copies = frozenset(i for i, one in enumerate(code, start=1) if isinstance(one, StartSwapOut | StartSwapIn))
-        return Summary(program.plan, program.demand, program.offloaded, program.may_be_offloaded(), copies)
+        return Summary(program.plan, program.memory, program.offloaded, program.may_be_offloaded(), copies)
 
     def on_use(self, key: int) -> None:
         self._actor.use(self._kept[key])

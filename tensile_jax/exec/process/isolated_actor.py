@@ -49,7 +49,7 @@ class Summary:
     """What the runtime needs to know of a compiled plan. `copies` are the numbers of the moves that start copies."""
 
     plan: Plan
-    demand: MemoryProfile
+    memory: MemoryProfile
     offloaded: frozenset[TensorId]
     may_be_offloaded: tuple[tuple[TensorId, int], ...]
     copies: frozenset[int]
@@ -83,7 +83,7 @@ class RemoteProgram(_Remote):
         super().__init__(actor)
         self.prepared = prepared
         self.summary: Summary = actor.process.ask(what, self.key, *args)()
-        self.plan, self.demand, self.offloaded = self.summary.plan, self.summary.demand, self.summary.offloaded
+        self.plan, self.memory, self.offloaded = self.summary.plan, self.summary.memory, self.summary.offloaded
 
     def offload_state(self, tensors: frozenset[TensorId]) -> "RemoteProgram":
         """The same segments with these state tensors on the host between their uses."""
@@ -243,7 +243,7 @@ class IsolatedActor:
 
     def issue(self, move: int) -> Wait | None:
         summary = self.program.summary
-        if summary.demand.kinds[move] != INSTANT or (self._watch and move in summary.copies):
+        if summary.memory.kinds[move] != INSTANT or (self._watch and move in summary.copies):
             return self.process.ask("issue", move)
         self.process.tell("issue", move)
         return None

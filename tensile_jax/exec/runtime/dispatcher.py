@@ -76,7 +76,7 @@ class DispatchedJob:
     name: str
     actor: Actor
     take_batch: Callable[[], Any]
-    demand: MemoryProfile
+    memory: MemoryProfile
     checkpoint_every: int | None
     steps: int
     measured: Measured = field(default_factory=Measured)
@@ -163,11 +163,11 @@ class Dispatcher:
         self.measured[job] = entry.measured
         self._jobs[job] = entry
 
-    def renew(self, job: JobId, demand: MemoryProfile) -> None:
-        """Report to the controller that the job has a new plan with memory profile `demand`. In the dispatcher's thread."""
+    def renew(self, job: JobId, memory: MemoryProfile) -> None:
+        """Report to the controller that the job has a new plan with memory profile `memory`. In the dispatcher's thread."""
         if job in self._jobs:
-            self._renewals[job] = demand
-            self.handle(PlanRenewed(job, demand))
+            self._renewals[job] = memory
+            self.handle(PlanRenewed(job, memory))
 
     def now(self) -> float:
         """Microseconds since the dispatcher was made."""
@@ -263,14 +263,14 @@ class Dispatcher:
                 self._move(job, entry, actor.unpark(), "into")
             case Admit():
                 actor.admit()
-                entry.demand = self._renewals.pop(job, entry.demand)  # its plan may have been renewed while it was pending
+                entry.memory = self._renewals.pop(job, entry.memory)  # its plan may have been renewed while it was pending
                 self._post(job, messages.Admitted())
             case AdoptPlan():
                 actor.adopt()
-                entry.demand, entry.since_plan = self._renewals.pop(job), 0
+                entry.memory, entry.since_plan = self._renewals.pop(job), 0
                 self._post(job, messages.PlanAdopted(entry.steps))
             case DeclinePlan():
-                self._post(job, messages.PlanDeclined(self._renewals.pop(job, entry.demand)))
+                self._post(job, messages.PlanDeclined(self._renewals.pop(job, entry.memory)))
             case ReportPaused():
                 entry.checkpoint_due = False
                 self._metrics.submit(self._post_last, job, messages.Paused(actor.state(), entry.steps))
@@ -281,8 +281,8 @@ class Dispatcher:
                 self._metrics.submit(self._post_last, job, news)
 
     def _issue(self, job: JobId, entry: DispatchedJob, move: int) -> None:
-        demand, actor = entry.demand, entry.actor
-        kind, last = demand.kinds[move], len(demand.kinds) - 1
+        memory, actor = entry.memory, entry.actor
+        kind, last = memory.kinds[move], len(memory.kinds) - 1
         began = self.now()
         if move == 0:
             entry.watched = self._look_always or is_watched(entry.since_plan + 1)
@@ -297,7 +297,7 @@ class Dispatcher:
             assert wait is not None
             self.launches += 1
             looks = self._look(job, entry) if entry.watched else []
-            label = demand.labels[entry.segment] if entry.segment < len(demand.labels) else f"move {move}"
+            label = memory.labels[entry.segment] if entry.segment < len(memory.labels) else f"move {move}"
             entry.segment += 1
             self._run_in_pool(self._lane, self._launched, job, entry, wait, label, began, looks)
         elif wait is not None:
@@ -311,7 +311,7 @@ class Dispatcher:
             self._run_in_pool(self._metrics, self._read, job, actor.take_metrics(), began - entry.began)
 
     def _move(self, job: JobId, entry: DispatchedJob, wait: Wait, lane: LaneName) -> None:
-        nbytes = entry.demand.idle_bytes - entry.demand.parked_bytes
+        nbytes = entry.memory.idle_bytes - entry.memory.parked_bytes
         self._run_in_pool(self._copies, self._moved, job, entry, wait, lane, nbytes)
 
     # -- in other threads -------------------------------------------------------------------------------------------------------

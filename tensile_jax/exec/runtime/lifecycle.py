@@ -224,8 +224,8 @@ class _Change:
                 if record.state == "queued":
                     self.put(state="running", note="")
                 self.do(UsePlan(steps))
-            case PlanDeclined(demand):
-                self.do(DropPlan(demand))
+            case PlanDeclined(memory):
+                self.do(DropPlan(memory))
             case Stepped(metrics, values):
                 self.put(done=record.done + 1)
                 self.report("step", values=values)
@@ -284,7 +284,7 @@ class _Change:
         left = record.steps - record.first
         self.do(
             JoinController(
-                JobRecord(record.job, news.demand, record.priority, left, wish=record.wish, batches=record.batches)
+                JobRecord(record.job, news.memory, record.priority, left, wish=record.wish, batches=record.batches)
             )
         )  # fmt: skip
 

@@ -34,9 +34,9 @@ class PreparationFailed(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """The job has its first plan, with memory profile `demand`."""
+    """The job has its first plan, with memory profile `memory`."""
 
-    demand: MemoryProfile
+    memory: MemoryProfile
     note: str
     values: dict[str, float]
 
@@ -76,9 +76,9 @@ class PlanAdopted(NamedTuple):
 
 
 class PlanDeclined(NamedTuple):
-    """The job's new plan, with memory profile `demand`, does not fit beside the other jobs."""
+    """The job's new plan, with memory profile `memory`, does not fit beside the other jobs."""
 
-    demand: MemoryProfile
+    memory: MemoryProfile
 
 
 class Stepped(NamedTuple):
@@ -179,9 +179,9 @@ class UsePlan(NamedTuple):
 
 
 class DropPlan(NamedTuple):
-    """Drop the job's new plan, with memory profile `demand`. If the old plan cannot run either, `CannotRunNow` reports that."""
+    """Drop the job's new plan, with memory profile `memory`. If the old plan cannot run either, `CannotRunNow` reports that."""
 
-    demand: MemoryProfile
+    memory: MemoryProfile
 
 
 class ShareState(NamedTuple):

@@ -130,8 +130,8 @@ class Planner:
                 most_host_bytes=self._host_left(job),
             )
             program = plan_job(job.actor.prepare, traced, limits)
-            demand = self._with_snapshot(job, program)
-            self._refuse_more_than_host(job, demand)
+            memory = self._with_snapshot(job, program)
+            self._refuse_more_than_host(job, memory)
         except BaseException as error:
             self._post(job.number, PreparationFailed(error))
             return
@@ -146,12 +146,12 @@ class Planner:
             values = {
                 "peak_bytes": plan.peak_bytes, "floor_bytes": plan.floor_bytes, "step_us": plan.step_us, "limit_bytes": limit,
             }  # fmt: skip
-            self._post(job.number, Planned(demand, note, values))
+            self._post(job.number, Planned(memory, note, values))
 
     def join_controller(self, job: StoredJob, record: JobRecord) -> None:
         """Give a prepared job to the dispatcher and the controller. In the dispatcher's thread."""
         entry = DispatchedJob(
-            job.name, job.actor, job.take_batch, record.demand, job.asked.checkpoint_every, job.life.first
+            job.name, job.actor, job.take_batch, record.memory, job.asked.checkpoint_every, job.life.first
         )  # fmt: skip
         self._dispatcher.join(job.number, entry)
         self._dispatcher.handle(Prepared(record))
@@ -163,7 +163,7 @@ class Planner:
         record = next((one for one in state.pending if one.job == job.number), None)
         if record is None:
             return
-        device, host = smallest_budgets([record.demand, *(one.demand for one in state.records)])
+        device, host = smallest_budgets([record.memory, *(one.memory for one in state.records)])
         note = f"waits: beside the others it needs a budget of {format_bytes(device)}, {format_bytes(host)} on the host"
         self._post(job.number, Pending(note, {"device_bytes": device, "host_bytes": host}))
 
@@ -171,7 +171,7 @@ class Planner:
 
     def _with_snapshot(self, job: StoredJob, program: Program) -> MemoryProfile:
         """The program's memory profile, plus host memory for a copy of the state from which a checkpoint is written."""
-        return replace(program.demand, host_bytes=program.demand.host_bytes + self._snapshot_bytes(job))
+        return replace(program.memory, host_bytes=program.memory.host_bytes + self._snapshot_bytes(job))
 
     def _snapshot_bytes(self, job: StoredJob) -> int:
         return job.actor.state_bytes if job.checkpoints is not None else 0
@@ -179,13 +179,13 @@ class Planner:
     def _host_left(self, job: StoredJob) -> float:
         """The bytes that the job's program may need in host memory beside the admitted jobs."""
         state = self._dispatcher.state
-        others = sum(record.demand.host_bytes for record in state.records if record.job != job.number)
+        others = sum(record.memory.host_bytes for record in state.records if record.job != job.number)
         return state.host_budget_bytes - others - self._snapshot_bytes(job)
 
-    def _refuse_more_than_host(self, job: StoredJob, demand: MemoryProfile) -> None:
+    def _refuse_more_than_host(self, job: StoredJob, memory: MemoryProfile) -> None:
         host_budget = self._dispatcher.state.host_budget_bytes
-        if demand.host_bytes > host_budget:
-            raise too_small_for_parked_job(job.name, host_budget, demand.host_bytes)
+        if memory.host_bytes > host_budget:
+            raise too_small_for_parked_job(job.name, host_budget, memory.host_bytes)
 
     def _ceiling(self, job: StoredJob) -> int:
         budget = self._dispatcher.state.next_budget_bytes or self._dispatcher.state.budget_bytes
@@ -195,7 +195,7 @@ class Planner:
         """The bytes that the job may need on the device while all other jobs are between iterations and not parked."""
         with self._store.changed:
             held = sum(
-                one.actor.state_bytes if one.program is None else one.program.demand.idle_bytes for one in self._store.others(job)
+                one.actor.state_bytes if one.program is None else one.program.memory.idle_bytes for one in self._store.others(job)
             )
         return self._ceiling(job) - held
 
@@ -235,7 +235,7 @@ class Planner:
         for job in self._store.jobs.values():
             if job.program is None or job.life.has_ended:
                 continue
-            if job.program.demand.peak_bytes > nbytes:
+            if job.program.memory.peak_bytes > nbytes:
                 self.thread.call(lambda job=job: self._replan(job), soon=True)
             else:
                 self._post(job.number, BudgetSuffices())
@@ -247,7 +247,7 @@ class Planner:
         if program is None or job.life.has_ended:
             return
         try:
-            parked = sum(r.demand.parked_bytes for r in self._dispatcher.state.records if r.job != job.number)
+            parked = sum(r.memory.parked_bytes for r in self._dispatcher.state.records if r.job != job.number)
             limits = JobLimits(self._limit_for(job), self._ceiling(job) - parked, most_host_bytes=self._host_left(job))
             renewed = plan_job(job.actor.prepare, program.prepared, limits)
         except BudgetTooSmall as error:
@@ -285,12 +285,12 @@ class Planner:
         note = f"{len(plan.segments)} segments, peak {format_bytes(plan.peak_bytes)}{out}"
         self._store.report("renewed", job.name, job.life.done, note)
 
-    def drop_plan(self, job: StoredJob, demand: MemoryProfile) -> None:
-        """Drop the job's new plan, with memory profile `demand`. In the dispatcher's thread, with the store's lock held."""
+    def drop_plan(self, job: StoredJob, memory: MemoryProfile) -> None:
+        """Drop the job's new plan, with memory profile `memory`. In the dispatcher's thread, with the store's lock held."""
         job.renewed = None
         state = self._dispatcher.state
-        if job.actor.program.demand.peak_bytes <= state.budget_bytes:
+        if job.actor.program.memory.peak_bytes <= state.budget_bytes:
             return  # the job can go on with its old plan
-        host = demand.host_bytes + sum(record.demand.host_bytes for record in state.records if record.job != job.number)
+        host = memory.host_bytes + sum(record.memory.host_bytes for record in state.records if record.job != job.number)
         note = f"waits: under this budget it needs {format_bytes(host)} on the host, beside the others"
-        self._post(job.number, CannotRunNow(note, {"device_bytes": demand.peak_bytes, "host_bytes": host}))
+        self._post(job.number, CannotRunNow(note, {"device_bytes": memory.peak_bytes, "host_bytes": host}))

@@ -415,8 +415,8 @@ class Runtime:
                 self._dispatcher.call(lambda: self._planner.explain_wait(job))
             case messages.UsePlan(steps):
                 self._planner.use_plan(job, steps)
-            case messages.DropPlan(demand):
-                self._planner.drop_plan(job, demand)
+            case messages.DropPlan(memory):
+                self._planner.drop_plan(job, memory)
             case messages.ShareState():
                 self._planner.share_state()
             case messages.Deliver(steps, metrics):

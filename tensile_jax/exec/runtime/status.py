@@ -45,13 +45,13 @@ def job_status(job: StoredJob, dispatcher: Dispatcher) -> JobStatus:
     life, program = job.life, job.program
     record = dispatcher.state.record(job.number)
     measured = dispatcher.measured.get(job.number) or Measured()
-    demand, plan = (None, None) if program is None else (program.demand, program.plan)
+    memory, plan = (None, None) if program is None else (program.memory, program.plan)
     host_bytes = 0
     if not life.has_ended:
         if record is None or record.place is StatePlace.ON_HOST:
             host_bytes = job.actor.state_bytes
-        elif demand is not None:  # the part of the state that the plan keeps on the host between iterations
-            host_bytes = max(0, demand.state_bytes - demand.idle_bytes)
+        elif memory is not None:  # the part of the state that the plan keeps on the host between iterations
+            host_bytes = max(0, memory.state_bytes - memory.idle_bytes)
     return JobStatus(
         name=job.name,
         state=life.state,
@@ -62,7 +62,7 @@ def job_status(job: StoredJob, dispatcher: Dispatcher) -> JobStatus:
         steps_per_s=measured.steps_per_s,
         device_bytes=0 if record is None else record.held_bytes,
         peak_bytes=measured.peak_bytes,
-        planned_bytes=0 if demand is None else demand.peak_bytes,
+        planned_bytes=0 if memory is None else memory.peak_bytes,
         host_bytes=host_bytes,
         stall_us=measured.stall_us / max(life.done - life.first, 1),
         swapped_bytes=0 if plan is None else plan.swapped_out_bytes + plan.swapped_in_bytes,

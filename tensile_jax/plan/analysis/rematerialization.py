@@ -56,7 +56,7 @@ _INFINITE = 2**30  # far above any sum of capacities; maximum_flow counts in int
 _FINITE = 2**28  # the scale to which the sum of all capacities is brought
 _JOIN_PRICE = 1.0  # the least price of every other join of a chain: if all were dropped, chains would grow with every block
 _OTHER_JOINS = 2.0  # times the price, for the joins in between: a segment that needs one computes two blocks
-_SMALLER_IS_DEARER = 0.1  # makes small results cost a little more, so that of equal operators those with large results run again
+_SIZE_EXPONENT = 0.1  # makes small results cost a little more, so that of equal operators those with large results run again
 _LIGHT_PRICE = 0.01  # of light operators, per byte of results: breaks ties in favour of short chains
 
 
@@ -139,7 +139,7 @@ def _prices(liveness: Liveness, fusion: Fusion, price: float, profile: DevicePro
     """`cost(o)` of every operator, by place."""
     out = liveness.makes.sums(liveness.nbytes)
     written = liveness.makes.sums(liveness.nbytes * fusion.written)
-    smaller = (fusion.largest / np.maximum(out, 1)) ** _SMALLER_IS_DEARER
+    smaller = (fusion.largest / np.maximum(out, 1)) ** _SIZE_EXPONENT
     latency = np.maximum(liveness.flops / profile.flops_per_us, liveness.touched / profile.bytes_per_us)
     joined = np.where(np.array(fusion.row) % 2, max(price, _JOIN_PRICE), _OTHER_JOINS * price)
     light = joined * np.array(fusion.reread) + price * smaller * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out

@@ -73,7 +73,7 @@ class JobProgram(Protocol):
     @property
     def plan(self) -> Plan: ...
     @property
-    def demand(self) -> MemoryProfile: ...
+    def memory(self) -> MemoryProfile: ...
 
     def offload_state(self, tensors: frozenset[TensorId]) -> Self:
         """The same segments with these state tensors on the host between their uses."""
@@ -118,13 +118,13 @@ def plan_job(prepare: Callable[[Any, int], Program], traced: Any, limits: JobLim
     """
     program = _plan_beside_or_alone(prepare, traced, limits)
     swaps_little = swapped_bytes(program.plan) <= limits.most_swapped_bytes
-    if swaps_little and program.demand.host_bytes <= limits.most_host_bytes:
+    if swaps_little and program.memory.host_bytes <= limits.most_host_bytes:
         return program
     try:
         without = _plan_beside_or_alone(prepare, traced.without_swaps(), limits)
     except BudgetTooSmall:
         return program
-    return program if swaps_little and without.demand.host_bytes > limits.most_host_bytes else without
+    return program if swaps_little and without.memory.host_bytes > limits.most_host_bytes else without
 
 
 def _plan_beside_or_alone(prepare: Callable[[Any, int], Program], traced: Any, limits: JobLimits) -> Program:

@@ -17,7 +17,7 @@ from tensile_jax.plan.multi_job.admission import JobLimits, Program, most_swappe
 from tensile_jax.plan.multi_job.state_offload import offload_state
 
 _CLOSE_ENOUGH = 1.005  # the search for the smallest budget ends when its bounds differ by this factor
-_MOST_DOUBLINGS = 40  # so many larger budgets are tried until the jobs fit; each is a sixteenth above the one before
+_MOST_TRIES = 40  # so many larger budgets are tried until the jobs fit; each is a sixteenth above the one before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class JobPlan(Generic[Program]):
     @property
     def host_bytes(self) -> int:
         """The most host memory that the job needs, with a checkpoint that is written while the job goes on."""
-        return self.program.demand.host_bytes + self.program.demand.state_bytes
+        return self.program.memory.host_bytes + self.program.memory.state_bytes
 
 
 def plan_jobs(
@@ -53,7 +53,7 @@ def plan_jobs(
     """Every job's plan; None if one has none, or if the jobs cannot all run."""
     planned: list[JobPlan[Program]] = []
     for place, job in enumerate(jobs):
-        at_rest = sum(one.program.demand.idle_bytes for one in planned) + sum(later.state_bytes for later in jobs[place + 1 :])
+        at_rest = sum(one.program.memory.idle_bytes for one in planned) + sum(later.state_bytes for later in jobs[place + 1 :])
         limits = JobLimits(
             beside_bytes=budget_bytes - at_rest,
             alone_bytes=budget_bytes,
@@ -64,8 +64,8 @@ def plan_jobs(
             program = plan_job(job.prepare, job.traced, limits)
         except BudgetTooSmall:
             return None
-        planned.append(JobPlan(program, program.demand.peak_bytes <= limits.beside_bytes))
-    needed = smallest_budgets(replace(one.program.demand, host_bytes=one.host_bytes) for one in planned)
+        planned.append(JobPlan(program, program.memory.peak_bytes <= limits.beside_bytes))
+    needed = smallest_budgets(replace(one.program.memory, host_bytes=one.host_bytes) for one in planned)
     return planned if needed.device_bytes <= budget_bytes and needed.host_bytes <= host_budget_bytes else None
 
 
@@ -81,7 +81,7 @@ def offload_states(
 def smallest_budget(jobs: Sequence[PlannableJob[Program]], budget_bytes: int, host_budget_bytes: float) -> int:
     """A budget above the given one under which all jobs fit, at most half a per cent above one under which they do not."""
     low, high = budget_bytes, max(budget_bytes + 1, *(job.floor_bytes for job in jobs))
-    for _ in range(_MOST_DOUBLINGS):
+    for _ in range(_MOST_TRIES):
         if plan_jobs(jobs, high, host_budget_bytes) is not None:
             break
         low, high = high, high + max(high // 16, 1)

@@ -57,8 +57,8 @@ class MemoryProfile:
     def __post_init__(self) -> None:
         if len(self.holds) != len(self.kinds) + 1 or len(self.needs) != len(self.kinds) or not self.kinds:
             raise ValueError(
-                f"A demand of {len(self.kinds)} moves must have as many needs and one more hold: got {len(self.needs)} needs and "
-                f"{len(self.holds)} holds."
+                f"A memory profile of {len(self.kinds)} moves must have as many needs and one more hold: got "
+                f"{len(self.needs)} needs and {len(self.holds)} holds."
             )
         if WAIT in (self.kinds[0], self.kinds[-1]):
             raise ValueError(

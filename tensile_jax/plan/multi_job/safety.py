@@ -28,7 +28,7 @@ from tensile_jax.plan.multi_job.memory_profile import MemoryProfile, descents
 class UnderWay(NamedTuple):
     """A running iteration that has reached `position`. When it has ended, the job can be reduced to `rest_bytes`."""
 
-    demand: MemoryProfile
+    memory: MemoryProfile
     position: int
     rest_bytes: int
 
@@ -47,14 +47,14 @@ def is_safe(free: int, under_way: Sequence[tuple[MemoryProfile, int, int]]) -> b
         stuck: list[tuple[MemoryProfile, int, int]] = []
         moved = False
         for one in left:
-            demand, position, rest = one
-            holds, hill = demand.holds, demand.hill
+            memory, position, rest = one
+            holds, hill = memory.holds, memory.hill
             held = holds[position]
-            if demand.ahead[position] - held <= free and rest <= demand.floor[position]:  # to the end at once
+            if memory.ahead[position] - held <= free and rest <= memory.floor[position]:  # to the end at once
                 free += held - rest
                 moved = True
                 continue
-            lower = demand.lower
+            lower = memory.lower
             while lower[position] != -1 and hill[position] - held <= free:
                 moved = True
                 position = lower[position]
@@ -63,11 +63,11 @@ def is_safe(free: int, under_way: Sequence[tuple[MemoryProfile, int, int]]) -> b
             if lower[position] == -1 and (rest > held or hill[position] - held <= free):
                 moved = True
                 if rest > held:
-                    lowest.append(UnderWay(demand, position, rest))
+                    lowest.append(UnderWay(memory, position, rest))
                 else:
                     free += held - rest
             else:
-                stuck.append((demand, position, rest))
+                stuck.append((memory, position, rest))
         if not moved:
             return False
         left = stuck
@@ -77,9 +77,9 @@ def is_safe(free: int, under_way: Sequence[tuple[MemoryProfile, int, int]]) -> b
 def _can_rise(free: int, lowest: Sequence[UnderWay]) -> bool:
     """The backward pass: whether all chains can get from their least positions to their ends, computed in reverse time."""
     chains: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = []
-    for demand, position, rest in lowest:
-        needs = tuple(reversed(demand.needs[position:]))
-        holds = (rest, *reversed(demand.holds[position:-1]))
+    for memory, position, rest in lowest:
+        needs = tuple(reversed(memory.needs[position:]))
+        holds = (rest, *reversed(memory.holds[position:-1]))
         free -= rest - holds[-1]
         chains.append((holds, *descents(needs, holds)))
     if free < 0:
@@ -96,11 +96,11 @@ def _can_rise(free: int, lowest: Sequence[UnderWay]) -> bool:
     return all(at[k] == len(holds) - 1 for k, (holds, _, _) in enumerate(chains))
 
 
-def serial_peak(demands: Iterable[tuple[MemoryProfile, int]]) -> int:
+def serial_peak(memories: Iterable[tuple[MemoryProfile, int]]) -> int:
     """The memory that all jobs need if one iteration runs at a time.
 
-    `demands` are pairs of a profile and the bytes that its job holds while another job runs.
+    `memories` are pairs of a profile and the bytes that its job holds while another job runs.
     """
-    jobs = list(demands)
+    jobs = list(memories)
     resting = sum(rest for _, rest in jobs)
-    return max((resting - rest + demand.peak_bytes for demand, rest in jobs), default=0)
+    return max((resting - rest + memory.peak_bytes for memory, rest in jobs), default=0)

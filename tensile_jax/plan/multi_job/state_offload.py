@@ -52,8 +52,8 @@ def offload_state(
     """For each program, the state tensors to keep on the host between their uses. No program may have offloaded state yet."""
     jobs = [
         SharingJob(
-            program.demand.peak_bytes,
-            program.demand.idle_bytes,
+            program.memory.peak_bytes,
+            program.memory.idle_bytes,
             program.plan.step_us,
             program.plan.swapped_out_bytes,
             rate,

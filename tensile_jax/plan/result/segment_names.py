@@ -154,11 +154,11 @@ def _shortened(scopes: Mapping[_Part, Sequence[str]], network: _Path) -> str:
     """The parts with their scopes, as many of them as fit."""
     prefix = "".join(f"{part}/" for part in network)
 
-    def told(ranges: Mapping[_Part, str]) -> str:
+    def joined_name(ranges: Mapping[_Part, str]) -> str:
         return " + ".join(f"{part} {prefix}{text}" if (text := ranges[part]) else part for part in scopes)
 
-    every = told({part: _ranges(several) for part, several in scopes.items()})
-    ends = told(
+    every = joined_name({part: _ranges(several) for part, several in scopes.items()})
+    ends = joined_name(
         {part: "..".join(dict.fromkeys((several[0], several[-1]))) if several else "" for part, several in scopes.items()}
     )
     for text in (every, ends, every.replace(prefix, ""), ends.replace(prefix, "")):
@@ -174,16 +174,16 @@ def _ranges(scopes: Sequence[str]) -> str:
         match = _NUMBERED.fullmatch(scope)
         stem, number = (match[1], [int(match[2])]) if match and str(int(match[2])) == match[2] else (scope, [])
         numbers[stem] = sorted({*numbers.get(stem, ()), *number})
-    told: list[str] = []
+    written: list[str] = []
     for stem, several in numbers.items():
         if not several:
-            told.append(stem)
+            written.append(stem)
         begin = 0
         for place, number in enumerate(several):
             if place + 1 == len(several) or several[place + 1] != number + 1:
-                told.append(f"{stem}{several[begin]}" + (f"..{number}" if place > begin else ""))
+                written.append(f"{stem}{several[begin]}" + (f"..{number}" if place > begin else ""))
                 begin = place + 1
-    return ",".join(told)
+    return ",".join(written)
 
 
 def _numbered(name: str, taken: set[str]) -> str:

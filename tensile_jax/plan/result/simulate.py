@@ -100,7 +100,7 @@ class _Lanes:
     compute: float
     out: float
     into: float
-    owed: float  # microseconds that copies take from compute
+    delay_us: float  # microseconds that copies take from compute
 
 
 class _Job:
@@ -142,7 +142,7 @@ class _Job:
         for place in self._issued.get(("swap_out", self._index), ()):
             begin = max(lanes.out, now)
             lanes.out = begin + copy_out_us(self._plan.events[place].nbytes, profile)
-            lanes.owed += profile.copy_share * (lanes.out - begin)
+            lanes.delay_us += profile.copy_share * (lanes.out - begin)
             self._copied(place, begin, lanes.out)
         return max(now, self._until.get(("swap_out", self._index), 0.0)), _LEFT
 
@@ -153,7 +153,7 @@ class _Job:
         for place in self._issued.get(("swap_in", index), ()):
             begin = max(lanes.into, now)
             lanes.into = begin + copy_in_us(self._plan.events[place].nbytes, profile)
-            lanes.owed += profile.copy_share * (lanes.into - begin)
+            lanes.delay_us += profile.copy_share * (lanes.into - begin)
             self._change(now, self._plan.events[place].nbytes)
             self._copied(place, begin, lanes.into)
         if index < len(self._plan.segments):
@@ -171,8 +171,8 @@ class _Job:
         """Launch the segment."""
         segment = self._plan.segments[self._index]
         begin = max(now, lanes.compute)
-        end = lanes.compute = begin + profile.launch_us + segment.latency_us + lanes.owed
-        lanes.owed = 0.0
+        end = lanes.compute = begin + profile.launch_us + segment.latency_us + lanes.delay_us
+        lanes.delay_us = 0.0
         self._stalled += begin - self._arrived
         self._ended = max(self._ended, end)
         self.segments.append(Span(self.number, len(self.step_us), self._index, begin, end))

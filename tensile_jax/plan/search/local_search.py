@@ -261,21 +261,21 @@ def _step_us(swaps: Sequence[_Swap], runs: Sequence[float], profile: DeviceProfi
         seen.add(swap.tensor)
         if swap.back <= count:
             into.setdefault(swap.back, []).append((swap.used, swap.tensor, swap.nbytes))
-    clock = lane_out = lane_in = owed = 0.0  # owed: what copies take from computation, added to the next segment
+    clock = lane_out = lane_in = delay_us = 0.0  # delay_us: what copies take from computation, added to the next segment
     left, come = [0.0] * (count + 1), [0.0] * (count + 1)
     for index in range(count + 1):
         for until, _, nbytes in sorted(out.get(index, ())):
             length = copy_out_us(nbytes, profile)
             lane_out = left[until] = max(lane_out, clock) + length
-            owed += profile.copy_share * length
+            delay_us += profile.copy_share * length
         clock = max(clock, left[index])
         for until, _, nbytes in sorted(into.get(index, ())):
             length = copy_in_us(nbytes, profile)
             lane_in = come[until] = max(lane_in, clock) + length
-            owed += profile.copy_share * length
+            delay_us += profile.copy_share * length
         if index < count:
-            clock = max(clock, come[index]) + runs[index] + owed
-            owed = 0.0
+            clock = max(clock, come[index]) + runs[index] + delay_us
+            delay_us = 0.0
     return max(clock, lane_out, lane_in)
 
 
@@ -317,7 +317,7 @@ def _steps_us(
         if changed is not None:
             put(copy_in(changed), which, changed.nbytes)
 
-    clock, owed, lanes = np.zeros(many), np.zeros(many), [np.zeros(many), np.zeros(many)]
+    clock, delay_us, lanes = np.zeros(many), np.zeros(many), [np.zeros(many), np.zeros(many)]
     awaited = np.zeros((2, count + 1, many))  # by direction
     ordered = sorted(copies)  # at each boundary, out before in
     at = 0
@@ -328,10 +328,10 @@ def _steps_us(
                 lanes[direction] = np.where(length > 0, np.maximum(lanes[direction], clock) + length, lanes[direction])
                 until = ordered[at][2]
                 awaited[direction, until] = np.where(length > 0, lanes[direction], awaited[direction, until])
-                owed = owed + profile.copy_share * length
+                delay_us = delay_us + profile.copy_share * length
                 at += 1
             if direction == 0 or index < count:
                 clock = np.maximum(clock, awaited[direction, index])
         if index < count:
-            clock, owed = clock + runs[index] + owed, np.zeros(many)
+            clock, delay_us = clock + runs[index] + delay_us, np.zeros(many)
     return np.maximum(clock, np.maximum(*lanes))

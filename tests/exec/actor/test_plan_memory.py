@@ -53,20 +53,20 @@ def test_what_is_held_at_each_launch_is_what_the_plan_says(name: str, profile: s
         segmented += 1
         calls: list[Any] = [None] * len(plan.segments)
         instructions = instructions_of(plan, graph, calls)
-        demand = memory_profile_of(plan, graph, instructions, load_profile(profile))
+        memory = memory_profile_of(plan, graph, instructions, load_profile(profile))
         size = {t.id: t.nbytes for t in graph.tensors}
-        assert demand.peak_bytes == plan.peak_bytes + metrics
-        assert len(demand.kinds) == len(instructions.code) + 2
+        assert memory.peak_bytes == plan.peak_bytes + metrics
+        assert len(memory.kinds) == len(instructions.code) + 2
         for move, instruction in enumerate(instructions.code, start=1):
             if not isinstance(instruction, Launch):
                 continue
             segment = plan.segments[instruction.index]
             made = sum(size[t] for t in segment.outputs) - sum(size[t] for t in segment.donated)
-            assert demand.kinds[move] == LAUNCH
-            assert demand.holds[move] + made == segment.resident_bytes + metrics
-            assert demand.needs[move] == segment.device_bytes + metrics
+            assert memory.kinds[move] == LAUNCH
+            assert memory.holds[move] + made == segment.resident_bytes + metrics
+            assert memory.needs[move] == segment.device_bytes + metrics
         waits = sum(isinstance(i, FinishSwapOut | FinishSwapIn) for i in instructions.code)
-        assert demand.kinds.count(WAIT) == waits
+        assert memory.kinds.count(WAIT) == waits
     assert segmented
 
 
@@ -75,7 +75,7 @@ def test_state_that_stays_out_is_not_held_between_iterations() -> None:
     assert out
     for plan, graph in out:
         instructions = instructions_of(plan, graph, [None] * len(plan.segments))
-        demand: MemoryProfile = memory_profile_of(plan, graph, instructions, load_profile("cpu"))
+        memory: MemoryProfile = memory_profile_of(plan, graph, instructions, load_profile("cpu"))
         left = sum(instructions.nbytes[slot] for slot in instructions.left_on_host)
-        assert demand.idle_bytes == demand.state_bytes - left + metrics_bytes(graph)
-        assert demand.host_bytes >= demand.state_bytes and demand.parked_bytes == metrics_bytes(graph)
+        assert memory.idle_bytes == memory.state_bytes - left + metrics_bytes(graph)
+        assert memory.host_bytes >= memory.state_bytes and memory.parked_bytes == metrics_bytes(graph)

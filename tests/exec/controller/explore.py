@@ -36,15 +36,15 @@ def check(state: State, world: World) -> None:
     held = sum(b.device_bytes for b in world.bodies) + max([need for _, need, _ in world.launches], default=0)
     if not state.held_bytes == held <= state.budget_bytes == world.budget:
         raise Broken(f"{state.held_bytes} bytes by account, {held} in the world, of {state.budget_bytes}")
-    sums = (sum(s.settled_bytes for s in state.records), sum(s.demand.parked_bytes for s in state.records))
+    sums = (sum(s.settled_bytes for s in state.records), sum(s.memory.parked_bytes for s in state.records))
     if sums != (state.settled_bytes, state.parked_bytes):
         raise Broken(f"{state.settled_bytes} and {state.parked_bytes} bytes by account, {sums} in the records")
     if {s.job for s in (*state.records, *state.pending)} != bodies.keys():
         raise Broken(f"records {state.records} and {state.pending} for {world.bodies}")
     for s in state.records:
         b = bodies[s.job]
-        known = (s.demand, s.position, s.steps_left, s.batches, s.wish, s.renewal)
-        if known != (b.demand, b.position, b.steps, b.loaded, b.wish, b.renewal):
+        known = (s.memory, s.position, s.steps_left, s.batches, s.wish, s.renewal)
+        if known != (b.memory, b.position, b.steps, b.loaded, b.wish, b.renewal):
             raise Broken(f"{s} for {b}")
     if not world.underway:
         _check_quiet(state, world)

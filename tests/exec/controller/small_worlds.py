@@ -6,7 +6,7 @@ from collections.abc import Callable
 from tensile_jax.exec.controller.messages import BudgetRequested, Event, JobLost, PlanRenewed, Prepared, Wished
 from tensile_jax.exec.controller.state import JobId, JobRecord
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
-from tests.exec.controller.world import World, demand, record
+from tests.exec.controller.world import World, memory, record
 
 
 def random_demand(rng: random.Random) -> MemoryProfile:
@@ -26,7 +26,7 @@ def random_demand(rng: random.Random) -> MemoryProfile:
         steps += [need, holds[i + 1]]
     parked = rng.choice([0, rng.randint(0, min(holds))])
     us, switch_us = rng.choice([1.0, 2.0]), rng.choice([0.0, 0.0625])
-    return demand(kinds, *steps, parked=parked, us=us, switch_us=switch_us, host=rng.randint(0, 4))
+    return memory(kinds, *steps, parked=parked, us=us, switch_us=switch_us, host=rng.randint(0, 4))
 
 
 def random_script(rng: random.Random, jobs: int, budget: int) -> tuple[Event, ...]:
@@ -57,10 +57,10 @@ def late_script(rng: random.Random, job: int) -> tuple[Event, ...]:
 
 def random_world(rng: random.Random, jobs: int, *, scripts: int, steps: int) -> tuple[World, list[JobRecord]]:
     """So many jobs under a budget under which at least most could run, and a user with so many intentions."""
-    demands = [random_demand(rng) for _ in range(jobs)]
-    peaks = [d.peak_bytes for d in demands]
+    memories = [random_demand(rng) for _ in range(jobs)]
+    peaks = [d.peak_bytes for d in memories]
     budget = rng.randint(max(peaks) - 1, max(max(peaks), sum(peaks) // 2) + 1)
-    host = sum(d.host_bytes for d in demands)
+    host = sum(d.host_bytes for d in memories)
     host_budget = rng.choice([float("inf"), max(0, host - 1), host + 2])
     events = [random_script(rng, jobs, budget) for _ in range(scripts)]
     budgets = [s for s in events if isinstance(s[0], BudgetRequested)]
@@ -68,5 +68,5 @@ def random_world(rng: random.Random, jobs: int, *, scripts: int, steps: int) -> 
     if rng.random() < 0.5:
         events.append(late_script(rng, jobs))
     world = World(budget, host_budget, rng.choice([1, 2]), scripts=tuple(s for s in events if s))
-    records = [record(k, d, steps=rng.randint(1, steps), weight=rng.choice([1.0, 2.0])) for k, d in enumerate(demands)]
+    records = [record(k, d, steps=rng.randint(1, steps), weight=rng.choice([1.0, 2.0])) for k, d in enumerate(memories)]
     return world, records

@@ -16,15 +16,15 @@ from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tests.exec.controller import explore as exploring
 from tests.exec.controller.explore import explore, longest_waits, wander
 from tests.exec.controller.small_worlds import random_world
-from tests.exec.controller.world import Broken, World, demand, record
+from tests.exec.controller.world import Broken, World, memory, record
 
 A, B, C = JobId(0), JobId(1), JobId(2)
-HILL = demand("ILI", 1, 1, 1, 7, 3, 3, 1)
-WAITS = demand("ILWLI", 2, 3, 3, 6, 5, 5, 3, 5, 3, 3, 2)
-VALLEY = demand("ILWLI", 2, 3, 3, 8, 3, 3, 1, 8, 3, 3, 2, switch_us=0.0625)  # lower between its hills than at rest
-RISING = demand("LLL", 0, 4, 4, 6, 6, 8, 0)
-STREAMED = demand("ILWLL", 4, 5, 5, 5, 1, 1, 0, 6, 4, 5, 4)  # its state comes and goes while it runs
-CONSTANT = demand("ILL", 4, 4, 4, 6, 3, 6, 4, parked=2, us=2.0, switch_us=0.0625)
+HILL = memory("ILI", 1, 1, 1, 7, 3, 3, 1)
+WAITS = memory("ILWLI", 2, 3, 3, 6, 5, 5, 3, 5, 3, 3, 2)
+VALLEY = memory("ILWLI", 2, 3, 3, 8, 3, 3, 1, 8, 3, 3, 2, switch_us=0.0625)  # lower between its hills than at rest
+RISING = memory("LLL", 0, 4, 4, 6, 6, 8, 0)
+STREAMED = memory("ILWLL", 4, 5, 5, 5, 1, 1, 0, 6, 4, 5, 4)  # its state comes and goes while it runs
+CONSTANT = memory("ILL", 4, 4, 4, 6, 3, 6, 4, parked=2, us=2.0, switch_us=0.0625)
 SHAPES = {"hill": HILL, "waits": WAITS, "valley": VALLEY, "rising": RISING, "streamed": STREAMED, "constant": CONSTANT}
 PAIRS = [(a, b) for k, a in enumerate(SHAPES) for b in list(SHAPES)[k:]]
 
@@ -53,9 +53,9 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-def least_budget(demands: list[MemoryProfile]) -> int:
+def least_budget(memories: list[MemoryProfile]) -> int:
     """With which all can run, though one after another."""
-    return sum(d.parked_bytes for d in demands) + max(d.rise_bytes for d in demands)
+    return sum(d.parked_bytes for d in memories) + max(d.rise_bytes for d in memories)
 
 
 def all_finished(jobs: int) -> frozenset[tuple[tuple[JobId, str], ...]]:
@@ -65,18 +65,18 @@ def all_finished(jobs: int) -> frozenset[tuple[tuple[JobId, str], ...]]:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("names", PAIRS, ids=lambda names: "+".join(names))
 def test_two_jobs_finish_whatever_comes_first(names: tuple[str, str], depth: int) -> None:
-    demands = [SHAPES[name] for name in names]
+    memories = [SHAPES[name] for name in names]
     for more in (0, 2, 4):
-        world = World(least_budget(demands) + more, 100, depth)
-        records = [record(k, d, weight=1.0 + k) for k, d in enumerate(demands)]
+        world = World(least_budget(memories) + more, 100, depth)
+        records = [record(k, d, weight=1.0 + k) for k, d in enumerate(memories)]
         assert explore(world, records).ends == all_finished(2)
 
 
 @pytest.mark.parametrize(("depth", "more"), [(1, 0), (1, 3), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_three_jobs_finish_whatever_comes_first(depth: int, more: int) -> None:
-    demands = [WAITS, CONSTANT, HILL]
-    records = [record(k, d, steps=1) for k, d in enumerate(demands)]
-    assert explore(World(least_budget(demands) + more, 100, depth), records).ends == all_finished(3)
+    memories = [WAITS, CONSTANT, HILL]
+    records = [record(k, d, steps=1) for k, d in enumerate(memories)]
+    assert explore(World(least_budget(memories) + more, 100, depth), records).ends == all_finished(3)
 
 
 def test_no_job_is_parked_and_brought_back_for_ever_while_another_makes_room() -> None:
@@ -89,10 +89,10 @@ def test_no_job_is_parked_and_brought_back_for_ever_while_another_makes_room() -
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("names", [("waits", "valley", "hill"), ("streamed", "rising", "constant"), ("waits", "waits", "hill")])
 def test_three_jobs_of_two_steps_finish_whatever_comes_first(names: tuple[str, ...], depth: int) -> None:
-    demands = [SHAPES[name] for name in names]
+    memories = [SHAPES[name] for name in names]
     for more in (0, 2):
-        records = [record(k, d) for k, d in enumerate(demands)]
-        assert explore(World(least_budget(demands) + more, 100, depth), records).ends == all_finished(3)
+        records = [record(k, d) for k, d in enumerate(memories)]
+        assert explore(World(least_budget(memories) + more, 100, depth), records).ends == all_finished(3)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -29,13 +29,13 @@ from tensile_jax.exec.controller.messages import (
 )
 from tensile_jax.exec.controller.state import JobId, State
 from tensile_jax.plan.multi_job.admission import smallest_budgets
-from tests.exec.controller.world import demand, record
+from tests.exec.controller.world import memory, record
 
 A, B, C = JobId(0), JobId(1), JobId(2)
-HILL = demand("ILI", 2, 3, 3, 6, 3, 3, 2)  # the state is 2 bytes, the peak 6
-VALLEY = demand("ILWLI", 2, 3, 3, 8, 3, 3, 3, 8, 3, 3, 2)  # two peaks of 8, and 3 bytes while it waits for a copy between them
-LOW = demand("ILI", 2, 2, 2, 5, 2, 2, 2)
-CONSTANT = demand("ILI", 4, 4, 4, 6, 4, 4, 4, parked=3)  # 3 of its 4 bytes never leave
+HILL = memory("ILI", 2, 3, 3, 6, 3, 3, 2)  # the state is 2 bytes, the peak 6
+VALLEY = memory("ILWLI", 2, 3, 3, 8, 3, 3, 3, 8, 3, 3, 2)  # two peaks of 8, and 3 bytes while it waits for a copy between them
+LOW = memory("ILI", 2, 2, 2, 5, 2, 2, 2)
+CONSTANT = memory("ILI", 4, 4, 4, 6, 4, 4, 4, parked=3)  # 3 of its 4 bytes never leave
 
 
 def say(state: State, *events: Event) -> tuple[State, list[Order]]:
@@ -47,10 +47,10 @@ def say(state: State, *events: Event) -> tuple[State, list[Order]]:
     return state, orders
 
 
-def here(budget: int, *demands: object, depth: int = 1, steps: int = 2, **options: float) -> State:
+def here(budget: int, *memories: object, depth: int = 1, steps: int = 2, **options: float) -> State:
     """Jobs that are admitted, each with a batch, the first of them brought to the device, and begun."""
-    events = [Prepared(record(k, d, steps=steps, **options)) for k, d in enumerate(demands)]  # pyright: ignore[reportArgumentType]
-    batches = [BatchLoaded(JobId(k)) for k in range(len(demands))]
+    events = [Prepared(record(k, d, steps=steps, **options)) for k, d in enumerate(memories)]  # pyright: ignore[reportArgumentType]
+    batches = [BatchLoaded(JobId(k)) for k in range(len(memories))]
     return say(State(budget, 100, depth=depth), *events, *batches, StateMoved(A))[0]
 
 
@@ -86,7 +86,7 @@ def test_a_valley_is_filled_by_another_job() -> None:
 
 
 def test_memory_that_is_given_back_goes_first_to_the_job_whose_turn_is_earlier() -> None:
-    waiting, freeing = demand("LL", 2, 3, 3, 9, 2), demand("IWIL", 2, 5, 5, 5, 5, 5, 1, 3, 2)
+    waiting, freeing = memory("LL", 2, 3, 3, 9, 2), memory("IWIL", 2, 5, 5, 5, 5, 5, 1, 3, 2)
     batches = (BatchLoaded(A), BatchLoaded(B))
     state, orders = say(
         State(11, 100, depth=2),
@@ -101,7 +101,7 @@ def test_memory_that_is_given_back_goes_first_to_the_job_whose_turn_is_earlier()
 
 
 def test_an_iteration_does_not_begin_where_two_could_not_both_be_finished() -> None:
-    rising = demand("LLL", 0, 4, 4, 4, 4, 8, 0)
+    rising = memory("LLL", 0, 4, 4, 4, 4, 8, 0)
     state, orders = say(here(8, rising, rising, depth=2), StateMoved(B))
     assert orders == []
     assert say(state, LaunchEnded(A, 1.0))[1] == [Issue(A, 2)]
@@ -117,7 +117,7 @@ def test_the_job_whose_turn_it_is_has_another_parked() -> None:
 
 
 def test_a_job_stays_while_bringing_the_other_back_is_not_worth_the_copies() -> None:
-    slow = demand("ILI", 2, 3, 3, 6, 3, 3, 2, switch_us=1.0)  # worth 20 microseconds
+    slow = memory("ILI", 2, 3, 3, 6, 3, 3, 2, switch_us=1.0)  # worth 20 microseconds
     state = here(7, slow, slow, steps=9)
     state, orders = say(state, BatchLoaded(A), LaunchEnded(A, 15.0))
     assert orders == [Issue(A, 2), Issue(A, 0), Issue(A, 1)]
@@ -170,7 +170,7 @@ def test_what_a_lost_job_held_is_free_and_late_events_are_dropped() -> None:
 def test_a_renewed_plan_is_adopted_once_the_state_has_been_away() -> None:
     state, orders = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, LOW), LaunchEnded(A, 1.0), StateMoved(A), StateMoved(A))
     assert orders == [Issue(A, 2), Park(A), AdoptPlan(A), Unpark(A), Issue(A, 0), Issue(A, 1)]
-    assert state.records[0].demand is LOW
+    assert state.records[0].memory is LOW
 
 
 def test_a_renewed_plan_that_could_not_run_or_would_shut_another_out_is_declined() -> None:
@@ -182,7 +182,7 @@ def test_a_renewed_plan_that_could_not_run_or_would_shut_another_out_is_declined
 
 
 def test_a_renewed_plan_waits_for_room_for_its_constants() -> None:
-    half = demand("ILI", 4, 4, 4, 5, 4, 4, 4)
+    half = memory("ILI", 4, 4, 4, 5, 4, 4, 4)
     state = say(here(9, half, half), StateMoved(B), LaunchEnded(A, 1.0), LaunchEnded(B, 1.0), Prepared(record(2, LOW)))[0]
     assert state.held_bytes == 8
     state, orders = say(state, PlanRenewed(C, CONSTANT), BatchLoaded(A))
@@ -193,7 +193,7 @@ def test_a_renewed_plan_waits_for_room_for_its_constants() -> None:
 def test_a_pending_job_takes_a_renewed_plan_at_once() -> None:
     state, orders = say(State(5, 100), Prepared(record(0, HILL)), PlanRenewed(A, LOW))
     assert orders == [Admit(A)]
-    assert state.records[0].demand is LOW
+    assert state.records[0].memory is LOW
 
 
 def test_a_higher_budget_holds_at_once_and_a_lower_one_when_iterations_are_over() -> None:
@@ -246,7 +246,7 @@ def test_a_job_that_no_longer_fits_is_parked_before_those_that_do() -> None:
 def test_a_host_that_is_full_keeps_a_job_pending() -> None:
     state, orders = say(State(9, 3), Prepared(record(0, HILL, steps=1)), Prepared(record(1, HILL, steps=1)))
     assert orders == [Admit(A)]
-    assert smallest_budgets([HILL, *(one.demand for one in state.records)]) == (6, 4)
+    assert smallest_budgets([HILL, *(one.memory for one in state.records)]) == (6, 4)
     assert say(state, Wished(A, "stop"))[1] == [Release(A), Admit(B)]
 
 
@@ -265,21 +265,21 @@ def test_the_pending_job_of_the_greatest_weight_is_admitted_first() -> None:
 
 
 def test_constants_do_not_come_while_a_launch_needs_the_room() -> None:
-    tall = demand("ILI", 0, 0, 0, 7, 0, 0, 0)
+    tall = memory("ILI", 0, 0, 0, 7, 0, 0, 0)
     state, orders = say(here(9, tall, steps=9), Prepared(record(1, CONSTANT)))
     assert orders == []  # 7 bytes for the launch in flight, which will hold nothing when it is over; and 3 to stay
     assert Admit(B) not in say(state, BatchLoaded(A))[1]
-    small = demand("ILI", 0, 0, 0, 6, 0, 0, 0)
-    state, orders = say(here(9, small, demand("ILI", 2, 2, 2, 2, 2, 2, 2), steps=9), StateMoved(B), Prepared(record(2, CONSTANT)))
+    small = memory("ILI", 0, 0, 0, 6, 0, 0, 0)
+    state, orders = say(here(9, small, memory("ILI", 2, 2, 2, 2, 2, 2, 2), steps=9), StateMoved(B), Prepared(record(2, CONSTANT)))
     assert orders == []
     assert say(state, LaunchEnded(A, 1.0))[1][:2] == [Admit(C), Issue(A, 2)]
 
 
 def test_jobs_between_iterations_make_room_for_a_new_jobs_constants() -> None:
-    half = demand("ILI", 4, 4, 4, 5, 4, 4, 4)
+    half = memory("ILI", 4, 4, 4, 5, 4, 4, 4)
     state = say(here(9, half, half), StateMoved(B), LaunchEnded(A, 1.0), LaunchEnded(B, 1.0))[0]
     assert state.held_bytes == 8
-    state, orders = say(state, Prepared(record(2, demand("ILI", 3, 3, 3, 4, 3, 3, 3, parked=3))))
+    state, orders = say(state, Prepared(record(2, memory("ILI", 3, 3, 3, 4, 3, 3, 3, parked=3))))
     assert orders == [Park(B)]
     state, orders = say(state, BatchLoaded(A))
     assert orders == []  # nothing begins before

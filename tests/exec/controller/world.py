@@ -47,7 +47,7 @@ class Broken(AssertionError):
     """The controller has ordered what it must not order, or left undone what it must do."""
 
 
-def demand(
+def memory(
     kinds: str, *steps: int, parked: int = 0, us: float = 1.0, switch_us: float = 0.0, host: int | None = None
 ) -> MemoryProfile:
     """A profile: `kinds` has a letter (I, L, W) per move, `steps` are bytes (hold, need, ..., hold), a launch takes `us`."""
@@ -63,7 +63,7 @@ class Body:
     """One job. `here` says whether its state is on the device, `moving` whether the state is being copied in either direction."""
 
     job: JobId
-    demand: MemoryProfile
+    memory: MemoryProfile
     steps: int
     loads: int
     wish: Wish = "run"
@@ -82,8 +82,8 @@ class Body:
         if not self.admitted:
             return 0
         if self.moving:
-            return self.demand.holds[0]
-        return self.demand.holds[self.position] if self.here else self.demand.parked_bytes
+            return self.memory.holds[0]
+        return self.memory.holds[self.position] if self.here else self.memory.parked_bytes
 
     @property
     def wants(self) -> bool:
@@ -122,7 +122,7 @@ class World:
     @property
     def host_bytes(self) -> int:
         """The most that the admitted jobs can have on the host."""
-        return sum(b.demand.host_bytes for b in self.bodies if b.admitted)
+        return sum(b.memory.host_bytes for b in self.bodies if b.admitted)
 
     @property
     def underway(self) -> bool:
@@ -135,8 +135,8 @@ class World:
 
     def could_run(self, body: Body, budget: int | None = None) -> bool:
         """Whether the job could run an iteration if all others were parked."""
-        others = sum(b.demand.parked_bytes for b in self.bodies if b.admitted and b is not body)
-        return others + body.demand.peak_bytes <= (self.budget if budget is None else budget)
+        others = sum(b.memory.parked_bytes for b in self.bodies if b.admitted and b is not body)
+        return others + body.memory.peak_bytes <= (self.budget if budget is None else budget)
 
     def with_body(self, body: Body) -> "World":
         """The same, with the job as it is now."""
@@ -174,7 +174,7 @@ class World:
         """The world after an event that the user or a job has caused."""
         if isinstance(event, Prepared):
             record = event.record
-            return replace(self, bodies=(*self.bodies, Body(record.job, record.demand, record.steps_left, record.steps_left)))
+            return replace(self, bodies=(*self.bodies, Body(record.job, record.memory, record.steps_left, record.steps_left)))
         if isinstance(event, BudgetRequested):
             return replace(self, asked=event.nbytes)
         body = self.body(event.job)
@@ -192,8 +192,8 @@ class World:
             return self.with_body(replace(body, wish=wish, pause_reported=False))
         if isinstance(event, PlanRenewed):
             if not body.admitted:  # no order answers
-                return self.with_body(replace(body, demand=event.demand))
-            return self.with_body(replace(body, renewal=event.demand))
+                return self.with_body(replace(body, memory=event.memory))
+            return self.with_body(replace(body, renewal=event.memory))
         raise AssertionError(f"a world of these tests is never told {event}")
 
     def gone(self, body: Body, how: str) -> "World":
@@ -222,7 +222,7 @@ class World:
         if self.asked is None:
             raise Broken(f"{nbytes} bytes of budget, for which nobody asked")
         if nbytes != self.asked:
-            if nbytes != self.budget or any(b.here and b.demand.idle_bytes > b.demand.parked_bytes for b in self.bodies):
+            if nbytes != self.budget or any(b.here and b.memory.idle_bytes > b.memory.parked_bytes for b in self.bodies):
                 raise Broken(f"{self.asked} bytes of budget refused, though they can be had")
         elif nbytes < self.budget and (self.underway or any(b.position for b in self.bodies)):
             raise Broken(f"a budget of {nbytes} bytes while something is under way")
@@ -234,18 +234,18 @@ class World:
             raise Broken(f"move {move} of {body}, with {own} in flight")
         if move == 0 and (not body.wants or self.asked is not None):
             raise Broken(f"an iteration of {body}, which must not begin now")
-        demand = body.demand
-        kind, held = demand.kinds[move], demand.holds[move + 1]
-        if self.device_bytes - body.device_bytes + demand.needs[move] > self.budget and kind != LAUNCH:
+        memory = body.memory
+        kind, held = memory.kinds[move], memory.holds[move + 1]
+        if self.device_bytes - body.device_bytes + memory.needs[move] > self.budget and kind != LAUNCH:
             raise Broken(f"move {move} of {body} needs more than there is while it is under way")
         if kind == WAIT:
             return self.with_body(replace(body, waiting=True))
         position, steps, loaded = move + 1, body.steps, body.loaded
-        if position == len(demand.kinds):
+        if position == len(memory.kinds):
             position, steps, loaded = 0, steps - 1, loaded - 1
         after = self.with_body(replace(body, position=position, steps=steps, loaded=loaded))
         if kind == LAUNCH:
-            after = replace(after, launches=(*self.launches, (body.job, demand.needs[move] - held, demand.step_us)))
+            after = replace(after, launches=(*self.launches, (body.job, memory.needs[move] - held, memory.step_us)))
             if len(after.launches) > self.depth:
                 raise Broken(f"{len(after.launches)} launches in flight")
         return after
@@ -262,7 +262,7 @@ class World:
             case Unpark() if body.admitted and away and body.wants:
                 return self.with_body(replace(body, here=True, moving=True))
             case AdoptPlan() if body.admitted and away and body.renewal is not None:
-                return self.with_body(replace(body, demand=body.renewal, renewal=None))
+                return self.with_body(replace(body, memory=body.renewal, renewal=None))
             case DeclinePlan() if body.admitted and away and body.renewal is not None:
                 return self.with_body(replace(body, renewal=None))
             case ReportPaused() if away and body.wish == "pause" and not body.pause_reported:
@@ -273,6 +273,6 @@ class World:
                 raise Broken(f"{order} for {body}")
 
 
-def record(job: int, demand: MemoryProfile, *, steps: int = 2, weight: float = 1.0) -> JobRecord:
+def record(job: int, memory: MemoryProfile, *, steps: int = 2, weight: float = 1.0) -> JobRecord:
     """The record of a job that has just been prepared."""
-    return JobRecord(JobId(job), demand, weight, steps)
+    return JobRecord(JobId(job), memory, weight, steps)

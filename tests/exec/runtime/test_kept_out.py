@@ -72,7 +72,7 @@ def plan_only(prepared: PreparedStep, budget_bytes: int) -> Any:
     """Compiles nothing."""
     prepared.budget = Budget(budget_bytes, None)
     plan = prepared.predict()
-    return SimpleNamespace(plan=plan, demand=SimpleNamespace(host_bytes=plan.swapped_out_bytes))
+    return SimpleNamespace(plan=plan, memory=SimpleNamespace(host_bytes=plan.swapped_out_bytes))
 
 
 @pytest.mark.parametrize("most", ["most_swapped_bytes", "most_host_bytes"])

@@ -139,7 +139,7 @@ def test_a_job_for_whose_swaps_the_host_has_no_room_is_renewed_without_them(runt
         stored = job._stored
         assert job.plan is not None and stored.program is not None
         lower = job.plan.peak_bytes * 4 // 5
-        assert stored.actor.prepare(stored.program.prepared, lower).demand.host_bytes > HOST
+        assert stored.actor.prepare(stored.program.prepared, lower).memory.host_bytes > HOST
         run.set_budget(lower)
         until(lambda: len(job.plans) == 2)
         gate.open()

@@ -9,7 +9,7 @@ from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Mem
 from tensile_jax.plan.multi_job.safety import UnderWay, is_safe, serial_peak
 
 
-def demand(*steps: int, parked: int = 0) -> MemoryProfile:
+def memory(*steps: int, parked: int = 0) -> MemoryProfile:
     """Holds and needs in turn: hold, need, hold, ..., hold."""
     holds, needs = steps[::2], steps[1::2]
     return MemoryProfile((LAUNCH,) * len(needs), needs, holds, parked, holds[0], holds[0])
@@ -26,15 +26,15 @@ def by_trying(budget: int, under_way: list[UnderWay], resting: int) -> bool:
     def possible(at: tuple[int, ...]) -> bool:
         def held(k: int) -> int:
             one = under_way[k]
-            return one.rest_bytes if at[k] == len(one.demand.kinds) else one.demand.holds[at[k]]
+            return one.rest_bytes if at[k] == len(one.memory.kinds) else one.memory.holds[at[k]]
 
         total = resting + sum(map(held, range(len(at))))
         if total > budget:
             return False
-        if all(at[k] == len(one.demand.kinds) for k, one in enumerate(under_way)):
+        if all(at[k] == len(one.memory.kinds) for k, one in enumerate(under_way)):
             return True
         for k, one in enumerate(under_way):
-            if at[k] < len(one.demand.kinds) and total - held(k) + one.demand.needs[at[k]] <= budget:
+            if at[k] < len(one.memory.kinds) and total - held(k) + one.memory.needs[at[k]] <= budget:
                 after = at[:k] + (at[k] + 1,) + at[k + 1 :]
                 if possible(after):
                     return True
@@ -69,25 +69,25 @@ def test_it_finds_an_order_exactly_where_there_is_one(seed: int) -> None:
 
 
 def test_one_jobs_peak_falls_into_anothers_valley() -> None:
-    job = demand(2, 10, 3, 10, 2)
+    job = memory(2, 10, 3, 10, 2)
     assert can_finish(13, [UnderWay(job, 1, 2), UnderWay(job, 1, 2)])  # 3 + 10
     assert not can_finish(12, [UnderWay(job, 1, 2), UnderWay(job, 1, 2)])
 
 
 def test_a_chain_that_only_rises_is_decided_from_its_end() -> None:
-    rising = demand(0, 4, 4, 8, 0)
+    rising = memory(0, 4, 4, 8, 0)
     assert can_finish(8, [UnderWay(rising, 0, 0), UnderWay(rising, 0, 0)])
     assert not can_finish(8, [UnderWay(rising, 1, 0), UnderWay(rising, 1, 0)])  # each waits for the other
 
 
 def test_where_jobs_cannot_be_parked_they_must_all_fit_at_rest() -> None:
-    streamed = demand(4, 5, 1, 5, 4)
+    streamed = memory(4, 5, 1, 5, 4)
     assert can_finish(9, [UnderWay(streamed, 1, 4), UnderWay(streamed, 1, 4)])
     assert not can_finish(8, [UnderWay(streamed, 1, 4), UnderWay(streamed, 1, 4)])
 
 
 def test_the_serial_peak_is_the_highest_job_beside_the_others_at_rest() -> None:
-    assert serial_peak([(demand(2, 10, 2), 2), (demand(3, 6, 3), 0)]) == 10
+    assert serial_peak([(memory(2, 10, 2), 2), (memory(3, 6, 3), 0)]) == 10
     assert serial_peak([]) == 0
 
 

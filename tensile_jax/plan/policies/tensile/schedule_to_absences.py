@@ -86,13 +86,13 @@ def absences_of(
     found: dict[TensorId, tuple[Absence, ...]] = {}
     for tensor, swaps in groupby(schedule.swaps, key=lambda away: away.tensor):
         placed: list[Absence] = []
-        owed = False  # whether an absence that was left out should have made the copy to the host
+        copy_missing = False  # whether an absence that was left out should have made the copy to the host
         for away in swaps:
-            copies = away.copies_out or owed
+            copies = away.copies_out or copy_missing
             absence = _place(away, copies, sequence, boundaries, profile)
             if absence.leave < absence.back:
                 placed.append(absence)
-            owed = copies and not absence.leave < absence.back
+            copy_missing = copies and not absence.leave < absence.back
         if placed:
             found[tensor] = tuple(placed)
     return found
