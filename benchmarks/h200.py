@@ -16,12 +16,12 @@ import jax
 
 from benchmarks.h200_device import H200Compiler, h200, placed, traffic
 from tensile_jax.budget import Budget
+from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
-from tensile_jax.profiles import load_profile
 from tensile_jax.trace import trace_step
 
 _RESULTS = Path(__file__).parent / "results" / "h200-compiled.json"

@@ -27,6 +27,7 @@ import scipy
 from rich.console import Console
 from rich.table import Table
 
+from tensile_jax.device_profiles import load_profile
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.plan import POLICIES, Measured
 from tensile_jax.plan.analysis.operator_order import order
@@ -36,7 +37,6 @@ from tensile_jax.plan.result.check import check
 from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import layout
 from tensile_jax.plan_format import SCHEMA_VERSION, Plan
-from tensile_jax.profiles import load_profile
 
 _RESULTS = Path(__file__).parent / "results" / "scale.json"
 _EQUATIONS = (10_000, 30_000, 100_000)

@@ -16,13 +16,13 @@ import numpy as np
 import optax
 
 import tensile_jax as tensile
+from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.step.instructions import Launch
 from tensile_jax.exec.step.prepared_step import RunningPlan
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.result.build import empty_plan
 from tensile_jax.plan_format import Plan
-from tensile_jax.profiles import load_profile
 
 ROWS, WIDTH, LAYERS = 512, 32, 5
 ACTIVATION = ROWS * WIDTH * 4

@@ -7,7 +7,7 @@ import signal
 import jax
 import pytest
 
-from tensile_jax.profiles import load_profile
+from tensile_jax.device_profiles import load_profile
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import tensile_jax as tensile
-import tensile_jax.profiles as profiles
+import tensile_jax.device_profiles as profiles
 from tensile_jax.plan import POLICIES
 from tests.builders import (
     batch,

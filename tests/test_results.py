@@ -477,8 +477,8 @@ ODD: dict[str, Callable[[], Case]] = {
 }
 
 
-# These two take half a minute each to compile; others like them are in the usual round.
-LONG = ("dropout with another generator", "accumulation in an unrolled loop")
+# These take a quarter to half a minute each to compile; others like them are in the usual round.
+LONG = ("dropout with another generator", "dropout with an old key", "accumulation in an unrolled loop")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in ODD])

@@ -4,6 +4,8 @@
     BudgetRefused  3  no plan keeps the budget
     Failure        1  what was typed is right, but the command failed
 
+All exit codes are listed in `cli/__init__.py`.
+
 The messages of the Python API name arguments (`image_size=8`, `state_memory="any"`). `in_options` rewrites them for the command
 line, where the same thing is an option (`--image-size=8`, `--state-memory=any`).
 """

@@ -260,7 +260,7 @@ class _Reader:
         if host is not None and host.nbytes is None:
             raise self._must_be(("device", "host_budget"))
         if keys.device_profile is not None:
-            from tensile_jax.profiles import load_profile  # imports NumPy
+            from tensile_jax.device_profiles import load_profile  # imports NumPy
 
             try:
                 load_profile(keys.device_profile)

@@ -5,7 +5,7 @@
 `flax.nnx.jit` makes a pure function of a step, gives the function to `jax.jit`, and writes the results into the user's objects.
 This module leaves all of that to Flax, so options, shared references, changes of the graph and errors are Flax's own. Flax's
 wrapper keeps the function that `jax.jit` returned in the attribute `jitted_fn`. This module replaces that attribute alone, by a
-`PlannedFunction` of the same pure function.
+`PlannedFunction` of the same pure function. (For a job of a `Runtime`, `nnx/job.py` makes the pure function itself.)
 """
 
 import functools
@@ -52,7 +52,7 @@ class NnxFunction:
         self._flax: Any = nnx.jit(step, graph=graph, graph_updates=graph_updates, **cast(dict[str, Any], jit_options))
         graph = nnx.set_graph_mode.current_value() if graph is None else graph
         graph_updates = nnx.set_graph_updates.current_value() if graph_updates is None else graph_updates
-        pure = _PureStep(_pure_function_of(self._flax), with_updates=bool(graph and graph_updates))
+        pure = _FlaxPureStep(_pure_function_of(self._flax), with_updates=bool(graph and graph_updates))
         self._planned = PlannedFunction(pure, plan_options, jit_options)
         self._flax.jitted_fn = _JitReplacement(self._planned)
         functools.update_wrapper(self, step)
@@ -154,7 +154,7 @@ class _JitReplacement:
         return self._planned.eval_shape(*args, **kwargs)
 
 
-class _PureStep:
+class _FlaxPureStep:
     """The pure function that Flax has made of a step, with a method `boundary` that names its arrays by the user's objects."""
 
     def __init__(self, pure: Callable[..., Any], *, with_updates: bool) -> None:

@@ -1,4 +1,4 @@
-"""Makes a job for a `Runtime` of a step on NNX objects: a pure step, its first state, and a function that updates the objects.
+"""Turns a step on NNX objects into a job for a `Runtime`: a pure step, its first state, and a function that updates the objects.
 
     objects --split--> {"model.linear1.kernel": array, ...} --runtime, step by step--> the last state --> the same objects
 

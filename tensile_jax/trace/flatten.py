@@ -12,7 +12,7 @@ merged with their originals, so the user's choice of what to recompute is droppe
 An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never
 removed, and the equations with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program
 repeats it too, because plain jit runs it twice. Mutable references that the step makes become the values that they hold
-(`references.py`).
+(`mutable_references.py`).
 
 Two further changes keep the results equal bit for bit. The gradient of a rectifier reads the rectifier's result instead of its
 input, which then need not be kept (`_reuse_relu_output`). Every output gets memory of its own (`_separate_outputs`).
@@ -32,7 +32,7 @@ from jax.extend.core import Literal
 
 from tensile_jax.errors import TraceError
 from tensile_jax.trace.avals import nbytes_of
-from tensile_jax.trace.references import Discharged, Reference, is_reference, touches_all, writes
+from tensile_jax.trace.mutable_references import Discharged, Reference, is_reference, touches_all, writes
 
 Variable = NewType("Variable", int)
 

@@ -24,7 +24,7 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_stru
 from tensile_jax.ir import Graph
 from tensile_jax.trace.flatten import Program, flatten
 from tensile_jax.trace.graph import build_graph
-from tensile_jax.trace.references import refuse_outer_references
+from tensile_jax.trace.mutable_references import refuse_outer_references
 from tensile_jax.trace.shardings import shardings_in
 
 

@@ -14,6 +14,7 @@ from tensile_jax.cli.jobs_file import JobEntry, JobsFile
 from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.job_source import Shapes, find_modules_here, resolve_budget, same_source, shapes_of
 from tensile_jax.cli.run.report import JointPlan, PlannedJob
+from tensile_jax.device_profiles import profile_for
 from tensile_jax.errors import BudgetTooSmall, JobsFileError, TraceError
 from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, program_under
 from tensile_jax.exec.actor.plan_memory import metrics_bytes
@@ -23,7 +24,6 @@ from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.multi_job.joint_plan import JobPlan, PlannableJob, offload_states, plan_jobs, smallest_budget
 from tensile_jax.plan.multi_job.safety import serial_peak
-from tensile_jax.profiles import profile_for
 
 
 class _Candidate:

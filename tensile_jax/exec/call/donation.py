@@ -2,7 +2,7 @@
 
 XLA checks the arguments of an executable before it runs that executable. If a step is cut into segments, XLA would find such a
 fault in the middle of the iteration, when part of the donated state is already deleted. So the same faults are looked for here,
-before the iteration begins.
+before the iteration begins. Which arguments are donated is read in `trace/step.py`.
 """
 
 from collections.abc import Sequence

@@ -9,11 +9,11 @@ from typing import Any, Literal, TypedDict, get_args
 
 from tensile_jax.arguments import MOST, read_number, shown
 from tensile_jax.budget import Budget, parse_budget
+from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import PlanFileError
 from tensile_jax.exec.step.prepared_step import Progress
 from tensile_jax.exec.step.saved_plan import above_budget
 from tensile_jax.plan_format import Plan, PolicyName, contradictions
-from tensile_jax.profiles import load_profile
 
 
 class JitOptions(TypedDict, total=False):

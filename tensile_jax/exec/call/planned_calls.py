@@ -13,6 +13,7 @@ from typing import Any, cast
 import jax
 from jax.tree_util import tree_unflatten
 
+from tensile_jax.device_profiles import profile_for
 from tensile_jax.errors import TraceError
 from tensile_jax.exec.call.donation import refuse_unusable
 from tensile_jax.exec.call.options import JitOptions, PlanRequest
@@ -26,7 +27,6 @@ from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPl
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.exec.step.transfer import Device, Transfer, in_device_memory, to_device
 from tensile_jax.plan_format import Plan, PolicyName
-from tensile_jax.profiles import profile_for
 from tensile_jax.trace import shape_struct, trace_step
 
 _Args = tuple[Any, ...]

@@ -3,7 +3,7 @@
     virtual time of a job   the job's compute time divided by its weight, or the clock if that is later
     clock                   the least virtual time of all jobs that contended for the device when an iteration last began; the
                             clock never goes back
-    turn of a job           its virtual time; for a parked job, plus `_QUANTUM` * (time to copy its state out and in) / weight
+    turn of a job           its virtual time; for a parked job, plus `_COPY_TIMES` * (time to copy its state out and in) / weight
 
 This is stride scheduling (Waldspurger and Weihl 1995). The job with the least turn goes first. Of equal turns, the job that was
 admitted first goes first. A job that was paused, or had no batch, for a while has a virtual time below the clock. Such a job
@@ -13,9 +13,10 @@ device, so that jobs change places only after they have computed for many times 
 Several jobs may have iterations under way at once, so that one job computes while another waits for copies. The jobs are tried in
 the order of their turns. An iteration may begin if all iterations can still be finished afterwards (a safe state, `ledger.py`).
 
-A job can wait for memory while other jobs, which need less, begin iterations. At most `MOST_OVERTAKINGS` iterations of other jobs
-begin while one job waits. The count of a waiting job is set to zero when the job begins an iteration and its virtual time is then
-no longer less than that of every other contending job.
+A job *contends* for the device if its iteration is under way or could begin now. A contending job can wait for memory while other
+jobs, which need less memory, begin iterations. `MOST_OVERTAKINGS` limits their number. It is counted for the job that is first in
+turn, and for jobs that wait in the middle of an iteration. A job's count starts again at zero when the job begins an iteration,
+unless its virtual time is then still the least of all contending jobs.
 
 To make room for the job that is first in turn, other jobs are parked, one after another. A job that would not run now is parked
 first: it is paused, has no batch, or its peak does not fit. If there is no such job, the job with the latest turn is parked.
@@ -30,7 +31,7 @@ from tensile_jax.exec.controller.messages import Issue, Park, Unpark
 from tensile_jax.exec.controller.state import JobRecord, StatePlace
 
 MOST_OVERTAKINGS = 4
-_QUANTUM = 20.0
+_COPY_TIMES = 20.0
 _ON_HOST, _TO_DEVICE, _ON_DEVICE, _TO_HOST = StatePlace
 
 
@@ -159,7 +160,7 @@ def _unpark(ledger: Ledger, index: int, *, rise: int | None) -> bool:
 def _turn(record: JobRecord, clock_us: float) -> float:
     """The job's turn, in microseconds. The job with the least turn goes first."""
     turn = max(record.virtual_us, clock_us)
-    return turn + _QUANTUM * record.memory.switch_us / record.weight if record.place is _ON_HOST else turn
+    return turn + _COPY_TIMES * record.memory.switch_us / record.weight if record.place is _ON_HOST else turn
 
 
 def park(ledger: Ledger, index: int) -> bool:

@@ -33,6 +33,7 @@ from typing import Any, Literal, Self
 
 import jax
 
+from tensile_jax.device_profiles import profile_for
 from tensile_jax.exec.actor.actor import Actor
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed import Feed
@@ -57,7 +58,6 @@ from tensile_jax.exec.runtime.submission import Isolation, Submission, bytes_of,
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.plan_format import PolicyName
-from tensile_jax.profiles import profile_for
 from tensile_jax.runtime_records import JobEvent, Record, Status
 from tensile_jax.units import format_bytes
 

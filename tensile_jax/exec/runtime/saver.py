@@ -1,7 +1,8 @@
 """The saver: writes the checkpoints of jobs and fetches their last states for the user, in two threads.
 
 A job's `Lifecycle.saves` lists what is to be saved. The saves of one job are made one after another, in the order of that list,
-since writing a checkpoint removes the checkpoints of later steps. The saves of two jobs may be made at the same time.
+since writing a checkpoint removes the checkpoints of later steps, which a resumed job makes again. The saves of two jobs may be
+made at the same time.
 """
 
 from concurrent.futures import ThreadPoolExecutor

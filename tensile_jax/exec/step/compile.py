@@ -1,8 +1,8 @@
 """Compiles the segments of a plan, and reads from XLA how much memory each executable needs.
 
-Equal segments are compiled once. Lowering a segment holds Python's global interpreter lock, so it happens in the calling thread.
-Compiling releases that lock, so several segments are compiled at once in a pool of threads. If the user has set
-`jax_compilation_cache_dir`, segments are kept there too, even those that compile quickly.
+Equal segments (equal in `SegmentCode.content`, `lower.py`) are compiled once. Lowering a segment holds Python's global
+interpreter lock, so it happens in the calling thread. Compiling releases that lock, so several segments are compiled at once in
+a pool of threads. If the user has set `jax_compilation_cache_dir`, segments are kept there too, even those that compile quickly.
 
 A plan counts the tensors that are on the device, with the sizes that it knows for a segment's outputs and donated inputs. The
 workspace of a segment is what its executable needs in addition:

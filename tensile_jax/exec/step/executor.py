@@ -1,12 +1,14 @@
-"""The executor: runs the instructions of a plan (TENSILE section III-D, "Executor").
+"""Runs the instructions of a plan, and recovers when the device is out of memory (TENSILE section III-D, "Executor").
 
 The executor carries out the instructions in their order. It decides only how to recover from three faults:
 
     - A tensor is still on the host when a segment needs it on the device. The executor copies it in at that moment. Such a copy
       is a passive swap-in; it is counted, and is never an error. The arguments of an iteration are always checked for this. The
-      inputs of each segment are checked in iterations that are watched, and in the rest of an iteration in which a launch failed.
+      inputs of each segment are checked in watched iterations (`is_watched`: the first three, then every fiftieth), and in the
+      rest of an iteration in which a launch failed.
     - The device is out of memory. Everything that the segment does not read is copied to the host, apart from constants and
-      arguments that were not donated, and the segment is launched again. The iteration continues. `needs_lower_budget` is set.
+      arguments that were not donated, and the segment is launched again. The iteration continues. `needs_lower_budget` is set,
+      and whoever called the executor plans again for less memory.
     - An input has another memory layout than the executable expects. All inputs are copied, and the segment is launched again.
 
 On a GPU, allocations follow the order of launches, so launches run ahead of the device (`run_ahead`). On a CPU, the memory of a

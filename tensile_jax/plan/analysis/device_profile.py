@@ -1,6 +1,6 @@
 """The record of what a planner knows of a device: the rates at which it computes and copies, and how its compiler behaves.
 
-Rates are in bytes (or operations) per microsecond. `tensile_jax/profiles` reads the values from files.
+Rates are in bytes (or operations) per microsecond. `tensile_jax/device_profiles` reads the values from files.
 """
 
 from dataclasses import dataclass, fields

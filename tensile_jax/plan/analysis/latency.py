@@ -5,11 +5,12 @@
 In an executable, XLA fuses light operators and reductions into the operators that use them, so that they cost what they add to
 the memory traffic:
 
-    fused_latencies     An operator within its executable. A light operator takes the time of the bytes that it writes to device
-                        memory for heavy operators to read; any other one takes as long as by itself.
+    fused_latencies     An operator within its executable. A light operator takes the time of the bytes that pass through device
+                        memory because of it: twice those that it writes for heavy operators (written, then read), but at most
+                        all bytes that it touches. Any other operator takes as long as by itself.
     rerun_latencies     An operator that a segment runs once more, because the segment needs its outputs again. A heavy operator
                         takes as long as the first time; any other one takes the time of the bytes that it reads once more and
-                        of those that it writes, at most the time of four times the bytes that it touches.
+                        of twice those that it writes, at most the time of four times the bytes that it touches.
 
 Difference from the paper: TENSILE (section IV-A) trains an MLP for each operator and GPU. XLA combines operators into kernels, so
 an MLP for single operators would precisely predict times that do not occur. Operators are heavy or light (`ir.py`). Latencies are

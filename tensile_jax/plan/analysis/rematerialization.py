@@ -30,7 +30,10 @@ operator that adds large tensors, such as a residual sum. Joins are counted alon
     nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`;  reread(o): `fusion.py`
 
 A join costs much, because every segment that needs the sum would compute the chain of its terms again, back to the last sum that
-is kept. If every other sum is kept, that chain is one block of the network, and a segment that spans two blocks needs it anyway.
+is kept. Therefore the 1st, 3rd, ... join of a chain costs something at any price: if all joins were dropped, the chains of terms
+would grow with every block of the network. If only every other join is dropped, a segment computes at most one block more.
+
+The factor s makes small results cost a little more, so that of equal operators those with large results run again.
 
 Two things are *not* decided here, but later: where segments begin (`search/segmentation.py`), and which of the dropped tensors a
 segment computes again (`retention.py`).

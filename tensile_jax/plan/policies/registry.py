@@ -1,4 +1,6 @@
-"""Lists the policies by name, and finds the smallest limit for which a policy has a plan."""
+"""Lists the policies by name, and finds the smallest limit (a budget in bytes) for which a policy has a plan.
+
+A new policy is added to `POLICIES` here, and its name to `PolicyName` in `plan_format.py`."""
 
 from collections.abc import Iterator, Mapping
 

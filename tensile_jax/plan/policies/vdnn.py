@@ -1,11 +1,12 @@
 """Policy `vdnn`: copies the input of every convolution to the host, and copies it back one layer before the gradient needs it.
 
 This is vDNN_conv of Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design"
-(MICRO 2016), the first baseline of TENSILE (section V). A *layer* is what convolutions do with one feature map X:
+(MICRO 2016), the first baseline of TENSILE (section V). A *layer* is what convolutions do with one feature map X. The *readers*
+of X are the convolutions that read X:
 
     X         a tensor that a convolution reads in the forward pass, and that another reads for the gradient of its kernel
-    forward   the last convolution that reads X and does not depend on another one that reads X
-    backward  the first convolution that reads X and depends on another one that reads X: it computes the gradient of the kernel
+    forward   the last reader of X that depends on no other reader of X
+    backward  the first reader of X that depends on another reader of X: it computes the gradient of the kernel
 
 Between `forward` and `backward`, X is away for the longest interval in which no operator needs it:
 
@@ -21,8 +22,8 @@ Differences from the paper:
 
     - vDNN copies X out while the layer that reads X runs, and waits when that layer is over. Here a copy begins after the segment
       of the last need, so the next layer hides the copy and waits for it, and X stays on the device for that much longer.
-    - A feature map can leave only if there is a boundary between segments while it is away. `segmentation.py` makes no more
-      segments than pay, so a generous limit offloads less than vDNN would.
+    - A feature map can leave only if there is a boundary between segments while it is away. `segmentation.py` makes a
+      boundary only where it saves memory or time, so a generous limit offloads less than vDNN would.
     - XLA chooses the algorithms of convolutions.
     - What policy `none` does not store (XLA fuses it) cannot be offloaded, and inputs that the caller owns are not.
 

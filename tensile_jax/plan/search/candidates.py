@@ -13,6 +13,8 @@ are seven families of candidates. Within each family, memory falls and time grow
     all      everything is swapped that can leave; copies are exposed where the link cannot hide them
     late     everything is swapped that can leave, and comes back no sooner than needed: the least memory, every copy exposed
 
+`candidates[0]` is the base candidate: the first of the family `none`, where the least is recomputed and nothing is swapped.
+
 A swap is priced by its copies. An exposed copy counts in full. A small part of a hidden copy counts too: swaps are planned on the
 clock of single operators, and segments are coarser, so some of the copy is not hidden in the end. What the copy takes from
 computation (`copy_share` of the device profile) also counts.

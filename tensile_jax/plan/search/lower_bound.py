@@ -21,9 +21,10 @@ Then the bound is the optimum of
                there(t, q) + away(t, q) + again(o, q) >= again(o', q)                for every input t of an o' that may run again
                sum over t of there(t, q) * nbytes(t) + nbytes(new results of q) <= budget
 
-T is the time of the step, `rate` is the rate of the link in its slower direction, and `copy_share` is the part of a copy's time
-that computation loses. A result of q is new unless it takes over the memory of the state that it updates. What the caller owns is
-always there, and so is what q reads from memory. Operators with effects do not run again.
+T is the time of the step, `launch` is the time to launch one executable, `rate` is the rate of the link in its slower
+direction, and `copy_share` is the part of a copy's time that computation loses. A result of q is new unless it takes over the
+memory of the state that it updates. What the caller owns is always there, and so are those inputs of q that XLA writes to
+memory rather than fuses into q. Operators with effects do not run again.
 
 Every plan of this planner is an integer solution of the program, so the optimum (found by HiGHS) is a lower bound on the time of
 all plans, in the planner's own model of the device. It remains a lower bound if only some places are considered; the places at

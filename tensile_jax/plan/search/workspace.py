@@ -10,11 +10,11 @@ The workspace is the memory that a segment needs beside its inputs and outputs. 
     error                           = (measured - estimate) of that segment * the part of its heavy operators that is in [a, b)
 
 `least` is what XLA would need with the best schedule (`segmentation.py`). `growth` is `workspace_growth` of the device profile.
-`margin` is the margin of `Measured`.
+`margin` (of `Measured`) begins at zero, and grows each time compiling shows that a plan does not fit.
 
 Segments that overlap hold the same large tensors and recompute the same ones. If an estimate was wrong for one of them, it is
-wrong in the same way for the other, whatever the candidate. Without this correction, the planner would choose one underestimated
-segmentation after another. Sizes in bytes.
+wrong in the same way for the other, even in another candidate (`candidates.py`: a choice of what to drop and what to swap).
+Without this correction, the planner would choose one underestimated segmentation after another. Sizes in bytes.
 """
 
 from collections.abc import Mapping

@@ -9,11 +9,11 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.budget import Budget
+from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
-from tensile_jax.profiles import load_profile
 from tensile_jax.runtime_records import JobEvent
 from tensile_jax.trace import trace_step
 

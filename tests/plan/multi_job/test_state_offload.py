@@ -3,10 +3,10 @@
 import random
 from itertools import combinations
 
+from tensile_jax.device_profiles import load_profile
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.multi_job.state_offload import SharingJob, choose_offloaded
-from tensile_jax.profiles import load_profile
 
 FAST: DeviceProfile = load_profile("h200")  # 50,000 bytes per microsecond, both ways
 NOTHING: frozenset[TensorId] = frozenset()

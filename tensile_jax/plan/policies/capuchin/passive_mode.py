@@ -7,8 +7,8 @@ Computation waits for both copies. TENSILE's table of first iterations compares 
 
     step_us = sum of latencies + (bytes out) / device_to_host_bytes_per_us + (bytes in) / host_to_device_bytes_per_us
 
-A *kernel* here is one heavy operator with the light ones that XLA fuses with it: the operators between two boundaries of
-candidate 0 (`search/candidates.py`), which swaps nothing. It accesses the tensors that it reads from memory and those that it
+A *kernel* here is one heavy operator with the light ones that XLA fuses with it: the operators between two possible boundaries
+of the base candidate (`candidates[0]`: nothing is swapped). It accesses the tensors that it reads from memory and those that it
 leaves there. The times of accesses leave out the copies, as Capuchin's do, so that they hold for later iterations too.
 
 Differences from the paper:

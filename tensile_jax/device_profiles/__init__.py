@@ -13,7 +13,7 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 
 def profile_names() -> tuple[str, ...]:
     """The names of the profiles that come with the package."""
-    here = files("tensile_jax.profiles")
+    here = files("tensile_jax.device_profiles")
     return tuple(sorted(p.name.removesuffix(".toml") for p in here.iterdir() if p.name.endswith(".toml")))
 
 
@@ -42,7 +42,7 @@ def load_profile(name: str) -> DeviceProfile:
             what = error.strerror if isinstance(error, OSError) else error
             raise ValueError(f"device_profile {name!r} cannot be read: {what}. Give the .toml file of a profile.") from error
     elif name in profile_names():
-        values = tomllib.loads((files("tensile_jax.profiles") / f"{name}.toml").read_text(encoding="utf-8"))
+        values = tomllib.loads((files("tensile_jax.device_profiles") / f"{name}.toml").read_text(encoding="utf-8"))
     else:
         raise ValueError(
             f"device_profile {name!r} is not known. Known: {', '.join(profile_names())}; or give the path of a .toml file."
