@@ -30,8 +30,9 @@ class _Commands(click.Group):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
             return self.main(*args, **kwargs)
-        listen_to_the_end()
-        sys.exit(self._exit_code())
+        end = listen_to_the_end()
+        end.code = self._exit_code()
+        sys.exit(end.code)
 
     def _exit_code(self) -> int:
         """Run the command line, and return its exit code. Only this method turns an unexpected exception into one line."""

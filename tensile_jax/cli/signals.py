@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from select import select
 from types import FrameType
 from typing import Any
@@ -186,15 +186,37 @@ def listening() -> Iterator[None]:
         listener.end()
 
 
-def listen_to_the_end() -> None:
+class ProcessEnd:
+    """Ends the process by `os._exit` with the exit code of the command, as the last of the functions of `atexit`.
+
+    The interpreter's own shutdown comes after these functions. It would abort the process if a thread were still inside XLA, for
+    example because a run was stopped while it compiled. Without a code, the interpreter shuts down.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def __call__(self) -> None:
+        if self.code is not None:
+            with suppress(OSError):
+                flush_output()
+            os._exit(self.code)
+
+
+_END = ProcessEnd()
+atexit.register(_END)  # when this module is imported, before all others: `atexit` runs its functions in the reverse order
+
+
+def listen_to_the_end() -> ProcessEnd:
     """Handle signals until the process ends, also while Python waits for threads and runs the functions of `atexit`.
 
-    Call this function before anything else is registered with `atexit`, because `atexit` runs its functions in the reverse order.
-    Signals that come after these functions are ignored.
+    Signals that come after the functions which are registered with `atexit` from now on are ignored. The caller sets the `code`
+    of what is returned to the exit code of the command.
     """
     listener = Listener()
     listener.begin()
     atexit.register(listener.ignore)
+    return _END
 
 
 def _open_what_is_closed() -> None:

@@ -147,3 +147,29 @@ def test_in_another_thread_nothing_changes() -> None:
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+_COMPILING_AT_THE_END = """
+import sys, threading, time
+from tensile_jax.cli.signals import listen_to_the_end
+end = listen_to_the_end()
+import jax, jax.numpy as jnp
+begun = threading.Event()
+def compile_for_ever():
+    for k in range(10**6):
+        begun.set()
+        jax.jit(lambda x: jnp.sin(x @ x + k) @ x).lower(jnp.ones((8, 8))).compile()
+threading.Thread(target=compile_for_ever, daemon=True).start()
+begun.wait()
+time.sleep(0.5)
+print("done")
+end.code = 143
+sys.exit(end.code)
+"""
+
+
+def test_a_command_that_ends_while_a_thread_compiles_has_its_own_exit_code() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "JAX_PLATFORMS": "cpu"}
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", _COMPILING_AT_THE_END], env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (143, "done\n", "")

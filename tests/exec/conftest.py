@@ -56,9 +56,8 @@ def runtime(only_own_garbage: None) -> Iterator[MakeRuntime]:
             stored = job._stored
             stored.life = replace(stored.life, error=None)  # a traceback holds the test's locals
     until(lambda: not threads())
-    gc.collect()
-    assert bytes_in("device") <= before["device"], "device memory was not given back"
+    # A feed that hung until the test's last line may still hold its job for a moment.
+    until(lambda: gc.collect() >= 0 and bytes_in("device") <= before["device"])  # device memory is given back
     made.clear()
     one = job = stored = None
-    gc.collect()
-    assert bytes_in("pinned_host") <= before["pinned_host"], "pinned host memory was not given back"
+    until(lambda: gc.collect() >= 0 and bytes_in("pinned_host") <= before["pinned_host"])  # and so is pinned host memory
