@@ -48,7 +48,7 @@ def checkpoint(candidates: Candidates, limit: float, measured: Measured) -> Choi
     """The cheapest cut with every block computed again in the backward pass."""
     if not candidates.graph.operators:
         return whole(candidates)
-    candidate = candidates.add(("checkpoint",), lambda: (checkpointed(candidates[0].retention), {}))
+    candidate = candidates.add(("checkpoint",), lambda: (checkpointed(candidates[0].retention), {}, ()))
     return first_that_fits(candidates, [candidate], limit, measured)
 
 

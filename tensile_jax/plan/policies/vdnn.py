@@ -15,15 +15,15 @@ Between `forward` and `backward`, X is away for the longest interval in which no
 
 The last layer of the forward pass is the first one of the backward pass. For this layer, the heavy operator after X's last need
 takes the place of the next layer's convolution, and the heavy operator before X's next need takes the place of the layer before.
-All layers are offloaded: nothing is chosen by its cost. If the whole step fits the limit, it runs as one executable. If no
-feature map can leave, the policy does what `none` does.
+All layers are offloaded, whatever the limit: nothing is chosen by its cost. Segments begin and end where these copies are issued
+and awaited (`event_boundaries.py`). If the whole step fits the limit, it runs as one executable. If no feature map can leave, the
+policy does what `none` does.
 
 Differences from the paper:
 
     - vDNN copies X out while the layer that reads X runs, and waits when that layer is over. Here a copy begins after the segment
-      of the last need, so the next layer hides the copy and waits for it, and X stays on the device for that much longer.
-    - A feature map can leave only if there is a boundary between segments while it is away. `segmentation.py` makes a
-      boundary only where it saves memory or time, so a generous limit offloads less than vDNN would.
+      of the last need, so the next layer hides the copy, and X stays on the device for that much longer. The first segment that
+      begins after the next layer's convolution waits for the copy.
     - XLA chooses the algorithms of convolutions.
     - What policy `none` does not store (XLA fuses it) cannot be offloaded, and inputs that the caller owns are not.
 
@@ -39,6 +39,7 @@ from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.residency import Absence, Absences
 from tensile_jax.plan.analysis.retention import Retention
+from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import Choice, first_that_fits
@@ -66,7 +67,8 @@ def vdnn(candidates: Candidates, limit: float, measured: Measured) -> Choice | N
     absences = offload(retention, layers, candidates.latencies, candidates.profile)
     if not absences:
         return none(candidates, limit, measured)
-    return first_that_fits(candidates, [candidates.add(("vdnn",), lambda: (retention, absences))], limit, measured)
+    own = event_boundaries(retention, absences, candidates.costs)
+    return first_that_fits(candidates, [candidates.add(("vdnn",), lambda: (retention, absences, own))], limit, measured)
 
 
 def find_layers(graph: Graph) -> tuple[Layer, ...]:

@@ -78,7 +78,7 @@ class Candidate:
 
     `highest` is the most that is in memory at any boundary, wherever the candidate is cut. `swap_us` is the price of the swaps,
     and `again_us` is the latency of all that may run again, each operator once. If segments must be short, `longest` is the time
-    that a segment may take, and when the operator at each place begins, both in microseconds.
+    that a segment may take, and when the operator at each place begins, both in microseconds. Every cut has the boundaries `own`.
     """
 
     retention: Retention
@@ -89,6 +89,7 @@ class Candidate:
     fusion: Fusion
     profile: DeviceProfile
     longest: tuple[float, np.ndarray] | None
+    own: tuple[int, ...] = ()
 
     @property
     def least_us(self) -> float:
@@ -99,7 +100,7 @@ class Candidate:
     def table(self) -> BoundaryTable:
         """The table of all possible segments. It is computed only if `highest` does not rule the candidate out."""
         residencies = find_residencies(self.retention, self.absences)
-        table = boundary_table(self.retention, self.fusion, self.profile, residencies=residencies)
+        table = boundary_table(self.retention, self.fusion, self.profile, residencies=residencies, own=self.own)
         if self.longest is None:
             return table
         longest_us, elapsed = self.longest
@@ -195,11 +196,16 @@ class Candidates:
                 self._made[index] = self._candidate_of(retention, absences, fine=swapping == "fine")
         return self._made[index]
 
-    def add(self, key: Hashable, make: Callable[[], tuple[Retention, Absences]]) -> int:
-        """The index of a candidate that a policy makes itself, once for each key. It belongs to none of `families`."""
+    def add(self, key: Hashable, make: Callable[[], tuple[Retention, Absences, tuple[int, ...]]]) -> int:
+        """The index of a candidate that a policy makes itself, once for each key. It belongs to none of `families`.
+
+        Args:
+            make: gives what is kept, what is absent when, and the boundaries that every cut of the candidate has, ascending.
+        """
         if key not in self._added:
             self._added[key] = index = len(self.recipes) + len(self._added)
-            self._made[index] = self._candidate_of(*make(), fine=False)
+            retention, absences, own = make()
+            self._made[index] = replace(self._candidate_of(retention, absences, fine=False), own=own)
         return self._added[key]
 
     def least_us(self, index: int) -> float:

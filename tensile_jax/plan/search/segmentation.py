@@ -70,16 +70,18 @@ def boundary_table(
     *,
     residencies: Sequence[Residency],
     boundaries: tuple[int, ...] | None = None,
+    own: tuple[int, ...] = (),
 ) -> BoundaryTable:
     """Cost and peak of every segment between possible boundaries.
 
     Args:
         boundaries: the possible boundaries; if None, they are found.
+        own: boundaries of a policy, ascending. They are possible, and a segment with one of them inside holds infinitely much.
     """
     liveness, graph = retention.liveness, retention.liveness.graph
     count = len(graph.operators)
     stored = stored_bytes(residencies, count)
-    boundaries = boundaries or _candidate_boundaries(retention, stored)
+    boundaries = boundaries or _candidate_boundaries(retention, stored, own)
     k = len(boundaries)
     bucket = np.searchsorted(np.array(boundaries), np.arange(count + 1), side="right") - 1  # of a place
     bucket[count] = k - 1
@@ -101,7 +103,9 @@ def boundary_table(
     work = _workspace(retention, fusion, profile, boundaries, bucket, histogram(*inside), inside, lent)
     heavy = np.cumsum([0, *(liveness.kinds == "heavy")])[list(boundaries)]
     cost = profile.launch_us + written_bytes / profile.bytes_per_us + again_us
-    return BoundaryTable(boundaries, cost, base[:, None] + made_bytes, work, np.maximum(heavy[None, :] - heavy[:, None], 0))
+    across = np.searchsorted(own, boundaries)[None, :] > np.searchsorted(own, boundaries, side="right")[:, None]
+    held = np.where(across, np.inf, base[:, None] + made_bytes)
+    return BoundaryTable(boundaries, cost, held, work, np.maximum(heavy[None, :] - heavy[:, None], 0))
 
 
 def _temporaries(retention: Retention, fusion: Fusion, away: Set[TensorId]) -> np.ndarray:
@@ -122,14 +126,14 @@ def _temporaries(retention: Retention, fusion: Fusion, away: Set[TensorId]) -> n
     )
 
 
-def _candidate_boundaries(retention: Retention, stored: np.ndarray) -> tuple[int, ...]:
+def _candidate_boundaries(retention: Retention, stored: np.ndarray, own: Sequence[int]) -> tuple[int, ...]:
     liveness = retention.liveness
     count = len(liveness.graph.operators)
     heavy: list[int] = np.flatnonzero(liveness.kinds == "heavy").tolist()
     made: list[int] = [0, *np.cumsum(liveness.makes.sums(liveness.nbytes)).tolist()]
     free = stored.astype(float)
     free[_after_folded_transpose(retention)] = np.inf
-    chosen = {0, count}
+    chosen = {0, count, *own}
     bucket_bytes = max(float(stored.max()) / 48, 1.0)
     for first, last in zip([0, *heavy], [*heavy, count], strict=True):
         if last <= first:
@@ -145,7 +149,7 @@ def _candidate_boundaries(retention: Retention, stored: np.ndarray) -> tuple[int
                 chosen.add(narrowest)
     ordered = sorted(chosen)
     if len(ordered) > _MOST_CANDIDATES:
-        must = {0, count}
+        must = {0, count, *own}
         rest = [b for b in ordered if b not in must]
         stretches = np.array_split(np.array(rest), max(1, _MOST_CANDIDATES - len(must)))
         ordered = sorted(

@@ -41,7 +41,7 @@ def test_what_there_is_room_for_stays_or_leaves_later() -> None:
     candidates = Candidates(graph, profile, state_may_stay_out=False)
     a, b = tensor_named(graph, "a"), tensor_named(graph, "b")
     absences = {a: (Absence(a, 1, 5, 0.0),), b: (Absence(b, 2, 4, 0.0),)}
-    index = candidates.add("by hand", lambda: (retain(candidates.liveness, {}), absences))
+    index = candidates.add("by hand", lambda: (retain(candidates.liveness, {}), absences, ()))
     choice = Choice(index, tuple(range(8)), absences)
     assert segment_peaks(candidates, choice, Measured()).tolist() == [n * UNIT for n in (1, 2, 2, 5, 6, 4, 3)]
 

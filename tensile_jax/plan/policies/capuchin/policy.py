@@ -30,6 +30,7 @@ from tensile_jax.plan.analysis.residency import Absences
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.capuchin.evictions import Eviction, Evictions
 from tensile_jax.plan.policies.capuchin.passive_mode import Kernel, observe
+from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits, whole
 from tensile_jax.plan.search.workspace import Measured
@@ -53,7 +54,15 @@ def _candidates_for(candidates: Candidates, limit: float) -> Iterator[int]:
         yield 0
     targets = [part * limit for part in _PARTS if LEAST < part * limit < most] + [part * most for part in _LEAST_PARTS]
     for target in targets:
-        yield candidates.add(("capuchin", target), partial(plan_evictions, candidates, kernels, target))
+        yield candidates.add(("capuchin", target), partial(_candidate_for, candidates, kernels, target))
+
+
+def _candidate_for(
+    candidates: Candidates, kernels: Sequence[Kernel], target: float
+) -> tuple[Retention, Absences, tuple[int, ...]]:
+    retention, absences = plan_evictions(candidates, kernels, target)
+    own = event_boundaries(retention, absences, candidates.costs)
+    return retention, absences, own
 
 
 def plan_evictions(candidates: Candidates, kernels: Sequence[Kernel], target: float) -> tuple[Retention, Absences]:

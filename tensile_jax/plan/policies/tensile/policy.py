@@ -12,13 +12,20 @@ tensors between segments need as much as the budget or more. The paper's footpri
 a plan may need more than its schedule says. The policy therefore runs Algorithm 3 for less and less memory until the cut of the
 step into segments is under the limit. If the whole step fits the limit, it runs as one executable.
 
-Differences from the paper: Latencies come from a device profile; the paper predicts them with an MLP. The operators that access
-tensors are the stretches of the jaxpr between two boundaries; in the paper they are the layers of a framework. The final segments
-are chosen after the schedule, as for every policy.
+Differences from the paper:
+
+    - Latencies come from a device profile; the paper predicts them with an MLP.
+    - The operators that access tensors are the stretches of the jaxpr between two boundaries; in the paper they are the operators
+      of a framework.
+    - The paper runs these operators one by one. Here segments begin and end where the schedule's copies are issued and awaited
+      (`event_boundaries.py`), and elsewhere only where the limit asks for it.
+    - The paper always schedules across iterations. Here it does so with `state_memory="any"` only, because with "device" the
+      caller wants the state on the device between two calls.
 """
 
 from tensile_jax.plan.analysis.residency import Absences
 from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.tensile.schedule_to_absences import schedule_events
 from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits
@@ -34,7 +41,7 @@ def tensile(candidates: Candidates, limit: float, measured: Measured) -> Choice 
     return first_that_fits(candidates, indices, limit, measured)
 
 
-def _scheduled(candidates: Candidates, free_bytes: float) -> tuple[Retention, Absences]:
+def _scheduled(candidates: Candidates, free_bytes: float) -> tuple[Retention, Absences, tuple[int, ...]]:
     base = candidates[0]
     placed = schedule_events(
         base.retention,
@@ -44,4 +51,6 @@ def _scheduled(candidates: Candidates, free_bytes: float) -> tuple[Retention, Ab
         budget_bytes=free_bytes,
         state_may_stay_out=candidates.state_may_stay_out,
     )
-    return retain(candidates.liveness, placed.dropped), placed.absences
+    retention = retain(candidates.liveness, placed.dropped)
+    own = event_boundaries(retention, placed.absences, candidates.costs)
+    return retention, placed.absences, own

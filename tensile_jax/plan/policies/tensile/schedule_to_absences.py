@@ -8,8 +8,14 @@ the positions of the graph's own operators in their order of execution. Segment 
     back    the first place of the segment during which the copy to the device begins
     away    at the boundaries b with leave < b <= back
 
+A plan issues a copy to the host right after the tensor's last access, and the lane of the link makes copies in the order in which
+they were issued. Algorithm 2 may have placed a copy later, after a copy of a tensor that is accessed for longer. The end of each
+copy to the host is therefore computed again, for the order in which a plan issues them:
+
+    end(t) = max(end of the copy before, end of the last access of t before its swap-out) + nbytes(t) / rate
+
 An absence that contains no boundary saves nothing and is left out. If it was the one that copies the tensor to the host, the
-tensor's next absence makes that copy, since the first of a tensor's absences always does. No other work is counted as hiding it.
+tensor's next absence makes that copy, since the first of a tensor's absences always does.
 
 A recomputed tensor is dropped after the access that releases it. The tensors in between, through which it is recomputed, are
 dropped after their last need. The schedule keeps a recomputed tensor after its first recomputation; `retention.py` computes a
@@ -83,29 +89,41 @@ def absences_of(
     schedule: Schedule, sequence: AccessSequence, boundaries: Sequence[int], profile: DeviceProfile
 ) -> dict[TensorId, tuple[Absence, ...]]:
     """For every swapped tensor, those of its absences that contain a boundary."""
-    found: dict[TensorId, tuple[Absence, ...]] = {}
-    for tensor, swaps in groupby(schedule.swaps, key=lambda away: away.tensor):
-        placed: list[Absence] = []
-        copy_missing = False  # whether an absence that was left out should have made the copy to the host
-        for away in swaps:
-            copies = away.copies_out or copy_missing
-            absence = _place(away, copies, sequence, boundaries, profile)
-            if absence.leave < absence.back:
-                placed.append(absence)
-            copy_missing = copies and not absence.leave < absence.back
-        if placed:
-            found[tensor] = tuple(placed)
-    return found
+    swaps = {t: [*several] for t, several in groupby(schedule.swaps, key=lambda away: away.tensor)}
+    while True:
+        out_ends = _copy_out_ends([first for first, *_ in swaps.values()], sequence, profile)
+        placed = {
+            t: [_place(away, out_ends.get(t) if away is several[0] else None, sequence, boundaries) for away in several]
+            for t, several in swaps.items()
+        }
+        saves_nothing = [t for t, (first, *_) in placed.items() if not first.leave < first.back]
+        if not saves_nothing:
+            return {t: tuple(a for a in several if a.leave < a.back) for t, several in placed.items()}
+        for t in saves_nothing:
+            del swaps[t][0]
+        swaps = {t: several for t, several in swaps.items() if several}
 
 
-def _place(
-    away: SwappedOut, copies: bool, sequence: AccessSequence, boundaries: Sequence[int], profile: DeviceProfile
-) -> Absence:
+def _copy_out_ends(firsts: Sequence[SwappedOut], sequence: AccessSequence, profile: DeviceProfile) -> dict[TensorId, float]:
+    """When the copies to the host end; `firsts` are the first swaps of all tensors. State may be on the host from the start."""
+    ready: list[tuple[float, float, TensorId]] = []
+    for away in firsts:
+        if away.after >= 0 or away.copies_out:
+            accessed = (access.end_us for access in sequence.accesses[away.tensor] if access.end_us <= away.out_begin_us)
+            ready.append((max(accessed), away.out_begin_us, away.tensor))
+    ends: dict[TensorId, float] = {}
+    free_us = 0.0
+    for accessed_us, _, t in sorted(ready):
+        free_us = ends[t] = max(free_us, accessed_us) + copy_out_us(sequence.nbytes[t], profile)
+    return ends
+
+
+def _place(away: SwappedOut, out_end_us: float | None, sequence: AccessSequence, boundaries: Sequence[int]) -> Absence:
+    """The absence of one swap; without `out_end_us`, the host has the tensor already."""
     count = len(sequence.ends_us)
-    out_end = away.out_end_us
-    if copies and not away.copies_out:
-        out_end += copy_out_us(sequence.nbytes[away.tensor], profile)
-    leave = -1 if away.after < 0 and not copies else boundaries[min(bisect_left(sequence.ends_us, out_end), count - 1) + 1] - 1
+    gone_us = away.out_end_us if out_end_us is None else out_end_us
+    at_start = away.after < 0 and out_end_us is None
+    leave = -1 if at_start else boundaries[min(bisect_left(sequence.ends_us, gone_us), count - 1) + 1] - 1
     back = boundaries[count] if away.before >= count else boundaries[sequence.last_ended(away.in_begin_us) + 1]
-    hidden_us = (away.in_end_us - away.in_begin_us) + (away.out_end_us - away.out_begin_us)
-    return Absence(away.tensor, leave, back, hidden_us)
+    out_us = 0.0 if out_end_us is None else away.out_end_us - away.out_begin_us
+    return Absence(away.tensor, leave, back, away.in_end_us - away.in_begin_us + out_us)

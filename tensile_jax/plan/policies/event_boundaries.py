@@ -1,0 +1,60 @@
+"""Cuts a step into segments that begin and end at a policy's own events, so that the cut exposes no copy that the policy hides.
+
+A copy can be issued, and waited for, between two segments only. If a policy hides a copy behind operators, and these operators
+lie in the middle of a segment, then a segment waits for the copy after all. Each absence of a tensor therefore asks for
+boundaries. (A *place* is the position of an operator in the order of execution; boundary b lies before the operator at place b.)
+
+    issued    after the last operator that needs the tensor before it leaves: the copy to the host is issued
+    back      before the operator during which the copy to the device begins: that copy is issued
+    used      before the next operator that needs the tensor: that copy must have ended
+
+The end of the copy to the host asks for none. The tensor is freed at the first boundary after it, and nothing waits for that. If
+the tensor is then on the device for too long, the cut has one more boundary because of the limit.
+
+A boundary costs a launch, so a copy may as well be exposed for the time of a launch. A boundary that is asked for is therefore
+left out if another one follows `issued`, or precedes `back` and `used`, within `launch_us`. The policy's cut has all boundaries
+that remain. It has others only where the limit asks for them, or where they save time.
+
+Times in microseconds since the step began.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from tensile_jax.plan.analysis.latency import StepCosts
+from tensile_jax.plan.analysis.residency import Absences
+from tensile_jax.plan.analysis.retention import Retention
+
+
+def event_boundaries(retention: Retention, absences: Absences, costs: StepCosts) -> tuple[int, ...]:
+    """The boundaries for which the absences ask, ascending, without the begin and the end of the step."""
+    reached = _reached_us(retention, costs)
+    end = len(reached) - 1
+    issued: set[int] = set()
+    back_or_used: set[int] = set()
+    for t, several in absences.items():
+        if several[0].leave >= 0:  # a tensor is copied to the host for its first absence only
+            issued.add(retention.last_need(t, several[0].leave) + 1)
+        for away in several:
+            if away.back < end:
+                back_or_used |= {max(away.back, 0), retention.next_need(t, away.leave)}
+    chosen = [0, end]
+    for b in sorted(issued, reverse=True):
+        place = bisect_left(chosen, b)
+        if reached[chosen[place]] - reached[b] >= costs.profile.launch_us:
+            chosen.insert(place, b)
+    for b in sorted(back_or_used):
+        place = bisect_right(chosen, b)
+        if reached[b] - reached[chosen[place - 1]] >= costs.profile.launch_us:
+            chosen.insert(place, b)
+    return tuple(chosen[1:-1])
+
+
+def _reached_us(retention: Retention, costs: StepCosts) -> Sequence[float]:
+    """When each boundary is reached at the latest: if every operator computes again what it needs, as if it were a segment."""
+    taken = np.array(costs.latencies, dtype=float)
+    for place, runs in enumerate(retention.reruns):
+        taken[list(runs)] += costs.rerun_us[place]
+    return [0.0, *np.cumsum(taken).tolist()]
