@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-controller bench-gap bench-h200 bench-jobs bench-scale compare soak clean
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-controller bench-first-call bench-gap bench-h200 bench-jobs bench-scale compare soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,9 @@ bench-call: $(VENV)/.installed ## what a call costs beside plain jit's, for a st
 
 bench-controller: $(VENV)/.installed ## what deciding for 1 to 64 jobs costs, in a simulation
 	$(BIN)/python -m benchmarks.controller
+
+bench-first-call: $(VENV)/.installed ## how long the first call takes beside plain jit's, without and with a warm cache
+	$(BIN)/python -m benchmarks.first_call
 
 bench-gap: $(VENV)/.installed ## how far plans are from the best there are, on small random steps
 	$(BIN)/python -m benchmarks.gap

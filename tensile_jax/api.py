@@ -108,7 +108,10 @@ class PlannedFunction:
         return compare_policies(prepared.planner, progress=prepared.options.progress)
 
     def jit_peak_bytes(self, /, *args: Any, **kwargs: Any) -> int:
-        """The peak of plain `jax.jit` for these arguments, in bytes. The first call compiles the plain function."""
+        """The peak of plain `jax.jit` for these arguments, in bytes. The first call compiles the plain function.
+
+        A budget that is a share, of a step that has no plan yet, is then a share of this peak and not of a prediction.
+        """
         return self._calls.prepared(args, kwargs).jit_peak_bytes
 
     def report(self) -> Report:
@@ -145,7 +148,8 @@ def jit(
 
     Args:
         function: the step; for training, the whole of it: loss, gradient and optimizer, `(state, batch) -> (state, metrics)`.
-        budget: bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`. None: no limit.
+        budget: bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`, which is predicted unless
+            `jit_peak_bytes` has compiled plain jit. None: the memory that is free on the device; on a CPU no limit.
         max_slowdown: a limit on time in the place of a budget. The step gets as little memory as possible, while its predicted
             time is at most `max_slowdown` times that of plain jit (`1.1`: ten per cent longer).
         policy: `"auto"` is the planner. For comparison: `"tensile"`, the paper's algorithms; its baselines `"vdnn"` and

@@ -1,6 +1,8 @@
 """Reads budgets of memory, and writes the error messages for budgets that are too small.
 
-A budget is a number of bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`.
+A budget is a number of bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`. A share becomes a number
+of bytes when a step is planned. Compiling plain jit only to learn its peak could take as long as everything else in the first
+call, so plain jit's peak is predicted, unless plain jit was compiled for another reason.
 """
 
 import re
@@ -19,14 +21,26 @@ _REMEDY = 'Give a number of bytes, a size such as "1.2GiB" or "800MB", or a shar
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Either a number of bytes, or a share of the peak of plain `jax.jit`."""
+    """Either a number of bytes, or a share of the peak of plain `jax.jit`.
+
+    `basis` says for people what a number of bytes was computed from; it is empty if the user gave the number.
+    """
 
     nbytes: int | None
     share: float | None
+    basis: str = ""
 
     def resolve(self, jit_peak_bytes: int) -> int:
         """The budget in bytes, at least one byte."""
         return self.nbytes if self.nbytes is not None else max(int((self.share or 0.0) * jit_peak_bytes), 1)
+
+    def in_bytes(self, jit_peak_bytes: int, *, compiled: bool) -> "Budget":
+        """The budget as a number of bytes, where plain jit's peak is `jit_peak_bytes`: `compiled`, or else a prediction."""
+        if self.share is None:
+            return self
+        how = "as compiled" if compiled else "as predicted, since plain jit was not compiled"
+        basis = f"{self.share:.4g} of plain jit's peak, {format_bytes(jit_peak_bytes)} {how}"
+        return Budget(self.resolve(jit_peak_bytes), None, basis)
 
 
 _MOST_SHARE = 1e6  # of plain jit's peak: far above any use, and far below an overflow
@@ -80,6 +94,7 @@ def too_small_for_step(
     floor_bytes: int,
     *,
     about: str,
+    basis: str,
     state_memory: Literal["device", "any"],
     stored: Callable[[TensorId], bool],
 ) -> BudgetTooSmall:
@@ -87,6 +102,7 @@ def too_small_for_step(
 
     Args:
         about: the text before the smallest budget: "about " if that is an estimate, otherwise empty.
+        basis: what the budget was computed from (`Budget.basis`).
         stored: whether a tensor is stored in device memory. XLA fuses other tensors into the operators that read them.
     """
     held = [t for t in graph.tensors if t.producer is None]
@@ -107,7 +123,8 @@ def too_small_for_step(
     if state_memory == "device" and state:
         hints.append(f'With state_memory="any" the state ({format_bytes(state)}) may stay in host memory between its uses.')
     return BudgetTooSmall(
-        f"budget {format_bytes(limit)} ({int(limit)} bytes) is too small for {graph.name!r}: the smallest that works is "
+        f"budget {format_bytes(limit)} ({int(limit)} bytes{f', {basis}' if basis else ''}) is too small for {graph.name!r}: the "
+        "smallest that works is "
         f"{about}{format_bytes(floor_bytes)} ({floor_bytes} bytes). Arguments of the step hold "
         f"{format_bytes(sum(t.nbytes for t in held))}{names}. " + " ".join(hints),
         budget_bytes=int(limit),

@@ -97,7 +97,9 @@ class Plan:
 
     Attributes:
         whole: the step runs as one executable, exactly as `jax.jit` compiles it.
-        budget_bytes: the budget that the user gave; None for no limit.
+        budget_bytes: the budget; None for no limit.
+        budget_basis: what the budget was computed from, for people: a share of plain jit's peak, which was compiled or predicted,
+            or the memory of the device. Empty if the user gave a number of bytes, or no limit holds.
         max_slowdown: what the user gave in the place of a budget: the allowed time of the step, as a multiple of its time as one
             executable.
         peak_bytes: predicted peak of device memory, workspaces included.
@@ -140,6 +142,7 @@ class Plan:
     bound_us: float | None = None
     max_slowdown: float | None = None
     notes: tuple[str, ...] = ()
+    budget_basis: str = ""
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
@@ -263,7 +266,8 @@ def plan_schema() -> dict[str, Any]:
 
 def describe(plan: Plan) -> str:
     """A dozen lines: what the plan does and what it costs."""
-    budget = "none" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)
+    basis = f" ({plan.budget_basis})" if plan.budget_basis else ""
+    budget = "none" if plan.budget_bytes is None else format_bytes(plan.budget_bytes) + basis
     if plan.max_slowdown is not None:
         budget = f"the least for a step of at most {plan.max_slowdown:g} times plain jit's time"
     jit = "" if plan.jit_peak_bytes is None else f", plain jit {format_bytes(plan.jit_peak_bytes)}"

@@ -99,13 +99,14 @@ def test_a_step_that_prints_and_calls_back_trains_at_half_the_memory_as_under_ji
     assert len(said) == STEPS * (LAYERS + 2) and printed.count("\n") == STEPS
     log = Log()
     function = tensile.jit(talking_step(log), budget="50%", donate_argnums=0)
+    jit_peak = function.jit_peak_bytes(STATE, batch())  # compiled now, so that the share is of this and not of a prediction
     state = train(function, STATE)
     assert log.lines == said
     assert capsys.readouterr().out == printed
     assert_close(state, expected)
     plan = function.plan(STATE, batch())
     assert not plan.whole and any(event.kind == "recompute" for event in plan.events)
-    assert plan.peak_bytes <= 0.5 * function.jit_peak_bytes(STATE, batch())
+    assert plan.peak_bytes <= 0.5 * jit_peak
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -17,6 +17,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.plan_format import plan_schema, unranged
+from tensile_jax.units import format_bytes
 from tests.builders import (
     ROWS,
     WIDTH,
@@ -250,7 +251,33 @@ def test_a_share_of_plain_jits_peak_is_a_budget() -> None:
     plan = function.plan(weights(), batch())
     assert plan.budget_bytes == int(0.85 * peak)
     assert plan.jit_peak_bytes == peak
+    assert plan.budget_basis == f"0.85 of plain jit's peak, {format_bytes(peak)} as compiled"
     assert function.report().peak_bytes <= 0.85 * peak
+
+
+def test_a_share_is_of_a_predicted_peak_if_plain_jit_was_not_compiled() -> None:
+    told: list[str] = []
+    function = tensile.jit(sgd_step, budget="60%", donate_argnums=0, progress=lambda what, done, of: told.append(what))
+    state = weights(layers=7)  # a step that no other test compiles
+    predicted = function.plan(state, batch())
+    assert told == []
+    function(fresh(state), batch())
+    plan = function.plan(state, batch())
+    assert set(told) == {"compiling segments"}
+    assert plan.jit_peak_bytes is None
+    assert plan.budget_bytes is not None and plan.budget_bytes == predicted.budget_bytes
+    assert "as predicted, since plain jit was not compiled" in plan.budget_basis
+    assert f"({plan.budget_basis})" in str(plan)
+    assert function.report().peak_bytes <= plan.budget_bytes
+    unlimited = tensile.jit(sgd_step, donate_argnums=0).plan(state, batch())
+    assert unlimited.workspaces == "predicted" and plan.budget_bytes == int(0.6 * unlimited.peak_bytes)
+
+
+def test_with_a_share_of_one_or_more_the_step_is_plain_jit() -> None:
+    function = tensile.jit(sgd_step, budget="100%", donate_argnums=0)
+    function(fresh(weights()), batch())
+    plan = function.plan(weights(), batch())
+    assert plan.whole and plan.budget_bytes == plan.jit_peak_bytes == plan.peak_bytes
 
 
 def test_planning_needs_shapes_only_and_compiles_no_segment() -> None:

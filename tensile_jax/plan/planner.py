@@ -115,6 +115,10 @@ class Planner:
 
     # -- limits ---------------------------------------------------------------------------------------------------------------
 
+    def whole_peak_bytes(self, measured: Measured) -> int:
+        """The peak of the step as one executable: what compiling has shown, or else the prediction."""
+        return whole_peak(self.candidates, measured)
+
     def floor_bytes(self, measured: Measured) -> int:
         """The smallest limit for which the policy has a plan."""
         return floor(self.candidates, measured, self._policy)[0]

@@ -30,6 +30,9 @@ def test_it_trains_at_sixty_per_cent_with_the_results_of_flax(name: str) -> None
     theirs, first = copy_of(ours), copy_of(ours)
     planned = tensile.nnx.jit(example.step, budget="60%", donate_argnames=example.donated)
     plain = nnx.jit(example.step)
+    jit_peak = planned.jit_peak_bytes(
+        *ours, *example.batch(0)
+    )  # compiled now, so that the share is of this and not of a prediction
     for i in range(STEPS):
         result, expected = planned(*ours, *example.batch(i)), plain(*theirs, *example.batch(i))
         expect_same(result, expected, rtol=2e-4, atol=1e-5)
@@ -37,4 +40,4 @@ def test_it_trains_at_sixty_per_cent_with_the_results_of_flax(name: str) -> None
     before, after = jax.tree.leaves(nnx.state(first[0], nnx.Param)), jax.tree.leaves(nnx.state(ours[0], nnx.Param))
     assert all((a != b).any() for a, b in zip(before, after, strict=True))
     assert not planned.plan(*ours, *example.batch(0)).whole
-    assert planned.report().peak_bytes <= 0.6 * planned.jit_peak_bytes(*ours, *example.batch(0))
+    assert planned.report().peak_bytes <= 0.6 * jit_peak

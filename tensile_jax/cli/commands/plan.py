@@ -5,7 +5,6 @@ from pathlib import Path
 
 import click
 
-from tensile_jax.budget import parse_budget
 from tensile_jax.cli.formatting import readable_console
 from tensile_jax.cli.jobs_file import read_jobs_file
 from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
@@ -46,10 +45,6 @@ def _plan_model(model: ModelChoice, limits: Limits, output: Path | None) -> None
     if output is not None:
         made.save(output)
     click.echo(str(made))
-    if limits.budget is not None and parse_budget(limits.budget).share is not None and limits.device_profile is not None:
-        click.echo(
-            f"--budget={limits.budget} is of plain jit's peak as compiled for this machine, not for the profile.", err=True
-        )
     if output is not None:
         click.echo(
             f"Written to {output}; see it with: tensile show {output}; start from it with: tensile run ... --plan {output}"

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 from jax.tree_util import tree_unflatten
 
 from tensile_jax.device_profiles import profile_for
-from tensile_jax.errors import TraceError
+from tensile_jax.errors import BudgetTooSmall, TraceError
+from tensile_jax.exec.call.device_memory import free_memory
 from tensile_jax.exec.call.donation import refuse_unusable
 from tensile_jax.exec.call.options import JitOptions, PlanRequest
 from tensile_jax.exec.call.placement import Placement, placement_of
@@ -22,13 +23,14 @@ from tensile_jax.exec.call.report import Report, report_of
 from tensile_jax.exec.call.results import ResultPlacer
 from tensile_jax.exec.call.signature import Call, Signature, SignatureReader, debugs_numbers
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.executor import WATCHED_FIRST, Executor, Observation, is_watched
+from tensile_jax.exec.step.executor import WATCHED_FIRST, Executor, Observation, is_out_of_memory, is_watched
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.exec.step.transfer import Device, Transfer, in_device_memory, to_device
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace import shape_struct, trace_step
 
+_Made = TypeVar("_Made")
 _Args = tuple[Any, ...]
 _Kwargs = dict[str, Any]
 
@@ -104,10 +106,14 @@ class PlannedCalls:
     def run(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
         """Run the call and return its result. Once this is called, donated arguments may be deleted."""
         step.iterations += 1
-        executor = step.running.executor
-        if executor is None:
-            return self._run_whole(step, call.any_on_host, args, kwargs)
-        device = step.traced.placement.device
+        if step.running.executor is None:
+            try:
+                return self._run_whole(step, call.any_on_host, args, kwargs)
+            except Exception as error:
+                if not _plan_for_less(step, call, error):
+                    raise
+        executor, device = step.running.executor, step.traced.placement.device
+        assert executor is not None  # a plan for less memory than the whole step needs has segments
         return _run_segments(step, executor, call.leaves if call.devices <= {device} else _copied_to_device(call.leaves, device))
 
     def _run_whole(self, step: PlannedStep, any_on_host: bool, args: _Args, kwargs: _Kwargs) -> Any:
@@ -131,7 +137,7 @@ class PlannedCalls:
             return step.running.plan
         prepared, saved = self._trace(call, args, kwargs).prepared, self._request.saved_plan
         if saved is None:
-            return prepared.predict()
+            return self._within_device(prepared, call, prepared.predict)
         refuse_saved(prepared, saved)
         return saved
 
@@ -167,15 +173,23 @@ class PlannedCalls:
         """Make the plan for this call and compile it."""
         traced, saved = self._trace(call, args, kwargs), self._request.saved_plan
         prepared = traced.prepared
-        running = prepared.prepare() if saved is None else load(prepared, saved)
-        place: Callable[[list[Any]], list[Any]] = list
-        if running.executor is not None:
-            graph = prepared.graph
-            passed_on = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].producer is None]
-            shardings = None if traced.placement.plain else jax.tree.leaves(prepared.whole_executable().output_shardings)
-            place = ResultPlacer(prepared.compiler, passed_on, shardings)
-        self._planned[call.signature] = step = PlannedStep(traced, running, place)
+        running = self._within_device(prepared, call, prepared.prepare) if saved is None else load(prepared, saved)
+        self._planned[call.signature] = step = PlannedStep(traced, running, _placer_of(traced, running))
         return step
+
+    def _within_device(self, prepared: PreparedStep, call: Call, make: Callable[[], _Made]) -> _Made:
+        """What `make` makes of the step under the user's budget, or under the free memory of the device if the user gave none.
+
+        If no plan needs as little as is free, the step runs as plain jit runs it.
+        """
+        if self._request.budget is not None or self._request.max_slowdown is not None:
+            return make()
+        prepared.budget = free_memory(prepared.compiler.device, call.leaves)
+        try:
+            return make()
+        except BudgetTooSmall:
+            prepared.budget = None
+            return make()
 
     def _trace(self, call: Call, args: _Args, kwargs: _Kwargs) -> _Traced:
         """The function traced for this call; it is traced once for each signature."""
@@ -211,6 +225,34 @@ class PlannedCalls:
             debugs_numbers=debugs_numbers(),
         )
         return _Traced(PreparedStep(step, request.budget, options, compiler), placement, trace_s)
+
+
+def _placer_of(traced: _Traced, running: RunningPlan) -> Callable[[list[Any]], list[Any]]:
+    """What gives the results of a plan the sharding that `jax.jit` gives them."""
+    if running.executor is None:
+        return list
+    prepared = traced.prepared
+    graph = prepared.graph
+    passed_on = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].producer is None]
+    shardings = None if traced.placement.plain else jax.tree.leaves(prepared.whole_executable().output_shardings)
+    return ResultPlacer(prepared.compiler, passed_on, shardings)
+
+
+def _plan_for_less(step: PlannedStep, call: Call, error: Exception) -> bool:
+    """Plan a step for less memory that failed while it ran whole, if the device was out of memory and the arguments still exist.
+
+    Returns whether the step has such a plan now.
+    """
+    prepared = step.traced.prepared
+    effectful = any(operator.effectful for operator in prepared.graph.operators)
+    lost = any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in call.leaves)
+    if lost or not is_out_of_memory(error, effectful=effectful):
+        return False
+    lower = prepared.prepare_for_less(step.running)
+    if lower.executor is None:
+        return False
+    step.running, step.place = lower, _placer_of(step.traced, lower)
+    return True
 
 
 def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> Any:

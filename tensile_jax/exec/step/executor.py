@@ -49,6 +49,15 @@ def is_watched(iteration: int) -> bool:
     return iteration <= WATCHED_FIRST or iteration % _WATCHED_EVERY == 0
 
 
+def is_out_of_memory(error: Exception, *, effectful: bool) -> bool:
+    """Whether the device had no memory for a launch, so that nothing of it has run.
+
+    If the launch is effectful, this must be XLA's own error: the error of a callback may quote it, but that callback has run.
+    """
+    story = str(error)
+    return story.startswith("RESOURCE_EXHAUSTED") if effectful else "RESOURCE_EXHAUSTED" in story
+
+
 @dataclass(slots=True)
 class Observation:
     """What was measured in one watched iteration: bytes on the device, microseconds of each segment and of waiting for copies.
@@ -252,11 +261,9 @@ class Iteration:
         everything that the segment does not read and that belongs to this iteration is copied to the host.
         """
         executor, env = self._executor, self.env
-        story = str(error)
-        if "input layouts that disagree" in story:  # JAX raises this before anything runs
+        if "input layouts that disagree" in str(error):  # JAX raises this before anything runs
             return call(*[jax.numpy.copy(env[slot]) for slot in inputs])
-        # With effects, launch again only after XLA's own error: a callback's error may quote it, but that callback has run.
-        if "RESOURCE_EXHAUSTED" not in story or (executor._program.effectful and not story.startswith("RESOURCE_EXHAUSTED")):
+        if not is_out_of_memory(error, effectful=executor._program.effectful):
             raise error
         executor.out_of_memory += 1
         executor.needs_lower_budget = True

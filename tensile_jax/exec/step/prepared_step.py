@@ -114,16 +114,27 @@ class PreparedStep:
         """The budget in bytes; infinite if there is none. If `max_slowdown` was given, the least memory that it allows for."""
         return self._goal().limit
 
+    def budget_in_bytes(self) -> Budget | None:
+        """The budget as a number of bytes. A share is one of plain jit's compiled peak, if the whole step was compiled already.
+
+        Otherwise it is a share of the peak that the planner predicts, and nothing is compiled.
+        """
+        if self.budget is None or self.budget.share is None:
+            return self.budget
+        peak_bytes = self.planner.whole_peak_bytes(self.measured)
+        return self.budget.in_bytes(peak_bytes, compiled=self.measured.whole is not None)
+
     def _goal(self) -> Goal:
         """The limit, as far as it is known now: with `max_slowdown` it may change when segments have been compiled."""
-        if self.budget is not None:
-            return Goal(self.budget.nbytes if self.budget.nbytes is not None else self.budget.resolve(self.jit_peak_bytes))
+        budget = self.budget_in_bytes()
+        if budget is not None and budget.nbytes is not None:
+            return Goal(budget.nbytes)
         if self.options.max_slowdown is None:
             return Goal(float("inf"))
         return Goal(self.planner.least_limit(self.options.max_slowdown, self.measured), self.options.max_slowdown)
 
     def predict(self) -> Plan:
-        """The plan with estimated workspaces. Nothing is compiled, except plain jit's step if the budget is a share of its peak.
+        """The plan with estimated workspaces. Nothing is compiled.
 
         Raises:
             BudgetTooSmall: not even the plan with the least peak keeps the budget.
@@ -140,7 +151,7 @@ class PreparedStep:
         if found is None:
             raise self._too_small(goal.limit, self.planner.floor_bytes(self.measured), "about ")
         self.plan_s = time.perf_counter() - began
-        return Compiled(found.plan, None, found.choice)
+        return Compiled(self._with_basis(found.plan), None, found.choice)
 
     def bound_us(self) -> float:
         """A lower bound, in microseconds, of the time of any plan under the budget; the time of the whole step, if that fits."""
@@ -148,8 +159,10 @@ class PreparedStep:
 
     def _too_small(self, limit: float, floor_bytes: int, about: str) -> BudgetTooSmall:
         stored = self.planner.stored
+        budget = self.budget_in_bytes()
+        basis = "" if budget is None else budget.basis
         return too_small_for_step(
-            self.graph, limit, floor_bytes, about=about, state_memory=self.options.state_memory, stored=stored
+            self.graph, limit, floor_bytes, about=about, basis=basis, state_memory=self.options.state_memory, stored=stored
         )
 
     # -- compiling --------------------------------------------------------------------------------------------------
@@ -171,6 +184,8 @@ class PreparedStep:
         """
         if self.budget is None and self.options.max_slowdown is not None:
             return self._fast_enough()
+        if self.budget is not None and self.budget.share is not None and self.budget.share >= 1:
+            self.whole_executable()  # it will run, so the budget is a share of its own peak and not of a prediction
         goal = self._goal()
         limit = goal.limit
         if self.options.policy != "auto":
@@ -253,17 +268,28 @@ class PreparedStep:
         """The plan of `choice`, compiled; None if the replay, which checks every plan, refuses it."""
         if choice.runs_whole:
             self.whole_executable()
-            plan = self.planner.plan_of(choice, goal, self.measured)
+            plan = self._plan_of(choice, goal)
             return None if plan is None else Compiled(plan, None, choice)
         began = time.perf_counter()
-        plan = self.planner.plan_of(choice, goal, self.measured)
+        plan = self._plan_of(choice, goal)
         self.plan_s += time.perf_counter() - began
         if plan is None:
             return None
         executables = self.compile(plan)
         self.measured = self.planner.with_measured(choice, self.workspaces(plan, executables), self.measured)
-        plan = self.planner.plan_of(choice, goal, self.measured)
+        plan = self._plan_of(choice, goal)
         return None if plan is None else Compiled(replace(plan, workspaces="compiled"), executables, choice)
+
+    def _plan_of(self, choice: Choice, goal: Goal) -> Plan | None:
+        """The plan of `choice`; None if the replay, which checks every plan, refuses it."""
+        plan = self.planner.plan_of(choice, goal, self.measured)
+        return None if plan is None else self._with_basis(plan)
+
+    def _with_basis(self, plan: Plan) -> Plan:
+        """The plan, which says what its budget was computed from."""
+        budget = self.budget_in_bytes()
+        mine = budget is not None and budget.nbytes == plan.budget_bytes
+        return replace(plan, budget_basis=budget.basis) if budget is not None and mine else plan
 
     def offload_state(self, found: Compiled, tensors: Collection[TensorId]) -> Compiled:
         """The same segments with these state tensors on the host between their uses, across the iteration boundary.
@@ -277,7 +303,7 @@ class PreparedStep:
         goal = Goal(float("inf") if budget_bytes is None else budget_bytes, found.plan.max_slowdown)
         if found.executables is not None:
             return self._compiled_choice(choice, goal) or found
-        plan = self.planner.plan_of(choice, goal, self.measured)
+        plan = self._plan_of(choice, goal)
         return found if plan is None else Compiled(plan, None, choice)
 
     def may_be_offloaded(self, found: Compiled) -> tuple[tuple[TensorId, int], ...]:
@@ -306,7 +332,7 @@ class PreparedStep:
         which has just recovered.
         """
         before = self.budget
-        if running.lowest or running.executor is None:
+        if running.lowest:
             return running
         self.budget = Budget(int(min(self.limit(), running.plan.peak_bytes) * _LOWER), None)
         try:
@@ -314,7 +340,7 @@ class PreparedStep:
         except BudgetTooSmall:
             self.budget, running.lowest = before, True
             return running
-        self.out_of_memory += running.executor.out_of_memory
+        self.out_of_memory += 1 if running.executor is None else running.executor.out_of_memory
         return lower
 
     def _tell(self, what: str, done: int, of: int) -> None:

@@ -28,9 +28,10 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
         BudgetTooSmall: compiled here, the plan needs more than its budget, and no other plan keeps it.
     """
     refuse_saved(prepared, plan)
-    budgets = (plan.budget_bytes, None if prepared.budget is None else int(prepared.limit()))
-    budget_bytes = min((nbytes for nbytes in budgets if nbytes is not None), default=None)
-    prepared.budget = None if budget_bytes is None else Budget(budget_bytes, None)
+    own = None if plan.budget_bytes is None else Budget(plan.budget_bytes, None, plan.budget_basis)
+    budgets = [budget for budget in (own, prepared.budget_in_bytes()) if budget is not None]
+    prepared.budget = min(budgets, key=lambda budget: budget.resolve(0), default=None)
+    budget_bytes = None if prepared.budget is None else prepared.budget.nbytes
     if plan.whole:
         held = min(sum(prepared.graph.tensors[t].nbytes for t in prepared.graph.inputs), prepared.jit_peak_bytes)
         resident, workspaces, executables = [held], [prepared.jit_peak_bytes - held], None
@@ -58,6 +59,7 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
         peak_bytes=needed,
         workspaces="compiled",
         budget_bytes=budget_bytes,
+        budget_basis="" if prepared.budget is None else prepared.budget.basis,
         jit_peak_bytes=plan.jit_peak_bytes if prepared.measured.whole is None else prepared.measured.whole,
         notes=notes,
     )

@@ -1,0 +1,42 @@
+"""Finds how much memory of a device is free for a step: the budget of a call for which the user gave none.
+
+    free = (1 - margin) * limit of the device's allocator - (bytes in use - bytes of the step's own arguments)
+
+The arguments are part of what a plan counts, so they are not subtracted. Everything else that is in use on the device stays where
+it is: other models, other states, and results that somebody still refers to. The figures are those of the moment of planning.
+Memory that is taken later is not known; if the device then runs out of memory, the step is planned again for less.
+
+The margin is for fragmentation: the allocator may have so many bytes free and yet no block that is large enough. The margin is an
+assumption, not a measurement.
+
+A device whose allocator has no limit, such as a CPU, has no figures. There the result is None: no limit.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from tensile_jax.budget import Budget
+from tensile_jax.exec.step.transfer import Device, on_host
+from tensile_jax.trace import nbytes_of
+
+_MARGIN = 0.05  # of the allocator's limit
+
+
+def free_memory(device: Device, arguments: Sequence[Any]) -> Budget | None:
+    """The budget for a step with these flat arguments, if the user gave none; None if the device's memory has no known limit."""
+    stats = device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return None
+    own = {id(value): value for value in arguments if isinstance(value, jax.Array) and _lies_on(value, device)}
+    others = max(stats.get("bytes_in_use", 0) - sum(nbytes_of(value.aval) for value in own.values()), 0)
+    nbytes = max(int((1 - _MARGIN) * stats["bytes_limit"]) - others, 1)
+    return Budget(
+        nbytes, None, f"no budget was given: what is free on {device}, less {_MARGIN:.0%} of its memory for fragmentation"
+    )
+
+
+def _lies_on(value: jax.Array, device: Device) -> bool:
+    """Whether the array is in the memory of the device."""
+    return not value.is_deleted() and device in value.sharding.device_set and not on_host(value)
