@@ -3,9 +3,9 @@
     python -m benchmarks.first_call_case resnet50 --budget 60% --cache FOLDER
 
 Prints one JSON object: seconds of the first call and its parts, the processor's seconds in all threads (`cpu_s`, which other
-processes on the machine hardly change), how many plans were compiled until one kept the budget (rounds), how many executables that
-took, and for each segment of the first of these plans how far the prediction was from what XLA needs. Without `--budget`, the step
-is plain jit's. `--cache` is the folder of jax's persistent compilation cache.
+processes on the machine hardly change), how many plans were compiled until one kept the budget (rounds), how many executables
+that took, and for each segment of the first of these plans how far the prediction was from what XLA needs. Without `--budget`,
+the step is plain jit's. `--cache` is the folder of jax's persistent compilation cache.
 """
 
 import json
