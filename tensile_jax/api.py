@@ -101,8 +101,9 @@ class PlannedFunction:
     def compare(self, /, *args: Any, **kwargs: Any) -> Comparison:
         """The plans of every policy for these arguments, under many budgets. Runs and compiles nothing.
 
-        The budget and the policy of this function do not matter. The result has the paper's metrics (MSR, EOR, CBR), predicted
-        for the device profile.
+        The budget, the policy and the `state_memory` of this function do not matter; every plan may keep state in host memory
+        between two iterations, which the paper's policy needs. The result has the paper's metrics (MSR, EOR, CBR), predicted for
+        the device profile.
         """
         prepared = self._calls.prepared(args, kwargs)
         return compare_policies(prepared.planner, progress=prepared.options.progress)

@@ -100,6 +100,20 @@ class Planner:
             candidates=self.candidates,
         )
 
+    def across_iterations(self) -> "Planner":
+        """A planner of the same step whose state may be in host memory between two iterations; itself, if it is one."""
+        if self.state_memory == "any":
+            return self
+        candidates = Candidates(self.graph, self.profile, state_may_stay_out=True)
+        return Planner(
+            self.graph,
+            self.profile,
+            policy=self.policy_name,
+            state_memory="any",
+            version=self._version,
+            candidates=candidates,
+        )
+
     @property
     def faults(self) -> tuple[str, ...]:
         """What the replays of refused plans have said so far."""

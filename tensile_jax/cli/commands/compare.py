@@ -2,14 +2,14 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 from rich.table import Table
 
 from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import format_us, readable_console, table_of
-from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, state_memory_option, takes_model, writable_file
+from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, takes_model, writable_file
 from tensile_jax.cli.progress import Phases, stderr_console
 from tensile_jax.plan_format import PolicyName, save_json
 from tensile_jax.units import format_bytes
@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # at run time this would import NumPy
 @click.command(short_help="Plan a model's step with every policy.")
 @takes_model
 @device_profile_option
-@state_memory_option
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
 @click.option(
     "--picture",
@@ -33,20 +32,20 @@ if TYPE_CHECKING:  # at run time this would import NumPy
 def compare(
     model: ModelChoice,
     device_profile: str | None,
-    state_memory: Literal["device", "any"],
     output: Path | None,
     picture: Path | None,
 ) -> None:
     """Plan MODEL's step with every policy, under many budgets, without running it.
 
-    MSR, EOR and CBR are the paper's: memory saved, time, and their ratio, against policy "none". All of it is predicted from the
-    device profile.
+    MSR, EOR and CBR are the paper's: memory saved, time, and their ratio, against policy "none". Every policy may keep state in
+    host memory between two iterations (--state-memory any), which the paper's own needs. All of it is predicted from the device
+    profile.
     """
     if picture is not None and find_spec("matplotlib") is None:
         raise Refusal("--picture needs matplotlib: pip install 'tensile_jax[plot]'")
     from tensile_jax.cli.run.single_model import planned_step  # imports JAX
 
-    limits = Limits(None, "auto", device_profile, state_memory)
+    limits = Limits(None, "auto", device_profile, "any")
     with Phases(stderr_console()) as phases:
         phases.begin("tracing")
         built = model.build()
@@ -71,7 +70,8 @@ def compare(
 def _least_table(made: "Comparison", *, title: str) -> Table:
     """The plan with the lowest peak of every policy, beside the plan of `auto` at the same peak."""
     columns = (">peak", ">MSR", ">EOR", ">CBR", ">swapped", ">again", ">waits", ">auto's EOR there")
-    heading = f"{title}, {made.device_profile} (predicted): as little memory as each policy can do with"
+    predicted = f"{made.device_profile}, state memory {made.state_memory}, predicted"
+    heading = f"{title} ({predicted}): as little memory as each policy can do with"
     table = table_of(heading, "policy", *columns)
     table.add_row(*_cells(made.vanilla), "")
     for entry, beside in made.least:

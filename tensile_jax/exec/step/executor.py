@@ -3,9 +3,10 @@
 The executor carries out the instructions in their order. It decides only how to recover from three faults:
 
     - A tensor is still on the host when a segment needs it on the device. The executor copies it in at that moment. Such a copy
-      is a passive swap-in; it is counted, and is never an error. The arguments of an iteration are always checked for this. The
-      inputs of each segment are checked in watched iterations (`is_watched`: the first three, then every fiftieth), and in the
-      rest of an iteration in which a launch failed.
+      is a passive swap-in, and is counted. The arguments of an iteration are always checked for this. The inputs of each segment
+      are checked in watched iterations (`is_watched`: the first three, then every fiftieth), and in the rest of an iteration in
+      which a launch failed. In any other iteration, the launch of the segment fails. The paper's executor checks before every
+      operator; here the checker has replayed the plan, so every input is there unless this package has a mistake.
     - The device is out of memory. Everything that the segment does not read is copied to the host, apart from constants and
       arguments that were not donated, and the segment is launched again. The iteration continues. `needs_lower_budget` is set,
       and whoever called the executor plans again for less memory.

@@ -25,6 +25,8 @@ def test_the_comparison_states_the_metrics_of_the_paper(tmp_path: Path) -> None:
     made = json.loads(file.read_text())
     vanilla = made["vanilla"]
     assert (vanilla["policy"], vanilla["msr"], vanilla["eor"]) == ("none", 0.0, 1.0)
+    assert made["state_memory"] == "any", "the paper schedules across iterations"
+    assert "state memory any" in shown.output
     entries = [e for pair in made["least"] for e in pair] + made["curve"] + [e for b in made["budgets"] for e in b["entries"]]
     for entry in entries:
         assert entry["msr"] == pytest.approx(1 - entry["peak_bytes"] / vanilla["peak_bytes"])

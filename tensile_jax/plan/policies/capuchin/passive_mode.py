@@ -131,7 +131,8 @@ class _Memory:
 
     def run(self, kernel: Kernel) -> None:
         """Make room, copy in what the kernel reads, run the kernel, and release what is not needed any more."""
-        replaced = {self._old[t]: t for t in kernel.outputs if self._old.get(t) in self._here}
+        there = {*self._here, *kernel.inputs}  # what the kernel reads comes back for it, if it was evicted
+        replaced = {self._old[t]: t for t in kernel.outputs if self._old.get(t) in there}
         made = sum(self._tensors[t].nbytes for t in kernel.outputs if self._old.get(t) not in replaced)
         self._bring(kernel.inputs, beside=made + kernel.workspace, keep={*kernel.inputs, *replaced})
         for t in replaced:
