@@ -1,25 +1,29 @@
 """Computes what it costs to evict a tensor between two of its accesses, and evicts it by a swap or by a recomputation.
 
 An *eviction* is one way to free memory: a tensor leaves the device after one access (the *evicted access*) and must be there
-again for the next one (the *back access*). `policy.py` chooses the order in which tensors are evicted. This file chooses, for
-each eviction, whether a swap or a recomputation saves more bytes per microsecond. Capuchin (Peng et al., ASPLOS 2020, sections
-4.3 and 4.4) uses two measures:
+again for the next one (the *back access*). `policy.py` chooses which tensors are evicted, and how. This file knows what the
+evictions so far have left, and what one more would cost. Capuchin (Peng et al., ASPLOS 2020, sections 4.3 and 4.4) uses:
 
-    FT   = (back access - swap-in time) - (evicted access + swap-out time)      free time: >= 0 if both copies can be hidden
-    MSPS = nbytes / recomputation time                                          memory saving per second (here: per microsecond)
+    FT       = (back access - swap-in time) - (evicted access + swap-out time)      free time: >= 0 if both copies can be hidden
+    rp(t)    = latency of the operators that compute t again
+    ext(t)   = rp(t) * (number of tensors computed again so far for which t is a source)
+    MSPS(t)  = nbytes(t) / (rp(t) + ext(t))                memory saving per second (here: per microsecond)
 
 A *kernel* is one heavy operator with the light ones that XLA fuses with it (`passive_mode.py`). The *target* is the memory that
 no kernel is to exceed.
 
 A swap copies out as soon as the lane of the link is free, and copies in (Capuchin's *in-trigger*) as late as the back access and
-the lane allow. If the tensor would then still lie on the device during a kernel that exceeds the target, the swap is widened: the
-tensor is away from the first to the last kernel in the gap that exceeds the target. The part of the copies that does not fit
-before the first and after the last of these kernels is exposed time.
+the lane allow. If the tensor would then still lie on the device during a kernel that exceeds the target, the copies cannot both
+be hidden. Such a swap is widened: the tensor is away from the first to the last kernel in the gap that exceeds the target. Its
+*overhead* is the part of the copies that does not fit before the first and after the last of these kernels.
 
-A recomputation starts from tensors that are on the device when the evicted tensor is needed. Inputs that are no longer stored
-then are computed again too. Inputs that have been swapped out in the meantime are no source ("those tensor accesses which have
-never been released", TENSILE section IV-D). Every segment that needs a dropped tensor computes it again (`retention.py`), but
-like Capuchin this file counts the time once.
+A recomputation starts from its *sources*: tensors that are on the device whenever the evicted tensor is needed again. Inputs that
+are no longer stored then are computed again too, and rp(t) contains the time of this chain. If a source is itself dropped later,
+the tensors that start from it start from its sources instead, and have to compute it too: that is ext(t). Inputs that have been
+swapped out in the meantime are no source ("those tensor accesses which have never been released", TENSILE section IV-D).
+
+Difference from Capuchin: MSPS counts the chain once for the tensor and once for each tensor that starts from it, as Capuchin
+does. But every segment that needs a dropped tensor computes it again (`retention.py`); Capuchin keeps it after the back access.
 
 Times in microseconds since the step began.
 """
@@ -63,11 +67,18 @@ class _Swap:
 
 
 @dataclass(frozen=True, slots=True)
-class _Recomputation:
-    """The tensors to drop, each with the last place at which it is stored, and the time to compute the evicted one again."""
+class Recomputation:
+    """The tensors to drop, each with the last place at which it is stored; what the chain starts from; rp(t) and ext(t)."""
 
     dropped: dict[TensorId, int]
+    sources: frozenset[TensorId]
     latency_us: float
+    extra_us: float
+
+    @property
+    def overhead_us(self) -> float:
+        """What Capuchin compares with the overhead of a swap."""
+        return self.latency_us + self.extra_us
 
 
 class Evictions:
@@ -84,6 +95,7 @@ class Evictions:
         self._retention = retention
         self._end = list(retention.end)
         self._needs = [set(places) for places in retention.needs]
+        self._sources: dict[TensorId, frozenset[TensorId]] = {}  # of every tensor that is computed again
         self._kernels = kernels
         self._target = target
         self._link = Link()
@@ -101,11 +113,13 @@ class Evictions:
         found: list[Eviction] = []
         for tensor in retention.liveness.graph.tensors:
             t = tensor.id
-            if not may_leave(retention, t):
+            if not may_leave(retention, t) or t in self.dropped:
                 continue
             made = retention.liveness.begin[t]
-            places = sorted({*retention.needs[t], *((made,) if made >= 0 else ())})
+            places = sorted({*self._needs[t], *((made,) if made >= 0 else ())})
             for after, before in pairwise(places):
+                if any(away.leave < before and after < away.back for away in self.absences.get(t, ())):
+                    continue
                 first, last = self._kernel_at(after), self._kernel_at(before)
                 if last - first > 1 and self._over_target(first + 1, last):
                     out_us = copy_out_us(tensor.nbytes, profile)
@@ -116,37 +130,27 @@ class Evictions:
 
     def swap_hidden(self, eviction: Eviction) -> bool:
         """Swap the tensor if both copies can be hidden and a kernel gets nearer to the target; return whether that was done."""
-        swap = self._swap(eviction, hidden=True)
+        swap = self._swap(eviction, hidden=True) if self.helps(eviction) else None
         if swap is not None:
             self._take(swap)
         return swap is not None
 
-    def rate(self, eviction: Eviction) -> float:
-        """Bytes saved per microsecond lost, by the better of the two ways; 0 if neither helps."""
-        return max(self._rates(eviction))
+    def helps(self, eviction: Eviction) -> bool:
+        """Whether a kernel exceeds the target while the tensor would be away, and nothing else has taken the tensor away yet."""
+        t, after, before = eviction.gap.tensor, eviction.gap.after, eviction.gap.before
+        away = any(a.leave < before and after < a.back for a in self.absences.get(t, ()))
+        return not away and t not in self.dropped and self._over_target(eviction.first + 1, eviction.last)
 
-    def evict(self, eviction: Eviction) -> None:
-        """Swap or recompute the tensor, whichever saves more bytes per microsecond."""
-        swapping, recomputing = self._rates(eviction)
-        if swapping >= recomputing:
-            swap = self._swap(eviction, hidden=False)
-            assert swap is not None  # its rate says so
-            self._take(swap)
-        else:
-            recomputation = self._recomputation(eviction)
-            assert recomputation is not None
-            self._drop(eviction, recomputation)
+    def swap_overhead_us(self, eviction: Eviction) -> float:
+        """The exposed time of the copies; infinite if the tensor cannot be swapped between these accesses."""
+        swap = self._swap(eviction, hidden=False)
+        return float("inf") if swap is None else swap.exposed_us
 
-    def _rates(self, eviction: Eviction) -> tuple[float, float]:
-        if not self._over_target(eviction.first + 1, eviction.last) or eviction.gap.tensor in self.dropped:
-            return 0.0, 0.0
-        swap, recomputation = self._swap(eviction, hidden=False), self._recomputation(eviction)
-        return (
-            0.0 if swap is None else eviction.nbytes / swap.exposed_us if swap.exposed_us > 0 else float("inf"),
-            0.0 if recomputation is None
-            else eviction.nbytes / recomputation.latency_us if recomputation.latency_us > 0
-            else float("inf"),
-        )  # fmt: skip
+    def swap(self, eviction: Eviction) -> None:
+        """Swap the tensor, with exposed copies; `swap_overhead_us` must be finite."""
+        swap = self._swap(eviction, hidden=False)
+        assert swap is not None  # its overhead says so
+        self._take(swap)
 
     # -- swaps ------------------------------------------------------------------------------------------------------------
 
@@ -191,7 +195,7 @@ class Evictions:
 
     # -- recomputations ---------------------------------------------------------------------------------------------------
 
-    def _recomputation(self, eviction: Eviction) -> _Recomputation | None:
+    def recomputation(self, eviction: Eviction) -> Recomputation | None:
         """How to compute the tensor again after its evicted access, or None if what that starts from is gone by then."""
         liveness, t = self._candidates.liveness, eviction.gap.tensor
         operators = liveness.graph.operators
@@ -200,6 +204,7 @@ class Evictions:
         far = [p for p in self._needs[t] if p > eviction.gap.after]
         last = max(far)
         dropped = {t: eviction.gap.after}
+        sources: set[TensorId] = set()
         again: set[int] = set()
         wanted = [liveness.begin[t]]
         while wanted:
@@ -215,20 +220,28 @@ class Evictions:
                 if self._end[u] >= last:
                     if any(a.leave < p <= a.back for a in self.absences.get(u, ()) for p in far):
                         return None
+                    sources.add(u)
                 elif liveness.begin[u] < 0 or u in self.absences:
                     return None
                 else:
                     dropped[u] = self._end[u]
                     wanted.append(liveness.begin[u])
-        return _Recomputation(dropped, sum(self._candidates.rerun_us[p] for p in sorted(again)))
+        latency_us = sum(self._candidates.rerun_us[p] for p in sorted(again))
+        starting = sum(t in others for others in self._sources.values())
+        return Recomputation(dropped, frozenset(sources), latency_us, latency_us * starting)
 
-    def _drop(self, eviction: Eviction, recomputation: _Recomputation) -> None:
+    def recompute(self, eviction: Eviction, recomputation: Recomputation) -> None:
+        """Drop the tensor after its evicted access, and what its chain passes through."""
         t = eviction.gap.tensor
         readers = {self._kernel_at(p) for p in self._needs[t]}
         without = [k for k in range(eviction.first + 1, self._kernel_at(self._end[t])) if k not in readers]
         self._needed[without] -= eviction.nbytes
         for u, until in recomputation.dropped.items():
             self.dropped[u] = self._end[u] = until
+        for other, sources in self._sources.items():
+            if t in sources:
+                self._sources[other] = sources - {t} | recomputation.sources
+        self._sources[t] = recomputation.sources
         self._propagate_need(t, {p for p in self._needs[t] if p > eviction.gap.after})
 
     def _propagate_need(self, tensor: TensorId, far: set[int]) -> None:

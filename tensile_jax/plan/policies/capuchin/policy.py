@@ -2,34 +2,48 @@
 
 Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (ASPLOS 2020), sections 4.3 to 4.5, the second
 baseline of TENSILE (section V). The first iteration runs in passive mode (`passive_mode.py`). It shows when tensors are accessed,
-and which kernels need more memory than there is. From these, evictions are chosen once, by their free time FT and by MSPS, the
-memory that they save per unit of time (`evictions.py`):
+and which kernels need more memory than there is. From these, evictions are chosen once (`evictions.py`):
 
-    1. candidates   evictions that lower the memory of a kernel which needs more than the target, by falling FT
-    2. hidden       those with FT >= 0 are swapped, as long as both copies find a window on the link, one lane for each direction
-    3. exposed      the eviction that saves the most bytes per microsecond: nbytes / exposed time of a swap, or the MSPS of a
-                    recomputation; every choice changes what the others cost, so the others are computed again after it
-    until no kernel needs more than the target.
+    1. The candidates are the evictions that lower the memory of a kernel which needs more than the target. They are gone through
+       by falling free time (FT).
+    2. A tensor is swapped if an in-trigger hides both copies: if both find a window on the link, one lane for each direction.
+    3. If there is no such in-trigger, the overhead of swapping this tensor is compared with the overhead of the recomputation
+       that saves the most memory per unit of time (MSPS) among all candidates, with its chain. If the recomputation costs less,
+       *that* tensor is computed again; if not, this one is swapped with exposed copies.
+    4. This ends when no kernel needs more than the target. If the candidates are at their end before, those that are left are
+       gone through again, as long as that evicts something.
+    5. In-triggers are moved earlier where a segment still waits for its copy (`feedback.py`).
+
+A tensor leaves when its copy to the host ends. If no cut is under the limit then, it leaves before the first kernel that exceeds
+the target, and that kernel waits, as Capuchin's does when an allocation fails.
 
 The target is the limit. Nothing is scheduled across iterations: state is on the device when the iteration begins and ends, even
 with `state_memory="any"`. If the whole step fits the limit, it runs as one executable. Ties: the larger tensor, then the lower
 id, then the earlier access; a swap before a recomputation.
 
+Collective recomputation: when Capuchin computes a chain again for one tensor, it keeps the other evicted tensors of the chain as
+long as memory allows, so that the chain does not run once for each of them. Here a segment runs a chain once for all tensors that
+it needs. The cut pays for each further segment that runs the chain again, so it joins segments as far as the limit allows. What
+one segment has computed again is not handed on to the next.
+
 Differences from the paper:
 
     - Accesses are those of kernels, not of single operators, and times come from the device profile.
-    - Copies are placed once, by a prediction. Capuchin moves in-triggers from iteration to iteration.
-    - Segments need more than kernels do (`segmentation.py`). If no cut of the plan is under the limit, lower targets are tried.
+    - Kernels run in segments that begin and end at the copies (`event_boundaries.py`). Such a segment may need more than its
+      kernels. If no cut of the plan is under the limit, lower targets are tried.
+    - What `evictions.py`, `passive_mode.py` and `feedback.py` say.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from heapq import heapify, heappop, heapreplace
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from heapq import heappop, heapreplace
 
 from tensile_jax.plan.analysis.residency import Absences
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.policies.capuchin.evictions import Eviction, Evictions
+from tensile_jax.plan.policies.capuchin.evictions import Eviction, Evictions, Recomputation
+from tensile_jax.plan.policies.capuchin.feedback import move_in_triggers
 from tensile_jax.plan.policies.capuchin.passive_mode import Kernel, observe
+from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits, whole
@@ -43,49 +57,87 @@ def capuchin(candidates: Candidates, limit: float, measured: Measured) -> Choice
     """The cheapest cut of the first target's plan that has a cut under the limit."""
     if not candidates.graph.operators:
         return whole(candidates)
-    return first_that_fits(candidates, _candidates_for(candidates, limit), limit, measured)
+    choice = first_that_fits(candidates, _candidates_for(candidates, limit), limit, measured)
+    return None if choice is None else move_in_triggers(candidates, choice, limit, measured)
 
 
 def _candidates_for(candidates: Candidates, limit: float) -> Iterator[int]:
-    """The plans for the limit and for less, down to the least; the first candidate where nothing needs to be evicted."""
+    """The plans for the limit and for less, down to the least; the first candidate where nothing needs to be evicted.
+
+    For each target there are two: one in which nothing waits for copies to the host, and one in which kernels do.
+    """
     kernels = observe(candidates)
     most = max(kernel.nbytes for kernel in kernels)
     if limit == LEAST or limit >= most:
         yield 0
     targets = [part * limit for part in _PARTS if LEAST < part * limit < most] + [part * most for part in _LEAST_PARTS]
     for target in targets:
-        yield candidates.add(("capuchin", target), partial(_candidate_for, candidates, kernels, target))
+        evicted = cache(partial(plan_evictions, candidates, kernels, target))
+        for waits in (False, True):
+            yield candidates.add(("capuchin", target, waits), partial(_candidate_for, candidates, evicted, waits=waits))
 
 
 def _candidate_for(
-    candidates: Candidates, kernels: Sequence[Kernel], target: float
+    candidates: Candidates, evicted: Callable[[], tuple[Retention, Absences]], *, waits: bool
 ) -> tuple[Retention, Absences, tuple[int, ...]]:
-    retention, absences = plan_evictions(candidates, kernels, target)
-    own = event_boundaries(retention, absences, candidates.costs)
-    return retention, absences, own
+    retention, absences = evicted()
+    if not waits:
+        absences = in_order_of_issue(retention, absences, candidates.costs)
+    return retention, absences, event_boundaries(retention, absences, candidates.costs)
 
 
 def plan_evictions(candidates: Candidates, kernels: Sequence[Kernel], target: float) -> tuple[Retention, Absences]:
     """What is dropped and what is away so that no kernel needs more than the target, or as near to it as evictions come."""
     evictions = Evictions(candidates, kernels, target)
-    left: list[Eviction] = []
-    for eviction in evictions.candidates():
-        if evictions.enough():
-            break
-        if eviction.free_us < 0 or not evictions.swap_hidden(eviction):
-            left.append(eviction)
-    left.sort(key=lambda e: (-e.nbytes, e.gap.tensor, e.first))
-    queue = [(-evictions.rate(eviction), rank) for rank, eviction in enumerate(left)]  # the best first
-    heapify(queue)
-    while queue and not evictions.enough():
-        before, rank = queue[0]
-        now = -evictions.rate(left[rank])
-        if now == 0.0:  # nothing to gain any more
-            heappop(queue)
-        elif now > before:
-            heapreplace(queue, (now, rank))
-        else:
-            evictions.evict(left[rank])
-            heappop(queue)
+    while not evictions.enough() and _walk(evictions, evictions.candidates()):
+        pass
     absences = {t: tuple(sorted(several, key=lambda a: a.leave)) for t, several in evictions.absences.items()}
     return retain(candidates.liveness, evictions.dropped), absences
+
+
+def _walk(evictions: Evictions, waiting: Sequence[Eviction]) -> bool:
+    """Go through the evictions once, in their order; return whether a tensor was evicted."""
+    recomputations = _Recomputations(evictions, waiting)
+    evicted = False
+    for eviction in waiting:
+        if evictions.enough():
+            break
+        if evictions.swap_hidden(eviction):
+            evicted = True
+        elif evictions.helps(eviction):
+            swap_us, best = evictions.swap_overhead_us(eviction), recomputations.best()
+            if best is not None and best[1].overhead_us < swap_us:
+                evictions.recompute(*best)
+                evicted = True
+            elif swap_us < float("inf"):
+                evictions.swap(eviction)
+                evicted = True
+    return evicted
+
+
+class _Recomputations:
+    """The recomputations of some evictions, of which it finds the one with the largest MSPS.
+
+    Every tensor that is dropped makes the recomputation of others longer, never shorter. So an eviction is looked at again only
+    when its last known MSPS is the largest.
+    """
+
+    def __init__(self, evictions: Evictions, waiting: Sequence[Eviction]) -> None:
+        self._evictions = evictions
+        self._ranked = sorted(waiting, key=lambda e: (-e.nbytes, e.gap.tensor, e.first))
+        self._queue = [(float("-inf"), rank) for rank in range(len(self._ranked))]  # -MSPS
+
+    def best(self) -> tuple[Eviction, Recomputation] | None:
+        """The eviction with the largest MSPS of those that still help, and its recomputation; None if there is none."""
+        while self._queue:
+            before, rank = self._queue[0]
+            eviction = self._ranked[rank]
+            found = self._evictions.recomputation(eviction) if self._evictions.helps(eviction) else None
+            if found is None:
+                heappop(self._queue)
+                continue
+            now = -eviction.nbytes / found.overhead_us if found.overhead_us > 0 else float("-inf")
+            if now <= before:
+                return eviction, found
+            heapreplace(self._queue, (now, rank))
+        return None

@@ -19,12 +19,15 @@ Differences from the paper:
       of a framework.
     - The paper runs these operators one by one. Here segments begin and end where the schedule's copies are issued and awaited
       (`event_boundaries.py`), and elsewhere only where the limit asks for it.
+    - Algorithm 2 says when a copy to the host begins. Here it begins right after the last access, or when the copy that was
+      issued before it has ended (`copy_order.py`).
     - The paper always schedules across iterations. Here it does so with `state_memory="any"` only, because with "device" the
       caller wants the state on the device between two calls.
 """
 
 from tensile_jax.plan.analysis.residency import Absences
 from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.tensile.schedule_to_absences import schedule_events
 from tensile_jax.plan.search.candidates import Candidates
@@ -52,5 +55,5 @@ def _scheduled(candidates: Candidates, free_bytes: float) -> tuple[Retention, Ab
         state_may_stay_out=candidates.state_may_stay_out,
     )
     retention = retain(candidates.liveness, placed.dropped)
-    own = event_boundaries(retention, placed.absences, candidates.costs)
-    return retention, placed.absences, own
+    absences = in_order_of_issue(retention, placed.absences, candidates.costs)
+    return retention, absences, event_boundaries(retention, absences, candidates.costs)

@@ -1,15 +1,18 @@
 """Capuchin's plan: hidden swaps by free time, then swaps and recomputations by what they cost, on graphs that fit on paper."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import Measured
+from tensile_jax.plan import Choice, Measured
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.residency import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.capuchin.evictions import Evictions
+from tensile_jax.plan.policies.capuchin.feedback import move_in_triggers
 from tensile_jax.plan.policies.capuchin.passive_mode import observe
 from tensile_jax.plan.policies.capuchin.policy import capuchin, plan_evictions
 from tensile_jax.plan.search.candidates import Candidates
@@ -97,6 +100,59 @@ def test_a_chain_starts_from_what_is_still_stored() -> None:
     assert dropped["b"] == 2
 
 
+def test_where_no_trigger_fits_the_recomputation_that_saves_most_for_its_time_takes_the_place_of_the_swap() -> None:
+    """Copies of `a`, which has the most free time, are exposed. To make it again takes 101,000 us, to make b again 2,000 us."""
+    lines = [
+        "a = heavy(z)",
+        "b = heavy(x)",
+        "c = heavy(b, a)",
+        "d = heavy(c)",
+        "p = heavy(d)",
+        "e = heavy(p, b)",
+        "q = heavy(e, a)",
+    ]
+    graph = graph_of(lines, sizes=SIZES | {"z": 10_000_000, "x": 100_000, "c": 200_000}, inputs="x z", outputs="q")
+    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
+    most = max(kernel.nbytes for kernel in observe(candidates))
+    dropped, absences = evicted(candidates, most - 1)
+    assert (dropped, absences) == ({"b": 2}, {})
+
+
+def test_what_others_are_computed_from_costs_its_time_for_each_of_them() -> None:
+    """MSPS of `a` counts its 1,001 us twice once b, which is computed from a, is to be computed again."""
+    lines = ["a = heavy(x)", "b = heavy(a)", "c = heavy(b)", "d = heavy(c)", "p = heavy(d)", "e = heavy(p, b)", "q = heavy(e, a)"]
+    candidates = candidates_of(lines, flops=0)
+    kernels = observe(candidates)
+    evictions = Evictions(candidates, kernels, 0.0)
+    of = {candidates.graph.tensors[e.gap.tensor].name: e for e in evictions.candidates() if e.gap.after > 0}
+    before = evictions.recomputation(of["a"])
+    b = evictions.recomputation(of["b"])
+    assert before is not None and b is not None
+    assert (before.latency_us, before.extra_us) == (1_001.0, 0.0)
+    assert b.sources == {tensor_named(candidates.graph, "a")}
+    evictions.recompute(of["b"], b)
+    then = evictions.recomputation(of["a"])
+    assert then is not None and (then.latency_us, then.extra_us) == (1_001.0, 1_001.0)
+
+
+WAITS = ["a = heavy(x)", *(f"{new} = heavy({old})" for old, new in pairwise("abcdpqr")), "y = heavy(r, a)"]
+"""Each takes 20,000 us. Copies of `a`, here of 300,000 bytes, take 30,000 us; places 1 and 7 read it."""
+
+
+@pytest.mark.parametrize(
+    ("limit", "p", "moves"), [(float("inf"), 100_000, True), (LEAST, 100_000, True), (LEAST, 900_000, False)]
+)
+def test_an_in_trigger_for_which_a_segment_waits_moves_earlier_where_there_is_room(limit: float, p: int, moves: bool) -> None:
+    candidates = candidates_of(WAITS, a=300_000, p=p)
+    a = tensor_named(candidates.graph, "a")
+    index = candidates.add("late", lambda: (candidates[0].retention, {a: (Absence(a, 3, 6, 60_000.0),)}, ()))
+    choice = Choice(index, tuple(range(9)), candidates[index].absences)
+    moved = move_in_triggers(candidates, choice, limit, Measured())
+    assert planned(candidates, choice, "device").stall_us == pytest.approx(10_000.0, abs=10)
+    assert moved.absences == {a: (Absence(a, 3, 5 if moves else 6, 60_000.0),)}
+    assert (planned(candidates, moved, "device").stall_us == 0) == moves
+
+
 def test_state_is_never_out_between_iterations_even_where_it_may_be() -> None:
     candidates = Candidates(convolutions(4, weight=300_000), PROFILE, state_may_stay_out=True)
     choice = capuchin(candidates, LEAST, Measured())
@@ -129,9 +185,13 @@ def test_needs_are_kept_up_to_date_as_if_found_anew(graph: Graph, part: float) -
     candidates = Candidates(order(graph), PROFILE, state_may_stay_out=False)
     kernels = observe(candidates)
     evictions = Evictions(candidates, kernels, part * max(kernel.nbytes for kernel in kernels))
-    for eviction in evictions.candidates():
-        if evictions.rate(eviction) > 0:
-            evictions.evict(eviction)
+    for number, eviction in enumerate(evictions.candidates()):
+        if evictions.helps(eviction):
+            recomputation = evictions.recomputation(eviction)
+            if recomputation is not None:
+                evictions.recompute(eviction, recomputation)
+            elif number % 2 and evictions.swap_overhead_us(eviction) < float("inf"):
+                evictions.swap(eviction)
     retention = retain(candidates.liveness, evictions.dropped)
     assert [tuple(sorted(places)) for places in evictions._needs] == list(retention.needs)
     assert evictions._end == list(retention.end)
