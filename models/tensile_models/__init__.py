@@ -1,6 +1,8 @@
-"""Train steps of five networks as a user of JAX and Flax would write them, each with its first state and real input.
+"""Train steps of eight networks as a user of JAX and Flax would write them, each with its first state and real input.
 
-Each network has a file of its own. Nothing in this package imports `tensile_jax`. A function makes a model of the given sizes:
+Each network has a file of its own. Five of them are those of the TENSILE paper: VGG-16, ResNet-50, InceptionV3, InceptionV4 and
+DenseNet-121, which one constructor makes (`classifier.py`). Nothing in this package imports `tensile_jax`. A function makes a
+model of the given sizes:
 
 >>> from tensile_models.mlp import mlp
 >>> model = mlp(batch_size=32)

@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 
 from tensile_models import data
 from tensile_models.inputs import text_input
-from tensile_models.model import Model, check_sizes
+from tensile_models.model import Model, check_dtype, check_sizes
 from tensile_models.training import adam_or, build_model
 
 
@@ -47,10 +47,7 @@ def gpt(
             f"heads must divide width: got heads={heads}, width={width}. "
             f"Pass a width that is a multiple of {heads}, or other heads."
         )
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(
-            f"dtype must be a floating type: got {jnp.dtype(dtype).name}. Pass jnp.float32, jnp.bfloat16 or jnp.float16."
-        )
+    check_dtype(dtype)
     module = GPT(vocabulary, sequence_length, width, heads, layers, dtype)
     source = text_input(batch_size=batch_size, sequence_length=sequence_length, seed=seed)
     optimizer = adam_or(optimizer, learning_rate, usual=1e-3)

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.typing import DTypeLike
 
 Batch = dict[str, Any]  # arrays, or in `batch_shape` their shapes: 'image' and 'label', ...
 Metrics = dict[str, jax.Array]  # 'loss' and 'accuracy', both scalars
@@ -66,3 +68,13 @@ def check_sizes(*, at_least: int = 1, **sizes: int) -> None:
             raise TypeError(f"{argument} must be a whole number: got {value!r} ({type(value).__name__}). Pass an int.")
         if value < at_least:
             raise ValueError(f"{argument} must be at least {at_least}: got {value}. Pass {argument}={at_least} or more.")
+
+
+def check_dtype(dtype: DTypeLike) -> None:
+    """Raises unless layers can compute in `dtype`."""
+    try:
+        name, floating = jnp.dtype(dtype).name, jnp.issubdtype(dtype, jnp.floating)
+    except TypeError:
+        name, floating = repr(dtype), False
+    if not floating:
+        raise ValueError(f"dtype must be a floating type: got {name}. Pass jnp.float32, jnp.bfloat16 or jnp.float16.")

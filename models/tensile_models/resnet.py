@@ -13,56 +13,35 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import linen as nn
+from jax.typing import DTypeLike
 
-from tensile_models.inputs import photograph_input
-from tensile_models.model import Model
-from tensile_models.training import adam_or, build_model
-
-SMALLEST_IMAGE = 32  # five halvings leave one pixel
-BLOCKS_OF_RESNET_50 = (3, 4, 6, 3)
-
-
-def resnet50(
-    *,
-    batch_size: int,
-    image_size: int = 224,
-    classes: int = 1000,
-    seed: int = 0,
-    learning_rate: float | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-) -> Model:
-    """ResNet-50 on crops of photographs, trained with Adam (rate 1e-3) unless `optimizer` is given."""
-    source = photograph_input(batch_size=batch_size, image_size=image_size, smallest=SMALLEST_IMAGE, classes=classes, seed=seed)
-    module = ResNet(blocks=BLOCKS_OF_RESNET_50, classes=classes)
-    return build_model("resnet50", module, source, seed=seed, optimizer=adam_or(optimizer, learning_rate, usual=1e-3))
+from tensile_models.classifier import Classifier
+from tensile_models.layers import batch_norm, conv, stem
 
 
 class ResNet(nn.Module):
     """Stem, stages of bottleneck blocks, global average, linear head."""
 
-    blocks: Sequence[int]
     classes: int
-    width: int = 64
+    width: int
+    blocks: Sequence[int]
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
-        stem = nn.Conv(self.width, (7, 7), strides=2, padding=3, use_bias=False, name="Stem")
-        x = stem(images)
-        x = nn.relu(batch_norm("StemNorm", train=train)(x))
-        halo = ((1, 1), (1, 1))
-        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=halo)  # pyright: ignore[reportArgumentType]  (Flax annotates str only)
+        x = stem(images, self.width, train=train, dtype=self.dtype)
         index = 0
         for stage, blocks in enumerate(self.blocks):
             for position in range(blocks):
                 x = Bottleneck(
                     width=self.width * 2**stage,
                     stride=2 if stage > 0 and position == 0 else 1,
+                    dtype=self.dtype,
                     name=f"Block_{index}",
                 )(x, train=train)
                 index += 1
-        return nn.Dense(self.classes, name="Head")(jnp.mean(x, axis=(1, 2)))
+        return nn.Dense(self.classes, dtype=self.dtype, name="Head")(jnp.mean(x, axis=(1, 2))).astype(jnp.float32)
 
 
 class Bottleneck(nn.Module):
@@ -70,28 +49,21 @@ class Bottleneck(nn.Module):
 
     width: int
     stride: int
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        def conv(name: str, width: int, kernel: int, stride: int = 1) -> nn.Conv:
-            return nn.Conv(
-                width,
-                (kernel, kernel),
-                strides=stride,
-                padding=kernel // 2,
-                use_bias=False,
-                name=name,
-            )
+        def conv_norm(x: jax.Array, names: tuple[str, str], width: int, kernel: int, stride: int = 1) -> jax.Array:
+            y = conv(names[0], width, kernel, stride=stride, dtype=self.dtype)(x)
+            return batch_norm(names[1], train=train, dtype=self.dtype)(y)
 
         outer = 4 * self.width
-        y = nn.relu(batch_norm("Norm_0", train=train)(conv("Conv_0", self.width, 1)(x)))
-        y = nn.relu(batch_norm("Norm_1", train=train)(conv("Conv_1", self.width, 3, self.stride)(y)))
-        y = batch_norm("Norm_2", train=train)(conv("Conv_2", outer, 1)(y))
+        y = nn.relu(conv_norm(x, ("Conv_0", "Norm_0"), self.width, 1))
+        y = nn.relu(conv_norm(y, ("Conv_1", "Norm_1"), self.width, 3, self.stride))
+        y = conv_norm(y, ("Conv_2", "Norm_2"), outer, 1)
         if x.shape != y.shape:
-            x = batch_norm("ProjectionNorm", train=train)(conv("Projection", outer, 1, self.stride)(x))
+            x = conv_norm(x, ("Projection", "ProjectionNorm"), outer, 1, self.stride)
         return nn.relu(x + y)
 
 
-def batch_norm(name: str, *, train: bool) -> nn.BatchNorm:
-    """The usual constants for ImageNet; Flax's own momentum, 0.99, is slower."""
-    return nn.BatchNorm(not train, momentum=0.9, epsilon=1e-5, name=name)
+resnet50 = Classifier("resnet50", ResNet, image_size=224, smallest_image=32, width=64, blocks=(3, 4, 6, 3))

@@ -6,50 +6,42 @@ at another image size the first dense layer, which sees every remaining pixel, h
 shape. There is no dropout. Without batch norm it is trained at a tenth of Adam's usual rate.
 """
 
+from collections.abc import Sequence
+
 import jax
-import optax
+import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
-from tensile_models.inputs import photograph_input
-from tensile_models.model import Model
-from tensile_models.training import adam_or, build_model
-
-SMALLEST_IMAGE = 32  # five halvings leave one pixel
-STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))  # (convolutions, width)
-DENSE_WIDTH = 4096
-
-
-def vgg16(
-    *,
-    batch_size: int,
-    image_size: int = 224,
-    classes: int = 1000,
-    seed: int = 0,
-    learning_rate: float | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-) -> Model:
-    """VGG-16 on crops of photographs, trained with Adam (rate 1e-4) unless `optimizer` is given."""
-    source = photograph_input(batch_size=batch_size, image_size=image_size, smallest=SMALLEST_IMAGE, classes=classes, seed=seed)
-    optimizer = adam_or(optimizer, learning_rate, usual=1e-4)
-    return build_model("vgg16", VGG(classes=classes), source, seed=seed, optimizer=optimizer)
+from tensile_models.classifier import Classifier
 
 
 class VGG(nn.Module):
-    """Thirteen convolutions in five stages, each stage halved by pooling; three dense layers."""
+    """Convolutions in stages, each stage halved by pooling; three dense layers.
+
+    The width doubles from stage to stage up to eight times that of the first. The hidden dense layers have 64 times its width.
+    """
 
     classes: int
+    width: int
+    blocks: Sequence[int]
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         del train  # nothing here differs between training and testing
         x = images
         index = 0
-        for convolutions, width in STAGES:
+        for stage, convolutions in enumerate(self.blocks):
+            width = self.width * min(2**stage, 8)
             for _ in range(convolutions):
-                x = nn.relu(nn.Conv(width, (3, 3), padding=1, name=f"Conv_{index}")(x))
+                x = nn.relu(nn.Conv(width, (3, 3), padding=1, dtype=self.dtype, name=f"Conv_{index}")(x))
                 index += 1
             x = nn.max_pool(x, (2, 2), strides=(2, 2))
         x = x.reshape(len(x), -1)
-        x = nn.relu(nn.Dense(DENSE_WIDTH, name="Dense_0")(x))
-        x = nn.relu(nn.Dense(DENSE_WIDTH, name="Dense_1")(x))
-        return nn.Dense(self.classes, name="Head")(x)
+        for name in ("Dense_0", "Dense_1"):
+            x = nn.relu(nn.Dense(64 * self.width, dtype=self.dtype, name=name)(x))
+        return nn.Dense(self.classes, dtype=self.dtype, name="Head")(x).astype(jnp.float32)
+
+
+vgg16 = Classifier("vgg16", VGG, image_size=224, smallest_image=32, width=64, blocks=(2, 2, 3, 3, 3), learning_rate=1e-4)

@@ -1,6 +1,7 @@
 """Defines the options that several commands share: a model and its sizes, a budget and how it is kept, files to write."""
 
 import functools
+import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,12 +27,13 @@ _JOBS_SUFFIX = ".toml"
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A model and the sizes that were typed. A size that is None is the model's default."""
+    """A model, and the sizes and the dtype that were typed. What is None is the model's default."""
 
     name: str
     batch_size: int
     image_size: int | None
     sequence_length: int | None
+    dtype: str | None
     seed: int
 
     def __post_init__(self) -> None:
@@ -44,10 +46,13 @@ class ModelChoice:
 
     def build(self) -> Model:
         """Make the model. This imports JAX."""
-        sizes = {"image_size": self.image_size, "sequence_length": self.sequence_length}
-        given = {name: size for name, size in sizes.items() if size is not None}
+        sizes = {"image_size": self.image_size, "sequence_length": self.sequence_length, "dtype": self.dtype}
+        given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+        make = MODELS[self.name]
+        if self.dtype is not None and "dtype" not in inspect.signature(make).parameters:
+            raise Refusal(f"--dtype={self.dtype} is not for {self.name}, which computes in one type only. Leave it out.")
         with refusing_options():
-            return MODELS[self.name](batch_size=self.batch_size, seed=self.seed, **given)
+            return make(batch_size=self.batch_size, seed=self.seed, **given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ def _gathered(name: str, make: Callable[..., Any], parameters: Collection[str], 
 
 # -- a model, or a file of jobs -----------------------------------------------------------------------------------------------
 
-_SIZES = ("batch_size", "image_size", "sequence_length", "seed")
+_SIZES = ("batch_size", "image_size", "sequence_length", "dtype", "seed")
 _SIZE_OPTIONS = (
     click.option(
         "--seed",
@@ -92,6 +97,11 @@ _SIZE_OPTIONS = (
         default=0,
         show_default=True,
         help="Of the first state and the input.",
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float32", "bfloat16", "float16"]),
+        help="In which layers compute; parameters are float32. Without it: float32.",
     ),
     click.option("--sequence-length", metavar="N", type=_SIZE, help="Tokens in a row, for gpt."),
     click.option("--image-size", metavar="N", type=_SIZE, help="Pixels along each side of an image."),

@@ -10,6 +10,7 @@ import pytest
 import tensile_jax as tensile
 from tensile_jax.budget import Budget
 from tensile_jax.cli.jobs_file import AfterJob, DeviceTable, JobEntry, JobsFile, read_jobs_file
+from tensile_jax.installed_models import MODELS
 
 GOOD = """\
 [device]
@@ -199,7 +200,7 @@ def test_a_value_that_a_key_cannot_have_is_named_with_its_line(bad: str, story: 
         (with_jobs(JOB + "steps = 1.5"), 5, "jobs[0].steps must be a whole number of at least 1, of at most 18 digits: got 1.5."),
         (with_jobs(JOB + "steps = true"), 5, "must be a whole number of at least 1, of at most 18 digits: got true."),
         (with_jobs(JOB), 3, "jobs[0].steps is missing. Add it here or to [defaults], for example: steps = 100"),
-        (with_jobs("[[jobs]]\nmodel = 'alexnet'"), 4, 'a known model: cnn, gpt, mlp, resnet50, vgg16: got "alexnet"'),
+        (with_jobs("[[jobs]]\nmodel = 'alexnet'"), 4, f'a known model: {", ".join(MODELS)}: got "alexnet"'),
         (with_jobs("[[jobs]]\nentrypoint = 'no.colon'"), 4, 'must be a module and a function in it: got "no.colon"'),
         (with_jobs("[[jobs]]\nentrypoint = '../x:f'"), 4, "jobs[0].entrypoint must be"),
         (with_jobs("[[jobs]]\nsteps = 4"), 3, NEITHER),

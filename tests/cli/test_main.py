@@ -73,6 +73,7 @@ def test_a_saved_plan_is_valid_under_the_printed_schema(tmp_path: Path) -> None:
         (["run", "cnn", "--budget", "lots"], "Error: --budget 'lots' cannot be read."),
         (["plan", "cnn", "--budget", "-1GiB"], "Error: --budget '-1GiB' cannot be read."),
         (["run", "gpt", "--image-size", "8"], "Error: --image-size=8 is not for gpt, which reads text."),
+        (["run", "mlp", "--dtype", "bfloat16"], "Error: --dtype=bfloat16 is not for mlp, which computes in one type only."),
         (["plan", "cnn", "--sequence-length", "8"], "Error: --sequence-length=8 is not for cnn, which reads images."),
         (["run", "cnn", "--image-size", "4"], "Error: --image-size must be at least 8: got 4. Pass --image-size=8 or more."),
         (["run", "cnn", "--batch-size", "0"], "Error: --batch-size must be at least 1: got 0."),

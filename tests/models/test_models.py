@@ -8,23 +8,29 @@ import jax.numpy as jnp
 import optax
 import pytest
 from tensile_models.cnn import cnn
+from tensile_models.densenet import densenet121
 from tensile_models.gpt import gpt, gpt2_small
+from tensile_models.inception_v3 import inceptionv3
+from tensile_models.inception_v4 import inceptionv4
 from tensile_models.mlp import mlp
 from tensile_models.model import Model, count
 from tensile_models.resnet import resnet50
 from tensile_models.vgg import vgg16
 
-MODELS: dict[str, Callable[..., Model]] = {"cnn": cnn, "gpt": gpt, "mlp": mlp, "resnet50": resnet50, "vgg16": vgg16}
-SMALL: dict[str, dict[str, Any]] = {
-    "resnet50": {"batch_size": 2, "image_size": 32, "classes": 10},
-    "vgg16": {"batch_size": 2, "image_size": 32, "classes": 10},
-    "gpt": {"batch_size": 4, "sequence_length": 32, "width": 32, "heads": 2, "layers": 2},
-    "cnn": {"batch_size": 64},
-    "mlp": {"batch_size": 64},
+from tensile_jax.trace.step import trace_step
+from tests.models.sizes import SMALL
+
+CLASSIFIERS: dict[str, Callable[..., Model]] = {
+    "densenet121": densenet121,
+    "inceptionv3": inceptionv3,
+    "inceptionv4": inceptionv4,
+    "resnet50": resnet50,
+    "vgg16": vgg16,
 }
-# Compiling and running these two takes most of a minute on two cores.
-LARGE = ("resnet50", "vgg16")
-STEPS = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in SMALL]
+MODELS: dict[str, Callable[..., Model]] = {"cnn": cnn, "gpt": gpt, "mlp": mlp, **CLASSIFIERS}
+# XLA compiles each of these for five seconds and more.
+SLOW = ("densenet121", "inceptionv3", "inceptionv4", "resnet50")
+STEPS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS]
 
 
 def shapes_of(tree: Any) -> Any:
@@ -37,12 +43,22 @@ def name_stacks(model: Model) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "statistics"),
-    [("resnet50", 25_557_032, 53_120), ("vgg16", 138_357_544, 0)],
+    ("name", "parameters", "statistics", "forward_gmacs"),
+    [
+        ("vgg16", 138_357_544, 0, 15.470),
+        ("resnet50", 25_557_032, 53_120, 4.089),
+        ("inceptionv3", 23_834_568, 34_432, 5.713),
+        ("inceptionv4", 42_679_816, 63_168, 12.254),
+        ("densenet121", 7_978_856, 83_648, 2.834),
+    ],
 )
-def test_image_models_have_the_published_sizes(name: str, parameters: int, statistics: int) -> None:
-    model = MODELS[name](batch_size=1)
+def test_classifiers_have_the_published_sizes(name: str, parameters: int, statistics: int, forward_gmacs: float) -> None:
+    model = CLASSIFIERS[name](batch_size=1, optimizer=optax.sgd(0.1))
     assert (model.parameters, count(model.state_shape.batch_stats)) == (parameters, statistics)
+    operators = trace_step(jax.jit(model.step), model.step, (model.state_shape, model.batch_shape), {}).graph.operators
+    products = [o for o in operators if o.primitive in ("conv_general_dilated", "dot_general")]
+    forward = sum(o.flops for o in products if "'" not in o.name)  # the names of the backward pass have an apostrophe
+    assert round(forward / 2e9, 3) == forward_gmacs
 
 
 def test_gpt2_small_has_the_published_size() -> None:
@@ -54,7 +70,7 @@ def test_adam_keeps_two_moments_for_each_parameter() -> None:
     assert count(model.state_shape.opt_state) == 2 * model.parameters + 1  # and its own counter
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_step_keeps_the_shapes_of_its_state(name: str) -> None:
     model = MODELS[name](**SMALL[name])
     state, metrics = jax.eval_shape(model.step, model.state_shape, model.batch_shape)
@@ -62,7 +78,7 @@ def test_a_step_keeps_the_shapes_of_its_state(name: str) -> None:
     assert shapes_of(metrics) == {"loss": ((), jnp.float32), "accuracy": ((), jnp.float32)}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", MODELS)
 def test_real_batches_have_the_promised_shapes(name: str) -> None:
     model = MODELS[name](**SMALL[name])
     assert shapes_of(next(model.batches())) == shapes_of(model.batch_shape)
@@ -111,12 +127,25 @@ def test_every_layer_of_a_decoder_has_its_own_name() -> None:
     assert {"jvp(GPT)/Block_0/Attention/QKV", "jvp(GPT)/Block_1/Down"} <= stacks
 
 
-def test_a_decoder_in_bfloat16_keeps_its_parameters_and_loss_in_float32() -> None:
-    model = gpt(**SMALL["gpt"], dtype=jnp.bfloat16)
+@pytest.mark.parametrize("name", ["gpt", *CLASSIFIERS])
+def test_a_model_in_bfloat16_keeps_its_state_and_loss_in_float32(name: str) -> None:
+    model = MODELS[name](**SMALL[name], dtype="bfloat16", optimizer=optax.sgd(0.1))
     jaxpr = jax.make_jaxpr(model.step)(model.state_shape, model.batch_shape)
-    products = {eqn.outvars[0].aval.dtype for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"}  # pyright: ignore[reportAttributeAccessIssue]  (aval is an array's)
-    assert jnp.dtype(jnp.bfloat16) in products
-    assert {leaf.dtype for leaf in jax.tree.leaves(model.state_shape.params)} == {jnp.dtype(jnp.float32)}
+    layers = [
+        eqn
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name in ("conv_general_dilated", "dot_general") and "Attention" not in str(eqn.source_info.name_stack)
+    ]
+    assert {eqn.outvars[0].aval.dtype for eqn in layers} == {jnp.dtype(jnp.bfloat16)}  # pyright: ignore[reportAttributeAccessIssue]  (aval is an array's)
+    state, metrics = jax.eval_shape(model.step, model.state_shape, model.batch_shape)
+    assert {leaf.dtype for leaf in jax.tree.leaves((state, metrics))} <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)}
+
+
+def test_what_lies_between_the_layers_of_a_densenet_in_bfloat16_is_bfloat16() -> None:
+    model = densenet121(**SMALL["densenet121"], dtype=jnp.bfloat16)
+    jaxpr = jax.make_jaxpr(model.step)(model.state_shape, model.batch_shape)
+    joined = [eqn.outvars[0].aval.dtype for eqn in jaxpr.eqns if eqn.primitive.name == "concatenate"]  # pyright: ignore[reportAttributeAccessIssue]  (aval is an array's)
+    assert set(joined) == {jnp.dtype(jnp.bfloat16)}
 
 
 def test_the_step_is_named_train_step_and_takes_the_given_optimizer() -> None:
@@ -136,6 +165,15 @@ def test_the_step_is_named_train_step_and_takes_the_given_optimizer() -> None:
         ("gpt", {"batch_size": 2, "vocabulary": 255}, ValueError, "vocabulary must be at least 256: got 255"),
         ("gpt", {"batch_size": 2, "heads": 3}, ValueError, "heads must divide width: got heads=3, width=128. Pass"),
         ("gpt", {"batch_size": 2, "dtype": jnp.int32}, ValueError, "dtype must be a floating type: got int32. Pass"),
+        ("vgg16", {"batch_size": 2, "dtype": "bf16"}, ValueError, "dtype must be a floating type: got 'bf16'. Pass"),
+        ("inceptionv3", {"batch_size": 2, "image_size": 74}, ValueError, "image_size must be at least 75: got 74"),
+        (
+            "inceptionv4",
+            {"batch_size": 2, "blocks": [4, 7]},
+            ValueError,
+            r"blocks must be 3 numbers: got \(4, 7\). Published are",
+        ),
+        ("resnet50", {"batch_size": 2, "blocks": [3, 4, 0, 3]}, ValueError, r"blocks\[2\] must be at least 1: got 0"),
         ("mlp", {"batch_size": 2, "seed": -1}, ValueError, "seed must be at least 0: got -1"),
     ],
 )
