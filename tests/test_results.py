@@ -239,6 +239,7 @@ def test_a_deep_network_with_batch_norm_gives_what_jit_gives_from_the_same_state
     """
     case = model_case(name)
     function = tensile.jit(case.step, budget="60%", donate_argnums=0)
+    jit_peak = function.jit_peak_bytes(case.state, case.batches(0))  # asked for first, so the budget is a share of it
     assert something_happened(function.plan(case.state, case.batches(0)))
     plain = jax.jit(case.step)
     state = fresh(case.state)
@@ -248,7 +249,7 @@ def test_a_deep_network_with_batch_norm_gives_what_jit_gives_from_the_same_state
         np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-3)
         for a, b in zip(numbers(ours), numbers(state), strict=True):
             assert np.linalg.norm(a - b) <= 1e-2 * np.linalg.norm(b) + 1e-6
-    assert function.report().peak_bytes <= 0.6 * function.jit_peak_bytes(case.state, case.batches(0))
+    assert function.report().peak_bytes <= 0.6 * jit_peak
 
 
 # -- odd states and odd steps -------------------------------------------------------------------------------------------
