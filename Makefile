@@ -57,9 +57,10 @@ bench-first-call: $(VENV)/.installed ## how long the first call takes beside pla
 bench-gap: $(VENV)/.installed ## how far plans are from the best there are, on small random steps
 	$(BIN)/python -m benchmarks.gap
 
-compare: $(VENV)/.installed ## every policy on three models, as tables, JSON and pictures
+compare: $(VENV)/.installed ## every policy on the paper's five models and a decoder, as tables, JSON and pictures
 	mkdir -p benchmarks/results/compare
-	for model in "resnet50 --batch-size 16" "vgg16 --batch-size 16" "gpt --batch-size 64"; do \
+	for model in "vgg16 --batch-size 16" "resnet50 --batch-size 16" "inceptionv3 --batch-size 16" "inceptionv4 --batch-size 16" \
+		"densenet121 --batch-size 16" "gpt --batch-size 64"; do \
 		name=$${model%% *}; \
 		$(BIN)/tensile compare $$model --device-profile h200 -o benchmarks/results/compare/$$name-h200.json \
 			--picture benchmarks/results/compare/$$name-h200 || exit 1; done
