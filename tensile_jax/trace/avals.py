@@ -7,6 +7,7 @@ byte.
 
 import math
 import re
+from functools import cache
 from typing import Any
 
 import jax
@@ -29,14 +30,14 @@ def nbytes_of(aval: Any) -> int:
     dtype = getattr(aval, "dtype", None)
     if dtype is None or dtype == jax.dtypes.float0:
         return 0
-    packed = _PACKED.fullmatch(str(dtype))
+    bits = _bits_of_packed(dtype)
     count = math.prod(aval.shape)
-    return -(-count * int(packed[1]) // 8) if packed else count * int(getattr(dtype, "itemsize", 0))
+    return -(-count * bits // 8) if bits else count * int(getattr(dtype, "itemsize", 0))
 
 
 def is_packed(aval: Any) -> bool:
     """Whether the dtype of the value is packed."""
-    return _PACKED.fullmatch(str(getattr(aval, "dtype", ""))) is not None
+    return hasattr(aval, "dtype") and _bits_of_packed(aval.dtype) > 0
 
 
 def shape_of(aval: Any) -> tuple[int, ...]:
@@ -46,4 +47,17 @@ def shape_of(aval: Any) -> tuple[int, ...]:
 
 def dtype_of(aval: Any) -> str:
     """The name of the dtype of a value; `token` for a token."""
-    return str(getattr(aval, "dtype", "token"))
+    return _name_of(aval.dtype) if hasattr(aval, "dtype") else "token"
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    """The dtype's name. NumPy takes long to write it, and a step of a thousand operators needs it ten thousand times."""
+    return str(dtype)
+
+
+@cache
+def _bits_of_packed(dtype: Any) -> int:
+    """The bits of a number of a packed dtype; 0 for other dtypes."""
+    packed = _PACKED.fullmatch(_name_of(dtype))
+    return int(packed[1]) if packed else 0

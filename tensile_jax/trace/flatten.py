@@ -14,6 +14,12 @@ removed, and the equations with effects keep their order. If `jax.checkpoint` re
 repeats it too, because plain jit runs it twice. Mutable references that the step makes become the values that they hold
 (`mutable_references.py`).
 
+Weak types are forgotten. A number is *weakly typed* if its type gives way to that of another operand; Python's numbers are. Weak
+types decide which type each result gets while JAX traces a step, and change nothing in a traced step. But state that begins as
+a Python number often becomes strongly typed in the first iterations of a training loop, and JAX then traces the step again. So
+every variable of a program is strongly typed, conversions of a value to its own type are left out, and `weak` keeps which results
+of the step are weakly typed. The two traces then give equal programs, which share one plan.
+
 Two further changes keep the results equal bit for bit. The gradient of a rectifier reads the rectifier's result instead of its
 input, which then need not be kept (`_reuse_relu_output`). Every output gets memory of its own (`_separate_outputs`).
 
@@ -24,11 +30,12 @@ environment maps the variables of the jaxpr to those of the program; inputs are 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NewType
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import Literal, primitives
 
 from tensile_jax.errors import TraceError
 from tensile_jax.trace.avals import nbytes_of
@@ -76,8 +83,8 @@ class Equation:
 class Program:
     """A flat step.
 
-    `avals[v]` is the abstract value of variable `v`. `used[i]` says whether input i counts as used. `taken[i]` says whether input
-    i is donated and an output takes over its memory.
+    `avals[v]` is the abstract value of variable `v`, strongly typed. `used[i]` says whether input i counts as used. `taken[i]`
+    says whether input i is donated and an output takes over its memory. `weak` are the outputs that are returned weakly typed.
     """
 
     equations: tuple[Equation, ...]
@@ -87,6 +94,7 @@ class Program:
     outputs: tuple[int, ...]
     used: tuple[bool, ...] = ()
     taken: tuple[bool, ...] = ()
+    weak: frozenset[int] = frozenset()
 
 
 _INNER_JAXPR = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -113,13 +121,13 @@ class _Builder:
         self._constant_ids: dict[int, int] = {}
 
     def variable(self, aval: Any) -> int:
-        self.avals.append(aval)
+        self.avals.append(_strong(aval))
         return len(self.avals) - 1
 
     def constant(self, value: Any) -> Atom:
         """A captured array becomes a variable; the same array met twice is one variable. Scalars are written in."""
         if np.ndim(value) == 0 and isinstance(value, (bool, int, float, complex, np.generic)):
-            return Immediate(value, jax.typeof(value))
+            return Immediate(value, _strong(jax.typeof(value)))
         if id(value) not in self._constant_ids:
             variable = self.variable(jax.typeof(value))
             self.constants[variable] = value
@@ -135,7 +143,7 @@ class _Builder:
         def read(atom: Any) -> Atom | Reference:
             if isinstance(atom, Literal):
                 if np.ndim(atom.val) == 0:
-                    return Immediate(atom.val, atom.aval)
+                    return Immediate(atom.val, _strong(atom.aval))
                 return self.constant(atom.val)
             return environment[atom]
 
@@ -152,6 +160,8 @@ class _Builder:
                 results = [self._new_reference(equation, values, full_scope)]
             elif any(isinstance(value, Reference) for value in values):
                 results = self._on_references(equation, values, full_scope)
+            elif _converts_nothing(equation):
+                results = values
             else:
                 outputs = tuple(self.variable(v.aval) for v in equation.outvars)
                 self._add(equation, equation.primitive, values, outputs, full_scope)
@@ -162,9 +172,10 @@ class _Builder:
     def _add(self, equation: Any, primitive: Any, inputs: Sequence[Any], outputs: Sequence[int], scope: str) -> None:
         """Add a jaxpr's equation to the program, with `primitive` in the place of the equation's own primitive."""
         acts = any(type(effect).__name__ not in _INNER_EFFECTS for effect in equation.effects)
-        self.equations.append(
-            Equation(primitive, dict(equation.params), tuple(inputs), tuple(outputs), scope, equation.ctx, effectful=acts)
-        )
+        params = dict(equation.params)
+        if primitive is primitives.convert_element_type_p:
+            params["weak_type"] = False
+        self.equations.append(Equation(primitive, params, tuple(inputs), tuple(outputs), scope, equation.ctx, effectful=acts))
 
     def _new_reference(self, equation: Any, values: Sequence[Any], scope: str) -> Reference:
         """The reference that the equation makes."""
@@ -202,6 +213,13 @@ class _Builder:
         for cell, variable in zip(cells.values(), held, strict=False):
             cell.holds = variable
         return list(outputs)
+
+
+def _converts_nothing(equation: Any) -> bool:
+    """Whether a jaxpr's equation converts a value to the type that it has already, and leaves it where it is."""
+    if equation.primitive is not primitives.convert_element_type_p or equation.params.get("sharding") is not None:
+        return False
+    return _strong(equation.invars[0].aval) == _strong(equation.outvars[0].aval)
 
 
 def _inner_jaxpr(equation: Any) -> Any | None:
@@ -245,7 +263,10 @@ def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_un
     used = [keep_unused or v in read for v in inputs]
     usable = [u and d for u, d in zip(used, donated or [False] * len(inputs), strict=True)]
     taken = _taken(builder, inputs, returned, usable)
-    kept = {v for v, is_taken in zip(inputs, taken, strict=True) if not is_taken}
+    weak_result = [_is_weak(atom.aval) for atom in jaxpr.outvars]
+    weak_inputs = {v for v, given in zip(inputs, jaxpr.invars, strict=True) if _is_weak(given.aval)}
+    retyped = {v for v, weak in zip(returned, weak_result, strict=True) if isinstance(v, int) and weak != (v in weak_inputs)}
+    kept = {v for v, is_taken in zip(inputs, taken, strict=True) if not is_taken or v in retyped}
     outputs = _separate_outputs(builder, returned, kept)
     read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)}
     return Program(
@@ -256,7 +277,17 @@ def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_un
         outputs=tuple(outputs),
         used=tuple(used),
         taken=tuple(taken),
+        weak=frozenset(v for v, weak in zip(outputs, weak_result, strict=True) if weak),
     )
+
+
+def _strong(aval: Any) -> Any:
+    """The abstract value without weakness of its type."""
+    return aval.strip_weak_type() if _is_weak(aval) else aval
+
+
+def _is_weak(aval: Any) -> bool:
+    return bool(getattr(aval, "weak_type", False))
 
 
 def _merge_repeated(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
@@ -302,7 +333,7 @@ def _reuse_relu_output(builder: _Builder) -> None:
 
 
 def _is_zero(atom: Atom) -> bool:
-    if not isinstance(atom, Immediate) or jax.numpy.issubdtype(atom.aval.dtype, jax.dtypes.extended):
+    if not isinstance(atom, Immediate) or _is_extended(atom.aval.dtype):
         return False
     return atom.aval.shape == () and not np.asarray(atom.value).any()
 
@@ -376,14 +407,19 @@ def _remove_dead(builder: _Builder, outputs: Sequence[Atom]) -> None:
     builder.equations = kept[::-1]
 
 
+@cache
+def _is_extended(dtype: Any) -> bool:
+    """Whether the dtype is JAX's own, such as that of a key."""
+    return jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+
+
 def atom_key(atom: Atom) -> Any:
     """Equal keys, equal values."""
     if isinstance(atom, int):
         return atom
-    value = np.asarray(atom.value) if not hasattr(atom.value, "dtype") else atom.value
-    if jax.numpy.issubdtype(atom.aval.dtype, jax.dtypes.extended):
+    if _is_extended(atom.aval.dtype):
         return ("extended", _Same(atom.value))
-    return ("immediate", str(atom.aval), np.asarray(value).tobytes())
+    return ("immediate", str(atom.aval), np.asarray(atom.value, atom.aval.dtype).tobytes())
 
 
 def params_key(value: Any) -> Any:

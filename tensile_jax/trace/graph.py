@@ -180,4 +180,5 @@ def _stable(key: object) -> str:
         if key and key[0] in ("identity", "extended"):
             return str(key[0])
         return "(" + ",".join(map(_stable, key)) + ")"
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(key))
+    text = repr(key)
+    return re.sub(r" at 0x[0-9a-f]+", "", text) if " at 0x" in text else text

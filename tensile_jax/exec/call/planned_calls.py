@@ -1,12 +1,15 @@
 """Runs the calls of one function under plans: one plan for each signature of a call, made at the first call with that signature.
 
+JAX traces a function again for arguments whose types differ only in weakness, or that are committed to a device now. A traced
+step that is equal to an earlier one takes over its plan. Any traced step takes over all executables whose code is equal.
+
 The plain jitted function takes calls inside another transformation, calls under `jax.disable_jit`, and calls whose plan is to run
 the whole step as one executable. For every other call, the segments of the plan run one after another.
 """
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -37,10 +40,11 @@ _Kwargs = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Traced:
-    """The function, traced for one signature of its calls."""
+    """The function, traced for one signature of its calls, under `settings` of JAX (`SignatureReader.settings`)."""
 
     prepared: PreparedStep
     placement: Placement
+    settings: Hashable
     trace_s: float
 
 
@@ -218,13 +222,21 @@ class PlannedCalls:
         if request.saved_plan is not None:  # if the step must be planned again, use the options of the saved plan
             policy = cast(PolicyName, request.saved_plan.policy)  # `contradictions` knows only these
             options = replace(options, policy=policy, state_memory=request.saved_plan.state_memory)
-        compiler = Compiler(
-            placement.device,
-            committed=placement.committed,
-            compiler_options=jit_options.get("compiler_options"),
-            debugs_numbers=debugs_numbers(),
+        settings = self._signatures.settings()
+        alike = [t for t in self._traced.values() if (t.placement, t.settings) == (placement, settings)]
+        same = next((t.prepared for t in alike if t.prepared.graph.fingerprint == step.graph.fingerprint), None)
+        compiler = (
+            alike[0].prepared.compiler
+            if alike
+            else Compiler(
+                placement.device,
+                committed=placement.committed,
+                compiler_options=jit_options.get("compiler_options"),
+                debugs_numbers=debugs_numbers(),
+            )
         )
-        return _Traced(PreparedStep(step, request.budget, options, compiler), placement, trace_s)
+        prepared = PreparedStep(step, request.budget, options, compiler, same=same)
+        return _Traced(prepared, placement, settings, trace_s)
 
 
 def _placer_of(traced: _Traced, running: RunningPlan) -> Callable[[list[Any]], list[Any]]:

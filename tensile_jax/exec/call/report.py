@@ -19,6 +19,8 @@ class Report:
         passive_swap_ins: how many tensors were not on the device when they were needed there, since the plan was made.
         recomputed_us: the measured latency of the segments, times the share that the plan predicts for recomputation.
         out_of_memory: how often the device refused an allocation.
+        compile_s: the time that the first call spent on compiling segments and plain jit. An executable that an earlier call of
+            the function has compiled is not compiled again.
     """
 
     peak_bytes: int
@@ -50,10 +52,10 @@ def report_of(running: RunningPlan, *, trace_s: float, iterations: int) -> Repor
         passive_swap_ins=executor.passive_swap_ins if executor else 0,
         recomputed_us=sum(us * share for us, share in zip(segment_us, shares, strict=False)),
         segments=len(plan.segments),
-        distinct_segments=len(prepared.compiler) if executor else 1,
+        distinct_segments=running.distinct_segments,
         out_of_memory=prepared.out_of_memory + (executor.out_of_memory if executor else 0),
         trace_s=trace_s,
         plan_s=prepared.plan_s,
-        compile_s=prepared.compiler.compile_s if executor else prepared.jit_compile_s,
+        compile_s=prepared.compile_s + prepared.jit_compile_s,
         iterations=iterations,
     )

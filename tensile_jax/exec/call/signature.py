@@ -16,7 +16,7 @@ Reading a signature costs about 0.1 ms for 300 arrays (benchmarks/results/call.j
 
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -69,6 +69,18 @@ class Call:
     all_arrays: bool
     any_on_host: bool
     devices: frozenset[Device]
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """JAX's settings, of which `probe` is one trace (see above). It is compared by identity, and kept so that it stays unique."""
+
+    probe: Any = field(compare=False)
+    debugs_numbers: bool
+    identity: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "identity", id(self.probe))
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +149,10 @@ class SignatureReader:
             self._latest = latest = _Latest(tree, facts, names, probe, signature, any_on_host, devices)
         latest.facts = facts
         return Call(latest.signature, leaves, all_arrays, latest.any_on_host, latest.devices)
+
+    def settings(self) -> Hashable:
+        """A value that is equal at two moments if all settings of JAX on which traces and segments depend are so, too."""
+        return _Settings(self._probe(()), debugs_numbers())
 
     def forget(self) -> None:
         """Forget the latest call."""

@@ -15,7 +15,6 @@ to the memory that is in use while the executable runs.
 
 import os
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -66,7 +65,6 @@ class Compiler:
     ) -> None:
         self.device = device
         self.committed = committed
-        self.compile_s = 0.0
         self._compiler_options = None if compiler_options is None else dict(compiler_options)
         self._debugs_numbers = debugs_numbers
         self._done: dict[Hashable, Executable] = {}
@@ -77,7 +75,6 @@ class Compiler:
     def compile(self, codes: Sequence[SegmentCode], progress: Callable[[int, int], None] | None = None) -> list[Executable]:
         """The executables for `codes`, in order. `progress(done, of)` is called after each that had to be compiled."""
         missing = {code.content: code for code in codes if code.content not in self._done}
-        began = time.perf_counter()
         workers = max(1, min(len(missing), os.cpu_count() or 1))
         if progress is not None and missing:
             progress(0, len(missing))
@@ -94,7 +91,6 @@ class Compiler:
                         progress(done, len(running))
         finally:  # on Ctrl-C, wait only for the compilations that have begun
             pool.shutdown(cancel_futures=True)
-        self.compile_s += time.perf_counter() - began
         return [self._done[code.content] for code in codes]
 
     def compile_whole(self, traced: Any) -> Any:

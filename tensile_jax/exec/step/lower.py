@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core.primitives import convert_element_type_p
 
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.trace import Program, atom_key, params_key, shape_struct, variable_ids
@@ -67,7 +68,7 @@ class SegmentBuilder:
                 arguments = [environment[a] if isinstance(a, int) else a.value for a in e.inputs]
                 environment.update(zip(e.outputs, e.run(arguments), strict=True))
             at_the_end = (jnp.zeros((), bool),) if effectful else ()
-            return (*(environment[v] for v in writes), *at_the_end)
+            return (*(_typed(environment[v], weak=v in program.weak) for v in writes), *at_the_end)
 
         number: dict[int, int] = {v: i for i, v in enumerate(reads)}
         body: list[Hashable] = []
@@ -78,8 +79,16 @@ class SegmentBuilder:
             body.append((e.primitive, self._params[o], arguments, len(e.outputs), e.context))
         avals = tuple(map(_struct, (program.avals[v] for v in reads)))
         shapes = tuple((a.shape, a.dtype, a.weak_type) if isinstance(a, jax.ShapeDtypeStruct) else type(a) for a in avals)
-        content = (shapes, tuple(body), tuple(number[v] for v in writes), positions)
+        results = tuple((number[v], v in program.weak) for v in writes)
+        content = (shapes, tuple(body), results, positions)
         return SegmentCode(segment, avals, positions, content)
+
+
+def _typed(value: Any, *, weak: bool) -> Any:
+    """The value with or without a weak type, as the step returns it; what passes between segments is strongly typed."""
+    if getattr(jax.typeof(value), "weak_type", weak) == weak:
+        return value
+    return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=weak, sharding=None)
 
 
 def _struct(aval: Any) -> Any:

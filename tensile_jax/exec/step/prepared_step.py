@@ -60,25 +60,43 @@ class Options:
 
 
 class PreparedStep:
-    """A traced step and its planner, from which compiled plans are made."""
+    """A traced step and its planner, from which compiled plans are made.
 
-    def __init__(self, step: TracedStep, budget: Budget | None, options: Options, compiler: Compiler) -> None:
+    Args:
+        same: another trace of an equal step with equal options, if there is one. Its planner is used, and what compiling it has
+            shown so far.
+    """
+
+    def __init__(
+        self,
+        step: TracedStep,
+        budget: Budget | None,
+        options: Options,
+        compiler: Compiler,
+        *,
+        same: "PreparedStep | None" = None,
+    ) -> None:
         self.step = step
         self.budget = budget
         self.options = options
-        self.planner = Planner(
-            step.graph,
-            options.profile,
-            policy=options.policy,
-            state_memory=options.state_memory,
-            may_swap=options.may_swap,
-            version=package_version(),
+        self.planner = (
+            Planner(
+                step.graph,
+                options.profile,
+                policy=options.policy,
+                state_memory=options.state_memory,
+                may_swap=options.may_swap,
+                version=package_version(),
+            )
+            if same is None
+            else same.planner
         )
         self.graph = self.planner.graph
         self.compiler = compiler
         self.builder = SegmentBuilder(step.program)
-        self.measured = Measured()
+        self.measured = Measured() if same is None else same.measured
         self.plan_s = 0.0
+        self.compile_s = 0.0
         self.jit_compile_s = 0.0
         self.out_of_memory = 0  # how often, under earlier plans
         self._whole: Any = None
@@ -95,7 +113,8 @@ class PreparedStep:
     @property
     def jit_peak_bytes(self) -> int:
         """The peak of plain `jax.jit`. The whole step is compiled for this, once."""
-        self.whole_executable()
+        if self.measured.whole is None:
+            self.whole_executable()
         assert self.measured.whole is not None
         return self.measured.whole
 
@@ -315,7 +334,10 @@ class PreparedStep:
         codes = [
             self.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated) for s in plan.segments
         ]
-        return self.compiler.compile(codes, lambda done, of: self._tell("compiling segments", done, of))
+        began = time.perf_counter()
+        executables = self.compiler.compile(codes, lambda done, of: self._tell("compiling segments", done, of))
+        self.compile_s += time.perf_counter() - began
+        return executables
 
     def workspaces(self, plan: Plan, executables: Sequence[Executable]) -> list[int]:
         """Each segment's workspace in bytes, from XLA's figures."""
@@ -357,6 +379,7 @@ class RunningPlan:
         self.observations: list[Observation] = []
         self.executor: Executor | None = None
         self.lowest = False  # whether no plan is known that needs less memory
+        self.distinct_segments = 1 if executables is None else len(set(map(id, executables)))
         if executables is not None:
             transfer = Transfer(prepared.compiler.device)
             instructions = instructions_of(plan, prepared.graph, [e.call for e in executables])
