@@ -143,9 +143,11 @@ def main(model: str, budget: str | None, cache: str) -> None:
     if budget is None and shapes is not None:
         result["jit_peak_bytes"] = peak_of(step.lower(*shapes).compile())  # pyright: ignore[reportFunctionMemberAccess]  # jit's
     if budget is not None:
+        plan = step.plan(*(shapes or arguments))  # pyright: ignore[reportFunctionMemberAccess]  # as the next line
         report = step.report()  # pyright: ignore[reportFunctionMemberAccess]  # a planned function, not jit's
         result |= {
-            "budget_bytes": None if shapes is None else step.plan(*shapes).budget_bytes,  # pyright: ignore[reportFunctionMemberAccess]
+            "budget_bytes": plan.budget_bytes,
+            "predicted_step_us": plan.step_us,
             "trace_s": report.trace_s,
             "plan_s": report.plan_s,
             "compile_s": report.compile_s,
