@@ -11,7 +11,7 @@ the step is plain jit's. `--cache` is the folder of jax's persistent compilation
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import jax
@@ -102,9 +102,16 @@ def step_of(model: str, budget: str | None) -> tuple[Callable[..., Any], tuple[A
     return step, (built.init(), batch)
 
 
-def watch_rounds() -> list[Errors]:
-    """A list to which each plan that is compiled from now on adds the errors of its segments' predictions."""
-    rounds: list[Errors] = []
+class Round(NamedTuple):
+    """A plan that was compiled: the errors of its segments' predictions, and how many executables there are since."""
+
+    errors: Errors
+    executables: int
+
+
+def watch_rounds() -> list[Round]:
+    """A list to which each plan that is compiled from now on is added."""
+    rounds: list[Round] = []
     workspaces = PreparedStep.workspaces
 
     def watched(self: PreparedStep, plan: Plan, executables: Sequence[Executable]) -> list[int]:
@@ -113,7 +120,7 @@ def watch_rounds() -> list[Errors]:
         for segment, needed in zip(plan.segments, found, strict=True):
             error = segment.workspace_bytes - needed
             errors.append((error / max(needed, 1), error / (segment.resident_bytes + needed)))
-        rounds.append(errors)
+        rounds.append(Round(errors, len(self.compiler)))
         return found
 
     PreparedStep.workspaces = watched  # nothing that the product reports has what was predicted before compiling
@@ -152,9 +159,9 @@ def main(model: str, budget: str | None, cache: str) -> None:
             "plan_s": report.plan_s,
             "compile_s": report.compile_s,
             "segments": report.segments,
-            "executables": report.distinct_segments,
-            "workspace_errors": [workspace for workspace, _ in (rounds[0] if rounds else [])],
-            "device_bytes_errors": [on_device for _, on_device in (rounds[0] if rounds else [])],
+            "executables": rounds[-1].executables if rounds else 1,
+            "workspace_errors": [workspace for workspace, _ in (rounds[0].errors if rounds else [])],
+            "device_bytes_errors": [on_device for _, on_device in (rounds[0].errors if rounds else [])],
         }
     print(json.dumps(result))
 
