@@ -30,8 +30,8 @@ from tensile_jax.trace import TracedStep
 _MOST_ATTEMPTS = 8
 _MOST_SLOWDOWN_ATTEMPTS = 4
 _MARGIN = 0.01  # the least share of the budget that is kept free, times the number of attempts that have failed
-# Part of the worst error of a refuted plan that the next plan allows for. Plans compiled, and predicted milliseconds of a step, by
-# `python -m benchmarks.first_call_case` of gpt at 60 % and 40 % and nnx_mixer at 40 %: with 0 it is 2, 5, 4 plans and 92, 96,
+# The part of the worst error of a refuted plan for which the next plan allows. Plans compiled, and predicted time of a step,
+# by `python -m benchmarks.first_call_case` of gpt at 60 % and 40 % and nnx_mixer at 40 %: with 0 it is 2, 5, 4 plans and 92, 96,
 # 77 ms; with 0.25 it is 2, 4, 5 and 92, 98, 77; with 0.5 it is 2, 2, 3 and 92, 101, 82; with 1 it is 2, 2, 3 and 107, 101, 82.
 _ERROR_SHARE = 0.5
 _LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
