@@ -1,0 +1,281 @@
+"""Condenses a step to what matters for planning: the large tensors, and the runs of operators that make them.
+
+A step has thousands of equations, most of them cheap and on small tensors. The search (`local_search.py`) works on a *condensed*
+step, in which a plan is evaluated much faster. Every tensor of the step belongs to one of four classes:
+
+    owned      an input that belongs to the caller, or a constant: always on the device
+    significant   a large tensor that XLA writes to memory, that is expensive to compute again, or that a minimum cut keeps at some
+                  price (`analysis/rematerialization.py`); the search decides where it is on the device
+    small         any other tensor below the threshold: it is kept from where it is made to where it is needed last
+    derived       any other large tensor: XLA fuses it into its readers, so each segment computes it from what it is made from
+
+A *node* is a run of consecutive operators that ends where a significant tensor is made or where a boundary may lie. A segment is
+a run of nodes between two possible boundaries. Nodes read and make significant tensors only: what a node reads through derived
+tensors counts as read by the node itself. A *recipe* computes one operator's significant results again; it contains that operator
+and the derived tensors that the operator reads.
+
+Sets of significant tensors are represented as the bits of an integer. Sizes in bytes, times in microseconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.fusion import Fusion
+from tensile_jax.plan.analysis.latency import StepCosts
+from tensile_jax.plan.analysis.liveness import Liveness
+
+_MOST_TENSORS = 1500  # significant tensors
+_SHARE = 1 / 4000  # of the most bytes that are live at once: the size from which a tensor is significant
+_CHEAP_US = 1.0  # a light operator that takes longer to run again makes significant tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """How to compute significant tensors again: what it reads and makes (sets), its time, and its relayout bytes."""
+
+    reads: int
+    makes: int
+    us: float
+    relayout: int
+    heavy: int
+
+
+@dataclass(frozen=True, eq=False)
+class Condensed:
+    """A condensed step.
+
+    Attributes:
+        tensors: the significant tensors, in the order in which they are made; the bit of `tensors[i]` is `1 << i`.
+        nbytes: their sizes.
+        recipes: for each, how to compute it again; None if that is impossible.
+        made: for each, the node that makes it; -1 for an input.
+        written: the set of those that XLA writes to memory even inside an executable.
+        starts: for each node, the place of its first operator; the number of operators at the end.
+        reads, makes: for each node, sets.
+        us, relayout, heavy: for each node, its time, the bytes that it copies into other layouts, and its heavy operators.
+        boundaries: the nodes before which a boundary may lie, ascending; 0 and the number of nodes at the ends.
+        aliases: by the bit index of donated state, the bit index of the update that takes over its memory.
+        at_begin, at_end: the sets of tensors on the device when the iteration begins, and that must be there when it ends.
+        movable: the set of those that may be swapped.
+        pairs: bit indices of donated state that may be on the host across the iteration boundary, with its update's.
+        base_bytes: the bytes of what the caller owns.
+        small_bytes: small tensors that a segment holds, by the indices of its two boundaries.
+    """
+
+    tensors: tuple[TensorId, ...]
+    nbytes: tuple[int, ...]
+    recipes: tuple[Recipe | None, ...]
+    made: tuple[int, ...]
+    written: int
+    starts: tuple[int, ...]
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    us: tuple[float, ...]
+    relayout: tuple[int, ...]
+    heavy: tuple[int, ...]
+    boundaries: tuple[int, ...]
+    aliases: dict[int, int]
+    at_begin: int
+    at_end: int
+    movable: int
+    pairs: tuple[tuple[int, int], ...]
+    base_bytes: int
+    small_bytes: np.ndarray
+
+    def bytes_of(self, those: int) -> int:
+        """The bytes of a set of tensors."""
+        total = 0
+        nbytes = self.nbytes
+        while those:
+            low = those & -those
+            total += nbytes[low.bit_length() - 1]
+            those ^= low
+        return total
+
+
+def members(those: int) -> list[int]:
+    """The bit indices in a set, ascending."""
+    found: list[int] = []
+    while those:
+        low = those & -those
+        found.append(low.bit_length() - 1)
+        those ^= low
+    return found
+
+
+def condense(
+    liveness: Liveness,
+    fusion: Fusion,
+    costs: StepCosts,
+    *,
+    kept_by_cuts: np.ndarray,
+    boundaries: Sequence[int],
+    last_needed: np.ndarray,
+    live_bytes: int,
+    smallest_swap: int,
+    relayout: bool,
+    pairs: Sequence[tuple[TensorId, TensorId]],
+) -> Condensed:
+    """The condensed step.
+
+    Args:
+        kept_by_cuts: for each tensor, whether a minimum cut keeps it at some price.
+        boundaries: the places before which a segment may begin, with 0 and the number of operators.
+        last_needed: for each tensor, the last place that may need it under any plan.
+        live_bytes: the most bytes that are live at once.
+        smallest_swap: bytes; smaller tensors are never swapped.
+        relayout: whether the backend copies operands into other layouts.
+        pairs: donated state and its updates that may be on the host across the iteration boundary.
+    """
+    graph = liveness.graph
+    operators, count = graph.operators, len(graph.operators)
+    nbytes, begins = liveness.nbytes, liveness.begins
+    rerun_us = np.array(costs.rerun_us)
+    owned = np.zeros(len(nbytes), dtype=bool)
+    owned[list(liveness.kept_by_caller)] = True
+    light = np.zeros(len(nbytes), dtype=bool)
+    made_by_light = liveness.kinds == "light"
+    light[liveness.makes.tensor[made_by_light[liveness.makes.place]]] = True
+    expensive = np.zeros(len(nbytes), dtype=bool)
+    expensive[liveness.makes.tensor[rerun_us[liveness.makes.place] > _CHEAP_US]] = True
+    once = np.zeros(len(nbytes), dtype=bool)
+    once[list(liveness.made_once)] = True
+    results = np.zeros(len(nbytes), dtype=bool)
+    results[list(graph.outputs)] = True
+    virtual = np.array(fusion.virtual, dtype=bool) & ~results & ~once
+    matters = ~owned & ~virtual & (nbytes > 0) & (fusion.written | expensive | once | results | kept_by_cuts | ~light)
+    threshold = max(1, int(live_bytes * _SHARE))
+    sizes = np.sort(nbytes[matters])[::-1]
+    if len(sizes) > _MOST_TENSORS:
+        threshold = max(threshold, int(sizes[_MOST_TENSORS]) + 1)
+    significant = matters & (nbytes >= threshold)
+    derived = ~significant & ~owned & ((nbytes >= threshold) | virtual) & light & ~once & ~results
+    small = ~significant & ~owned & ~derived
+
+    order = sorted(np.flatnonzero(significant).tolist(), key=lambda t: (int(begins[t]), t))
+    bit = {t: i for i, t in enumerate(order)}
+    roots, derived_us = _roots(liveness, bit, derived, rerun_us)
+
+    made_at = np.zeros(count + 1, dtype=bool)  # a node begins here
+    for place, op in enumerate(operators):
+        if any(t in bit for t in op.outputs):
+            made_at[place + 1] = True
+    made_at[list(boundaries)] = True
+    made_at[count] = False
+    starts = (*np.flatnonzero(made_at).tolist(), count) if count else (0,)
+    node_of = np.searchsorted(np.array(starts), np.arange(count + 1), side="right") - 1
+    elapsed = np.concatenate([[0.0], np.cumsum(costs.latencies)])
+    heavy = np.concatenate([[0], np.cumsum(liveness.kinds == "heavy")])
+    reads: list[int] = []
+    makes: list[int] = []
+    copied: list[int] = []
+    for first, end in pairwise(starts):
+        read = made = 0
+        for op in operators[first:end]:
+            for u in op.inputs:
+                if begins[u] < first:
+                    read |= roots[u]
+            for t in op.outputs:
+                if t in bit:
+                    made |= 1 << bit[t]
+        reads.append(read & ~made)
+        makes.append(made)
+        copied.append(int(liveness.relayout[first:end].max()) if relayout else 0)
+
+    recipes: list[Recipe | None] = []
+    for t in order:
+        place = int(begins[t])
+        if place < 0 or operators[place].effectful:
+            recipes.append(None)
+            continue
+        op = operators[place]
+        read = 0
+        us = float(rerun_us[place])
+        for u in op.inputs:
+            read |= roots[u]
+            us += derived_us[u]
+        made = 0
+        for u in op.outputs:
+            if u in bit:
+                made |= 1 << bit[u]
+        recipes.append(
+            Recipe(read & ~made, made, us, int(liveness.relayout[place]) if relayout else 0, int(op.kind == "heavy"))
+        )
+
+    aliases = {bit[t]: bit[h] for t, h in liveness.aliases if t in bit and h in bit}
+    written = sum(1 << bit[t] for t in order if fusion.materialised[t])
+    edges = tuple(int(node_of[b]) if b < count else len(starts) - 1 for b in boundaries)
+    ours = [t for t in order if not graph.tensors[t].dtype.startswith("key<")]
+    return Condensed(
+        tensors=tuple(TensorId(t) for t in order),
+        nbytes=tuple(int(nbytes[t]) for t in order),
+        recipes=tuple(recipes),
+        made=tuple(int(node_of[begins[t]]) if begins[t] >= 0 else -1 for t in order),
+        written=written,
+        starts=tuple(starts),
+        reads=tuple(reads),
+        makes=tuple(makes),
+        us=tuple(float(elapsed[b] - elapsed[a]) for a, b in pairwise(starts)),
+        relayout=tuple(copied),
+        heavy=tuple(int(heavy[b] - heavy[a]) for a, b in pairwise(starts)),
+        boundaries=edges,
+        aliases=aliases,
+        at_begin=sum(1 << bit[t] for t in order if begins[t] < 0),
+        at_end=sum(1 << bit[t] for t in order if results[t]),
+        movable=sum(1 << bit[t] for t in ours if nbytes[t] >= smallest_swap),
+        pairs=tuple((bit[old], bit[new]) for old, new in pairs if old in bit and new in bit),
+        base_bytes=int(nbytes[owned].sum()),
+        small_bytes=_small_bytes(liveness, small, last_needed, boundaries),
+    )
+
+
+def _roots(
+    liveness: Liveness, bit: dict[int, int], derived: np.ndarray, rerun_us: np.ndarray
+) -> tuple[list[int], list[float]]:
+    """For each tensor, the set of significant tensors from which it is computed through derived ones, and the time of that."""
+    roots = [0] * len(derived)
+    us = [0.0] * len(derived)
+    for t, i in bit.items():
+        roots[t] = 1 << i
+    for place, op in enumerate(liveness.graph.operators):
+        for t in op.outputs:
+            if derived[t]:
+                read, took = 0, float(rerun_us[place])
+                for u in op.inputs:
+                    read |= roots[u]
+                    took += us[u]
+                roots[t], us[t] = read, took
+    return roots, us
+
+
+def _small_bytes(liveness: Liveness, small: np.ndarray, last_needed: np.ndarray, boundaries: Sequence[int]) -> np.ndarray:
+    """The bytes of small tensors that a segment between two boundaries holds: those it begins with, and those that outlast it."""
+    count, k = len(liveness.graph.operators), len(boundaries)
+    nbytes = np.where(small, liveness.nbytes, 0)
+    end = np.minimum(last_needed, count)
+    for old, new in liveness.aliases:
+        if small[old] and small[new]:
+            end[old] = end[new]
+            nbytes[new] = 0
+    there = (nbytes > 0) & (end > liveness.begins)
+    edges = np.array(boundaries)
+    begin, until, weight = liveness.begins[there], end[there], nbytes[there]
+    first = np.searchsorted(edges, begin, side="right")  # the first boundary at which it may be stored
+    last = np.searchsorted(edges, until, side="right") - 1  # the last one
+    crosses = first <= last
+    stored = np.zeros(k + 1, dtype=np.int64)
+    np.add.at(stored, first[crosses], weight[crosses])
+    np.add.at(stored, last[crosses] + 1, -weight[crosses])
+    stored = np.cumsum(stored)[:k]
+    grid = np.zeros((k + 1, k + 1), dtype=np.int64)  # by first and last boundary
+    np.add.at(grid, (first[crosses], last[crosses]), weight[crosses])
+    from_right = np.cumsum(grid[:, ::-1], axis=1)[:, ::-1]
+    made = np.cumsum(from_right, axis=0)  # [f, b]: those with first <= f and last >= b
+    held = np.zeros((k, k), dtype=np.int64)
+    for b in range(k):
+        held[:, b] = stored + np.maximum(made[b, b] - made[:k, b], 0)
+    return held

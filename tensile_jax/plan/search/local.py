@@ -1,0 +1,234 @@
+"""Searches for the fastest schedule under a limit by moves (`moves.py`), beginning with schedules that minimum cuts suggest.
+
+    repair    While a segment exceeds the limit: of the moves that lower the sum of what segments exceed it by, make the one that
+              adds the least time for each byte.
+    improve   While moves are left: keep or merge or shift something that saves time; if a segment then exceeds the limit, repair
+              that. What is faster in the end is taken.
+
+Everything is deterministic: the number of moves is fixed, not the time.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from tensile_jax.plan.search import moves
+from tensile_jax.plan.search.condensed import members
+from tensile_jax.plan.search.moves import Gap
+from tensile_jax.plan.search.schedule import COPIED, MADE, Schedule
+from tensile_jax.plan.search.start import merged, split
+
+_TRIED = 8  # moves of which the repair evaluates each, the likeliest first
+_EPS = 1e-3
+
+
+def repair(schedule: Schedule, limit: float, most: int, upper: float = float("inf"), swaps: bool = True) -> Schedule | None:
+    """A schedule under the limit after at most so many moves, faster than `upper`; None if none was found."""
+    for _ in range(most):
+        excess = schedule.excess(limit)
+        if not excess:
+            return schedule
+        if schedule.cost >= upper:
+            return None
+        best: Schedule | None = None
+        best_score = float("inf")
+        for j in worst(schedule, limit):
+            for new in lowering(schedule, j, limit, swaps):
+                less = excess - new.excess(limit)
+                if less <= 0:
+                    continue
+                score = (max(new.cost - schedule.cost, 0.0) + _EPS) / less
+                if score < best_score:
+                    best, best_score = new, score
+            if best is not None:
+                break
+        if best is None:
+            return None
+        schedule = best
+    return schedule if not schedule.excess(limit) else None
+
+
+def worst(schedule: Schedule, limit: float) -> list[int]:
+    over = [j for j, p in enumerate(schedule.peaks) if p > limit]
+    return sorted(over, key=lambda j: -schedule.peaks[j])[:3]
+
+
+def lowering(schedule: Schedule, j: int, limit: float, swaps: bool) -> Iterator[Schedule]:
+    """Schedules in which segment j may hold less."""
+    model = schedule.model
+    step = model.step
+    ranked: list[tuple[float, Gap]] = []
+    for gap in moves.gaps_at(schedule, j):
+        recipe = step.recipes[gap.t]
+        us = recipe.us if recipe is not None and gap.before < schedule.count else float("inf")
+        if swaps and step.movable >> gap.t & 1:
+            us = min(us, 0.3 * (model.out_us[gap.t] + model.in_us[gap.t]))
+        if us < float("inf"):
+            span = sum(1 for p in schedule.peaks[gap.after + 1 : gap.before] if p > limit) + (gap.after == j)
+            ranked.append(((us + 1.0) / (step.nbytes[gap.t] * max(span, 1)), gap))
+    ranked.sort()
+    for _, gap in ranked[:_TRIED]:
+        yield from released(schedule, gap, j, limit, swaps)
+    yield from splits(schedule, j)
+
+
+def released(schedule: Schedule, gap: Gap, j: int, limit: float, swaps: bool) -> Iterator[Schedule]:
+    for keep_sources in (False, True):
+        new = moves.drop(schedule, gap, keep_sources=keep_sources)
+        if new is not None:
+            yield new
+    if swaps and schedule.model.step.movable >> gap.t & 1 and gap.before > gap.after + 1:
+        seen: set[tuple[int, int]] = set()
+        for gone, back in windows(schedule, gap, j, limit):
+            if gone < back and (gone, back) not in seen:
+                seen.add((gone, back))
+                new = moves.swap(schedule, gap, gone, back)
+                if new is not None:
+                    yield new
+
+
+def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tuple[int, int]]:
+    """Windows (gone, back) of a swap in the gap that contain segment j: with time for the copies, and as long as possible."""
+    low, high = gap.after + 1, min(gap.before, schedule.count)
+    out_us, in_us = schedule.model.out_us[gap.t], schedule.model.in_us[gap.t]
+    if not low <= j < high:
+        j = min(max(j, low), high - 1)
+    first = j
+    while first - 1 >= low and schedule.peaks[first - 1] > limit:
+        first -= 1
+    last = j
+    while last + 1 < high and schedule.peaks[last + 1] > limit:
+        last += 1
+    us = 0.0
+    gone = low
+    while gone < first and us < out_us:
+        us += schedule.us[gone]
+        gone += 1
+    us = 0.0
+    back = high
+    while back > last + 1 and us < in_us:
+        back -= 1
+        us += schedule.us[back]
+    yield gone, back
+    yield first, last + 1
+    yield low, high
+
+
+def splits(schedule: Schedule, j: int) -> Iterator[Schedule]:
+    a, b = schedule.cuts[j], schedule.cuts[j + 1]
+    inner = range(a + 1, b)
+    chosen = sorted({inner[len(inner) * i // 4] for i in range(4)}) if len(inner) > 4 else inner
+    for cut in chosen:
+        new = split(schedule, j, cut)
+        if new is not None:
+            new.time()
+            yield new
+
+
+def improve(schedule: Schedule, limit: float, budget: int, swaps: bool = True) -> Schedule:
+    """A faster schedule under the limit, after so many evaluated segments."""
+    model = schedule.model
+    end = model.evaluated + budget
+    while model.evaluated < end:
+        before = schedule.cost
+        for change in list(changes(schedule)):
+            if model.evaluated >= end:
+                break
+            new = change.make(schedule)
+            if new is None or new.cost >= schedule.cost - _EPS:
+                continue
+            if new.excess(limit):
+                new = repair(new, limit, 6, schedule.cost - _EPS, swaps)
+                if new is None or new.cost >= schedule.cost - _EPS:
+                    continue
+            schedule = new
+        if schedule.cost >= before * (1 - 1e-4):
+            break
+    return schedule
+
+
+class Change(NamedTuple):
+    gain: float
+    key: tuple[int, ...]
+    make: Callable[[Schedule], Schedule | None]
+
+
+def changes(schedule: Schedule) -> list[Change]:
+    """Changes that may save time, the most promising first. Each is found again in the schedule to which it is made."""
+    step = schedule.model.step
+    found: list[Change] = []
+    for m, contents in enumerate(schedule.contents):
+        node = schedule.model.step.boundaries[schedule.cuts[m]]
+        for t in members(contents.again):
+            recipe = step.recipes[t]
+            if recipe is not None and recipe.us > 0.05:
+                found.append(Change(recipe.us, (0, t, node), lambda s, t=t, n=node: _keep(s, t, n)))
+    for t in sorted(schedule.swapped):
+        copies = schedule.model.out_us[t] + schedule.model.in_us[t]
+        for number in range(len(schedule.stays[t]) - 1):
+            found.append(Change(0.5 * copies, (1, t, number), lambda s, t=t, n=number: _stay(s, t, n)))
+            for d, e in ((1, 0), (0, -1), (1, -1), (-1, 0), (0, 1), (3, 0), (0, -3)):
+                found.append(
+                    Change(0.2 * copies, (2, t, number, d, e), lambda s, t=t, n=number, d=d, e=e: _shift(s, t, n, d, e))
+                )
+    launch = schedule.model.profile.launch_us
+    for j in range(1, schedule.count):
+        cut = schedule.cuts[j]
+        found.append(Change(launch + schedule.written_us[j - 1], (3, cut), lambda s, c=cut: _merge(s, c)))
+        for d in (-1, 1, -2, 2, -4, 4):
+            found.append(Change(launch, (4, cut, d), lambda s, c=cut, d=d: _move(s, c, d)))
+    found.sort(key=lambda change: (-change.gain, change.key))
+    return found
+
+
+def _segment_from(schedule: Schedule, node: int) -> int | None:
+    bounds = schedule.model.step.boundaries
+    return next((j for j in range(schedule.count) if bounds[schedule.cuts[j]] == node), None)
+
+
+def _keep(schedule: Schedule, t: int, node: int) -> Schedule | None:
+    m = _segment_from(schedule, node)
+    if m is None or not schedule.contents[m].again >> t & 1:
+        return None
+    return moves.keep(schedule, t, m)
+
+
+def _stay(schedule: Schedule, t: int, number: int) -> Schedule | None:
+    return moves.stay(schedule, t, number) if number + 1 < len(schedule.stays[t]) else None
+
+
+def _shift(schedule: Schedule, t: int, number: int, d: int, e: int) -> Schedule | None:
+    stays = schedule.stays[t]
+    if number + 1 >= len(stays) or not stays[number].leaves or stays[number + 1].how != COPIED:
+        return None
+    one, two = stays[number], stays[number + 1]
+    gone, back = one.last + 1 + d, two.first + e
+    need = schedule.last_use(t, one.first, one.last)
+    use = schedule.first_use(t, two.first, two.last)
+    if gone <= max(need, one.first - 1) or back > min(use, schedule.count) or gone >= back:
+        return None
+    return moves.shift(schedule, t, number, gone, back)
+
+
+def _merge(schedule: Schedule, cut: int) -> Schedule | None:
+    if cut not in schedule.cuts[1:-1]:
+        return None
+    new = merged(schedule, schedule.cuts.index(cut))
+    if new is not None:
+        new.time()
+    return new
+
+
+def _move(schedule: Schedule, cut: int, d: int) -> Schedule | None:
+    if cut not in schedule.cuts[1:-1]:
+        return None
+    j = schedule.cuts.index(cut)
+    to = cut + d
+    if not schedule.cuts[j - 1] < to < schedule.cuts[j + 1]:
+        return None
+    new = split(schedule, j if d > 0 else j - 1, to)
+    if new is None:
+        return None
+    new = merged(new, j if d > 0 else j + 1)
+    if new is not None:
+        new.time()
+    return new

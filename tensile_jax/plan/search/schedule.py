@@ -1,0 +1,323 @@
+"""A schedule of a condensed step: where it is cut into segments, and when each tensor is on the device.
+
+The cuts divide the nodes of a condensed step (`condensed.py`) into segments 0 .. k - 1. Boundary j lies before segment j, and
+boundary k at the end of the iteration. A *stay* says that a tensor is on the device at the boundaries `first` to `last`:
+
+    how       BEGINS: it is on the device when the iteration begins, and `first` is 0;
+              MADE: it is a result of segment first - 1, which makes it or computes it again;
+              COPIED: it is copied from the host; the copy is issued before segment `first`
+    leaves    the host has a copy of it when the stay ends, for which segment last + 1 waits
+
+Between its stays a tensor is not on the device. A segment that needs it then computes it again for itself (`account.py`). So a
+schedule can say that a tensor is kept, is computed again in each segment that needs it, is computed again once and kept for
+several segments, or is swapped, each of these at different times of an iteration.
+
+A copy to the host is issued as soon as the last segment of the stay that needs the tensor has ended. A copy to the device is issued
+before segment `first` and awaited by the first segment that needs the tensor. The host's copy stays valid, so a tensor is copied to
+the host once only.
+
+Sizes in bytes, times in microseconds.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.search.account import Contents, contents_of
+from tensile_jax.plan.search.condensed import Condensed, members
+
+_CROSSING = 0.1  # the part of its bytes that counts as written if a tensor that XLA writes anyway is a result of a segment
+
+
+BEGINS, MADE, COPIED = range(3)
+
+
+class Stay(NamedTuple):
+    """A tensor is on the device at the boundaries `first` .. `last`; none of them if `last` is `first - 1`."""
+
+    first: int
+    last: int
+    how: int
+    leaves: bool
+
+
+Stays = tuple[Stay, ...]
+
+
+class Model:
+    """Evaluates segments of one condensed step on one device, and remembers them."""
+
+    def __init__(self, step: Condensed, profile: DeviceProfile) -> None:
+        self.step = step
+        self.profile = profile
+        self.alias_of = {new: old for old, new in step.aliases.items()}
+        self.old_of = {new: old for old, new in step.pairs}
+        self.new_of = dict(step.pairs)
+        self.updates = sum(1 << new for new in self.alias_of)
+        ancestors: list[int] = []
+        for i, recipe in enumerate(step.recipes):
+            found = 1 << i
+            if recipe is not None:
+                for u in members(recipe.reads):
+                    found |= ancestors[u]
+            ancestors.append(found)
+        self.ancestors = ancestors
+        self._deep: list[int] = []
+        for read in step.reads:
+            found = 0
+            for t in members(read):
+                found |= ancestors[t]
+            self._deep.append(found)
+        self._relevant: dict[tuple[int, int], int] = {}
+        self._made: dict[tuple[int, int], int] = {}
+        self._known: dict[tuple[int, int, int, int, int], Contents | None] = {}
+        self.evaluated = 0
+        self.nothing = Contents(0.0, 0.0, 0, 0, 0, 0)
+        self.out_us = [n / profile.device_to_host_bytes_per_us for n in step.nbytes]
+        self.in_us = [n / profile.host_to_device_bytes_per_us for n in step.nbytes]
+
+    def made(self, a: int, b: int) -> int:
+        """The tensors that the nodes between two boundaries make."""
+        found = self._made.get((a, b))
+        if found is None:
+            found = 0
+            for made in self.step.makes[self.step.boundaries[a] : self.step.boundaries[b]]:
+                found |= made
+            self._made[a, b] = found
+        return found
+
+    def relevant(self, a: int, b: int, wanted: int) -> int:
+        """The tensors that can matter to a segment if they are there when it begins."""
+        found = self._relevant.get((a, b))
+        if found is None:
+            found = 0
+            for deep in self._deep[self.step.boundaries[a] : self.step.boundaries[b]]:
+                found |= deep
+            self._relevant[a, b] = found
+        again = wanted & ~self.made(a, b)
+        while again:
+            low = again & -again
+            found |= self.ancestors[low.bit_length() - 1]
+            again ^= low
+        return found
+
+    def contents(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Contents | None:
+        """The contents of the segment between two boundaries (indices of `Condensed.boundaries`)."""
+        there &= self.relevant(a, b, wanted)
+        key = a, b, there, wanted, aliased
+        if key not in self._known:
+            self.evaluated += 1
+            bounds = self.step.boundaries
+            self._known[key] = contents_of(self.step, bounds[a], bounds[b], there, wanted, aliased)
+        return self._known[key]
+
+    def workspace(self, contents: Contents) -> float:
+        return contents.workspace * (1.0 + self.profile.workspace_growth * contents.heavy)
+
+
+@dataclass(slots=True, eq=False)
+class Schedule:
+    """A schedule, and what follows from it, by segment; `cuts` are indices of `Condensed.boundaries`."""
+
+    model: Model
+    cuts: list[int]
+    stays: list[Stays]
+    at: list[int]  # by boundary, the tensors on the device
+    after: list[int]  # by segment, those on the device when it has ended
+    swapped: set[int]
+    contents: list[Contents]
+    held: list[int]  # by boundary, bytes of `at`
+    peaks: list[int]
+    us: list[float]
+    written_us: list[float]
+    step_us: float = 0.0
+    cost: float = 0.0
+
+    def copy(self) -> "Schedule":
+        return Schedule(
+            self.model, self.cuts[:], self.stays[:], self.at[:], self.after[:], set(self.swapped), self.contents[:],
+            self.held[:], self.peaks[:], self.us[:], self.written_us[:], self.step_us, self.cost,
+        )  # fmt: skip
+
+    @property
+    def count(self) -> int:
+        return len(self.after)
+
+    @property
+    def peak(self) -> int:
+        return max(self.peaks)
+
+    def excess(self, limit: float) -> float:
+        return sum(p - limit for p in self.peaks if p > limit)
+
+    def have(self, j: int) -> int:
+        """All tensors that exist at some time during segment j."""
+        return self.at[j] | self.model.made(self.cuts[j], self.cuts[j + 1]) | self.contents[j].again
+
+    # -- changes ------------------------------------------------------------------------------------------------------------
+
+    def set_stays(self, t: int, stays: Stays) -> set[int]:
+        """Replace the stays of tensor t; the segments that may have to be evaluated again."""
+        bit, nbytes, k = 1 << t, self.model.step.nbytes[t], len(self.after)
+        at, after, held = self.at, self.after, self.held
+        touched: set[int] = set()
+        for sign, those in ((-1, self.stays[t]), (1, stays)):
+            for first, last, how, leaves in those:
+                for j in range(first, last + 1):
+                    at[j] = at[j] | bit if sign > 0 else at[j] & ~bit
+                    held[j] += sign * nbytes
+                begin = first - 1 if how == MADE else first
+                end = last if leaves and last < k else last - 1
+                for j in range(begin, end + 1):
+                    after[j] = after[j] | bit if sign > 0 else after[j] & ~bit
+                touched.update(range(max(0, begin), min(k - 1, last) + 1))
+        self.stays[t] = stays
+        if any(stay.leaves or stay.how == COPIED for stay in stays):
+            self.swapped.add(t)
+        else:
+            self.swapped.discard(t)
+        return touched
+
+    def refresh(self, j: int) -> bool:
+        """Evaluate segment j again; False if it cannot run."""
+        model = self.model
+        step = model.step
+        there, after = self.at[j], self.after[j]
+        wanted = after & ~there
+        aliased = 0
+        for new in members(wanted & model.updates):
+            old = 1 << model.alias_of[new]
+            if there & old and not after & old:
+                aliased |= 1 << new
+        a, b = self.cuts[j], self.cuts[j + 1]
+        found = model.contents(a, b, there, wanted, aliased)
+        if found is None:
+            return False
+        self.contents[j] = found
+        self.peaks[j] = int(
+            step.base_bytes
+            + int(step.small_bytes[a, b])
+            + self.held[j]
+            + step.bytes_of(wanted & ~aliased)
+            + model.workspace(found)
+        )
+        self.us[j] = model.profile.launch_us + found.us
+        crossing = step.bytes_of(wanted & step.written) * _CROSSING + step.bytes_of(wanted & ~step.written)
+        self.written_us[j] = crossing / model.profile.bytes_per_us
+        return True
+
+    def settle(self, changed: Iterable[int], idle: Iterable[int] = ()) -> bool:
+        """Evaluate changed segments, and release earlier what nothing needs any more; False if a segment cannot run."""
+        waiting, idle = set(changed), set(idle)
+        rounds = 0
+        while waiting or idle:
+            rounds += 1
+            if rounds > 50:
+                return False
+            for j in sorted(waiting):
+                before = self.contents[j].used
+                if not self.refresh(j):
+                    return False
+                idle.update(members(before & ~self.contents[j].used))
+            waiting = set()
+            for t in sorted(idle):
+                shorter = self._no_longer_than_needed(t)
+                if shorter != self.stays[t]:
+                    waiting |= self.set_stays(t, shorter)
+            idle = set()
+        return True
+
+    def first_use(self, t: int, first: int, last: int) -> int:
+        """The first of these segments that needs tensor t; last + 1 if none does."""
+        for j in range(first, min(last, len(self.after) - 1) + 1):
+            if self.contents[j].used >> t & 1:
+                return j
+        return last + 1
+
+    def last_use(self, t: int, first: int, last: int) -> int:
+        """The last of these segments that needs tensor t; first - 1 if none does."""
+        for j in range(min(last, len(self.after) - 1), first - 1, -1):
+            if self.contents[j].used >> t & 1:
+                return j
+        return first - 1
+
+    def _no_longer_than_needed(self, t: int) -> Stays:
+        k = len(self.after)
+        returned = self.model.step.at_end >> t & 1
+        found: list[Stay] = []
+        on_host = False
+        for stay in self.stays[t]:
+            first, last, how, leaves = stay
+            if last == k and returned:
+                found.append(stay)
+                continue
+            need = self.last_use(t, first, last)
+            if leaves and not on_host and how != COPIED:  # the copy to the host may take until `last`
+                found.append(stay)
+                on_host = True
+                continue
+            on_host |= how == COPIED
+            if need < first and how == BEGINS:
+                need = 0
+            if need >= first:
+                found.append(Stay(first, need, how, leaves and on_host))
+        while found and found[-1].leaves and not self._stays_on_host(t):  # a copy to the host is for a later return only
+            first, last, how, _ = found.pop()
+            need = max(self.last_use(t, first, last), 0 if how == BEGINS else -1)
+            if need >= first:
+                found.append(Stay(first, need, how, False))
+        return tuple(found)
+
+    def _stays_on_host(self, t: int) -> bool:
+        old = self.model.old_of.get(t)
+        return old is not None and bool(self.stays[old]) and self.stays[old][0].how == COPIED
+
+    # -- time ----------------------------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        """Simulate the step as `result/simulate.py` does, and set `step_us` and `cost`."""
+        us = self.us
+        k = len(us)
+        if not self.swapped:
+            self.step_us = sum(us)
+            self.cost = self.step_us + sum(self.written_us)
+            return self.cost
+        model = self.model
+        out: dict[int, list[tuple[int, int]]] = {}
+        into: dict[int, list[tuple[int, int]]] = {}
+        for t in self.swapped:
+            copied = False
+            for stay in self.stays[t]:
+                first, last, how, leaves = stay
+                if how == COPIED:
+                    use = self.first_use(t, first, min(last, k - 1))
+                    into.setdefault(first, []).append((min(use, k) if use <= last else k, t))
+                    copied = True
+                if leaves and not copied:
+                    issued = max(self.last_use(t, first, last) + 1, first)
+                    out.setdefault(issued, []).append((last + 1, t))
+                    copied = True
+        share = model.profile.copy_share
+        clock = lane_out = lane_in = delay_us = 0.0
+        left, come = [0.0] * (k + 2), [0.0] * (k + 2)
+        out_us, in_us = model.out_us, model.in_us
+        for index in range(k + 1):
+            if index in out:
+                for until, t in sorted(out[index]):
+                    lane_out = left[until] = max(lane_out, clock) + out_us[t]
+                    delay_us += share * out_us[t]
+            if left[index] > clock:
+                clock = left[index]
+            if index in into:
+                for until, t in sorted(into[index]):
+                    lane_in = come[until] = max(lane_in, clock) + in_us[t]
+                    delay_us += share * in_us[t]
+            if index < k:
+                if come[index] > clock:
+                    clock = come[index]
+                clock += us[index] + delay_us
+                delay_us = 0.0
+        self.step_us = max(clock, lane_out, lane_in)
+        self.cost = self.step_us + sum(self.written_us)
+        return self.cost
