@@ -5,7 +5,7 @@ from tensile_jax.plan.search.candidates import Candidates, _PRICES
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.search.swaps import SMALLEST, state_that_may_stay_out
 from tensile_jax.plan.search.segmentation import _candidate_boundaries
-from tensile_jax.plan.analysis.residency import stored_unless_swapped
+from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.search.condensed import condense
 def setup(name, profile="h200"):
     g=pickle.load(open(f"/tmp/i13/{name}.pkl","rb"))

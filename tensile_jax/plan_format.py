@@ -234,7 +234,7 @@ def _contradictory_tensors(plan: Plan) -> Iterator[str]:
 
 def _contradictory_segments(plan: Plan) -> Iterator[str]:
     known = {tensor.id for tensor in plan.tensors}
-    made: set[TensorId] = set()
+    there: set[TensorId] = set()  # what earlier segments have given and no segment has freed since
     for place, segment in enumerate(plan.segments):
         groups: dict[str, Sequence[TensorId]] = {
             "inputs": segment.inputs, "outputs": segment.outputs, "donated": segment.donated, "frees": segment.frees,
@@ -244,9 +244,10 @@ def _contradictory_segments(plan: Plan) -> Iterator[str]:
                 yield f"{name} of segment {place} name tensors that are not in the plan"
             if len(set(ids)) != len(ids) and not plan.whole:  # a step may return one tensor twice
                 yield f"a tensor stands twice in {name} of segment {place}"
-        if not made.isdisjoint(segment.outputs):
+        if not there.isdisjoint(segment.outputs):
             yield f"segment {place} gives an output that an earlier segment gives"
-        made.update(segment.outputs)
+        there.update(segment.outputs)
+        there.difference_update(segment.frees)
         if any(not 0 <= a < b < _MOST for a, b in (*segment.operators, *segment.recomputes)):
             yield f"segment {place} has an empty or negative range of operators"
         if segment.resident_bytes + segment.workspace_bytes > segment.device_bytes and not plan.whole:

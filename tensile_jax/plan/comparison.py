@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tensile_jax.plan.planner import Goal, Measured, Planner
-from tensile_jax.plan.policies.capuchin.passive_mode import passive_iteration
 from tensile_jax.plan.policies.registry import POLICIES
 from tensile_jax.plan.search.choice import LEAST
 from tensile_jax.plan_format import Plan, PolicyName

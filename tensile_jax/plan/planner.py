@@ -17,22 +17,31 @@ estimates. Nothing here compiles or runs. A limit for which there is no plan is 
 times in microseconds.
 """
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from tensile_jax.errors import InvalidPlan, TensileError
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.registry import POLICIES, floor, floors
+from tensile_jax.plan.policies.registry import POLICIES, least
 from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import LEAST, Choice, layout, peak_of, whole, whole_peak
+from tensile_jax.plan.result.layout import COPIED
+from tensile_jax.plan.search.choice import (
+    LEAST,
+    WHOLE,
+    Choice,
+    peak_of,
+    schedule_of,
+    segment_keys,
+    whole_peak,
+    workspaces_of,
+)
 from tensile_jax.plan.search.lower_bound import least_step_us
-from tensile_jax.plan.search.swaps import Link, keep_state_out, state_that_may_stay_out
+from tensile_jax.plan.search.state_out import keep_state_out
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 from tensile_jax.plan_format import Plan, PolicyName
 
@@ -64,7 +73,7 @@ class Planner:
 
     Attributes:
         graph: the step's graph, its operators in the order in which plans run them.
-        candidates: what the policies choose from.
+        step: what the policies know of the step and the device.
     """
 
     def __init__(
@@ -76,28 +85,26 @@ class Planner:
         state_memory: Literal["device", "any"] = "device",
         may_swap: bool = True,
         version: str = "",
-        candidates: Candidates | None = None,
+        step: StepModel | None = None,
     ) -> None:
-        self.candidates = candidates or Candidates(
-            order(graph), profile, state_may_stay_out=state_memory == "any", may_swap=may_swap
-        )
-        self.graph = self.candidates.graph
+        self.step = step or StepModel(order(graph), profile, state_may_stay_out=state_memory == "any", may_swap=may_swap)
+        self.graph = self.step.graph
         self.profile = profile
         self.policy_name: PolicyName = policy
         self.state_memory: Literal["device", "any"] = state_memory
         self._policy = POLICIES[policy]
         self._version = version
-        self._faults: dict[Hashable, str] = {}  # by choice, why its replay refused the plan
+        self._faults: dict[object, str] = {}  # by choice, why its replay refused the plan
 
     def with_policy(self, policy: PolicyName) -> "Planner":
-        """A planner of the same step with another policy; the two share their candidates."""
+        """A planner of the same step with another policy; the two share what they know of the step."""
         return Planner(
             self.graph,
             self.profile,
             policy=policy,
             state_memory=self.state_memory,
             version=self._version,
-            candidates=self.candidates,
+            step=self.step,
         )
 
     def across_iterations(self) -> "Planner":
@@ -135,11 +142,11 @@ class Planner:
 
     def floor_bytes(self, measured: Measured) -> int:
         """The smallest limit for which the policy has a plan."""
-        return floor(self.candidates, measured, self._policy)[0]
+        return peak_of(self.step, least(self.step, measured, self._policy), measured)
 
-    def floors(self, measured: Measured) -> Iterator[tuple[int, Choice]]:
-        """Other floors and their choices, for when compiling has shown that the floor is too low; the likeliest first."""
-        return floors(self.candidates, measured, self._policy)
+    def least_choice(self, measured: Measured) -> Choice:
+        """The choice of the policy with the least peak."""
+        return least(self.step, measured, self._policy)
 
     def least_limit(self, max_slowdown: float, measured: Measured) -> float:
         """The least limit that has a plan of at most `max_slowdown` times the time of the step as one executable.
@@ -147,9 +154,9 @@ class Planner:
         A lower limit makes a plan faster by a trifle at most, so bisection finds the least limit. The limit that it returns was
         tried.
         """
-        most_us = max_slowdown * self.candidates.whole_us
+        most_us = max_slowdown * self.step.whole_us
         lowest = max(self.floor_bytes(measured) - 1, LEAST)
-        highest = float(max(whole_peak(self.candidates, measured), self.floor_bytes(measured)))
+        highest = float(max(whole_peak(self.step, measured), self.floor_bytes(measured)))
         for _ in range(_HALVINGS):
             if highest - lowest < 1:
                 break
@@ -163,19 +170,19 @@ class Planner:
 
     def bound_us(self, limit: float, measured: Measured) -> float:
         """Microseconds that no plan under the limit is faster than; those of the step as one executable, if it fits."""
-        if whole_peak(self.candidates, measured) <= limit:
-            return self.candidates.whole_us
-        return least_step_us(self.candidates, limit)
+        if whole_peak(self.step, measured) <= limit:
+            return self.step.whole_us
+        return least_step_us(self.step, limit)
 
     def stored(self, tensor: TensorId) -> bool:
         """Whether the tensor is expected to be written to device memory, and not to be fused away."""
-        return self.candidates.fusion.materialised[tensor]
+        return self.step.fusion.materialised[tensor]
 
     # -- plans ----------------------------------------------------------------------------------------------------------------
 
     def has_choice(self, limit: float, measured: Measured) -> bool:
         """Whether the policy has a choice under the limit, even if the replay of its plan would refuse it."""
-        return self._policy(self.candidates, limit, measured) is not None
+        return self._policy(self.step, limit, measured) is not None
 
     def plan(self, goal: Goal, measured: Measured) -> Planned | None:
         """The first choice under the limit whose plan passes its replay, with that plan; None if there is none."""
@@ -188,23 +195,26 @@ class Planner:
     def plan_of(self, choice: Choice, goal: Goal, measured: Measured) -> Plan | None:
         """The plan of a choice; None if its replay refuses it."""
         header = self._header(goal, measured)
-        if choice.runs_whole:
-            peak_bytes, latency_us = whole_peak(self.candidates, measured), sum(self.candidates.latencies)
+        if choice.layout is None:
+            peak_bytes, latency_us = whole_peak(self.step, measured), sum(self.step.latencies)
             plan = build_whole_plan(self.graph, header, self.profile, peak_bytes=peak_bytes, latency_us=latency_us)
             return replace(plan, workspaces="compiled" if measured.whole is not None else "predicted")
-        plan = build_plan(layout(self.candidates, choice, measured), self.candidates.costs, header)
+        schedule = schedule_of(self.step, choice.layout, measured)
+        workspaces = [nbytes for nbytes, _ in workspaces_of(schedule)]
+        plan = build_plan(choice.layout, self.step.liveness, workspaces, self.step.costs, header)
         plan = replace(plan, floor_bytes=min(plan.floor_bytes, plan.peak_bytes))
         try:
             check(plan, self.graph)
         except InvalidPlan as fault:
-            self._faults.setdefault((choice.candidate, choice.boundaries, tuple(choice.absences.values())), str(fault))
+            self._faults.setdefault(choice.key, str(fault))
             return None
         return plan
 
     def with_measured(self, choice: Choice, workspaces: Sequence[int], measured: Measured) -> Measured:
         """`measured` and, in addition, the workspaces of the compiled segments of a choice."""
-        found = {(choice.candidate, a, b): n for (a, b), n in zip(pairwise(choice.boundaries), workspaces, strict=True)}
-        return replace(measured, workspaces={**measured.workspaces, **found})
+        assert choice.layout is not None
+        keys = segment_keys(schedule_of(self.step, choice.layout, measured))
+        return replace(measured, workspaces={**measured.workspaces, **dict(zip(keys, workspaces, strict=True))})
 
     def _choices(self, limit: float, measured: Measured) -> Iterator[Choice]:
         """The policy's choice, then others in case its plan is refused.
@@ -212,21 +222,21 @@ class Planner:
         The others are the policy's choices for lower limits, then the choices of the other policies, then the step as one
         executable. There are none if the policy has no choice under the limit: then the budget is too small for it.
         """
-        first = self._policy(self.candidates, limit, measured)
+        first = self._policy(self.step, limit, measured)
         if first is None:
             return
         for policy in (self._policy, *(p for p in POLICIES.values() if p is not self._policy)):
-            lower, choice = limit, first if policy is self._policy else policy(self.candidates, limit, measured)
+            lower, choice = limit, first if policy is self._policy else policy(self.step, limit, measured)
             for _ in range(_MOST_REFUSED):
                 if choice is None:
                     break
                 yield choice
                 if lower == LEAST:
                     break
-                lower = min(lower, _BELOW_REFUSED * peak_of(self.candidates, choice, measured))
-                choice = policy(self.candidates, lower, measured)
-        if whole_peak(self.candidates, measured) <= limit:
-            yield whole(self.candidates)
+                lower = min(lower, _BELOW_REFUSED * peak_of(self.step, choice, measured))
+                choice = policy(self.step, lower, measured)
+        if whole_peak(self.step, measured) <= limit:
+            yield WHOLE
 
     def _header(self, goal: Goal, measured: Measured) -> Plan:
         held = [t for t in self.graph.tensors if t.producer is None]
@@ -241,7 +251,7 @@ class Planner:
             budget_bytes=None if unlimited else int(goal.limit),
             max_slowdown=goal.max_slowdown,
             jit_peak_bytes=measured.whole,
-            unplanned_peak_bytes=self.candidates.unplanned_bytes,
+            unplanned_peak_bytes=self.step.unplanned_bytes,
             floor_bytes=self.floor_bytes(measured),
             floor_tensors=tuple(t.name for t in held[:_NAMED_TENSORS]),
             notes=tuple(
@@ -257,20 +267,14 @@ class Planner:
 
         Nothing else changes, so the results do not change either. No segment holds more than before.
         """
-        out = keep_state_out(
-            self.candidates[choice.candidate].retention,
-            Link(),
-            latencies=self.candidates.latencies,
-            profile=self.profile,
-            late=False,
-            only=tensors,
-        )
-        return replace(choice, absences={**choice.absences, **out})
+        return keep_state_out(self.step, choice, tensors)
 
     def may_be_offloaded(self, choice: Choice) -> tuple[tuple[TensorId, int], ...]:
         """The state tensors that `offload_state` could still put on the host, and their bytes."""
-        if choice.runs_whole:
+        if choice.layout is None:
             return ()
-        pairs = state_that_may_stay_out(self.candidates[choice.candidate].retention)
-        away = choice.absences
-        return tuple((old.id, old.nbytes) for old, new in pairs if old.id not in away and new.id not in away)
+        residencies = choice.layout.residencies
+        away = {t for t, several in residencies.items() if any(r.leaves or r.arrival == COPIED for r in several)}
+        return tuple(
+            (old, self.graph.tensors[old].nbytes) for old, new in self.step.pairs if old not in away and new not in away
+        )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.residency import Absence
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import Retention
 
 if TYPE_CHECKING:

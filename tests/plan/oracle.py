@@ -45,7 +45,7 @@ import numpy as np
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan import DeviceProfile, Measured
 from tensile_jax.plan.analysis.liveness import Liveness
-from tensile_jax.plan.analysis.residency import Absences, find_residencies
+from tensile_jax.plan.analysis.absence import Absences, find_residencies
 from tensile_jax.plan.analysis.retention import Retention, retain, segment_contents
 from tensile_jax.plan.result.build import Layout, build_plan
 from tensile_jax.plan.result.check import check

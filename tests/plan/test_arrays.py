@@ -11,7 +11,7 @@ from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
 from tensile_jax.plan.analysis.latency import operator_latency, rerun_latencies
 from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
 from tensile_jax.plan.analysis.rematerialization import _ancestors, _keeping, _prices
-from tensile_jax.plan.analysis.residency import (
+from tensile_jax.plan.analysis.absence import (
     Absence,
     Residency,
     away_bytes,

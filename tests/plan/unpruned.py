@@ -9,7 +9,7 @@ from itertools import combinations, pairwise, product
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan import DeviceProfile, Measured
-from tensile_jax.plan.analysis.residency import Absence, find_residencies
+from tensile_jax.plan.analysis.absence import Absence, find_residencies
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.result.build import Layout, build_plan
 from tensile_jax.plan.result.check import check

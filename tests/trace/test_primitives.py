@@ -20,7 +20,7 @@ import tensile_jax as tensile
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.analysis.residency import Absence, Absences
+from tensile_jax.plan.analysis.absence import Absence, Absences
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.result.build import Layout, build_plan
 from tensile_jax.plan.search.candidates import Candidates

@@ -113,10 +113,16 @@ class Instructions:
 
 def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructions:
     """The instructions that carry `plan` out; `calls[i]` runs segment i."""
-    slot: dict[TensorId, int] = {}
+    slot: dict[TensorId, int] = {}  # the latest slot of each tensor; what is made again gets a new one
+    held_by: list[TensorId] = []  # by slot
 
     def of(tensors: Iterable[TensorId]) -> Slots:
-        return tuple(slot.setdefault(t, len(slot)) for t in tensors)
+        several = tuple(tensors)
+        for t in several:
+            if t not in slot:
+                slot[t] = len(held_by)
+                held_by.append(t)
+        return tuple(slot[t] for t in several)
 
     inputs = of(graph.inputs)
     constants = [t.id for t in graph.tensors if t.role == "constant" and t.producer is None]
@@ -151,9 +157,10 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
         segment = plan.segments[index]
         drops = of(t for t in (*segment.frees, *segment.donated) if t not in graph.donated)
         reads = of(segment.inputs)
-        first_new = len(slot)
-        slot.update((t, first_new + i) for i, t in enumerate(segment.outputs))  # new tensors, so their slots are consecutive
-        writes = slice(first_new, len(slot))
+        first_new = len(held_by)
+        slot.update((t, first_new + i) for i, t in enumerate(segment.outputs))  # new values, so their slots are consecutive
+        held_by += segment.outputs
+        writes = slice(first_new, len(held_by))
         code.append(Launch(index, calls[index], _getter(reads), reads, writes, drops, segment.workspace_bytes))
         if freed := of(t for t in segment.frees if t in graph.donated):
             code.append(Free(freed))
@@ -166,7 +173,7 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
         left_on_host=frozenset(of(t for t in graph.outputs if t in last and last[t].kind == "swap_out")),
         keep=frozenset(of(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)),
         effectful=any(operator.effectful for operator in graph.operators),
-        nbytes=tuple(graph.tensors[t].nbytes for t in slot),  # last, since by now every tensor has its slot
+        nbytes=tuple(graph.tensors[t].nbytes for t in held_by),  # last, since by now every tensor has its slot
     )
 
 

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan.analysis.residency import stored_unless_swapped
+from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import Choice, first_that_fits, whole

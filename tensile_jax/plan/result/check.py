@@ -49,6 +49,7 @@ def check(plan: Plan, graph: Graph) -> None:
     leaving: dict[TensorId, Event] = {}
     ran: set[OperatorId] = set()
     given: set[TensorId] = set()
+    copied = {event.tensor for event in plan.events if event.kind in ("swap_out", "swap_in")}
     latest_effect: OperatorId | None = None
     returns: dict[TensorId, list[int]] = {}  # before which segments the tensor is swapped in
     for event in plan.events:
@@ -101,8 +102,11 @@ def check(plan: Plan, graph: Graph) -> None:
                 host.discard(t)
         if not set(segment.outputs) <= made:
             raise InvalidPlan("gives an output that it does not make", segment=index)
-        if len(set(segment.outputs)) != len(segment.outputs) or not given.isdisjoint(segment.outputs):
-            raise InvalidPlan("gives an output that is given already", segment=index)
+        if len(set(segment.outputs)) != len(segment.outputs) or not device.isdisjoint(segment.outputs):
+            raise InvalidPlan("gives an output that is there already", segment=index)
+        swapped = [t for t in segment.outputs if t in copied and (t in given or t in host)]
+        if swapped:
+            raise InvalidPlan(f"makes {graph.tensors[swapped[0]].name} again, which the host has", segment=index)
         given.update(segment.outputs)
         device |= set(segment.outputs)
     last = len(plan.segments)

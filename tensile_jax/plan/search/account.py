@@ -5,7 +5,7 @@ tensors `there` on the device, and must leave the tensors `wanted` behind in add
 made by an earlier node of the segment is computed again by its recipe, right before it is first read. What a recipe reads is found
 in the same way. A tensor that is wanted and not made by then is computed again at the end.
 
-    workspace = max over steps q of (temporaries live at q + wanted results made by q + relayout at q) - all wanted results,
+    workspace = max over steps q of (temporaries live at q + wanted results made by q + extra bytes of q) - all wanted results,
                 and no less than 0
 
 A *temporary* is a tensor that XLA writes to memory, is made inside the segment, and is not wanted. XLA holds inputs until the
@@ -50,13 +50,13 @@ class Segment:
         self._step = step
         self._there = there
         self._wanted = wanted
-        self._sequence: list[tuple[int, int, int]] = []  # what is read, made, and copied into other layouts
+        self._sequence: list[tuple[int, int, int]] = []  # what is read and made, and the extra bytes
         self._through: dict[int, int] = {}  # by the bit of a tensor that is not written: what is read where it is read
         self._have = there
         self.used = self.again = self.heavy = 0
         self.again_us = 0.0
 
-    def _add(self, read: int, made: int, relayout: int) -> None:
+    def _add(self, read: int, made: int, extra: int) -> None:
         fused = read & ~self._step.written & ~self._there
         while fused:
             low = fused & -fused
@@ -67,7 +67,7 @@ class Segment:
                 low = made & -made
                 self._through[low] = read
                 made ^= low
-        self._sequence.append((read, made, relayout))
+        self._sequence.append((read, made, extra))
 
     def compute(self, missing: int, depth: int = 0) -> bool:
         """Compute these tensors again; False if that is impossible."""
@@ -82,7 +82,7 @@ class Segment:
             self.used |= recipe.reads & self._there
             new = recipe.makes & ~self._have
             self.again |= new
-            self._add(recipe.reads, new, recipe.relayout)
+            self._add(recipe.reads, new, recipe.extra)
             self._have |= new
             self.again_us += recipe.us
             self.heavy += recipe.heavy
@@ -98,7 +98,7 @@ class Segment:
             return False
         self.used |= read & self._there
         made = step.makes[node] & ~self._have
-        self._add(read, made, step.relayout[node])
+        self._add(read, made, step.extra[node])
         self._have |= made
         self.heavy += step.heavy[node]
         return True
@@ -107,6 +107,11 @@ class Segment:
         """Compute what is wanted and not made yet."""
         missing = self._wanted & ~self._have
         return not missing or self.compute(missing)
+
+    def contents(self, us: float, wanted: int, aliased: int) -> Contents:
+        """The contents so far; `us` is the time of the nodes."""
+        workspace = self.workspace_for(wanted, aliased)
+        return Contents(us + self.again_us, self.again_us, workspace, self.used, self.again, self.heavy)
 
     def workspace_for(self, wanted: int, aliased: int) -> int:
         """The workspace, by the formula above, if these tensors are wanted."""
@@ -122,14 +127,14 @@ class Segment:
         results = wanted & ~aliased
         both = own | results
         live = most = 0
-        for (_, made, relayout), last in zip(sequence, dies, strict=True):
+        for (_, made, extra), last in zip(sequence, dies, strict=True):
             made &= both
             while made:
                 low = made & -made
                 live += nbytes[low.bit_length() - 1]
                 made ^= low
-            if live + relayout > most:
-                most = live + relayout
+            if live + extra > most:
+                most = live + extra
             while last:
                 low = last & -last
                 live -= nbytes[low.bit_length() - 1]
@@ -148,5 +153,4 @@ def contents_of(step: Condensed, begin: int, end: int, there: int, wanted: int, 
     segment = Segment(step, there, wanted)
     if not all(map(segment.run, range(begin, end))) or not segment.finish():
         return None
-    us = sum(step.us[begin:end]) + segment.again_us
-    return Contents(us, segment.again_us, segment.workspace_for(wanted, aliased), segment.used, segment.again, segment.heavy)
+    return segment.contents(sum(step.us[begin:end]), wanted, aliased)

@@ -36,7 +36,7 @@ from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
 from tensile_jax.plan.analysis.latency import StepCosts, fused_latencies, rerun_latencies
 from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
 from tensile_jax.plan.analysis.rematerialization import drop_tensors
-from tensile_jax.plan.analysis.residency import Absence, Absences, away_bytes, find_residencies, stored_unless_swapped
+from tensile_jax.plan.analysis.absence import Absence, Absences, away_bytes, find_residencies, stored_unless_swapped
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.search.segmentation import BoundaryTable, boundary_table, pressure
 from tensile_jax.plan.search.swaps import Link, find_gaps, keep_state_out, plan_swaps

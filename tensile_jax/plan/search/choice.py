@@ -1,29 +1,25 @@
-"""Defines what a policy decides, and decides between candidates: the cheapest cut under a limit, or the cut with the least peak.
+"""Defines what a policy decides: a layout of the step, or that it runs as one executable.
 
-A *cut* of a candidate is a set of boundaries that divide the step into segments. A policy is a function
+A policy is a function
 
-    policy(candidates, limit, measured) -> Choice | None
+    policy(step, limit, measured) -> Choice | None
 
-`limit` is in bytes; None means that the policy has no plan under it. A limit of `LEAST` asks for as little memory as the policy
-can manage with; for this limit, every policy has a choice. `measured` holds what compiling has shown so far, in the place of
-estimates.
+`step` is a `StepModel`, and `limit` is in bytes; None means that the policy has no plan under it. A limit of `LEAST` asks for as
+little memory as the policy can manage with; for this limit, every policy has a choice. `measured` holds what compiling has shown
+so far, in the place of estimates.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
-from tensile_jax.plan.analysis.residency import Absences
-from tensile_jax.plan.result.build import Layout, build_plan, empty_plan
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.segmentation import Cut, cheapest_cut, least_peak
-from tensile_jax.plan.search.workspace import Measured, workspaces
-
-WHOLE = -1
-"""The candidate of the choice to run the step as one executable."""
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.result.build import build_plan, empty_plan
+from tensile_jax.plan.result.layout import BEGINS, MADE, Layout, Residency, contents_of, on_device
+from tensile_jax.plan.search.schedule import Model, Schedule
+from tensile_jax.plan.search.start import assemble
+from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan.search.workspace import Measured, SegmentKey
 
 LEAST = 0.0
 """The limit that asks for as little memory as a policy can do with."""
@@ -31,131 +27,160 @@ LEAST = 0.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """A candidate's index (or `WHOLE`), the boundaries of its segments, and its absences or some of them (`local_search.py`)."""
+    """The layout of a plan; None if the step runs as one executable."""
 
-    candidate: int
-    boundaries: tuple[int, ...]
-    absences: Absences
+    layout: Layout | None
 
     @property
     def runs_whole(self) -> bool:
         """Whether the step runs as one executable."""
-        return self.candidate == WHOLE
+        return self.layout is None
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """The places between segments; none if the step runs as one executable."""
+        return () if self.layout is None else self.layout.boundaries
+
+    @property
+    def key(self) -> object:
+        """Equal for choices that are the same."""
+        return None if self.layout is None else (self.layout.boundaries, tuple(sorted(self.layout.residencies.items())))
 
 
-Policy = Callable[[Candidates, float, Measured], Choice | None]
-Needed = Callable[[Candidates, int, Measured], np.ndarray]
-"""Workspaces of every segment of a candidate: what is expected of them."""
+Policy = Callable[[StepModel, float, Measured], Choice | None]
+
+WHOLE = Choice(None)
+"""The choice to run the step as one executable."""
 
 
-def cheapest(candidates: Candidates, families: Iterable[Sequence[int]], limit: float, measured: Measured) -> Choice | None:
-    """The cheapest cut of all candidates under the limit.
-
-    In each family, candidates must be ordered by `least_us`. Ties go to the earlier candidate. A lower limit never gives a higher
-    peak, because the price of a cut does not depend on the limit. If the choice for a limit also keeps a lower limit, it is the
-    cheapest one under that limit as well. Otherwise its peak is above the lower limit, and the lower limit's choice is below.
-    """
-    best: Cut | None = None
-    where = WHOLE
-    for indices in families:
-        for index in indices:
-            if best is not None and candidates.least_us(index) >= best.cost:
-                break  # the next candidates of the family cost more still
-            candidate = candidates[index]
-            if candidate.highest > limit or (best is not None and candidate.least_us >= best.cost):
-                continue
-            cut = cheapest_cut(candidate.table, workspaces(candidates, index, measured), limit)
-            if cut is not None and (best is None or cut.cost + candidate.swap_us < best.cost):
-                best, where = Cut(cut.cost + candidate.swap_us, cut.boundaries), index
-    return None if best is None else Choice(where, best.boundaries, candidates[where].absences)
+def choice_of(step: StepModel, schedule: Schedule) -> Choice:
+    """The choice that a schedule describes: its significant tensors, what the caller owns, and small tensors while needed."""
+    model = schedule.model
+    boundaries = tuple(model.places[cut] for cut in schedule.cuts)
+    residencies = {model.step.tensors[t]: several for t, several in enumerate(schedule.residencies) if several}
+    return Choice(with_small_tensors(step, boundaries, residencies))
 
 
-def least(candidates: Candidates, indices: Iterable[int], measured: Measured, needed: Needed = workspaces) -> tuple[int, Choice]:
-    """The least peak of any cut of these candidates or of the whole step, and the cheapest choice with this peak."""
-    all_of_it = whole(candidates)
-    whole_bytes = whole_peak(candidates, measured)
-    if not candidates.graph.operators:
-        return whole_bytes, all_of_it
-    nbytes, index = min((least_peak(candidates[i].table, needed(candidates, i, measured)), i) for i in indices)
-    if whole_bytes <= nbytes:
-        return whole_bytes, all_of_it
-    cut = cheapest_cut(candidates[index].table, needed(candidates, index, measured), nbytes)
-    assert cut is not None  # the least peak is attained by construction
-    return nbytes, Choice(index, cut.boundaries, candidates[index].absences)
+def with_small_tensors(
+    step: StepModel, boundaries: Sequence[int], residencies: Mapping[TensorId, tuple[Residency, ...]]
+) -> Layout:
+    """The layout of these residencies of significant tensors, with those of all small tensors and of what the caller owns."""
+    liveness = step.liveness
+    graph = liveness.graph
+    significant, derived = step.classes
+    k, count = len(boundaries) - 1, len(graph.operators)
+    found = dict(residencies)
+    small: list[TensorId] = []
+    for tensor in graph.tensors:
+        t = tensor.id
+        if t in liveness.kept_by_caller:
+            found[t] = (Residency(0, k, BEGINS, False),)
+        elif not significant[t] and not derived[t]:
+            small.append(t)
+    at, after = on_device(Layout(tuple(boundaries), found))
+    waiting = sorted(small, key=lambda t: liveness.begin[t], reverse=True)
+    there: set[TensorId] = set()
+    last = {t: -1 for t in small}
+    first: dict[TensorId, int] = {}
+    for j, (a, b) in enumerate(pairwise(boundaries)):
+        while waiting and liveness.begin[waiting[-1]] < a:
+            t = waiting.pop()
+            first[t] = 0 if liveness.begin[t] < 0 else j
+            there.add(t)
+        contents = contents_of(liveness, a, b, at[j] | there, sorted(after[j] - at[j]))
+        for t in contents.inputs:
+            if t in last:
+                last[t] = j
+    for t in waiting:
+        first[t] = k if liveness.begin[t] >= 0 else 0
+    results = set(graph.outputs)
+    for t in small:
+        until = k if t in results else last[t]
+        if liveness.begin[t] < 0:
+            found[t] = (Residency(0, max(until, 0), BEGINS, False),)
+        elif first[t] <= until:
+            found[t] = (Residency(first[t], until, MADE, False),)
+    assert count == boundaries[-1]
+    return Layout(tuple(boundaries), dict(sorted(found.items())))
 
 
-def first_that_fits(candidates: Candidates, indices: Iterable[int], limit: float, measured: Measured) -> Choice | None:
-    """The cheapest cut under the limit of the first candidate that has one; the step as one executable if that fits.
-
-    This is for policies whose candidates differ only in how much memory they save.
-    """
-    if limit > LEAST and whole_peak(candidates, measured) <= limit:
-        return whole(candidates)
-    if limit == LEAST:
-        return least(candidates, indices, measured)[1]
-    return next((c for i in indices if (c := cheapest(candidates, [[i]], limit, measured)) is not None), None)
-
-
-def whole(candidates: Candidates) -> Choice:
-    """The choice to run the step as one executable."""
-    return Choice(WHOLE, (0, len(candidates.graph.operators)), {})
+def schedule_of(step: StepModel, layout: Layout, measured: Measured) -> Schedule:
+    """The schedule of a layout, from which its segments' workspaces follow; residencies are kept as the layout says."""
+    model = step.model_for(_uncommon(step, layout.boundaries)).with_measured(measured)
+    at_place = {place: cut for cut, place in enumerate(model.places)}
+    cuts = [at_place[place] for place in layout.boundaries]
+    several = [layout.residencies.get(t, ()) for t in model.step.tensors]
+    made = assemble(model, cuts, several, as_they_are=True)
+    assert made is not None, "a layout keeps what its segments compute tensors from"
+    return made
 
 
-def whole_peak(candidates: Candidates, measured: Measured) -> int:
-    """Peak of the step as one executable, in bytes.
-
-    If it is not measured, it is the larger of two: the most that is stored at any boundary, and the estimate for one segment.
-    """
-    if measured.whole is not None:
-        return measured.whole
-    if not candidates.graph.operators:
-        return sum(t.nbytes for t in candidates.graph.tensors)
-    table = candidates[0].table
-    return max(candidates.unplanned_bytes, int(table.held[0, -1] + table.workspace[0, -1]))
+def _uncommon(step: StepModel, boundaries: Sequence[int]) -> tuple[int, ...]:
+    return tuple(b for b in boundaries if b not in set(step.boundaries))
 
 
-def peak_of(candidates: Candidates, choice: Choice, measured: Measured) -> int:
-    """The peak of a choice, in bytes, from measurements and estimates."""
-    if choice.runs_whole:
-        return whole_peak(candidates, measured)
-    return int(segment_peaks(candidates, choice, measured).max())
-
-
-def segment_peaks(candidates: Candidates, choice: Choice, measured: Measured) -> np.ndarray:
-    """The peak of each segment of a choice, in bytes."""
-    candidate = candidates[choice.candidate]
-    needed = candidate.table.held + workspaces(candidates, choice.candidate, measured)
-    index = {b: i for i, b in enumerate(candidate.table.boundaries)}
-    peaks = np.ceil([needed[index[a], index[b]] for a, b in pairwise(choice.boundaries)])
-    return (
-        peaks + _away(candidates, choice.boundaries, candidate.absences) - _away(candidates, choice.boundaries, choice.absences)
-    )
-
-
-def _away(candidates: Candidates, boundaries: tuple[int, ...], absences: Absences) -> np.ndarray:
-    """For each segment, the bytes that are absent while it runs. A tensor that is copied in at its begin is not absent."""
-    found = np.zeros(len(boundaries) - 1)
-    for away in (away for several in absences.values() for away in several):
-        first, back = bisect_right(boundaries, away.leave), bisect_right(boundaries, away.back) - 1
-        found[first : max(back, first)] += candidates.graph.tensors[away.tensor].nbytes
+def workspaces_of(schedule: Schedule) -> list[tuple[int, bool]]:
+    """The workspace of each segment in bytes, and whether it was measured."""
+    found: list[tuple[int, bool]] = []
+    for j, contents in enumerate(schedule.contents):
+        wanted = schedule.after[j] & ~schedule.at[j]
+        nbytes, known = schedule.model.workspace(schedule.cuts[j], schedule.cuts[j + 1], contents, wanted)
+        found.append((int(-(-nbytes // 1)), known))
     return found
 
 
-def layout(candidates: Candidates, choice: Choice, measured: Measured) -> Layout:
-    """The layout of a choice, with the workspaces of its segments."""
-    candidate = candidates[choice.candidate]
-    work = workspaces(candidates, choice.candidate, measured)
-    index = {b: i for i, b in enumerate(candidate.table.boundaries)}
-    pairs = list(pairwise(choice.boundaries))
-    of_segments = tuple(int(work[index[a], index[b]]) for a, b in pairs)
-    peaks = segment_peaks(candidates, choice, measured).astype(int).tolist()
-    known = tuple((choice.candidate, a, b) in measured.workspaces for a, b in pairs)
-    return Layout(candidate.retention, choice.absences, choice.boundaries, of_segments, tuple(peaks), known)
+def segment_keys(schedule: Schedule) -> list[SegmentKey]:
+    """What tells each segment from others (`workspace.py`)."""
+    return [
+        schedule.model.key(schedule.cuts[j], schedule.cuts[j + 1], contents.again, schedule.after[j] & ~schedule.at[j])
+        for j, contents in enumerate(schedule.contents)
+    ]
 
 
-def step_us(candidates: Candidates, choice: Choice, measured: Measured) -> float:
+def whole_peak(step: StepModel, measured: Measured) -> int:
+    """Peak of the step as one executable, in bytes.
+
+    If it is not measured, it is the larger of two: the most that is stored at any boundary, and the account of one segment.
+    """
+    if measured.whole is not None:
+        return measured.whole
+    if not step.graph.operators:
+        return sum(t.nbytes for t in step.graph.tensors)
+    return max(step.unplanned_bytes, one_segment_bytes(step.model))
+
+
+def one_segment_bytes(model: Model) -> int:
+    """What the step as one segment holds and needs."""
+    step = model.step
+    last = len(step.boundaries) - 1
+    wanted = step.at_end & ~step.at_begin
+    aliased = 0
+    for new, old in model.alias_of.items():
+        if not step.at_end >> old & 1:
+            aliased |= 1 << new
+    contents = model.contents(0, last, step.at_begin, wanted, aliased & wanted)
+    assert contents is not None  # all inputs are there
+    held = step.base_bytes + step.bytes_of(step.at_begin) + step.bytes_of(wanted & ~aliased)
+    return held + int(step.small_bytes[0, last]) + contents.workspace
+
+
+def peak_of(step: StepModel, choice: Choice, measured: Measured) -> int:
+    """The peak of a choice, in bytes, from measurements and estimates."""
+    if choice.layout is None:
+        return whole_peak(step, measured)
+    schedule = schedule_of(step, choice.layout, measured)
+    plan = build_plan(
+        choice.layout, step.liveness, [n for n, _ in workspaces_of(schedule)], step.costs, empty_plan(step.graph)
+    )
+    return plan.peak_bytes
+
+
+def step_us(step: StepModel, choice: Choice, measured: Measured) -> float:
     """The predicted microseconds of a step under the choice."""
-    if choice.runs_whole:
-        return candidates.whole_us
-    chosen = layout(candidates, choice, measured)
-    return build_plan(chosen, candidates.costs, empty_plan(candidates.graph)).step_us
+    if choice.layout is None:
+        return step.whole_us
+    schedule = schedule_of(step, choice.layout, measured)
+    plan = build_plan(
+        choice.layout, step.liveness, [n for n, _ in workspaces_of(schedule)], step.costs, empty_plan(step.graph)
+    )
+    return plan.step_us

@@ -35,12 +35,16 @@ _CHEAP_US = 1.0  # a light operator that takes longer to run again makes signifi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """How to compute significant tensors again: what it reads and makes (sets), its time, and its relayout bytes."""
+    """How to compute significant tensors again: what it reads and makes (sets), its time, and its extra bytes.
+
+    The extra bytes are those that it needs beside significant tensors: copies of operands into another layout, and derived tensors
+    that XLA must write to memory because a heavy operator reads them.
+    """
 
     reads: int
     makes: int
     us: float
-    relayout: int
+    extra: int
     heavy: int
 
 
@@ -56,7 +60,7 @@ class Condensed:
         written: the set of those that XLA writes to memory even inside an executable.
         starts: for each node, the place of its first operator; the number of operators at the end.
         reads, makes: for each node, sets.
-        us, relayout, heavy: for each node, its time, the bytes that it copies into other layouts, and its heavy operators.
+        us, extra, heavy: for each node, its time, the bytes that it needs beside significant tensors, and its heavy operators.
         boundaries: the nodes before which a boundary may lie, ascending; 0 and the number of nodes at the ends.
         aliases: by the bit index of donated state, the bit index of the update that takes over its memory.
         at_begin, at_end: the sets of tensors on the device when the iteration begins, and that must be there when it ends.
@@ -75,7 +79,7 @@ class Condensed:
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     us: tuple[float, ...]
-    relayout: tuple[int, ...]
+    extra: tuple[int, ...]
     heavy: tuple[int, ...]
     boundaries: tuple[int, ...]
     aliases: dict[int, int]
@@ -107,27 +111,54 @@ def members(those: int) -> list[int]:
     return found
 
 
+def classify(
+    liveness: Liveness, fusion: Fusion, rerun_us: np.ndarray, *, kept_by_cuts: np.ndarray, live_bytes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which tensors are significant, and which are derived; two arrays by tensor.
+
+    Args:
+        rerun_us: microseconds to run each operator again, by place.
+        kept_by_cuts: for each tensor, whether a minimum cut keeps it at some price.
+        live_bytes: the most bytes that are live at once.
+    """
+    nbytes = liveness.nbytes
+    made_by_light, expensive = np.zeros((2, len(nbytes)), dtype=bool)
+    made_by_light[liveness.makes.tensor[(liveness.kinds == "light")[liveness.makes.place]]] = True
+    expensive[liveness.makes.tensor[rerun_us[liveness.makes.place] > _CHEAP_US]] = True
+    owned, fixed = np.zeros((2, len(nbytes)), dtype=bool)
+    owned[list(liveness.kept_by_caller)] = True
+    fixed[[*liveness.made_once, *liveness.graph.outputs]] = True
+    virtual = np.array(fusion.virtual, dtype=bool) & ~fixed
+    matters = ~owned & ~virtual & (nbytes > 0) & (fusion.written | expensive | fixed | kept_by_cuts | ~made_by_light)
+    threshold = max(1, int(live_bytes * _SHARE))
+    sizes = np.sort(nbytes[matters])[::-1]
+    if len(sizes) > _MOST_TENSORS:
+        threshold = max(threshold, int(sizes[_MOST_TENSORS]) + 1)
+    significant = matters & (nbytes >= threshold)
+    derived = ~significant & ~owned & ~fixed & made_by_light & ((nbytes >= threshold) | virtual)
+    return significant, derived
+
+
 def condense(
     liveness: Liveness,
     fusion: Fusion,
     costs: StepCosts,
     *,
-    kept_by_cuts: np.ndarray,
+    significant: np.ndarray,
+    derived: np.ndarray,
     boundaries: Sequence[int],
     last_needed: np.ndarray,
-    live_bytes: int,
-    smallest_swap: int,
+    smallest_swap: int | None,
     relayout: bool,
     pairs: Sequence[tuple[TensorId, TensorId]],
 ) -> Condensed:
     """The condensed step.
 
     Args:
-        kept_by_cuts: for each tensor, whether a minimum cut keeps it at some price.
+        significant, derived: the classes of tensors (`classify`).
         boundaries: the places before which a segment may begin, with 0 and the number of operators.
         last_needed: for each tensor, the last place that may need it under any plan.
-        live_bytes: the most bytes that are live at once.
-        smallest_swap: bytes; smaller tensors are never swapped.
+        smallest_swap: bytes; smaller tensors are never swapped. None if no tensor is.
         relayout: whether the backend copies operands into other layouts.
         pairs: donated state and its updates that may be on the host across the iteration boundary.
     """
@@ -137,24 +168,8 @@ def condense(
     rerun_us = np.array(costs.rerun_us)
     owned = np.zeros(len(nbytes), dtype=bool)
     owned[list(liveness.kept_by_caller)] = True
-    light = np.zeros(len(nbytes), dtype=bool)
-    made_by_light = liveness.kinds == "light"
-    light[liveness.makes.tensor[made_by_light[liveness.makes.place]]] = True
-    expensive = np.zeros(len(nbytes), dtype=bool)
-    expensive[liveness.makes.tensor[rerun_us[liveness.makes.place] > _CHEAP_US]] = True
-    once = np.zeros(len(nbytes), dtype=bool)
-    once[list(liveness.made_once)] = True
-    results = np.zeros(len(nbytes), dtype=bool)
-    results[list(graph.outputs)] = True
-    virtual = np.array(fusion.virtual, dtype=bool) & ~results & ~once
-    matters = ~owned & ~virtual & (nbytes > 0) & (fusion.written | expensive | once | results | kept_by_cuts | ~light)
-    threshold = max(1, int(live_bytes * _SHARE))
-    sizes = np.sort(nbytes[matters])[::-1]
-    if len(sizes) > _MOST_TENSORS:
-        threshold = max(threshold, int(sizes[_MOST_TENSORS]) + 1)
-    significant = matters & (nbytes >= threshold)
-    derived = ~significant & ~owned & ((nbytes >= threshold) | virtual) & light & ~once & ~results
     small = ~significant & ~owned & ~derived
+    results = set(graph.outputs)
 
     order = sorted(np.flatnonzero(significant).tolist(), key=lambda t: (int(begins[t]), t))
     bit = {t: i for i, t in enumerate(order)}
@@ -170,6 +185,9 @@ def condense(
     node_of = np.searchsorted(np.array(starts), np.arange(count + 1), side="right") - 1
     elapsed = np.concatenate([[0.0], np.cumsum(costs.latencies)])
     heavy = np.concatenate([[0], np.cumsum(liveness.kinds == "heavy")])
+    extra = liveness.reads.sums(np.where(derived & fusion.written, nbytes, 0))
+    if relayout:
+        extra = extra + liveness.relayout
     reads: list[int] = []
     makes: list[int] = []
     copied: list[int] = []
@@ -184,7 +202,7 @@ def condense(
                     made |= 1 << bit[t]
         reads.append(read & ~made)
         makes.append(made)
-        copied.append(int(liveness.relayout[first:end].max()) if relayout else 0)
+        copied.append(int(extra[first:end].max()))
 
     recipes: list[Recipe | None] = []
     for t in order:
@@ -203,7 +221,7 @@ def condense(
             if u in bit:
                 made |= 1 << bit[u]
         recipes.append(
-            Recipe(read & ~made, made, us, int(liveness.relayout[place]) if relayout else 0, int(op.kind == "heavy"))
+            Recipe(read & ~made, made, us, int(extra[place]), int(op.kind == "heavy"))
         )
 
     aliases = {bit[t]: bit[h] for t, h in liveness.aliases if t in bit and h in bit}
@@ -220,13 +238,13 @@ def condense(
         reads=tuple(reads),
         makes=tuple(makes),
         us=tuple(float(elapsed[b] - elapsed[a]) for a, b in pairwise(starts)),
-        relayout=tuple(copied),
+        extra=tuple(copied),
         heavy=tuple(int(heavy[b] - heavy[a]) for a, b in pairwise(starts)),
         boundaries=edges,
         aliases=aliases,
         at_begin=sum(1 << bit[t] for t in order if begins[t] < 0),
-        at_end=sum(1 << bit[t] for t in order if results[t]),
-        movable=sum(1 << bit[t] for t in ours if nbytes[t] >= smallest_swap),
+        at_end=sum(1 << bit[t] for t in order if t in results),
+        movable=sum(1 << bit[t] for t in ours if smallest_swap is not None and nbytes[t] >= smallest_swap),
         pairs=tuple((bit[old], bit[new]) for old, new in pairs if old in bit and new in bit),
         base_bytes=int(nbytes[owned].sum()),
         small_bytes=_small_bytes(liveness, small, last_needed, boundaries),

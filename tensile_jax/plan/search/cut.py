@@ -54,7 +54,8 @@ def cheapest_cuts(
                 if there & old and not stored[b] & old:
                     aliased |= low
                 news ^= low
-            workspace = segment.workspace_for(wanted, aliased) * (1.0 + profile.workspace_growth * segment.heavy)
+            contents = segment.contents(0.0, wanted, aliased)
+            workspace, _ = model.workspace(possible[a], possible[b], contents, wanted)
             peak = held[a] + int(step.small_bytes[possible[a], possible[b]]) + step.bytes_of(wanted & ~aliased) + workspace
             crossing = step.bytes_of(wanted & step.written) * _CROSSING + step.bytes_of(wanted & ~step.written)
             cost = profile.launch_us + us + segment.again_us + crossing / profile.bytes_per_us

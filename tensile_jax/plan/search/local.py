@@ -14,14 +14,15 @@ from typing import NamedTuple
 from tensile_jax.plan.search import moves
 from tensile_jax.plan.search.condensed import members
 from tensile_jax.plan.search.moves import Gap
-from tensile_jax.plan.search.schedule import COPIED, MADE, Schedule
+from tensile_jax.plan.result.layout import COPIED
+from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.start import merged, split
 
 _TRIED = 8  # moves of which the repair evaluates each, the likeliest first
 _EPS = 1e-3
 
 
-def repair(schedule: Schedule, limit: float, most: int, upper: float = float("inf"), swaps: bool = True) -> Schedule | None:
+def repair(schedule: Schedule, limit: float, most: int, upper: float = float("inf")) -> Schedule | None:
     """A schedule under the limit after at most so many moves, faster than `upper`; None if none was found."""
     for _ in range(most):
         excess = schedule.excess(limit)
@@ -32,7 +33,7 @@ def repair(schedule: Schedule, limit: float, most: int, upper: float = float("in
         best: Schedule | None = None
         best_score = float("inf")
         for j in worst(schedule, limit):
-            for new in lowering(schedule, j, limit, swaps):
+            for new in lowering(schedule, j, limit):
                 less = excess - new.excess(limit)
                 if less <= 0:
                     continue
@@ -52,7 +53,7 @@ def worst(schedule: Schedule, limit: float) -> list[int]:
     return sorted(over, key=lambda j: -schedule.peaks[j])[:3]
 
 
-def lowering(schedule: Schedule, j: int, limit: float, swaps: bool) -> Iterator[Schedule]:
+def lowering(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
     """Schedules in which segment j may hold less."""
     model = schedule.model
     step = model.step
@@ -60,23 +61,23 @@ def lowering(schedule: Schedule, j: int, limit: float, swaps: bool) -> Iterator[
     for gap in moves.gaps_at(schedule, j):
         recipe = step.recipes[gap.t]
         us = recipe.us if recipe is not None and gap.before < schedule.count else float("inf")
-        if swaps and step.movable >> gap.t & 1:
+        if step.movable >> gap.t & 1:
             us = min(us, 0.3 * (model.out_us[gap.t] + model.in_us[gap.t]))
         if us < float("inf"):
             span = sum(1 for p in schedule.peaks[gap.after + 1 : gap.before] if p > limit) + (gap.after == j)
             ranked.append(((us + 1.0) / (step.nbytes[gap.t] * max(span, 1)), gap))
     ranked.sort()
     for _, gap in ranked[:_TRIED]:
-        yield from released(schedule, gap, j, limit, swaps)
+        yield from released(schedule, gap, j, limit)
     yield from splits(schedule, j)
 
 
-def released(schedule: Schedule, gap: Gap, j: int, limit: float, swaps: bool) -> Iterator[Schedule]:
+def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Schedule]:
     for keep_sources in (False, True):
         new = moves.drop(schedule, gap, keep_sources=keep_sources)
         if new is not None:
             yield new
-    if swaps and schedule.model.step.movable >> gap.t & 1 and gap.before > gap.after + 1:
+    if schedule.model.step.movable >> gap.t & 1 and gap.before > gap.after + 1:
         seen: set[tuple[int, int]] = set()
         for gone, back in windows(schedule, gap, j, limit):
             if gone < back and (gone, back) not in seen:
@@ -124,7 +125,7 @@ def splits(schedule: Schedule, j: int) -> Iterator[Schedule]:
             yield new
 
 
-def improve(schedule: Schedule, limit: float, budget: int, swaps: bool = True) -> Schedule:
+def improve(schedule: Schedule, limit: float, budget: int) -> Schedule:
     """A faster schedule under the limit, after so many evaluated segments."""
     model = schedule.model
     end = model.evaluated + budget
@@ -137,7 +138,7 @@ def improve(schedule: Schedule, limit: float, budget: int, swaps: bool = True) -
             if new is None or new.cost >= schedule.cost - _EPS:
                 continue
             if new.excess(limit):
-                new = repair(new, limit, 6, schedule.cost - _EPS, swaps)
+                new = repair(new, limit, 6, schedule.cost - _EPS)
                 if new is None or new.cost >= schedule.cost - _EPS:
                     continue
             schedule = new
@@ -164,7 +165,7 @@ def changes(schedule: Schedule) -> list[Change]:
                 found.append(Change(recipe.us, (0, t, node), lambda s, t=t, n=node: _keep(s, t, n)))
     for t in sorted(schedule.swapped):
         copies = schedule.model.out_us[t] + schedule.model.in_us[t]
-        for number in range(len(schedule.stays[t]) - 1):
+        for number in range(len(schedule.residencies[t]) - 1):
             found.append(Change(0.5 * copies, (1, t, number), lambda s, t=t, n=number: _stay(s, t, n)))
             for d, e in ((1, 0), (0, -1), (1, -1), (-1, 0), (0, 1), (3, 0), (0, -3)):
                 found.append(
@@ -193,14 +194,14 @@ def _keep(schedule: Schedule, t: int, node: int) -> Schedule | None:
 
 
 def _stay(schedule: Schedule, t: int, number: int) -> Schedule | None:
-    return moves.stay(schedule, t, number) if number + 1 < len(schedule.stays[t]) else None
+    return moves.stay(schedule, t, number) if number + 1 < len(schedule.residencies[t]) else None
 
 
 def _shift(schedule: Schedule, t: int, number: int, d: int, e: int) -> Schedule | None:
-    stays = schedule.stays[t]
-    if number + 1 >= len(stays) or not stays[number].leaves or stays[number + 1].how != COPIED:
+    residencies = schedule.residencies[t]
+    if number + 1 >= len(residencies) or not residencies[number].leaves or residencies[number + 1].arrival != COPIED:
         return None
-    one, two = stays[number], stays[number + 1]
+    one, two = residencies[number], residencies[number + 1]
     gone, back = one.last + 1 + d, two.first + e
     need = schedule.last_use(t, one.first, one.last)
     use = schedule.first_use(t, two.first, two.last)

@@ -45,14 +45,14 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.copy_time import slower_copy_us
 from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.liveness import Liveness
-from tensile_jax.plan.analysis.residency import stored_unless_swapped
+from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.analysis.retention import Retention
-from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.step_model import StepModel
 
 _PLACES = 6  # that are considered at most
 
 
-def least_step_us(candidates: Candidates, budget_bytes: float) -> float:
+def least_step_us(candidates: StepModel, budget_bytes: float) -> float:
     """A lower bound on the microseconds of a step whose peak is at most `budget_bytes`; infinite if no plan can exist."""
     program = _Program(candidates)
     for place in _places(candidates.liveness, candidates.fusion, candidates.undropped, budget_bytes):
@@ -88,7 +88,7 @@ def _made(liveness: Liveness, fusion: Fusion, aliases: Set[int], place: int) -> 
 class _Program:
     """Columns and rows of the linear program, in the order in which they are added. Column 0 is T."""
 
-    def __init__(self, candidates: Candidates) -> None:
+    def __init__(self, candidates: StepModel) -> None:
         self._liveness = candidates.liveness
         self._fusion = candidates.fusion
         self._rerun_us = candidates.rerun_us

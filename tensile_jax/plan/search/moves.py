@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tensile_jax.plan.search.condensed import members
-from tensile_jax.plan.search.schedule import BEGINS, COPIED, MADE, Schedule, Stay, Stays
+from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
+from tensile_jax.plan.search.schedule import Schedule, Several
 
 
 class Gap(NamedTuple):
@@ -36,7 +37,7 @@ def gaps_at(schedule: Schedule, j: int) -> Iterator[Gap]:
     """The gaps that contain segment j, or that begin right after it."""
     idle = (schedule.at[j] | schedule.after[j]) & schedule.after[j]
     for t in members(idle):
-        for number, (first, last, _, leaves) in enumerate(schedule.stays[t]):
+        for number, (first, last, _, leaves) in enumerate(schedule.residencies[t]):
             if not first - 1 <= j <= last:
                 continue
             after = schedule.last_use(t, first, j)
@@ -47,12 +48,12 @@ def gaps_at(schedule: Schedule, j: int) -> Iterator[Gap]:
                 yield Gap(t, number, after, min(before, schedule.count))
 
 
-def _replaced(schedule: Schedule, t: int, stays: Stays, also: Iterable[tuple[int, Stays]] = ()) -> Schedule | None:
+def _replaced(schedule: Schedule, t: int, residencies: Several, also: Iterable[tuple[int, Several]] = ()) -> Schedule | None:
     new = schedule.copy()
-    touched = new.set_stays(t, stays)
+    touched = new.set_residencies(t, residencies)
     idle = {t}
     for u, those in also:
-        touched |= new.set_stays(u, those)
+        touched |= new.set_residencies(u, those)
         idle.add(u)
     if not new.settle(touched, idle):
         return None
@@ -70,17 +71,17 @@ def drop(schedule: Schedule, gap: Gap, *, keep_sources: bool) -> Schedule | None
     recipe = step.recipes[t]
     if recipe is None or before >= schedule.count:
         return None
-    stays = schedule.stays[t]
-    first, last, how, leaves = stays[number]
-    pieces: list[Stay] = []
+    residencies = schedule.residencies[t]
+    first, last, arrival, leaves = residencies[number]
+    pieces: list[Residency] = []
     if after >= first:
-        pieces.append(Stay(first, after, how, False))
-    elif how == BEGINS:
+        pieces.append(Residency(first, after, arrival, False))
+    elif arrival == BEGINS:
         return None
     if last > before or (leaves and last >= before):
-        pieces.append(Stay(before + 1, last, MADE, leaves))
-    changed = (*stays[:number], *pieces, *stays[number + 1 :])
-    also: list[tuple[int, Stays]] = []
+        pieces.append(Residency(before + 1, last, MADE, leaves))
+    changed = (*residencies[:number], *pieces, *residencies[number + 1 :])
+    also: list[tuple[int, Several]] = []
     if keep_sources:
         for u in members(recipe.reads & ~schedule.at[before]):
             if schedule.model.made(schedule.cuts[before], schedule.cuts[before + 1]) >> u & 1:
@@ -93,66 +94,66 @@ def drop(schedule: Schedule, gap: Gap, *, keep_sources: bool) -> Schedule | None
     return _replaced(schedule, t, changed, also)
 
 
-def kept(schedule: Schedule, t: int, m: int) -> Stays | None:
-    """The stays of tensor t if it is kept until segment m from the last segment that has it; None if there is none."""
+def kept(schedule: Schedule, t: int, m: int) -> Several | None:
+    """The residencies of tensor t if it is kept until segment m from the last segment that has it; None if there is none."""
     bit = 1 << t
     if schedule.at[m] & bit:
         return None
-    stays = schedule.stays[t]
-    before = [s for s in stays if s.last < m and s.first <= m]
+    residencies = schedule.residencies[t]
+    before = [s for s in residencies if s.last < m and s.first <= m]
     i = m - 1
     while i >= 0 and not schedule.have(i) & bit:
         i -= 1
     if i < 0:
         return None
-    behind = stays[len(before) :]
+    behind = residencies[len(before) :]
     stay = None
     if before and before[-1].last >= i:
-        first, _, how, leaves = before.pop()
+        first, _, arrival, leaves = before.pop()
         if leaves:
             return None
-        stay = Stay(first, m, how, False)
+        stay = Residency(first, m, arrival, False)
     else:
-        stay = Stay(i + 1, m, MADE, False)
-    if behind and behind[0].how == MADE and behind[0].first == m + 1:
-        stay = Stay(stay.first, behind[0].last, stay.how, behind[0].leaves)
+        stay = Residency(i + 1, m, MADE, False)
+    if behind and behind[0].arrival == MADE and behind[0].first == m + 1:
+        stay = Residency(stay.first, behind[0].last, stay.arrival, behind[0].leaves)
         behind = behind[1:]
     return (*before, stay, *behind)
 
 
 def keep(schedule: Schedule, t: int, m: int) -> Schedule | None:
     """Keep tensor t, which segment m computes again."""
-    stays = kept(schedule, t, m)
-    return None if stays is None else _replaced(schedule, t, stays)
+    residencies = kept(schedule, t, m)
+    return None if residencies is None else _replaced(schedule, t, residencies)
 
 
 def swap(schedule: Schedule, gap: Gap, gone: int, back: int) -> Schedule | None:
     """The tensor is on the host during the segments `gone` .. `back - 1`."""
     t, number, _, _ = gap
-    stays = schedule.stays[t]
-    first, last, how, leaves = stays[number]
-    if not first <= gone < back <= last or how == COPIED and False:
+    residencies = schedule.residencies[t]
+    first, last, arrival, leaves = residencies[number]
+    if not first <= gone < back <= last or arrival == COPIED and False:
         return None
-    pieces = (Stay(first, gone - 1, how, True), Stay(back, last, COPIED, leaves))
-    return _replaced(schedule, t, (*stays[:number], *pieces, *stays[number + 1 :]))
+    pieces = (Residency(first, gone - 1, arrival, True), Residency(back, last, COPIED, leaves))
+    return _replaced(schedule, t, (*residencies[:number], *pieces, *residencies[number + 1 :]))
 
 
 def stay(schedule: Schedule, t: int, number: int) -> Schedule | None:
-    """Keep tensor t on the device between its stays `number` and `number + 1`."""
-    stays = schedule.stays[t]
-    one, two = stays[number], stays[number + 1]
-    if not one.leaves or two.how != COPIED:
+    """Keep tensor t on the device between its residencies `number` and `number + 1`."""
+    residencies = schedule.residencies[t]
+    one, two = residencies[number], residencies[number + 1]
+    if not one.leaves or two.arrival != COPIED:
         return None
-    rest = stays[number + 2 :]
-    joined = Stay(one.first, two.last, one.how, two.leaves)
-    return _replaced(schedule, t, (*stays[:number], joined, *rest))
+    rest = residencies[number + 2 :]
+    joined = Residency(one.first, two.last, one.arrival, two.leaves)
+    return _replaced(schedule, t, (*residencies[:number], joined, *rest))
 
 
 def shift(schedule: Schedule, t: int, number: int, gone: int, back: int) -> Schedule | None:
-    """The swap between the stays `number` and `number + 1` is an absence during `gone` .. `back - 1`."""
-    stays = schedule.stays[t]
-    one, two = stays[number], stays[number + 1]
+    """The swap between the residencies `number` and `number + 1` is an absence during `gone` .. `back - 1`."""
+    residencies = schedule.residencies[t]
+    one, two = residencies[number], residencies[number + 1]
     if gone >= back:
         return None
-    pieces = (Stay(one.first, gone - 1, one.how, True), Stay(back, two.last, COPIED, two.leaves))
-    return _replaced(schedule, t, (*stays[:number], *pieces, *stays[number + 2 :]))
+    pieces = (Residency(one.first, gone - 1, one.arrival, True), Residency(back, two.last, COPIED, two.leaves))
+    return _replaced(schedule, t, (*residencies[:number], *pieces, *residencies[number + 2 :]))

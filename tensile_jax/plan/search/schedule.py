@@ -1,48 +1,30 @@
 """A schedule of a condensed step: where it is cut into segments, and when each tensor is on the device.
 
-The cuts divide the nodes of a condensed step (`condensed.py`) into segments 0 .. k - 1. Boundary j lies before segment j, and
-boundary k at the end of the iteration. A *stay* says that a tensor is on the device at the boundaries `first` to `last`:
+The cuts divide the nodes of a condensed step (`condensed.py`) into segments 0 .. k - 1. Each significant tensor has residencies, as
+in a layout (`result/layout.py`). Between its residencies, a segment that needs the tensor computes it again for itself
+(`account.py`). Nothing is kept for longer than needed, except that a copy to the host may take its time.
 
-    how       BEGINS: it is on the device when the iteration begins, and `first` is 0;
-              MADE: it is a result of segment first - 1, which makes it or computes it again;
-              COPIED: it is copied from the host; the copy is issued before segment `first`
-    leaves    the host has a copy of it when the stay ends, for which segment last + 1 waits
-
-Between its stays a tensor is not on the device. A segment that needs it then computes it again for itself (`account.py`). So a
-schedule can say that a tensor is kept, is computed again in each segment that needs it, is computed again once and kept for
-several segments, or is swapped, each of these at different times of an iteration.
-
-A copy to the host is issued as soon as the last segment of the stay that needs the tensor has ended. A copy to the device is issued
-before segment `first` and awaited by the first segment that needs the tensor. The host's copy stays valid, so a tensor is copied to
-the host once only.
+A schedule is changed by `set_residencies` and `settle`, which evaluates only the segments that change. The time of a step is
+simulated as in `result/simulate.py`, from the segments and the copies of the tensors that are swapped.
 
 Sizes in bytes, times in microseconds.
 """
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
 from tensile_jax.plan.search.account import Contents, contents_of
 from tensile_jax.plan.search.condensed import Condensed, members
+from tensile_jax.plan.search.workspace import Measured, SegmentKey, predicted_workspace
 
 _CROSSING = 0.1  # the part of its bytes that counts as written if a tensor that XLA writes anyway is a result of a segment
+_MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made
 
-
-BEGINS, MADE, COPIED = range(3)
-
-
-class Stay(NamedTuple):
-    """A tensor is on the device at the boundaries `first` .. `last`; none of them if `last` is `first - 1`."""
-
-    first: int
-    last: int
-    how: int
-    leaves: bool
-
-
-Stays = tuple[Stay, ...]
+Several = tuple[Residency, ...]
 
 
 class Model:
@@ -51,6 +33,11 @@ class Model:
     def __init__(self, step: Condensed, profile: DeviceProfile) -> None:
         self.step = step
         self.profile = profile
+        self.places = tuple(step.starts[node] for node in step.boundaries)
+        self.bit = {t: i for i, t in enumerate(step.tensors)}
+        self.kept_at: dict[float, tuple[list[int], list[int]]] = {}  # by price, what a minimum cut keeps (`search.py`)
+        self._margin = 0
+        self._measured: dict[tuple[int, int], list[tuple[SegmentKey, int]]] = {}
         self.alias_of = {new: old for old, new in step.aliases.items()}
         self.old_of = {new: old for old, new in step.pairs}
         self.new_of = dict(step.pairs)
@@ -74,8 +61,8 @@ class Model:
         self._known: dict[tuple[int, int, int, int, int], Contents | None] = {}
         self.evaluated = 0
         self.nothing = Contents(0.0, 0.0, 0, 0, 0, 0)
-        self.out_us = [n / profile.device_to_host_bytes_per_us for n in step.nbytes]
-        self.in_us = [n / profile.host_to_device_bytes_per_us for n in step.nbytes]
+        self.out_us = [copy_out_us(n, profile) for n in step.nbytes]
+        self.in_us = [copy_in_us(n, profile) for n in step.nbytes]
 
     def made(self, a: int, b: int) -> int:
         """The tensors that the nodes between two boundaries make."""
@@ -112,8 +99,36 @@ class Model:
             self._known[key] = contents_of(self.step, bounds[a], bounds[b], there, wanted, aliased)
         return self._known[key]
 
-    def workspace(self, contents: Contents) -> float:
-        return contents.workspace * (1.0 + self.profile.workspace_growth * contents.heavy)
+    def with_measured(self, measured: Measured) -> "Model":
+        """The same model, in which measured workspaces replace predictions; it shares what it remembers."""
+        if measured.workspaces.keys() == {key for several in self._measured.values() for key, _ in several} and (
+            measured.margin == self._margin
+        ):
+            return self
+        new = copy(self)
+        new._margin = measured.margin
+        new._measured = {}
+        for key, nbytes in measured.workspaces.items():
+            new._measured.setdefault((key[0], key[1]), []).append((key, nbytes))
+        return new
+
+    def key(self, a: int, b: int, again: int, wanted: int) -> SegmentKey:
+        """What tells a segment from others (`workspace.py`)."""
+        tensors = self.step.tensors
+        return (
+            self.places[a], self.places[b],
+            frozenset(tensors[t] for t in members(again)), frozenset(tensors[t] for t in members(wanted)),
+        )  # fmt: skip
+
+    def workspace(self, a: int, b: int, contents: Contents, wanted: int) -> tuple[float, bool]:
+        """The workspace of the segment between two boundaries, and whether it was measured."""
+        known = self._measured.get((self.places[a], self.places[b]))
+        if known is not None:
+            key = self.key(a, b, contents.again, wanted)
+            for other, nbytes in known:
+                if other == key:
+                    return nbytes, True
+        return predicted_workspace(contents, self.profile) + self._margin, False
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +137,7 @@ class Schedule:
 
     model: Model
     cuts: list[int]
-    stays: list[Stays]
+    residencies: list[Several]
     at: list[int]  # by boundary, the tensors on the device
     after: list[int]  # by segment, those on the device when it has ended
     swapped: set[int]
@@ -136,7 +151,7 @@ class Schedule:
 
     def copy(self) -> "Schedule":
         return Schedule(
-            self.model, self.cuts[:], self.stays[:], self.at[:], self.after[:], set(self.swapped), self.contents[:],
+            self.model, self.cuts[:], self.residencies[:], self.at[:], self.after[:], set(self.swapped), self.contents[:],
             self.held[:], self.peaks[:], self.us[:], self.written_us[:], self.step_us, self.cost,
         )  # fmt: skip
 
@@ -157,23 +172,23 @@ class Schedule:
 
     # -- changes ------------------------------------------------------------------------------------------------------------
 
-    def set_stays(self, t: int, stays: Stays) -> set[int]:
-        """Replace the stays of tensor t; the segments that may have to be evaluated again."""
+    def set_residencies(self, t: int, residencies: Several) -> set[int]:
+        """Replace the residencies of tensor t; the segments that may have to be evaluated again."""
         bit, nbytes, k = 1 << t, self.model.step.nbytes[t], len(self.after)
         at, after, held = self.at, self.after, self.held
         touched: set[int] = set()
-        for sign, those in ((-1, self.stays[t]), (1, stays)):
-            for first, last, how, leaves in those:
+        for sign, those in ((-1, self.residencies[t]), (1, residencies)):
+            for first, last, arrival, leaves in those:
                 for j in range(first, last + 1):
                     at[j] = at[j] | bit if sign > 0 else at[j] & ~bit
                     held[j] += sign * nbytes
-                begin = first - 1 if how == MADE else first
+                begin = first - 1 if arrival == MADE else first
                 end = last if leaves and last < k else last - 1
                 for j in range(begin, end + 1):
                     after[j] = after[j] | bit if sign > 0 else after[j] & ~bit
                 touched.update(range(max(0, begin), min(k - 1, last) + 1))
-        self.stays[t] = stays
-        if any(stay.leaves or stay.how == COPIED for stay in stays):
+        self.residencies[t] = residencies
+        if any(stay.leaves or stay.arrival == COPIED for stay in residencies):
             self.swapped.add(t)
         else:
             self.swapped.discard(t)
@@ -200,8 +215,11 @@ class Schedule:
             + int(step.small_bytes[a, b])
             + self.held[j]
             + step.bytes_of(wanted & ~aliased)
-            + model.workspace(found)
+            + model.workspace(a, b, found, wanted)[0]
         )
+        if j == len(self.after) - 1:  # nothing else is counted at the end of the iteration
+            end = step.base_bytes + int(step.small_bytes[b, b]) + self.held[j + 1]
+            self.peaks[j] = max(self.peaks[j], end)
         self.us[j] = model.profile.launch_us + found.us
         crossing = step.bytes_of(wanted & step.written) * _CROSSING + step.bytes_of(wanted & ~step.written)
         self.written_us[j] = crossing / model.profile.bytes_per_us
@@ -213,7 +231,7 @@ class Schedule:
         rounds = 0
         while waiting or idle:
             rounds += 1
-            if rounds > 50:
+            if rounds > _MOST_ROUNDS:
                 return False
             for j in sorted(waiting):
                 before = self.contents[j].used
@@ -223,8 +241,8 @@ class Schedule:
             waiting = set()
             for t in sorted(idle):
                 shorter = self._no_longer_than_needed(t)
-                if shorter != self.stays[t]:
-                    waiting |= self.set_stays(t, shorter)
+                if shorter != self.residencies[t]:
+                    waiting |= self.set_residencies(t, shorter)
             idle = set()
         return True
 
@@ -242,36 +260,36 @@ class Schedule:
                 return j
         return first - 1
 
-    def _no_longer_than_needed(self, t: int) -> Stays:
+    def _no_longer_than_needed(self, t: int) -> Several:
         k = len(self.after)
         returned = self.model.step.at_end >> t & 1
-        found: list[Stay] = []
+        found: list[Residency] = []
         on_host = False
-        for stay in self.stays[t]:
-            first, last, how, leaves = stay
+        for stay in self.residencies[t]:
+            first, last, arrival, leaves = stay
             if last == k and returned:
                 found.append(stay)
                 continue
             need = self.last_use(t, first, last)
-            if leaves and not on_host and how != COPIED:  # the copy to the host may take until `last`
+            if leaves and not on_host and arrival != COPIED:  # the copy to the host may take until `last`
                 found.append(stay)
                 on_host = True
                 continue
-            on_host |= how == COPIED
-            if need < first and how == BEGINS:
+            on_host |= arrival == COPIED
+            if need < first and arrival == BEGINS:
                 need = 0
             if need >= first:
-                found.append(Stay(first, need, how, leaves and on_host))
+                found.append(Residency(first, need, arrival, leaves and on_host))
         while found and found[-1].leaves and not self._stays_on_host(t):  # a copy to the host is for a later return only
-            first, last, how, _ = found.pop()
-            need = max(self.last_use(t, first, last), 0 if how == BEGINS else -1)
+            first, last, arrival, _ = found.pop()
+            need = max(self.last_use(t, first, last), 0 if arrival == BEGINS else -1)
             if need >= first:
-                found.append(Stay(first, need, how, False))
+                found.append(Residency(first, need, arrival, False))
         return tuple(found)
 
     def _stays_on_host(self, t: int) -> bool:
         old = self.model.old_of.get(t)
-        return old is not None and bool(self.stays[old]) and self.stays[old][0].how == COPIED
+        return old is not None and bool(self.residencies[old]) and self.residencies[old][0].arrival == COPIED
 
     # -- time ----------------------------------------------------------------------------------------------------------------
 
@@ -288,9 +306,9 @@ class Schedule:
         into: dict[int, list[tuple[int, int]]] = {}
         for t in self.swapped:
             copied = False
-            for stay in self.stays[t]:
-                first, last, how, leaves = stay
-                if how == COPIED:
+            for stay in self.residencies[t]:
+                first, last, arrival, leaves = stay
+                if arrival == COPIED:
                     use = self.first_use(t, first, min(last, k - 1))
                     into.setdefault(first, []).append((min(use, k) if use <= last else k, t))
                     copied = True

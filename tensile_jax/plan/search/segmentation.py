@@ -37,7 +37,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.latency import rerun_latencies
-from tensile_jax.plan.analysis.residency import Residency, columns, stored_bytes
+from tensile_jax.plan.analysis.absence import Residency, columns, stored_bytes
 from tensile_jax.plan.analysis.retention import Retention
 
 _MOST_CANDIDATES = 192  # possible boundaries

@@ -7,7 +7,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from tensile_jax.plan.search.condensed import Condensed, members
-from tensile_jax.plan.search.schedule import BEGINS, MADE, Model, Schedule, Stay, Stays
+from tensile_jax.plan.result.layout import BEGINS, MADE, Residency
+from tensile_jax.plan.search.schedule import Model, Schedule, Several
 
 
 def last_held(step: Condensed, dropped: Mapping[int, int]) -> list[int]:
@@ -53,28 +54,34 @@ def start(model: Model, cuts: Sequence[int], end: Sequence[int]) -> Schedule | N
     """The schedule of these cuts in which every tensor is held from where it is made to `end` (`last_held`)."""
     step = model.step
     edges = [step.boundaries[c] for c in cuts]
-    stays: list[Stays] = []
+    residencies: list[Several] = []
     for t, made in enumerate(step.made):
         last = bisect_right(edges, end[t]) - 1
         if made < 0:
-            stays.append((Stay(0, max(last, 0), BEGINS, False),))
+            residencies.append((Residency(0, max(last, 0), BEGINS, False),))
         else:
             first = bisect_right(edges, made)
-            stays.append((Stay(first, last, MADE, False),) if first <= last else ())
-    return assemble(model, list(cuts), stays)
+            residencies.append((Residency(first, last, MADE, False),) if first <= last else ())
+    return assemble(model, list(cuts), residencies)
 
 
-def assemble(model: Model, cuts: list[int], stays: list[Stays]) -> Schedule | None:
-    """The schedule of these cuts and stays; None if a segment cannot run."""
+def assemble(model: Model, cuts: list[int], residencies: list[Several], *, as_they_are: bool = False) -> Schedule | None:
+    """The schedule of these cuts and residencies; None if a segment cannot run.
+
+    Tensors that nothing needs are released earlier, unless the residencies are to be left as they are.
+    """
     k = len(cuts) - 1
     none = model.nothing
     made = Schedule(
-        model, cuts, [()] * len(stays), [0] * (k + 1), [0] * k, set(), [none] * k, [0] * (k + 1), [0] * k, [0.0] * k, [0.0] * k
+        model, cuts, [()] * len(residencies), [0] * (k + 1), [0] * k, set(), [none] * k, [0] * (k + 1), [0] * k, [0.0] * k, [0.0] * k
     )
-    for t, those in enumerate(stays):
+    for t, those in enumerate(residencies):
         if those:
-            made.set_stays(t, those)
-    if not made.settle(range(k), range(len(stays))):
+            made.set_residencies(t, those)
+    if as_they_are:
+        if not all(map(made.refresh, range(k))):
+            return None
+    elif not made.settle(range(k), range(len(residencies))):
         return None
     made.time()
     return made
@@ -86,24 +93,24 @@ def merged(schedule: Schedule, j: int) -> Schedule | None:
     k = schedule.count
     new = _reindexed(schedule, cuts)
     used = schedule.contents[j].used
-    for t, several in enumerate(schedule.stays):
+    for t, several in enumerate(schedule.residencies):
         if not several:
             continue
         if len(several) == 1 and several[0].last < j and not (several[0].leaves):
-            new.stays[t] = several
+            new.residencies[t] = several
             continue
-        found: list[Stay] = []
-        for first, last, how, leaves in several:
+        found: list[Residency] = []
+        for first, last, arrival, leaves in several:
             if first >= j:
-                first = (j - 1 if how != MADE and used >> t & 1 else j) if first == j else first - 1
+                first = (j - 1 if arrival != MADE and used >> t & 1 else j) if first == j else first - 1
             if last >= j:
                 last -= 1
             if first <= last or leaves:
                 if found and found[-1].last >= first:
-                    found[-1] = Stay(found[-1].first, max(last, found[-1].last), found[-1].how, leaves)
+                    found[-1] = Residency(found[-1].first, max(last, found[-1].last), found[-1].arrival, leaves)
                 else:
-                    found.append(Stay(first, last, how, leaves))
-        new.stays[t] = tuple(found)
+                    found.append(Residency(first, last, arrival, leaves))
+        new.residencies[t] = tuple(found)
     removed = slice(j, j + 1)
     for those in (new.at, new.held):
         del those[removed]
@@ -128,28 +135,28 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
         return None
     crossing = behind.used & ~there
     new = _reindexed(schedule, schedule.cuts[: j + 1] + [cut] + schedule.cuts[j + 1 :])
-    for t, several in enumerate(schedule.stays):
+    for t, several in enumerate(schedule.residencies):
         if len(several) == 1 and several[0].last < j and not several[0].leaves:
-            new.stays[t] = several
+            new.residencies[t] = several
             continue
-        found: list[Stay] = []
-        for first, last, how, leaves in several:
+        found: list[Residency] = []
+        for first, last, arrival, leaves in several:
             if first > j:
-                first = j + 1 if first == j + 1 and how == MADE and have >> t & 1 else first + 1
+                first = j + 1 if first == j + 1 and arrival == MADE and have >> t & 1 else first + 1
             if last >= j:
                 last += 1
-            found.append(Stay(first, last, how, leaves))
-        new.stays[t] = tuple(found)
+            found.append(Residency(first, last, arrival, leaves))
+        new.residencies[t] = tuple(found)
     for t in members(crossing):
-        several = new.stays[t]
+        several = new.residencies[t]
         if any(s.first <= j + 1 <= s.last for s in several):
             continue
-        stay = Stay(j + 1, j + 1, MADE, False)
+        stay = Residency(j + 1, j + 1, MADE, False)
         after_it = [s for s in several if s.first > j + 1]
-        if after_it and after_it[0].first == j + 2 and after_it[0].how == MADE:
-            stay = Stay(j + 1, after_it[0].last, MADE, after_it[0].leaves)
+        if after_it and after_it[0].first == j + 2 and after_it[0].arrival == MADE:
+            stay = Residency(j + 1, after_it[0].last, MADE, after_it[0].leaves)
             after_it = after_it[1:]
-        new.stays[t] = (*(s for s in several if s.last < j + 1 and s.first <= j + 1), stay, *after_it)
+        new.residencies[t] = (*(s for s in several if s.last < j + 1 and s.first <= j + 1), stay, *after_it)
     for those in (new.at, new.held):
         those.insert(j + 1, 0)
     for those in (new.contents, new.peaks, new.us, new.written_us):
@@ -167,17 +174,17 @@ def _reindexed(schedule: Schedule, cuts: list[int]) -> Schedule:
 
 
 def _masks(new: Schedule) -> None:
-    """Find the sets again from the stays."""
+    """Find the sets again from the residencies."""
     k = len(new.cuts) - 1
     at, after = [0] * (k + 2), [0] * (k + 1)
     change_at, change_after = [0] * (k + 3), [0] * (k + 3)
-    for t, several in enumerate(new.stays):
+    for t, several in enumerate(new.residencies):
         bit = 1 << t
-        for first, last, how, leaves in several:
+        for first, last, arrival, leaves in several:
             if first <= last:
                 change_at[first] ^= bit
                 change_at[last + 1] ^= bit
-            begin = first - 1 if how == MADE else first
+            begin = first - 1 if arrival == MADE else first
             end = last if leaves and last < k else last - 1
             if begin <= end:
                 change_after[begin] ^= bit

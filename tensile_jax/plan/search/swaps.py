@@ -25,7 +25,7 @@ import numpy as np
 from tensile_jax.ir import Tensor, TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
-from tensile_jax.plan.analysis.residency import Absence, Absences
+from tensile_jax.plan.analysis.absence import Absence, Absences
 from tensile_jax.plan.analysis.retention import Retention
 
 SMALLEST = 2**16  # bytes; below that a copy costs more in calls than it frees

@@ -8,7 +8,7 @@ import pytest
 from tensile_jax.ir import Graph, OperatorId, Tensor, TensorId
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.analysis.residency import (
+from tensile_jax.plan.analysis.absence import (
     Absence,
     Absences,
     Residency,

@@ -2,7 +2,7 @@
 
 from tensile_jax.ir import Graph
 from tensile_jax.plan import Choice, Measured
-from tensile_jax.plan.analysis.residency import Absence
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.policies.vdnn import Layer, find_layers, offload, vdnn
 from tensile_jax.plan.search.candidates import Candidates

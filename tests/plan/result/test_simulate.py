@@ -7,7 +7,7 @@ import pytest
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.analysis.residency import Absence
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.result.build import Layout, build_plan
 from tensile_jax.plan.result.simulate import Simulation, Span, simulate

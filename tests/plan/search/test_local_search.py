@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tensile_jax.plan import Choice, Measured
-from tensile_jax.plan.analysis.residency import Absence
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.registry import floor
 from tensile_jax.plan.result.build import build_plan

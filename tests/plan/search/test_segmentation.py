@@ -11,7 +11,7 @@ from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.fusion import find_fusion
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.rematerialization import _prices, drop_tensors
-from tensile_jax.plan.analysis.residency import find_residencies
+from tensile_jax.plan.analysis.absence import find_residencies
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.search.segmentation import BoundaryTable, _read_again, boundary_table, chains, cheapest_cut, least_peak
 from tensile_jax.plan.search.swaps import Lane

@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from heapq import heappop, heapreplace
 
-from tensile_jax.plan.analysis.residency import Absences
+from tensile_jax.plan.analysis.absence import Absences
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.capuchin.evictions import Eviction, Evictions, Recomputation
 from tensile_jax.plan.policies.capuchin.feedback import move_in_triggers

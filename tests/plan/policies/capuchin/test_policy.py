@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tensile_jax.ir import Graph
 from tensile_jax.plan import Choice, Measured
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.analysis.residency import Absence
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.capuchin.evictions import Evictions
 from tensile_jax.plan.policies.capuchin.feedback import move_in_triggers

@@ -1,0 +1,149 @@
+"""States where a step is cut into segments, and at which boundaries each tensor is on the device: what a plan is built from.
+
+The boundaries divide the operators into segments 0 .. k - 1. Boundary j lies before segment j, and boundary k at the end of the
+iteration. A *residency* says that a tensor is on the device at the boundaries `first` to `last`, and how it came there:
+
+    BEGINS    it is on the device when the iteration begins, and `first` is 0
+    MADE      it is a result of segment first - 1, which makes it or computes it again
+    COPIED    it is copied from the host; the copy is issued before segment `first`
+
+If it `leaves`, the host has a copy of it when the residency ends, and segment last + 1 waits for that copy. Such a residency may
+have no boundary at all (`last` is `first - 1`): the tensor leaves as soon as it is made.
+
+Between its residencies a tensor is not on the device. A segment that needs it nevertheless computes it again for itself, from
+what is on the device when the segment begins. So a tensor can be kept, computed again in each segment that needs it, computed
+again once and kept for several segments, or swapped, at different times of an iteration. A tensor that is swapped is made once
+only.
+
+A copy to the host is issued as soon as the last segment of the residency that needs the tensor has ended. A copy to the device is
+awaited by the first segment that needs the tensor. The host's copy stays valid, so a tensor is copied to the host once only.
+"""
+
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.absence import Absences
+from tensile_jax.plan.analysis.liveness import Liveness
+from tensile_jax.plan.analysis.retention import Retention
+
+Arrival = Literal[0, 1, 2]
+BEGINS: Arrival = 0
+MADE: Arrival = 1
+COPIED: Arrival = 2
+
+
+class Residency(NamedTuple):
+    """A tensor is on the device at the boundaries `first` .. `last`; at none of them if `last` is `first - 1`."""
+
+    first: int
+    last: int
+    arrival: Arrival
+    leaves: bool
+
+
+Residencies = Mapping[TensorId, tuple[Residency, ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """The boundaries (places of operators, from 0 to their number) and the residencies of all tensors that have any."""
+
+    boundaries: tuple[int, ...]
+    residencies: Residencies
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A segment: the operators at the places `[begin, end)`, and those at `again`, which ran before and run again.
+
+    `inputs` are the tensors that it reads and that are on the device when it begins, ascending; `outputs` are those that it
+    leaves behind.
+    """
+
+    begin: int
+    end: int
+    again: tuple[int, ...]
+    inputs: tuple[TensorId, ...]
+    outputs: tuple[TensorId, ...]
+
+
+def contents_of(liveness: Liveness, begin: int, end: int, there: Collection[TensorId], wanted: Sequence[TensorId]) -> Contents:
+    """The contents of a segment that begins with the tensors `there` and must leave those in `wanted` behind in addition.
+
+    Raises:
+        KeyError: it needs an input of the step that is not there.
+    """
+    made_at, operators = liveness.begin, liveness.graph.operators
+    inputs: set[TensorId] = set()
+    again: set[int] = set()
+    needed = [t for t in wanted if not begin <= made_at[t] < end]
+    needed += [t for place in range(begin, end) for t in operators[place].inputs]
+    while needed:
+        t = needed.pop()
+        made = made_at[t]
+        if begin <= made < end or t in inputs or made in again:
+            continue
+        if t in there:
+            inputs.add(t)
+        elif made < 0:
+            raise KeyError(t)
+        else:
+            again.add(made)
+            needed += operators[made].inputs
+    return Contents(begin, end, tuple(sorted(again)), tuple(sorted(inputs)), tuple(sorted(wanted)))
+
+
+def layout_of(retention: Retention, absences: Absences, boundaries: Sequence[int]) -> Layout:
+    """The layout of a choice that was made on the operators' places: what is kept until when, and what is absent when."""
+    liveness = retention.liveness
+    count = len(liveness.graph.operators)
+    k = len(boundaries) - 1
+    found: dict[TensorId, tuple[Residency, ...]] = {}
+    for tensor in liveness.graph.tensors:
+        t = tensor.id
+        begin, end = liveness.begin[t], retention.end[t]
+        first = bisect_right(boundaries, begin)
+        last = max(bisect_right(boundaries, end) - 1, 0 if begin < 0 else -1)
+        arrival: Arrival = BEGINS if begin < 0 else MADE
+        pieces: list[Residency] = []
+        for away in absences.get(t, ()):
+            issued = bisect_right(boundaries, retention.last_need(t, away.leave)) if away.leave >= 0 else 0
+            gone = max(bisect_right(boundaries, away.leave), issued) if away.leave >= 0 else 0
+            back = bisect_right(boundaries, away.back) - 1 if away.back < count else k + 1
+            if gone >= back and not (away.leave < 0 and away.back < 0):
+                continue
+            if away.leave >= 0 or pieces:
+                pieces.append(Residency(first, gone - 1, arrival, True))
+            first, arrival = max(back, 0), COPIED
+        if first <= last:
+            pieces.append(Residency(first, last, arrival, False))
+        if pieces:
+            found[t] = tuple(pieces)
+    return Layout(tuple(boundaries), found)
+
+
+def on_device(layout: Layout) -> tuple[list[set[TensorId]], list[set[TensorId]]]:
+    """The tensors on the device at each boundary 0 .. k, and those there when each segment 0 .. k - 1 has ended."""
+    k = len(layout.boundaries) - 1
+    at: list[set[TensorId]] = [set() for _ in range(k + 1)]
+    after: list[set[TensorId]] = [set() for _ in range(k)]
+    for t, several in layout.residencies.items():
+        for first, last, arrival, leaves in several:
+            for j in range(first, last + 1):
+                at[j].add(t)
+            begin = first - 1 if arrival == MADE else first
+            for j in range(begin, min(last, k - 1) + 1 if leaves else last):
+                after[j].add(t)
+    return at, after
+
+
+def segments_of(liveness: Liveness, layout: Layout) -> list[Contents]:
+    """The contents of every segment."""
+    at, after = on_device(layout)
+    return [
+        contents_of(liveness, a, b, at[j], sorted(after[j] - at[j])) for j, (a, b) in enumerate(pairwise(layout.boundaries))
+    ]

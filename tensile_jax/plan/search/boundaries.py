@@ -1,0 +1,60 @@
+"""Finds the places at which the search may cut a step into segments."""
+
+from itertools import pairwise
+
+import numpy as np
+
+from tensile_jax.plan.analysis.retention import Retention
+
+_MOST = 192  # possible boundaries
+
+
+def possible_boundaries(retention: Retention, stored: np.ndarray) -> tuple[int, ...]:
+    """Places before which a segment may begin, with 0 and the number of operators.
+
+    Between any two heavy operators, it is the earliest place at which least is stored. Where light operators between them make
+    much, as an optimizer does, there are several. A late place would split what XLA fuses (measured for the design: 15 % more
+    memory traffic).
+
+    Args:
+        stored: bytes stored at each boundary, by place.
+    """
+    liveness = retention.liveness
+    count = len(liveness.graph.operators)
+    heavy: list[int] = np.flatnonzero(liveness.kinds == "heavy").tolist()
+    made: list[int] = [0, *np.cumsum(liveness.makes.sums(liveness.nbytes)).tolist()]
+    free = stored.astype(float)
+    free[_after_folded_transpose(retention)] = np.inf
+    chosen = {0, count}
+    bucket_bytes = max(float(stored.max()) / 48, 1.0)
+    for first, last in zip([0, *heavy], [*heavy, count], strict=True):
+        if last <= first:
+            continue
+        # The light operators after one heavy operator are divided by the bytes that they make (an optimizer makes many).
+        pieces = max(1, min(32, int((made[last] - made[first + 1]) // bucket_bytes)))
+        edges = (
+            sorted({int(edge) for edge in np.linspace(first + 1, last + 1, pieces + 1)}) if pieces > 1 else (first + 1, last + 1)
+        )
+        for low, high in pairwise(edges):
+            narrowest = low + int(free[low:high].argmin())
+            if free[narrowest] < np.inf:
+                chosen.add(narrowest)
+    ordered = sorted(chosen)
+    if len(ordered) > _MOST:
+        must = {0, count}
+        rest = [b for b in ordered if b not in must]
+        stretches = np.array_split(np.array(rest), max(1, _MOST - len(must)))
+        ordered = sorted(
+            must | {int(s[np.argmin(stored[s])]) for s in stretches if s.size}
+        )  # of each stretch, the boundary at which least is stored
+    return tuple(ordered)
+
+
+def _after_folded_transpose(retention: Retention) -> list[int]:
+    """Boundaries at which XLA would have folded a transposition into the heavy operator before it."""
+    begin, operators = retention.liveness.begin, retention.liveness.graph.operators
+    return [
+        place
+        for place, op in enumerate(operators)
+        if op.primitive == "transpose" and begin[op.inputs[0]] == place - 1 and operators[place - 1].kind == "heavy"
+    ]

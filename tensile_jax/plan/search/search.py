@@ -1,0 +1,153 @@
+"""Finds the fastest schedule of a step under a memory limit, and the schedule with the least peak.
+
+The search begins with several schedules. For each price of a minimum cut (`analysis/rematerialization.py`), tensors are kept or
+dropped at that price, and the step is cut into segments by dynamic programming (`cut.py`). Each schedule is repaired until it
+keeps the limit (`local.py`). The fastest ones are improved by local search, and the fastest of these is the result.
+
+If no schedule can be repaired, the search begins with the schedule of least memory: every segment is as short as possible, and
+every tensor is on the host whenever no segment needs it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
+from tensile_jax.plan.search.condensed import members
+from tensile_jax.plan.search.cut import cheapest_cuts
+from tensile_jax.plan.search.local import improve, repair
+from tensile_jax.plan.search.schedule import Model, Schedule, Several
+from tensile_jax.plan.search.start import assemble, held_at, last_held, start
+from tensile_jax.plan.search.step_model import PRICES, StepModel
+from tensile_jax.plan.search.workspace import Measured
+
+_COARSE = 48  # possible boundaries of a first cut
+_REPAIRS = 300  # moves of a repair
+_IMPROVED = 2  # schedules that are improved
+_EVALUATIONS = 2000  # segments that are evaluated to improve one
+_OVERFLOW_US_PER_BYTE = 1e-3  # what the first cut is charged for each byte above the limit
+_SHRINK = 0.97  # steps in which the least peak without swaps is sought
+
+
+def fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
+    """The fastest schedule of two segments or more that the search finds under the limit; None if there is none."""
+    model = step.model.with_measured(measured)
+    found: list[Schedule] = []
+    for price in PRICES[1:]:
+        schedule = starting(step, model, price, limit)
+        repaired = None if schedule is None else repair(schedule, limit, _REPAIRS)
+        if repaired is not None:
+            found.append(repaired)
+    if not found:
+        schedule = least(step, measured)
+        if schedule.peak > limit:
+            return None
+        found.append(schedule)
+    found.sort(key=lambda schedule: schedule.cost)
+    return min((improve(schedule, limit, _EVALUATIONS) for schedule in found[:_IMPROVED]), key=lambda s: s.cost)
+
+
+def starting(step: StepModel, model: Model, price: float, limit: float) -> Schedule | None:
+    """The schedule of what a minimum cut keeps at this price, cut at the least cost; segments may exceed the limit."""
+    end, stored = _kept(step, model, price)
+    cuts = cheapest_cuts(model, stored, limit, _OVERFLOW_US_PER_BYTE, _narrow(model, stored))
+    return start(model, cuts, end) if len(cuts) > 2 or len(model.places) <= 2 else _in_two(model, stored, end)
+
+
+def _kept(step: StepModel, model: Model, price: float) -> tuple[list[int], list[int]]:
+    """By tensor, the last node before which it is held, and by possible boundary, the set of tensors held."""
+    if price not in model.kept_at:
+        retention = step.dropped_at(price)
+        bit = model.bit
+        nodes = np.searchsorted(np.array(model.step.starts), np.arange(model.step.starts[-1] + 1), side="right") - 1
+        dropped = {bit[t]: int(nodes[last]) for t, last in retention.dropped.items() if t in bit}
+        end = last_held(model.step, dropped)
+        model.kept_at[price] = end, held_at(model.step, end)
+    return model.kept_at[price]
+
+
+def _narrow(model: Model, stored: Sequence[int]) -> list[int]:
+    """Some of the possible boundaries: of each stretch, the one at which least is stored."""
+    k = len(model.places)
+    if k <= _COARSE:
+        return list(range(k))
+    stretches = np.array_split(np.arange(1, k - 1), _COARSE - 2)
+    nbytes = [model.step.bytes_of(there) for there in stored]
+    return [0, *(min(s.tolist(), key=nbytes.__getitem__) for s in stretches), k - 1]
+
+
+def _in_two(model: Model, stored: Sequence[int], end: Sequence[int]) -> Schedule | None:
+    nbytes = [model.step.bytes_of(there) for there in stored]
+    middle = min(range(1, len(nbytes) - 1), key=lambda b: (nbytes[b], b))
+    return start(model, [0, middle, len(nbytes) - 1], end)
+
+
+def least(step: StepModel, measured: Measured) -> Schedule:
+    """The schedule with the least peak that the search knows."""
+    model = step.model.with_measured(measured)
+    lowest = _all_absent(step, model)
+    if step.may_swap:
+        return lowest
+    for price in PRICES[-1:]:
+        schedule = starting(step, model, price, lowest.peak)
+        if schedule is not None and schedule.peak < lowest.peak:
+            lowest = schedule
+    while True:
+        lower = repair(lowest, _SHRINK * lowest.peak, _REPAIRS)
+        if lower is None:
+            return lowest
+        lowest = lower
+
+
+def _all_absent(step: StepModel, model: Model) -> Schedule:
+    """Every possible boundary is one, and what may be swapped is on the host whenever no segment needs it."""
+    condensed = model.step
+    k = len(model.places) - 1
+    segment = np.searchsorted(np.array(condensed.boundaries), np.arange(len(condensed.reads) + 1), side="right") - 1
+    uses: list[list[int]] = [[] for _ in condensed.tensors]
+    for node, read in enumerate(condensed.reads):
+        for t in members(read):
+            j = int(segment[node])
+            if not uses[t] or uses[t][-1] != j:
+                uses[t].append(j)
+    old_of = {new: old for old, new in condensed.pairs}
+    new_of = dict(condensed.pairs)
+    residencies: list[Several] = []
+    for t, made in enumerate(condensed.made):
+        j = int(segment[made]) if made >= 0 else -1
+        needs = [u for u in uses[t] if u > j]
+        if condensed.at_end >> t & 1:
+            needs.append(k)
+        if t in old_of and condensed.at_end >> t & 1:
+            needs.pop()
+        residencies.append(_apart(needs, j, stays_out=t in old_of, starts_out=t in new_of, movable=bool(condensed.movable >> t & 1)))
+    made = assemble(model, list(range(k + 1)), residencies)
+    assert made is not None
+    return made
+
+
+def _apart(needs: list[int], made: int, *, stays_out: bool, starts_out: bool, movable: bool) -> Several:
+    """Residencies at the segments in `needs` only, if the tensor is movable; it is made by segment `made`, or -1 for an input."""
+    if not movable:
+        if made < 0:
+            return (Residency(0, max(needs, default=0), BEGINS, False),)
+        return (Residency(made + 1, needs[-1], MADE, False),) if needs else ()
+    found: list[Residency] = []
+    if starts_out and made < 0 and needs:
+        found.append(Residency(needs[0], needs[0], COPIED, False))
+    elif made < 0:
+        found.append(Residency(0, 0, BEGINS, False))
+    elif needs or stays_out:
+        found.append(Residency(made + 1, made, MADE, False))
+    for need in needs:
+        before = found[-1]
+        if need <= before.last + 1:
+            found[-1] = before._replace(last=max(need, before.last))
+        else:
+            found[-1] = before._replace(leaves=True)
+            found.append(Residency(need, need, COPIED, False))
+    if stays_out:
+        found[-1] = found[-1]._replace(leaves=True)
+    if found and found[0].arrival == MADE and found[0].last < found[0].first and not found[0].leaves:
+        found = found[1:]
+    return tuple(found)

@@ -1,0 +1,186 @@
+"""Computes the facts about one step on one device from which plans are made, each when it is first needed.
+
+Sizes in bytes, times in microseconds.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.analysis.absence import stored_unless_swapped
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
+from tensile_jax.plan.analysis.latency import StepCosts, fused_latencies, rerun_latencies
+from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
+from tensile_jax.plan.analysis.rematerialization import drop_tensors
+from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.search.boundaries import possible_boundaries
+from tensile_jax.plan.search.condensed import Condensed, classify, condense
+from tensile_jax.plan.search.schedule import Model
+
+SMALLEST = 2**16  # bytes; below that a copy costs more in calls than it frees
+PRICES = (4.0, 0.6, 0.36, 0.165, 0.05, 0.01)
+"""Prices of the minimum cuts from which the search begins: the bytes that one is willing to keep in order to move one byte less."""
+
+Made = TypeVar("Made")
+
+_TURNS = 4  # boundaries at which tensors are dropped, one after another; the one at which most is stored first
+_ENOUGH = 0.99  # the search for such boundaries goes on if the last one lowered the highest footprint below this part of it
+
+
+class StepModel:
+    """A step's graph, a device profile, and what follows from them.
+
+    Args:
+        graph: its operators in the order in which plans run them.
+        state_may_stay_out: whether state may be on the host when an iteration begins and ends.
+        may_swap: whether plans may swap at all.
+    """
+
+    def __init__(self, graph: Graph, profile: DeviceProfile, *, state_may_stay_out: bool, may_swap: bool = True) -> None:
+        self.graph = graph
+        self.profile = profile
+        self.state_may_stay_out = state_may_stay_out
+        self.may_swap = may_swap
+        self._dropped: dict[float, Retention] = {}
+        self._models: dict[tuple[int, ...], Model] = {}
+        self._decided: dict[Hashable, Any] = {}
+        self.least_choices: dict[Hashable, Any] = {}  # by what was measured, the choice with the least peak
+
+    def decided(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returns; it is called once for each key."""
+        if key not in self._decided:
+            self._decided[key] = make()
+        return self._decided[key]
+
+    @cached_property
+    def liveness(self) -> Liveness:
+        """Activity analysis of the graph."""
+        return find_liveness(self.graph)
+
+    @cached_property
+    def fusion(self) -> Fusion:
+        """Which tensors lie in memory (are materialised) and which ones XLA fuses away."""
+        return find_fusion(self.liveness, fused_reductions=self.profile.fused_reductions)
+
+    @cached_property
+    def undropped(self) -> Retention:
+        """What is kept when only virtual tensors are dropped, which XLA never stores (`analysis/fusion.py`)."""
+        begin = self.liveness.begin
+        return retain(self.liveness, {t.id: begin[t.id] for t in self.graph.tensors if self.fusion.virtual[t.id]})
+
+    @cached_property
+    def unplanned_bytes(self) -> int:
+        """The most that is stored at any boundary when nothing is dropped or swapped."""
+        counted = self.fusion.written if self.profile.fused_reductions else None
+        return int(stored_unless_swapped(self.undropped, counted).max())
+
+    @cached_property
+    def latencies(self) -> tuple[float, ...]:
+        """Microseconds of each operator where it runs first, by place."""
+        return fused_latencies(self.liveness, self.fusion, self.profile)
+
+    @cached_property
+    def rerun_us(self) -> tuple[float, ...]:
+        """Microseconds that it adds to a segment to run each operator again, by place."""
+        return tuple(rerun_latencies(self.liveness, self.fusion, self.profile).tolist())
+
+    @cached_property
+    def costs(self) -> StepCosts:
+        """The profile and the latencies, for building plans."""
+        return StepCosts(self.profile, self.latencies, self.rerun_us)
+
+    @cached_property
+    def whole_us(self) -> float:
+        """Microseconds of the step as one executable."""
+        return sum(self.latencies) + self.profile.launch_us
+
+    def dropped_at(self, price: float) -> Retention:
+        """What is kept if tensors are dropped at this price of moving a byte (`analysis/rematerialization.py`).
+
+        Tensors are dropped across the boundary at which most is stored, again and again, while that lowers the highest footprint.
+        """
+        if price not in self._dropped:
+            self._dropped[price] = self._drop(price)
+        return self._dropped[price]
+
+    def _drop(self, price: float) -> Retention:
+        retention = self.undropped
+        dropped = dict(retention.dropped)
+        stored = stored_unless_swapped(retention)
+        for _ in range(_TURNS):
+            highest = int(stored.max())
+            turn = int(stored.argmax())
+            again = drop_tensors(self.liveness, self.fusion, retention, turn=turn, price=price, profile=self.profile)
+            if not again:
+                break
+            sooner = {t: min(last, dropped.get(t, last)) for t, last in again.items()}
+            fewer = retain(self.liveness, {**dropped, **sooner})
+            stored_then = stored_unless_swapped(fewer)
+            if int(stored_then.max()) >= highest:
+                break
+            dropped.update(sooner)
+            retention, stored = fewer, stored_then
+            if int(stored.max()) > _ENOUGH * highest:
+                break
+        return retention
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[TensorId, TensorId], ...]:
+        """The pairs (old, new) of donated state that could be on the host from its last use to its first use in the next iteration.
+
+        The step itself must compute the new tensor. A step may also return an argument in the place of another one; that argument
+        may belong to the caller, or be the old tensor of another pair.
+        """
+        tensors = self.graph.tensors
+        return tuple(
+            (pair.input, pair.output) for pair in self.graph.carried
+            if pair.input in self.graph.donated and tensors[pair.output].producer is not None
+            and tensors[pair.input].nbytes >= SMALLEST and self.liveness.uses[pair.input]
+            and not tensors[pair.input].dtype.startswith("key<")
+        )  # fmt: skip
+
+    @cached_property
+    def boundaries(self) -> tuple[int, ...]:
+        """The places before which the search may begin a segment, with 0 and the number of operators."""
+        retention = self.dropped_at(PRICES[0])
+        return possible_boundaries(retention, stored_unless_swapped(retention))
+
+    @cached_property
+    def model(self) -> Model:
+        """The condensed step with the possible boundaries of the search."""
+        return self.model_for(())
+
+    def model_for(self, boundaries: tuple[int, ...]) -> Model:
+        """The condensed step with these possible boundaries (places) beside those of the search."""
+        if boundaries not in self._models:
+            self._models[boundaries] = Model(self._condense(boundaries), self.profile)
+        return self._models[boundaries]
+
+    @cached_property
+    def classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which tensors are significant, and which are derived (`condensed.py`)."""
+        count = len(self.graph.operators)
+        begins = self.liveness.begins
+        kept = np.zeros(len(self.graph.tensors), dtype=bool)
+        for price in PRICES:
+            retention = self.dropped_at(price)
+            turn = int(stored_unless_swapped(retention).argmax())
+            crosses = (begins < turn) & (retention.ends >= turn) & (retention.ends <= count)
+            crosses[list(retention.dropped)] = False
+            kept |= crosses
+        live_bytes = int(stored_unless_swapped(self.undropped, self.fusion.written).max(initial=0))
+        return classify(self.liveness, self.fusion, np.array(self.rerun_us), kept_by_cuts=kept, live_bytes=live_bytes)
+
+    def _condense(self, boundaries: tuple[int, ...]) -> Condensed:
+        significant, derived = self.classes
+        last_needed = np.max([self.dropped_at(price).ends for price in (PRICES[0], PRICES[-1])] + [self.undropped.ends], axis=0)
+        return condense(
+            self.liveness, self.fusion, self.costs, significant=significant, derived=derived,
+            boundaries=sorted({*self.boundaries, *boundaries}), last_needed=last_needed,
+            smallest_swap=SMALLEST if self.may_swap else None, relayout=self.profile.canonical_layouts,
+            pairs=self.pairs if self.state_may_stay_out and self.may_swap else (),
+        )  # fmt: skip
