@@ -142,6 +142,10 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
         if event.kind == "swap_in":
             last_swap_in[t] = index
 
+    freed = {t: index for index, segment in enumerate(plan.segments) for t in segment.frees}
+    # results that an iteration leaves on the host: the last copy goes there, or the tensor is freed after the last copy from there
+    resting = {t for t in graph.outputs if t in last and (last[t].kind == "swap_out" or freed.get(t, -1) >= last_swap_in[t])}
+
     code: list[Instruction] = []
     for index in range(len(plan.segments) + 1):
         if leaving := started["swap_out", index]:
@@ -149,7 +153,7 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
         if gone := finished["swap_out", index]:
             code.append(FinishSwapOut(of(gone)))
         if returning := started["swap_in", index]:
-            code.append(StartSwapIn(of(returning), of(t for t in returning if last_swap_in[t] == index)))
+            code.append(StartSwapIn(of(returning), of(t for t in returning if last_swap_in[t] == index and t not in resting)))
         if index == len(plan.segments):
             break
         if awaited := finished["swap_in", index]:
@@ -162,15 +166,15 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
         held_by += segment.outputs
         writes = slice(first_new, len(held_by))
         code.append(Launch(index, calls[index], _getter(reads), reads, writes, drops, segment.workspace_bytes))
-        if freed := of(t for t in segment.frees if t in graph.donated):
-            code.append(Free(freed))
+        if donated := of(t for t in segment.frees if t in graph.donated):
+            code.append(Free(donated))
     return Instructions(
         code=tuple(code),
         inputs=inputs,
         outputs=of(graph.outputs),
         constants=tuple(zip(constant_slots, constants, strict=True)),
         arrive_on_host=frozenset(of(t for t, event in first.items() if event.kind == "swap_in")),
-        left_on_host=frozenset(of(t for t in graph.outputs if t in last and last[t].kind == "swap_out")),
+        left_on_host=frozenset(of(t for t in graph.outputs if t in resting)),
         keep=frozenset(of(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)),
         effectful=any(operator.effectful for operator in graph.operators),
         nbytes=tuple(graph.tensors[t].nbytes for t in held_by),  # last, since by now every tensor has its slot

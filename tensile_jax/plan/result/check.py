@@ -51,6 +51,7 @@ def check(plan: Plan, graph: Graph) -> None:
     given: set[TensorId] = set()
     copied = {event.tensor for event in plan.events if event.kind in ("swap_out", "swap_in")}
     latest_effect: OperatorId | None = None
+    may_rest = set(successor.values()) if plan.state_memory == "any" else set[TensorId]()
     returns: dict[TensorId, list[int]] = {}  # before which segments the tensor is swapped in
     for event in plan.events:
         if event.kind == "swap_in":
@@ -98,7 +99,7 @@ def check(plan: Plan, graph: Graph) -> None:
             if t not in device or t in owned_by_caller or t in leaving:
                 raise InvalidPlan(f"frees {graph.tensors[t].name}, which it may not", segment=index)
             device.discard(t)
-            if not any(again > index for again in returns.get(t, ())):
+            if t not in may_rest and not any(again > index for again in returns.get(t, ())):
                 host.discard(t)
         if not set(segment.outputs) <= made:
             raise InvalidPlan("gives an output that it does not make", segment=index)

@@ -14,11 +14,12 @@ from typing import NamedTuple
 from tensile_jax.plan.search import moves
 from tensile_jax.plan.search.condensed import members
 from tensile_jax.plan.search.moves import Gap
-from tensile_jax.plan.result.layout import COPIED
+from tensile_jax.plan.result.layout import BEGINS, COPIED
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.start import merged, split
 
 _TRIED = 8  # moves of which the repair evaluates each, the likeliest first
+_SENT = 3  # pairs of state that are tried in one move
 _EPS = 1e-3
 
 
@@ -69,6 +70,7 @@ def lowering(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
     ranked.sort()
     for _, gap in ranked[:_TRIED]:
         yield from released(schedule, gap, j, limit)
+    yield from sent_across(schedule, j)
     yield from splits(schedule, j)
 
 
@@ -112,6 +114,37 @@ def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tupl
     yield gone, back
     yield first, last + 1
     yield low, high
+
+
+def sent_across(schedule: Schedule, j: int) -> Iterator[Schedule]:
+    """State that is idle in segment j, before its first use or after its update, is on the host across the iteration boundary."""
+    model = schedule.model
+    ranked: list[tuple[float, int]] = []
+    for old, new in model.new_of.items():
+        before, after = schedule.residencies[old], schedule.residencies[new]
+        if not before or before[0].arrival != BEGINS or not after or after[-1].last != schedule.count:
+            continue
+        use = schedule.first_use(old, 0, before[0].last)
+        last = schedule.last_use(new, after[-1].first, schedule.count)
+        if j < use or j > last and schedule.at[j] >> new & 1:
+            room = sum(schedule.us[:use]) + sum(schedule.us[last + 1 :])
+            ranked.append((-room, old))
+    ranked.sort()
+    for _, old in ranked[:_SENT]:
+        before, after = schedule.residencies[old], schedule.residencies[model.new_of[old]]
+        use = min(schedule.first_use(old, 0, before[0].last), schedule.count)
+        last = max(schedule.last_use(model.new_of[old], after[-1].first, schedule.count), after[-1].first - 1)
+        us, back = 0.0, use
+        while back > 0 and us < model.in_us[old] and not back - 1 <= j < use:
+            back -= 1
+            us += schedule.us[back]
+        us, gone = 0.0, last + 1
+        while gone < schedule.count and us < model.out_us[old] and not last < j <= gone:
+            us += schedule.us[gone]
+            gone += 1
+        new = moves.send_across(schedule, old, back, gone)
+        if new is not None:
+            yield new
 
 
 def splits(schedule: Schedule, j: int) -> Iterator[Schedule]:
@@ -163,6 +196,13 @@ def changes(schedule: Schedule) -> list[Change]:
             recipe = step.recipes[t]
             if recipe is not None and recipe.us > 0.05:
                 found.append(Change(recipe.us, (0, t, node), lambda s, t=t, n=node: _keep(s, t, n)))
+    for old in schedule.model.new_of:
+        several = schedule.residencies[old]
+        if several and several[0].arrival == COPIED:
+            copies = schedule.model.out_us[old] + schedule.model.in_us[old]
+            found.append(Change(copies, (5, old), lambda s, t=old: moves.keep_across(s, t)))
+            for d, e in ((-1, 0), (0, 1), (-1, 1), (1, 0), (0, -1), (-3, 0), (0, 3)):
+                found.append(Change(0.2 * copies, (6, old, d, e), lambda s, t=old, d=d, e=e: _shift_across(s, t, d, e)))
     for t in sorted(schedule.swapped):
         copies = schedule.model.out_us[t] + schedule.model.in_us[t]
         for number in range(len(schedule.residencies[t]) - 1):
@@ -208,6 +248,17 @@ def _shift(schedule: Schedule, t: int, number: int, d: int, e: int) -> Schedule 
     if gone <= max(need, one.first - 1) or back > min(use, schedule.count) or gone >= back:
         return None
     return moves.shift(schedule, t, number, gone, back)
+
+
+def _shift_across(schedule: Schedule, old: int, d: int, e: int) -> Schedule | None:
+    kept = moves.keep_across(schedule, old)
+    if kept is None:
+        return None
+    back = schedule.residencies[old][0].first + d
+    gone = schedule.residencies[schedule.model.new_of[old]][-1].last + 1 + e
+    if back < 0 or gone > schedule.count:
+        return None
+    return moves.send_across(kept, old, back, gone)
 
 
 def _merge(schedule: Schedule, cut: int) -> Schedule | None:

@@ -48,11 +48,21 @@ def gaps_at(schedule: Schedule, j: int) -> Iterator[Gap]:
                 yield Gap(t, number, after, min(before, schedule.count))
 
 
+def _valid(residencies: Several) -> bool:
+    """Whether a tensor may have these residencies: one that is swapped is made once only (`result/layout.py`)."""
+    swapped = any(r.leaves or r.arrival == COPIED for r in residencies)
+    return not swapped or all(r.arrival != MADE for r in residencies[1:])
+
+
 def _replaced(schedule: Schedule, t: int, residencies: Several, also: Iterable[tuple[int, Several]] = ()) -> Schedule | None:
+    if not _valid(residencies):
+        return None
     new = schedule.copy()
     touched = new.set_residencies(t, residencies)
     idle = {t}
     for u, those in also:
+        if not _valid(those):
+            return None
         touched |= new.set_residencies(u, those)
         idle.add(u)
     if not new.settle(touched, idle):
@@ -132,7 +142,7 @@ def swap(schedule: Schedule, gap: Gap, gone: int, back: int) -> Schedule | None:
     t, number, _, _ = gap
     residencies = schedule.residencies[t]
     first, last, arrival, leaves = residencies[number]
-    if not first <= gone < back <= last or arrival == COPIED and False:
+    if not first <= gone < back <= last:
         return None
     pieces = (Residency(first, gone - 1, arrival, True), Residency(back, last, COPIED, leaves))
     return _replaced(schedule, t, (*residencies[:number], *pieces, *residencies[number + 1 :]))
@@ -157,3 +167,34 @@ def shift(schedule: Schedule, t: int, number: int, gone: int, back: int) -> Sche
         return None
     pieces = (Residency(one.first, gone - 1, one.arrival, True), Residency(back, two.last, COPIED, two.leaves))
     return _replaced(schedule, t, (*residencies[:number], *pieces, *residencies[number + 2 :]))
+
+
+def send_across(schedule: Schedule, old: int, back: int, gone: int) -> Schedule | None:
+    """State is on the host across the iteration boundary: the old value until segment `back`, its update from segment `gone` on."""
+    new = schedule.model.new_of[old]
+    before, after = schedule.residencies[old], schedule.residencies[new]
+    if not before or not after or before[0].arrival != BEGINS or after[-1].last != schedule.count:
+        return None
+    first, rest = before[0], before[1:]
+    if schedule.first_use(old, 0, first.last) > first.last and rest and first.leaves:
+        returning = rest
+    elif back <= schedule.first_use(old, 0, first.last) <= schedule.count:
+        returning = (Residency(back, first.last, COPIED, first.leaves), *rest)
+    else:
+        return None
+    last = after[-1]
+    if gone <= max(schedule.last_use(new, last.first, schedule.count), last.first - 1):
+        return None
+    leaving = (*after[:-1], Residency(last.first, gone - 1, last.arrival, True))
+    return _replaced(schedule, old, returning, [(new, leaving)])
+
+
+def keep_across(schedule: Schedule, old: int) -> Schedule | None:
+    """The opposite of `send_across`."""
+    new = schedule.model.new_of[old]
+    before, after = schedule.residencies[old], schedule.residencies[new]
+    if not before or before[0].arrival != COPIED or not after:
+        return None
+    first, last = before[0], after[-1]
+    staying = (Residency(0, first.last, BEGINS, first.leaves), *before[1:])
+    return _replaced(schedule, old, staying, [(new, (*after[:-1], last._replace(last=schedule.count, leaves=False)))])
