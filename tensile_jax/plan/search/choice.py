@@ -158,10 +158,10 @@ def one_segment_bytes(model: Model) -> int:
     for new, old in model.alias_of.items():
         if not step.at_end >> old & 1:
             aliased |= 1 << new
-    contents = model.contents(0, last, step.at_begin, wanted, aliased & wanted)
-    assert contents is not None  # all inputs are there
-    held = step.base_bytes + step.bytes_of(step.at_begin) + step.bytes_of(wanted & ~aliased)
-    return held + int(step.small_bytes[0, last]) + contents.workspace
+    found = model.contents(0, last, step.at_begin, wanted, aliased & wanted)
+    assert found is not None  # all inputs are there
+    held = step.base_bytes + step.bytes_of(step.at_begin) + found.result_bytes
+    return held + int(step.small_bytes[0, last]) + found.contents.workspace
 
 
 def peak_of(step: StepModel, choice: Choice, measured: Measured) -> int:

@@ -20,6 +20,7 @@ from tensile_jax.plan.search.start import merged, split
 
 _TRIED = 8  # moves of which the repair evaluates each, the likeliest first
 _SENT = 3  # pairs of state that are tried in one move
+_SWAP_RISK = 0.05  # part of a copy's time that is counted although other work may hide it
 _EPS = 1e-3
 
 
@@ -63,7 +64,7 @@ def lowering(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
         recipe = step.recipes[gap.t]
         us = recipe.us if recipe is not None and gap.before < schedule.count else float("inf")
         if step.movable >> gap.t & 1:
-            us = min(us, 0.3 * (model.out_us[gap.t] + model.in_us[gap.t]))
+            us = min(us, _swap_us(schedule, gap))
         if us < float("inf"):
             span = sum(1 for p in schedule.peaks[gap.after + 1 : gap.before] if p > limit) + (gap.after == j)
             ranked.append(((us + 1.0) / (step.nbytes[gap.t] * max(span, 1)), gap))
@@ -72,6 +73,14 @@ def lowering(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
         yield from released(schedule, gap, j, limit)
     yield from sent_across(schedule, j)
     yield from splits(schedule, j)
+
+
+def _swap_us(schedule: Schedule, gap: Gap) -> float:
+    """An estimate of the time that a swap in the gap adds: what other work does not hide, and what copies take from it."""
+    model = schedule.model
+    copies = model.out_us[gap.t] + model.in_us[gap.t]
+    room = schedule.begins[gap.before] - schedule.out_free[min(gap.after + 1, schedule.count)]
+    return max(0.0, copies - room) + (model.profile.copy_share + _SWAP_RISK) * copies
 
 
 def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Schedule]:
@@ -101,16 +110,14 @@ def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tupl
     last = j
     while last + 1 < high and schedule.peaks[last + 1] > limit:
         last += 1
-    us = 0.0
+    begins = schedule.begins
+    out_ends = schedule.out_free[low] + out_us
     gone = low
-    while gone < first and us < out_us:
-        us += schedule.us[gone]
+    while gone < first and begins[gone] < out_ends:
         gone += 1
-    us = 0.0
     back = high
-    while back > last + 1 and us < in_us:
+    while back > last + 1 and max(schedule.in_free[back], begins[back]) + in_us > begins[high]:
         back -= 1
-        us += schedule.us[back]
     yield gone, back
     yield first, last + 1
     yield low, high
@@ -134,13 +141,11 @@ def sent_across(schedule: Schedule, j: int) -> Iterator[Schedule]:
         before, after = schedule.residencies[old], schedule.residencies[model.new_of[old]]
         use = min(schedule.first_use(old, 0, before[0].last), schedule.count)
         last = max(schedule.last_use(model.new_of[old], after[-1].first, schedule.count), after[-1].first - 1)
-        us, back = 0.0, use
-        while back > 0 and us < model.in_us[old] and not back - 1 <= j < use:
+        begins, back, gone = schedule.begins, use, last + 1
+        while back > 0 and max(schedule.in_free[back], begins[back]) + model.in_us[old] > begins[use] and not back - 1 <= j < use:
             back -= 1
-            us += schedule.us[back]
-        us, gone = 0.0, last + 1
-        while gone < schedule.count and us < model.out_us[old] and not last < j <= gone:
-            us += schedule.us[gone]
+        out_ends = schedule.out_free[gone] + model.out_us[old]
+        while gone < schedule.count and begins[gone] < out_ends and not last < j <= gone:
             gone += 1
         new = moves.send_across(schedule, old, back, gone)
         if new is not None:

@@ -12,7 +12,9 @@ Sizes in bytes, times in microseconds.
 
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
@@ -25,6 +27,14 @@ _CROSSING = 0.1  # the part of its bytes that counts as written if a tensor that
 _MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made
 
 Several = tuple[Residency, ...]
+
+
+class Evaluated(NamedTuple):
+    """A segment's contents, the bytes of its results, and microseconds of writing what would not be written otherwise."""
+
+    contents: Contents
+    result_bytes: int
+    written_us: float
 
 
 class Model:
@@ -58,7 +68,7 @@ class Model:
             self._deep.append(found)
         self._relevant: dict[tuple[int, int], int] = {}
         self._made: dict[tuple[int, int], int] = {}
-        self._known: dict[tuple[int, int, int, int, int], Contents | None] = {}
+        self._known: dict[tuple[int, int, int, int, int], Evaluated | None] = {}
         self.evaluated = 0
         self.nothing = Contents(0.0, 0.0, 0, 0, 0, 0)
         self.out_us = [copy_out_us(n, profile) for n in step.nbytes]
@@ -89,14 +99,20 @@ class Model:
             again ^= low
         return found
 
-    def contents(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Contents | None:
-        """The contents of the segment between two boundaries (indices of `Condensed.boundaries`)."""
+    def contents(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
+        """The segment between two boundaries (indices of `Condensed.boundaries`); None if it cannot run."""
         there &= self.relevant(a, b, wanted)
         key = a, b, there, wanted, aliased
         if key not in self._known:
             self.evaluated += 1
-            bounds = self.step.boundaries
-            self._known[key] = contents_of(self.step, bounds[a], bounds[b], there, wanted, aliased)
+            step = self.step
+            found = contents_of(step, step.boundaries[a], step.boundaries[b], there, wanted, aliased)
+            if found is None:
+                self._known[key] = None
+            else:
+                written, other = step.bytes_of(wanted & step.written), step.bytes_of(wanted & ~step.written)
+                results = written + other - step.bytes_of(aliased)
+                self._known[key] = Evaluated(found, results, (_CROSSING * written + other) / self.profile.bytes_per_us)
         return self._known[key]
 
     def with_measured(self, measured: Measured) -> "Model":
@@ -148,11 +164,15 @@ class Schedule:
     written_us: list[float]
     step_us: float = 0.0
     cost: float = 0.0
+    begins: list[float] = field(default_factory=list[float])  # by boundary, when it is reached
+    out_free: list[float] = field(default_factory=list[float])  # by boundary, when a copy that is issued there can begin
+    in_free: list[float] = field(default_factory=list[float])
 
     def copy(self) -> "Schedule":
         return Schedule(
             self.model, self.cuts[:], self.residencies[:], self.at[:], self.after[:], set(self.swapped), self.contents[:],
-            self.held[:], self.peaks[:], self.us[:], self.written_us[:], self.step_us, self.cost,
+            self.held[:], self.peaks[:], self.us[:], self.written_us[:], self.step_us, self.cost, self.begins,
+            self.out_free, self.in_free,
         )  # fmt: skip
 
     @property
@@ -206,23 +226,17 @@ class Schedule:
             if there & old and not after & old:
                 aliased |= 1 << new
         a, b = self.cuts[j], self.cuts[j + 1]
-        found = model.contents(a, b, there, wanted, aliased)
-        if found is None:
+        evaluated = model.contents(a, b, there, wanted, aliased)
+        if evaluated is None:
             return False
+        found, result_bytes, self.written_us[j] = evaluated
         self.contents[j] = found
-        self.peaks[j] = int(
-            step.base_bytes
-            + int(step.small_bytes[a, b])
-            + self.held[j]
-            + step.bytes_of(wanted & ~aliased)
-            + model.workspace(a, b, found, wanted)[0]
-        )
+        workspace, _ = model.workspace(a, b, found, wanted)
+        self.peaks[j] = int(step.base_bytes + int(step.small_bytes[a, b]) + self.held[j] + result_bytes + workspace)
+        self.us[j] = model.profile.launch_us + found.us
         if j == len(self.after) - 1:  # nothing else is counted at the end of the iteration
             end = step.base_bytes + int(step.small_bytes[b, b]) + self.held[j + 1]
             self.peaks[j] = max(self.peaks[j], end)
-        self.us[j] = model.profile.launch_us + found.us
-        crossing = step.bytes_of(wanted & step.written) * _CROSSING + step.bytes_of(wanted & ~step.written)
-        self.written_us[j] = crossing / model.profile.bytes_per_us
         return True
 
     def settle(self, changed: Iterable[int], idle: Iterable[int] = ()) -> bool:
@@ -298,7 +312,8 @@ class Schedule:
         us = self.us
         k = len(us)
         if not self.swapped:
-            self.step_us = sum(us)
+            self.begins = self.out_free = self.in_free = [0.0, *accumulate(us)]
+            self.step_us = self.begins[-1]
             self.cost = self.step_us + sum(self.written_us)
             return self.cost
         model = self.model
@@ -319,23 +334,27 @@ class Schedule:
         share = model.profile.copy_share
         clock = lane_out = lane_in = delay_us = 0.0
         left, come = [0.0] * (k + 2), [0.0] * (k + 2)
+        begins, out_free, in_free = [0.0] * (k + 1), [0.0] * (k + 1), [0.0] * (k + 1)
         out_us, in_us = model.out_us, model.in_us
         for index in range(k + 1):
             if index in out:
                 for until, t in sorted(out[index]):
                     lane_out = left[until] = max(lane_out, clock) + out_us[t]
                     delay_us += share * out_us[t]
+            out_free[index] = max(lane_out, clock)
             if left[index] > clock:
                 clock = left[index]
             if index in into:
                 for until, t in sorted(into[index]):
                     lane_in = come[until] = max(lane_in, clock) + in_us[t]
                     delay_us += share * in_us[t]
+            begins[index], in_free[index] = clock, max(lane_in, clock)
             if index < k:
                 if come[index] > clock:
                     clock = come[index]
                 clock += us[index] + delay_us
                 delay_us = 0.0
+        self.begins, self.out_free, self.in_free = begins, out_free, in_free
         self.step_us = max(clock, lane_out, lane_in)
         self.cost = self.step_us + sum(self.written_us)
         return self.cost

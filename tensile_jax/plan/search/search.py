@@ -23,6 +23,7 @@ from tensile_jax.plan.search.workspace import Measured
 
 _COARSE = 48  # possible boundaries of a first cut
 _REPAIRS = 300  # moves of a repair
+_PROMISING = 1.02  # a repair goes on while its schedule is at most so much slower than the fastest one that is repaired
 _IMPROVED = 2  # schedules that are improved
 _EVALUATIONS = 2000  # segments that are evaluated to improve one
 _OVERFLOW_US_PER_BYTE = 1e-3  # what the first cut is charged for each byte above the limit
@@ -33,11 +34,17 @@ def fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | Non
     """The fastest schedule of two segments or more that the search finds under the limit; None if there is none."""
     model = step.model.with_measured(measured)
     found: list[Schedule] = []
-    for price in PRICES[1:]:
+    begun: set[tuple[object, ...]] = set()
+    upper = float("inf")
+    for price in PRICES[:0:-1]:  # those that keep least need the fewest repairs
         schedule = starting(step, model, price, limit)
-        repaired = None if schedule is None else repair(schedule, limit, _REPAIRS)
+        if schedule is None or (key := (*schedule.cuts, *schedule.at)) in begun:
+            continue
+        begun.add(key)
+        repaired = repair(schedule, limit, _REPAIRS, _PROMISING * upper)
         if repaired is not None:
             found.append(repaired)
+            upper = min(upper, repaired.cost)
     if not found:
         schedule = least(step, measured)
         if schedule.peak > limit:

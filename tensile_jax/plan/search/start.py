@@ -117,7 +117,8 @@ def merged(schedule: Schedule, j: int) -> Schedule | None:
     for those in (new.contents, new.peaks, new.us, new.written_us):
         del those[removed]
     _masks(new)
-    return new if _again(new, range(j - 1, j), schedule) else None
+    both = schedule.contents[j - 1].used | schedule.contents[j].used | schedule.after[j - 1]
+    return new if new.settle((j - 1,), members(both & ~new.after[j - 1])) else None
 
 
 def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
@@ -126,13 +127,15 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     a, b = schedule.cuts[j], schedule.cuts[j + 1]
     there, after = schedule.at[j], schedule.after[j]
     made = model.made(a, cut)
-    before = model.contents(a, cut, there, 0, 0)
-    if before is None:
+    first_part = model.contents(a, cut, there, 0, 0)
+    if first_part is None:
         return None
+    before = first_part.contents
     have = there | made | before.again
-    behind = model.contents(cut, b, have, after & ~have, 0)
-    if behind is None:
+    second_part = model.contents(cut, b, have, after & ~have, 0)
+    if second_part is None:
         return None
+    behind = second_part.contents
     crossing = behind.used & ~there
     new = _reindexed(schedule, schedule.cuts[: j + 1] + [cut] + schedule.cuts[j + 1 :])
     for t, several in enumerate(schedule.residencies):
@@ -164,7 +167,7 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     new.contents[j] = before
     new.contents[j + 1] = behind
     _masks(new)
-    return new if _again(new, range(j, j + 2), schedule) else None
+    return new if new.settle(range(j, j + 2), members(schedule.contents[j].used | crossing)) else None
 
 
 def _reindexed(schedule: Schedule, cuts: list[int]) -> Schedule:
@@ -205,10 +208,3 @@ def _masks(new: Schedule) -> None:
         held[j] = total
         before = new.at[j]
     new.held = held
-
-
-def _again(new: Schedule, segments: range, old: Schedule) -> bool:
-    idle: set[int] = set()
-    for j in segments:
-        idle.update(members(new.at[j] | new.after[j]))
-    return new.settle(segments, idle)
