@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tensile_jax.plan.planner import Goal, Measured, Planner
+from tensile_jax.plan.policies.capuchin.passive_mode import passive_iteration
 from tensile_jax.plan.policies.registry import POLICIES
 from tensile_jax.plan.search.choice import LEAST
 from tensile_jax.plan_format import Plan, PolicyName
@@ -158,7 +159,7 @@ def compare_policies(planner: Planner, *, progress: Progress | None = None, shar
         nbytes = int(share * vanilla.peak_bytes)
         entries = tuple(e for policy in POLICIES if policy != "none" and (e := under(policy, nbytes)) is not None)
         bound = planner.bound_us(nbytes, nothing)
-        passive = passive_iteration(planner.candidates, nbytes)
+        passive = passive_iteration(planner.step, nbytes)
         bound_eor = None if bound == float("inf") else bound / vanilla.step_us
         budgets.append(AtBudget(share, nbytes, entries, bound_eor, passive.step_us / vanilla.step_us))
     whole, lowest = unlimited("auto"), with_least("auto")

@@ -111,14 +111,14 @@ class Planner:
         """A planner of the same step whose state may be in host memory between two iterations; itself, if it is one."""
         if self.state_memory == "any":
             return self
-        candidates = Candidates(self.graph, self.profile, state_may_stay_out=True)
+        step = StepModel(self.graph, self.profile, state_may_stay_out=True)
         return Planner(
             self.graph,
             self.profile,
             policy=self.policy_name,
             state_memory="any",
             version=self._version,
-            candidates=candidates,
+            step=step,
         )
 
     @property
@@ -138,7 +138,7 @@ class Planner:
 
     def whole_peak_bytes(self, measured: Measured) -> int:
         """The peak of the step as one executable: what compiling has shown, or else the prediction."""
-        return whole_peak(self.candidates, measured)
+        return whole_peak(self.step, measured)
 
     def floor_bytes(self, measured: Measured) -> int:
         """The smallest limit for which the policy has a plan."""

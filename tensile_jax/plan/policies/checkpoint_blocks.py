@@ -34,8 +34,9 @@ from itertools import pairwise
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import Choice, first_that_fits, whole
+from tensile_jax.plan.search.choice import WHOLE, Choice
+from tensile_jax.plan.search.cut_choice import Decision, first_that_fits
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
 _NUMBERED = re.compile(r"(?P<kind>.*\D)\d+\Z")
@@ -44,12 +45,11 @@ Scope = tuple[str, ...]
 _JOINS: Scope = ()  # of an operator that belongs to the same block as the operator before it
 
 
-def checkpoint(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
+def checkpoint(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut with every block computed again in the backward pass."""
-    if not candidates.graph.operators:
-        return whole(candidates)
-    candidate = candidates.add(("checkpoint",), lambda: (checkpointed(candidates[0].retention), {}, ()))
-    return first_that_fits(candidates, [candidate], limit, measured)
+    if not step.graph.operators:
+        return WHOLE
+    return first_that_fits(step, [("checkpoint", lambda: Decision(checkpointed(step.base), {}, ()))], limit, measured)
 
 
 def checkpointed(retention: Retention) -> Retention:

@@ -6,8 +6,8 @@ policy keeps.
 """
 
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, peak_of, whole_peak
-from tensile_jax.plan.search.cut_choice import cut_of, least_cut
-from tensile_jax.plan.search.step_model import PRICES, StepModel
+from tensile_jax.plan.search.cut_choice import Decision, cut_of, least_cut
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
 _NEAR_LEAST = 1.04  # of the least peak: the policy may use so much memory if the limit allows it
@@ -18,9 +18,9 @@ def none(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     """The cheapest segments under the limit and near the least that they need."""
     if not step.graph.operators:
         return WHOLE
-    retention = step.dropped_at(PRICES[0])
-    lowest = least_cut(step, retention, {}, measured)
+    kept = Decision(step.base, {}, ())
+    lowest = least_cut(step, kept, measured)
     if limit == LEAST:
         return lowest
     near = max(_NEAR_LEAST * peak_of(step, lowest, measured), _NEAR_WHOLE * whole_peak(step, measured))
-    return cut_of(step, retention, {}, min(near, limit), measured)
+    return cut_of(step, kept, min(near, limit), measured)

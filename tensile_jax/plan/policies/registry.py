@@ -5,7 +5,11 @@ A new policy is added to `POLICIES` here, and its name to `PolicyName` in `plan_
 from collections.abc import Mapping
 
 from tensile_jax.plan.policies.auto import auto
+from tensile_jax.plan.policies.capuchin.policy import capuchin
+from tensile_jax.plan.policies.checkpoint_blocks import checkpoint
 from tensile_jax.plan.policies.none import none
+from tensile_jax.plan.policies.tensile.policy import tensile
+from tensile_jax.plan.policies.vdnn import vdnn
 from tensile_jax.plan.search.choice import LEAST, Choice, Policy
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
@@ -13,6 +17,10 @@ from tensile_jax.plan_format import PolicyName
 
 POLICIES: Mapping[PolicyName, Policy] = {
     "auto": auto,
+    "tensile": tensile,
+    "capuchin": capuchin,
+    "vdnn": vdnn,
+    "checkpoint": checkpoint,
     "none": none,
 }
 

@@ -37,12 +37,13 @@ from itertools import accumulate, pairwise
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
-from tensile_jax.plan.analysis.residency import Absence, Absences
+from tensile_jax.plan.analysis.absence import Absence, Absences
 from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.none import none
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import Choice, first_that_fits
+from tensile_jax.plan.search.cut_choice import Decision, first_that_fits
+from tensile_jax.plan.search.choice import Choice
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import Gap, may_leave
 from tensile_jax.plan.search.workspace import Measured
 
@@ -58,17 +59,17 @@ class Layer:
     backward: int
 
 
-def vdnn(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
+def vdnn(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut with every feature map offloaded; the choice of policy `none` if there is none to offload."""
-    layers = find_layers(candidates.graph)
+    layers = find_layers(step.graph)
     if not layers:
-        return none(candidates, limit, measured)
-    retention = candidates[0].retention
-    absences = offload(retention, layers, candidates.latencies, candidates.profile)
+        return none(step, limit, measured)
+    retention = step.base
+    absences = offload(retention, layers, step.latencies, step.profile)
     if not absences:
-        return none(candidates, limit, measured)
-    own = event_boundaries(retention, absences, candidates.costs)
-    return first_that_fits(candidates, [candidates.add(("vdnn",), lambda: (retention, absences, own))], limit, measured)
+        return none(step, limit, measured)
+    own = event_boundaries(retention, absences, step.costs)
+    return first_that_fits(step, [("vdnn", lambda: Decision(retention, absences, own))], limit, measured)
 
 
 def find_layers(graph: Graph) -> tuple[Layer, ...]:

@@ -20,6 +20,7 @@ from tensile_jax.plan.search.schedule import Model, Schedule
 from tensile_jax.plan.search.start import assemble
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured, SegmentKey
+from tensile_jax.plan_format import Plan
 
 LEAST = 0.0
 """The limit that asks for as little memory as a policy can do with."""
@@ -164,23 +165,18 @@ def one_segment_bytes(model: Model) -> int:
     return held + int(step.small_bytes[0, last]) + found.contents.workspace
 
 
+def predicted_plan(step: StepModel, choice: Choice, measured: Measured) -> Plan:
+    """The plan of a choice that does not run whole, with predicted workspaces where none was measured, and without a header."""
+    assert choice.layout is not None
+    workspaces = [nbytes for nbytes, _ in workspaces_of(schedule_of(step, choice.layout, measured))]
+    return build_plan(choice.layout, step.liveness, workspaces, step.costs, empty_plan(step.graph))
+
+
 def peak_of(step: StepModel, choice: Choice, measured: Measured) -> int:
     """The peak of a choice, in bytes, from measurements and estimates."""
-    if choice.layout is None:
-        return whole_peak(step, measured)
-    schedule = schedule_of(step, choice.layout, measured)
-    plan = build_plan(
-        choice.layout, step.liveness, [n for n, _ in workspaces_of(schedule)], step.costs, empty_plan(step.graph)
-    )
-    return plan.peak_bytes
+    return whole_peak(step, measured) if choice.layout is None else predicted_plan(step, choice, measured).peak_bytes
 
 
 def step_us(step: StepModel, choice: Choice, measured: Measured) -> float:
     """The predicted microseconds of a step under the choice."""
-    if choice.layout is None:
-        return step.whole_us
-    schedule = schedule_of(step, choice.layout, measured)
-    plan = build_plan(
-        choice.layout, step.liveness, [n for n, _ in workspaces_of(schedule)], step.costs, empty_plan(step.graph)
-    )
-    return plan.step_us
+    return step.whole_us if choice.layout is None else predicted_plan(step, choice, measured).step_us

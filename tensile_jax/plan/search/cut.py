@@ -6,7 +6,7 @@ cheapest cut is a shortest path. A segment is extended until it exceeds the limi
 Sizes in bytes, times in microseconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tensile_jax.plan.search.account import Segment
 from tensile_jax.plan.search.schedule import _CROSSING, Model
@@ -15,12 +15,15 @@ _MISSES = 4  # possible ends at which a segment exceeds the limit, one after ano
 
 
 def cheapest_cuts(
-    model: Model, stored: Sequence[int], limit: float, overflow_us_per_byte: float, possible: Sequence[int]
+    model: Model, stored: Sequence[int], limit: float, overflow_us_per_byte: float, possible: Sequence[int],
+    required: Collection[int] = (),
 ) -> list[int]:
     """Indices of `Condensed.boundaries`, from the first to the last; a segment that exceeds the limit is charged for it.
 
     Args:
         stored: by possible boundary, the set of tensors on the device.
+        possible: the possible boundaries to choose from, ascending; the first and the last are taken.
+        required: possible boundaries that are always taken.
         overflow_us_per_byte: what a segment is charged for each byte by which it exceeds the limit.
     """
     step, profile = model.step, model.profile
@@ -46,14 +49,7 @@ def cheapest_cuts(
             if misses >= _MISSES:
                 break
             wanted = stored[b] & ~there
-            aliased = 0
-            news = wanted & model.updates
-            while news:
-                low = news & -news
-                old = 1 << model.alias_of[low.bit_length() - 1]
-                if there & old and not stored[b] & old:
-                    aliased |= low
-                news ^= low
+            aliased = model.aliased(there, stored[b], wanted)
             contents = segment.contents(0.0, wanted, aliased)
             workspace, _ = model.workspace(possible[a], possible[b], contents, wanted)
             peak = held[a] + int(step.small_bytes[possible[a], possible[b]]) + step.bytes_of(wanted & ~aliased) + workspace
@@ -66,7 +62,7 @@ def cheapest_cuts(
                 misses = 0
             if total[a] + cost < total[b]:
                 total[b], back[b] = total[a] + cost, a
-            if misses >= _MISSES:
+            if misses >= _MISSES or possible[b] in required:
                 break
     path = [k - 1]
     while path[-1]:

@@ -1,10 +1,12 @@
 """Cuts what a policy has decided into segments: what is kept until when, and what is absent when, by places of operators.
 
 `auto` searches for its segments itself (`search.py`). The other policies decide on the operators' places, and find their segments
-here: the cheapest boundaries with which every segment keeps the limit (`cut.py`), or boundaries of their own.
+here: the cheapest boundaries with which every segment keeps the limit (`cut.py`).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,22 +24,31 @@ _PENALTY = 1e6  # microseconds for each byte above the limit: no cut exceeds the
 _HALVINGS = 12  # steps of the bisection for the least peak
 
 
-def choice_with(step: StepModel, retention: Retention, absences: Absences, boundaries: Sequence[int]) -> Choice:
+class Decision(NamedTuple):
+    """What is kept until when, what is absent when, and the boundaries (places) that every cut must have."""
+
+    retention: Retention
+    absences: Absences
+    own: tuple[int, ...]
+
+
+Option = tuple[Hashable, Callable[[], Decision]]
+"""A key, and a function that makes the decision that belongs to it."""
+
+
+def choice_with(step: StepModel, decision: Decision, boundaries: Iterable[int]) -> Choice:
     """The choice with these boundaries (places). Derived tensors are never kept (`condensed.py`)."""
     _, derived = step.classes
-    begin = step.liveness.begin
+    begin, retention = step.liveness.begin, decision.retention
     dropped = {**retention.dropped, **{t.id: begin[t.id] for t in step.graph.tensors if derived[t.id]}}
-    return Choice(layout_of(retain(step.liveness, dropped), absences, boundaries))
+    return Choice(layout_of(retain(step.liveness, dropped), decision.absences, tuple(boundaries)))
 
 
-def cut_of(step: StepModel, retention: Retention, absences: Absences, limit: float, measured: Measured) -> Choice | None:
+def cut_of(step: StepModel, decision: Decision, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut under the limit; None if there is none."""
     lower = limit
     for _ in range(_TRIES):
-        boundaries = _cheapest(step, retention, absences, lower, measured)
-        if boundaries is None:
-            return None
-        choice = choice_with(step, retention, absences, boundaries)
+        choice = _cheapest(step, decision, lower, measured)
         above = peak_of(step, choice, measured) - limit
         if above <= 0:
             return choice
@@ -45,66 +56,84 @@ def cut_of(step: StepModel, retention: Retention, absences: Absences, limit: flo
     return None
 
 
-def least_cut(step: StepModel, retention: Retention, absences: Absences, measured: Measured) -> Choice:
+def least_cut(step: StepModel, decision: Decision, measured: Measured) -> Choice:
     """The cut with the least peak that bisection finds."""
-    finest = choice_with(step, retention, absences, step.boundaries)
-    best, least = finest, peak_of(step, finest, measured)
+    best = choice_with(step, decision, sorted({*step.boundaries, *decision.own}))
+    least = peak_of(step, best, measured)
     low, high = 0.0, float(least)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        boundaries = _cheapest(step, retention, absences, middle, measured)
-        choice = None if boundaries is None else choice_with(step, retention, absences, boundaries)
-        peak = float("inf") if choice is None else peak_of(step, choice, measured)
-        if choice is not None and peak <= high:
-            best, high = choice, peak
+        choice = _cheapest(step, decision, middle, measured)
+        peak = peak_of(step, choice, measured)
+        if peak < least:
+            best, least = choice, peak
+        if peak <= middle:
+            high = middle
         else:
             low = middle
-        if high - low < 1:
-            break
     return best
 
 
-Decision = tuple[Retention, Absences]
-"""What is dropped, and what is absent when."""
-
-
-def first_that_fits(
-    step: StepModel, options: Iterable[tuple[Hashable, Callable[[], Decision]]], limit: float, measured: Measured
-) -> Choice | None:
+def first_that_fits(step: StepModel, options: Iterable[Option], limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut under the limit of the first decision that has one; the step as one executable if that fits.
 
-    This is for policies whose decisions differ only in how much memory they save.
-
-    Args:
-        options: a key of each decision, and a function that makes it; each is called once for a key.
+    This is for policies whose decisions differ only in how much memory they save. A decision is made once for each key.
     """
     if limit > LEAST and whole_peak(step, measured) <= limit:
         return WHOLE
     decisions = (step.decided(key, make) for key, make in options)
     if limit == LEAST:
-        cuts = (least_cut(step, *decision, measured) for decision in decisions)
+        cuts = (least_cut(step, decision, measured) for decision in decisions)
         return min(cuts, key=lambda choice: peak_of(step, choice, measured))
-    return next((c for decision in decisions if (c := cut_of(step, *decision, limit, measured)) is not None), None)
+    return next((c for decision in decisions if (c := cut_of(step, decision, limit, measured)) is not None), None)
 
 
-def _cheapest(
-    step: StepModel, retention: Retention, absences: Absences, limit: float, measured: Measured
-) -> tuple[int, ...] | None:
-    """The places of the cheapest boundaries with which no segment is above the limit, as far as the account of `cut.py` says."""
-    model = step.model.with_measured(measured)
-    condensed = model.step
-    ids = np.array(condensed.tensors, dtype=np.int64)
-    begin, end = step.liveness.begins[ids], retention.ends[ids]
-    stored: list[int] = []
-    for place in model.places:
-        there = (begin < place) & (place <= end)
-        for bit in np.flatnonzero(there).tolist():
-            there[bit] = not any(a.leave < place <= a.back for a in absences.get(condensed.tensors[bit], ()))
-        stored.append(sum(1 << bit for bit in np.flatnonzero(there).tolist()))
-    stored[0] = condensed.at_begin & ~sum(1 << bit for bit, t in enumerate(condensed.tensors) if _away_at_first(absences, t))
-    cuts = cheapest_cuts(model, stored, limit, _PENALTY, range(len(model.places)))
-    return tuple(model.places[cut] for cut in cuts)
+def _cheapest(step: StepModel, decision: Decision, limit: float, measured: Measured) -> Choice:
+    """The cheapest cut with which no segment is above the limit, or the least above, as far as the account of `cut.py` says."""
+    retention, absences, own = decision
+    model = step.model_for(own).with_measured(measured)
+    segments = RetainedSegments(step, retention, absences, own)
+    required = {place: None for place in own}
+    cuts = cheapest_cuts(
+        model, segments.stored, limit, _PENALTY, range(len(model.places)),
+        required={i for i, place in enumerate(model.places) if place in required},
+    )  # fmt: skip
+    return choice_with(step, decision, (model.places[cut] for cut in cuts))
 
 
-def _away_at_first(absences: Absences, tensor: TensorId) -> bool:
-    return any(a.leave < 0 <= a.back for a in absences.get(tensor, ()))
+class RetainedSegments:
+    """The segments between any two possible boundaries, given what is kept until when."""
+
+    def __init__(self, step: StepModel, retention: Retention, absences: Absences | None = None, own: tuple[int, ...] = ()) -> None:
+        self._model = step.model_for(own)
+        self._liveness = step.liveness
+        self._retention = retention
+        self._absences: Absences = absences or {}
+
+    @cached_property
+    def stored(self) -> list[int]:
+        """By possible boundary, the set of significant tensors on the device."""
+        condensed = self._model.step
+        ids = np.array(condensed.tensors, dtype=np.int64)
+        begin, end = self._liveness.begins[ids], self._retention.ends[ids]
+        found: list[int] = []
+        for place in self._model.places:
+            there = 0
+            for bit in np.flatnonzero((begin < max(place, 0)) & (place <= end)).tolist():
+                if not self._is_absent(condensed.tensors[bit], place):
+                    there |= 1 << bit
+            found.append(there)
+        return found
+
+    def _is_absent(self, tensor: TensorId, place: int) -> bool:
+        return any(a.leave < place <= a.back for a in self._absences.get(tensor, ()))
+
+    def sizes(self, a: int, b: int) -> tuple[int, int]:
+        """What the segment between two possible boundaries holds, and its predicted workspace, in bytes."""
+        model = self._model
+        there = self.stored[a]
+        wanted = self.stored[b] & ~there
+        found = model.contents(a, b, there, wanted, model.aliased(there, self.stored[b], wanted))
+        assert found is not None  # a retention keeps what dropped tensors are computed from
+        held = model.step.base_bytes + int(model.step.small_bytes[a, b]) + model.step.bytes_of(there) + found.result_bytes
+        return held, int(model.workspace(a, b, found.contents, wanted)[0])

@@ -84,6 +84,18 @@ class Model:
             self._made[a, b] = found
         return found
 
+    def aliased(self, there: int, after: int, wanted: int) -> int:
+        """The wanted results that take over the memory of state that is there before a segment and not after it."""
+        found = 0
+        news = wanted & self.updates
+        while news:
+            low = news & -news
+            old = 1 << self.alias_of[low.bit_length() - 1]
+            if there & old and not after & old:
+                found |= low
+            news ^= low
+        return found
+
     def relevant(self, a: int, b: int, wanted: int) -> int:
         """The tensors that can matter to a segment if they are there when it begins."""
         found = self._relevant.get((a, b))
@@ -220,11 +232,7 @@ class Schedule:
         step = model.step
         there, after = self.at[j], self.after[j]
         wanted = after & ~there
-        aliased = 0
-        for new in members(wanted & model.updates):
-            old = 1 << model.alias_of[new]
-            if there & old and not after & old:
-                aliased |= 1 << new
+        aliased = model.aliased(there, after, wanted)
         a, b = self.cuts[j], self.cuts[j + 1]
         evaluated = model.contents(a, b, there, wanted, aliased)
         if evaluated is None:

@@ -20,8 +20,8 @@ from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.search.boundaries import possible_boundaries
 from tensile_jax.plan.search.condensed import Condensed, classify, condense
 from tensile_jax.plan.search.schedule import Model
+from tensile_jax.plan.search.swaps import SMALLEST
 
-SMALLEST = 2**16  # bytes; below that a copy costs more in calls than it frees
 PRICES = (4.0, 0.6, 0.36, 0.165, 0.05, 0.01)
 """Prices of the minimum cuts from which the search begins: the bytes that one is willing to keep in order to move one byte less."""
 
@@ -71,6 +71,16 @@ class StepModel:
         """What is kept when only virtual tensors are dropped, which XLA never stores (`analysis/fusion.py`)."""
         begin = self.liveness.begin
         return retain(self.liveness, {t.id: begin[t.id] for t in self.graph.tensors if self.fusion.virtual[t.id]})
+
+    @cached_property
+    def base(self) -> Retention:
+        """What policy `none` keeps, from which the policies of the papers start: the least is computed again."""
+        return self.dropped_at(PRICES[0])
+
+    @cached_property
+    def elapsed_us(self) -> np.ndarray:
+        """When each operator begins and the last one ends if they run one after another, by place; shape (places + 1,)."""
+        return np.concatenate([[0.0], np.cumsum(self.latencies)])
 
     @cached_property
     def unplanned_bytes(self) -> int:

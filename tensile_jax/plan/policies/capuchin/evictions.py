@@ -39,7 +39,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.policies.capuchin.passive_mode import Kernel
-from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import Gap, Link, may_leave
 
 
@@ -87,11 +87,11 @@ class Evictions:
     A retention is made from `dropped` (`retain`), and a candidate from both `dropped` and `absences`.
     """
 
-    def __init__(self, candidates: Candidates, kernels: Sequence[Kernel], target: float) -> None:
-        retention = candidates[0].retention
+    def __init__(self, step: StepModel, kernels: Sequence[Kernel], target: float) -> None:
+        retention = step.base
         self.dropped = dict(retention.dropped)
         self.absences: dict[TensorId, list[Absence]] = {}
-        self._candidates = candidates
+        self._step = step
         self._retention = retention
         self._end = list(retention.end)
         self._needs = [set(places) for places in retention.needs]
@@ -101,7 +101,7 @@ class Evictions:
         self._link = Link()
         self._needed = np.array([kernel.nbytes for kernel in kernels], dtype=float)
         self._begins = [kernel.begin for kernel in kernels]
-        self._ends_us = candidates.elapsed_us.tolist()  # of each place, from index 1
+        self._ends_us = step.elapsed_us.tolist()  # of each place, from index 1
 
     def enough(self) -> bool:
         """Whether every kernel is within the target."""
@@ -109,7 +109,7 @@ class Evictions:
 
     def candidates(self) -> list[Eviction]:
         """Every eviction during which a kernel exceeds the target, by falling free time."""
-        retention, profile = self._retention, self._candidates.profile
+        retention, profile = self._retention, self._step.profile
         found: list[Eviction] = []
         for tensor in retention.liveness.graph.tensors:
             t = tensor.id
@@ -163,7 +163,7 @@ class Evictions:
         t, after, before = eviction.gap.tensor, eviction.gap.after, eviction.gap.before
         if any(after < p < before for p in self._needs[t]):
             return None  # a recomputation reads it meanwhile
-        profile = self._candidates.profile
+        profile = self._step.profile
         copied = any(away.leave < after for away in self.absences.get(t, ()))
         out_us = 0.0 if copied else copy_out_us(eviction.nbytes, profile)
         in_us = copy_in_us(eviction.nbytes, profile)
@@ -191,13 +191,13 @@ class Evictions:
         self.absences.setdefault(swap.absence.tensor, []).append(swap.absence)
         self._link.out.take(*swap.out)
         self._link.into.take(*swap.into)
-        self._needed[swap.begin : swap.end] -= self._candidates.graph.tensors[swap.absence.tensor].nbytes
+        self._needed[swap.begin : swap.end] -= self._step.graph.tensors[swap.absence.tensor].nbytes
 
     # -- recomputations ---------------------------------------------------------------------------------------------------
 
     def recomputation(self, eviction: Eviction) -> Recomputation | None:
         """How to compute the tensor again after its evicted access, or None if what that starts from is gone by then."""
-        liveness, t = self._candidates.liveness, eviction.gap.tensor
+        liveness, t = self._step.liveness, eviction.gap.tensor
         operators = liveness.graph.operators
         if t in self.absences or self._end[t] >= len(operators) or liveness.begin[t] < 0:
             return None
@@ -226,7 +226,7 @@ class Evictions:
                 else:
                     dropped[u] = self._end[u]
                     wanted.append(liveness.begin[u])
-        latency_us = sum(self._candidates.rerun_us[p] for p in sorted(again))
+        latency_us = sum(self._step.rerun_us[p] for p in sorted(again))
         starting = sum(t in others for others in self._sources.values())
         return Recomputation(dropped, frozenset(sources), latency_us, latency_us * starting)
 
@@ -246,7 +246,7 @@ class Evictions:
 
     def _propagate_need(self, tensor: TensorId, far: set[int]) -> None:
         """Add the places `far` to the needs of all tensors from which this one is computed, as `retain` would."""
-        liveness = self._candidates.liveness
+        liveness = self._step.liveness
         wanted = [(tensor, far)]
         while wanted:
             t, places = wanted.pop()

@@ -8,56 +8,53 @@ copy is issued at a boundary between segments, so an in-trigger moves to the bou
 limit for the tensor in the segment that it crosses. The moves end when they no longer make the step faster.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.residency import Absence, Absences
-from tensile_jax.plan.result.build import build_plan, empty_plan
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import Choice, layout, segment_peaks
+from tensile_jax.plan.result.layout import COPIED
+from tensile_jax.plan.search.choice import Choice, predicted_plan
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 from tensile_jax.plan_format import Plan
 
 _ITERATIONS = 20  # with 5 % of the swap-in time in each, an in-trigger comes as much earlier as the whole copy takes
 
 
-def move_in_triggers(candidates: Candidates, choice: Choice, limit: float, measured: Measured) -> Choice:
+def move_in_triggers(step: StepModel, choice: Choice, limit: float, measured: Measured) -> Choice:
     """The choice with earlier in-triggers, no slower, under the limit or with its peak as it was."""
-    if choice.runs_whole or not choice.absences:
+    if choice.layout is None:
         return choice
-    plan = _plan_of(candidates, choice, measured)
-    limit = max(limit, float(segment_peaks(candidates, choice, measured).max()))
+    plan = predicted_plan(step, choice, measured)
+    limit = max(limit, float(plan.peak_bytes))
     for _ in range(_ITERATIONS):
-        moved = _moved(candidates, choice, plan, limit, measured)
+        moved = _moved(choice, plan, limit)
         if moved is None:
             break
-        then = _plan_of(candidates, moved, measured)
+        then = predicted_plan(step, moved, measured)
         if then.step_us >= plan.step_us:
             break
         choice, plan = moved, then
     return choice
 
 
-def _plan_of(candidates: Candidates, choice: Choice, measured: Measured) -> Plan:
-    return build_plan(layout(candidates, choice, measured), candidates.costs, empty_plan(candidates.graph))
-
-
-def _moved(candidates: Candidates, choice: Choice, plan: Plan, limit: float, measured: Measured) -> Choice | None:
+def _moved(choice: Choice, plan: Plan, limit: float) -> Choice | None:
     """The choice after one iteration in which every late copy is issued one boundary earlier; None if none can be."""
-    peaks = segment_peaks(candidates, choice, measured)
-    bounds = choice.boundaries
-    absences = dict(choice.absences)
+    assert choice.layout is not None
+    held = [segment.device_bytes for segment in plan.segments]
+    nbytes = {t.id: t.nbytes for t in plan.tensors}
+    residencies = dict(choice.layout.residencies)
     for t, segment in _late(plan):
-        nbytes = candidates.graph.tensors[t].nbytes
-        for number, away in enumerate(absences[t]):
-            gone = bisect_right(bounds, away.leave)
-            if bisect_right(bounds, away.back) - 1 == segment and gone < segment - 1 and peaks[segment - 1] + nbytes <= limit:
-                peaks[segment - 1] += nbytes
-                sooner: Absence = replace(away, back=bounds[segment - 1])
-                absences[t] = (*absences[t][:number], sooner, *absences[t][number + 1 :])
-    return None if absences == dict(choice.absences) else replace(choice, absences=_ordered(absences))
+        several = residencies[t]
+        for number, (first, _, arrival, _) in enumerate(several):
+            free = several[number - 1].last + 1 if number else 0
+            if arrival == COPIED and first == segment and free < segment - 1 and held[segment - 1] + nbytes[t] <= limit:
+                held[segment - 1] += nbytes[t]
+                sooner = several[number]._replace(first=first - 1)
+                residencies[t] = (*residencies[t][:number], sooner, *residencies[t][number + 1 :])
+    if residencies == choice.layout.residencies:
+        return None
+    return replace(choice, layout=replace(choice.layout, residencies=residencies))
 
 
 def _late(plan: Plan) -> Iterator[tuple[TensorId, int]]:
@@ -67,7 +64,3 @@ def _late(plan: Plan) -> Iterator[tuple[TensorId, int]]:
             segment = plan.segments[event.until]
             if segment.stall_us > 0 and event.end_us > segment.begin_us - segment.stall_us:
                 yield event.tensor, event.trigger + 1
-
-
-def _ordered(absences: dict[TensorId, tuple[Absence, ...]]) -> Absences:
-    return dict(sorted(absences.items()))

@@ -8,7 +8,7 @@ Computation waits for both copies. TENSILE's table of first iterations compares 
     step_us = sum of latencies + (bytes out) / device_to_host_bytes_per_us + (bytes in) / host_to_device_bytes_per_us
 
 A *kernel* here is one heavy operator with the light ones that XLA fuses with it: the operators between two possible boundaries
-of the base candidate (`candidates[0]`: nothing is swapped). It accesses the tensors that it reads from memory and those that it
+of what policy `none` keeps (`StepModel.base`). It accesses the tensors that it reads from memory and those that it
 leaves there. The times of accesses leave out the copies, as Capuchin's do, so that they hold for later iterations too.
 
 Differences from the paper:
@@ -33,8 +33,8 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.retention import Retention, segment_contents
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.segmentation import BoundaryTable
+from tensile_jax.plan.search.cut_choice import RetainedSegments
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import may_leave
 
 
@@ -66,49 +66,47 @@ class PassiveIteration:
     peak_bytes: int
 
 
-def passive_iteration(candidates: Candidates, limit: float) -> PassiveIteration:
+def passive_iteration(step: StepModel, limit: float) -> PassiveIteration:
     """The first iteration of the step under the limit."""
-    memory = _Memory(candidates[0].retention, candidates.profile, limit)
-    kernels = observe(candidates)
+    memory = _Memory(step.base, step.profile, limit)
+    kernels = observe(step)
     for kernel in kernels:
         memory.run(kernel)
-    memory.bring_back(candidates.graph.outputs)
+    memory.bring_back(step.graph.outputs)
     step_us = (kernels[-1].end_us if kernels else 0.0) + memory.stalled_us
     return PassiveIteration(step_us, memory.bytes_out, memory.bytes_in, memory.peak)
 
 
-def observe(candidates: Candidates) -> tuple[Kernel, ...]:
+def observe(step: StepModel) -> tuple[Kernel, ...]:
     """The kernels of the step in the order in which they run: the tensor access sequence."""
-    if not candidates.graph.operators:
+    if not step.graph.operators:
         return ()
-    candidate = candidates[0]
-    table = candidate.table
-    work = table.estimates(candidates.profile.workspace_growth)
-    ends: list[float] = candidates.elapsed_us.tolist()
+    segments = RetainedSegments(step, step.base)
+    ends: list[float] = step.elapsed_us.tolist()
     found: list[Kernel] = []
-    for first, last in pairwise(_edges(table, table.held + work)):
-        begin, end = table.boundaries[first], table.boundaries[last]
-        contents = segment_contents(candidate.retention, begin, end)
-        workspace = int(work[first, last])
-        nbytes = int(table.held[first, last]) + workspace
+    for first, last in pairwise(_edges(step, segments)):
+        begin, end = step.boundaries[first], step.boundaries[last]
+        contents = segment_contents(step.base, begin, end)
+        held, workspace = segments.sizes(first, last)
+        nbytes = held + workspace
         found.append(Kernel(begin, end, contents.inputs, contents.outputs, ends[begin], ends[end], nbytes, workspace))
     return tuple(found)
 
 
-def _edges(table: BoundaryTable, peak: np.ndarray) -> list[int]:
-    """The boundaries between kernels, as indices into the table.
+def _edges(step: StepModel, segments: RetainedSegments) -> list[int]:
+    """The boundaries between kernels, as indices of `StepModel.boundaries`.
 
-    Between two heavy operators the table may have several boundaries. The last one, the first one, or all of them are taken,
+    Between two heavy operators there may be several boundaries. The last one, the first one, or all of them are taken,
     whichever has the least peak on both sides; ties go in this order. All are not always best: an optimizer that is cut into
     many pieces may take more memory than one that runs at once.
     """
-    last = len(table.boundaries) - 1
-    heavy = table.kernels[0]
+    last = len(step.boundaries) - 1
+    heavy = np.cumsum([0, *(step.liveness.kinds == "heavy")])[list(step.boundaries)]
     windows = [list(some) for _, some in groupby(range(1, last), key=lambda i: heavy[i])]
     edges = [0]
     for window, following in zip(windows, [*windows[1:], [last]], strict=False):
         choices = [[window[-1]], [window[0]], window]
-        edges += min(choices, key=lambda some: max(peak[a, b] for a, b in pairwise([edges[-1], *some, following[0]])))
+        edges += min(choices, key=lambda some: max(sum(segments.sizes(*pair)) for pair in pairwise([edges[-1], *some, following[0]])))
     return [*edges, last]
 
 

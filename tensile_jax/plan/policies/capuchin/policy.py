@@ -45,54 +45,53 @@ from tensile_jax.plan.policies.capuchin.feedback import move_in_triggers
 from tensile_jax.plan.policies.capuchin.passive_mode import Kernel, observe
 from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits, whole
+from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice
+from tensile_jax.plan.search.cut_choice import Decision, Option, first_that_fits
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
 _PARTS = (1.0, 0.92, 0.84, 0.72, 0.6)  # of the limit: targets, tried one after another until a cut is under the limit
 _LEAST_PARTS = (0.8, 0.65, 0.5, 0.35, 0.2, 0.0)  # of what the kernel that needs most needs: targets for the least memory
 
 
-def capuchin(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
+def capuchin(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut of the first target's plan that has a cut under the limit."""
-    if not candidates.graph.operators:
-        return whole(candidates)
-    choice = first_that_fits(candidates, _candidates_for(candidates, limit), limit, measured)
-    return None if choice is None else move_in_triggers(candidates, choice, limit, measured)
+    if not step.graph.operators:
+        return WHOLE
+    choice = first_that_fits(step, _options(step, limit), limit, measured)
+    return None if choice is None else move_in_triggers(step, choice, limit, measured)
 
 
-def _candidates_for(candidates: Candidates, limit: float) -> Iterator[int]:
-    """The plans for the limit and for less, down to the least; the first candidate where nothing needs to be evicted.
+def _options(step: StepModel, limit: float) -> Iterator[Option]:
+    """The plans for the limit and for less, down to the least; the plan that evicts nothing where nothing needs to be evicted.
 
     For each target there are two: one in which nothing waits for copies to the host, and one in which kernels do.
     """
-    kernels = observe(candidates)
+    kernels = observe(step)
     most = max(kernel.nbytes for kernel in kernels)
     if limit == LEAST or limit >= most:
-        yield 0
+        yield "nothing evicted", lambda: Decision(step.base, {}, ())
     targets = [part * limit for part in _PARTS if LEAST < part * limit < most] + [part * most for part in _LEAST_PARTS]
     for target in targets:
-        evicted = cache(partial(plan_evictions, candidates, kernels, target))
+        evicted = cache(partial(plan_evictions, step, kernels, target))
         for waits in (False, True):
-            yield candidates.add(("capuchin", target, waits), partial(_candidate_for, candidates, evicted, waits=waits))
+            yield ("capuchin", target, waits), partial(_decision, step, evicted, waits=waits)
 
 
-def _candidate_for(
-    candidates: Candidates, evicted: Callable[[], tuple[Retention, Absences]], *, waits: bool
-) -> tuple[Retention, Absences, tuple[int, ...]]:
+def _decision(step: StepModel, evicted: Callable[[], tuple[Retention, Absences]], *, waits: bool) -> Decision:
     retention, absences = evicted()
     if not waits:
-        absences = in_order_of_issue(retention, absences, candidates.costs)
-    return retention, absences, event_boundaries(retention, absences, candidates.costs)
+        absences = in_order_of_issue(retention, absences, step.costs)
+    return Decision(retention, absences, event_boundaries(retention, absences, step.costs))
 
 
-def plan_evictions(candidates: Candidates, kernels: Sequence[Kernel], target: float) -> tuple[Retention, Absences]:
+def plan_evictions(step: StepModel, kernels: Sequence[Kernel], target: float) -> tuple[Retention, Absences]:
     """What is dropped and what is away so that no kernel needs more than the target, or as near to it as evictions come."""
-    evictions = Evictions(candidates, kernels, target)
+    evictions = Evictions(step, kernels, target)
     while not evictions.enough() and _walk(evictions, evictions.candidates()):
         pass
     absences = {t: tuple(sorted(several, key=lambda a: a.leave)) for t, several in evictions.absences.items()}
-    return retain(candidates.liveness, evictions.dropped), absences
+    return retain(step.liveness, evictions.dropped), absences
 
 
 def _walk(evictions: Evictions, waiting: Sequence[Eviction]) -> bool:

@@ -25,35 +25,34 @@ Differences from the paper:
       caller wants the state on the device between two calls.
 """
 
-from tensile_jax.plan.analysis.residency import Absences
-from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.tensile.schedule_to_absences import schedule_events
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits
+from tensile_jax.plan.search.choice import LEAST, Choice
+from tensile_jax.plan.search.cut_choice import Decision, first_that_fits
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
 _TARGETS = (1.0, 0.9, 0.75, 0.5, 0.0)  # of the limit: the values of Free_GPU_Memory for Algorithm 3, tried one after another
 
 
-def tensile(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
+def tensile(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     """The cheapest segments under the limit, for the first schedule that has any."""
     targets = (LEAST,) if limit == LEAST else tuple(part * limit for part in _TARGETS)
-    indices = (candidates.add(("tensile", target), lambda target=target: _scheduled(candidates, target)) for target in targets)
-    return first_that_fits(candidates, indices, limit, measured)
+    options = ((("tensile", target), lambda target=target: _scheduled(step, target)) for target in targets)
+    return first_that_fits(step, options, limit, measured)
 
 
-def _scheduled(candidates: Candidates, free_bytes: float) -> tuple[Retention, Absences, tuple[int, ...]]:
-    base = candidates[0]
+def _scheduled(step: StepModel, free_bytes: float) -> Decision:
     placed = schedule_events(
-        base.retention,
-        candidates.latencies,
-        candidates.profile,
-        boundaries=base.table.boundaries,
+        step.base,
+        step.latencies,
+        step.profile,
+        boundaries=step.boundaries,
         budget_bytes=free_bytes,
-        state_may_stay_out=candidates.state_may_stay_out,
+        state_may_stay_out=step.state_may_stay_out,
     )
-    retention = retain(candidates.liveness, placed.dropped)
-    absences = in_order_of_issue(retention, placed.absences, candidates.costs)
-    return retention, absences, event_boundaries(retention, absences, candidates.costs)
+    retention = retain(step.liveness, placed.dropped)
+    absences = in_order_of_issue(retention, placed.absences, step.costs)
+    return Decision(retention, absences, event_boundaries(retention, absences, step.costs))
