@@ -25,7 +25,7 @@ from tensile_jax.errors import InvalidPlan, TensileError
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.registry import POLICIES, least
+from tensile_jax.plan.policies.registry import POLICIES, floor_bytes
 from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.layout import COPIED
@@ -94,6 +94,7 @@ class Planner:
         self.state_memory: Literal["device", "any"] = state_memory
         self._policy = POLICIES[policy]
         self._version = version
+        self._floor: tuple[Measured, int] | None = None  # the latest
         self._faults: dict[object, str] = {}  # by choice, why its replay refused the plan
 
     def with_policy(self, policy: PolicyName) -> "Planner":
@@ -142,11 +143,15 @@ class Planner:
 
     def floor_bytes(self, measured: Measured) -> int:
         """The smallest limit for which the policy has a plan."""
-        return peak_of(self.step, least(self.step, measured, self._policy), measured)
+        if self._floor is None or self._floor[0] is not measured:
+            self._floor = measured, floor_bytes(self.step, measured, self._policy)
+        return self._floor[1]
 
     def least_choice(self, measured: Measured) -> Choice:
         """The choice of the policy with the least peak."""
-        return least(self.step, measured, self._policy)
+        choice = self._policy(self.step, LEAST, measured)
+        assert choice is not None  # every policy has a choice for the limit `LEAST`
+        return choice
 
     def least_limit(self, max_slowdown: float, measured: Measured) -> float:
         """The least limit that has a plan of at most `max_slowdown` times the time of the step as one executable.

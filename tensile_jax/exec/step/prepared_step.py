@@ -273,22 +273,14 @@ class PreparedStep:
 
     def _smallest_plan(self, goal: Goal) -> Compiled:
         best: Compiled | None = None
-        seen: set[tuple[int, tuple[int, ...]]] = set()
+        seen: set[object] = set()
         for _ in range(_MOST_ATTEMPTS):
-            least = float("inf") if best is None else best.plan.peak_bytes
-            if least <= goal.limit:
+            choice = self.planner.least_choice(self.measured)
+            if choice.key in seen or (best is not None and best.plan.peak_bytes <= goal.limit):
                 break
-            fresh = (
-                choice
-                for nbytes, choice in self.planner.floors(self.measured)
-                if nbytes < least and (choice.candidate, choice.boundaries) not in seen
-            )
-            choice = next(fresh, None)
-            if choice is None:
-                break
-            seen.add((choice.candidate, choice.boundaries))
+            seen.add(choice.key)
             found = self._compiled_choice(choice, goal)
-            if found is not None and found.plan.peak_bytes < least:
+            if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
                 best = found
         if best is None:
             raise self.planner.no_verified_plan()

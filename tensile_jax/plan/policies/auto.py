@@ -6,10 +6,12 @@ search is repeated with a limit that is lower by the difference.
 """
 
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, choice_of, peak_of, whole_peak
+from tensile_jax.plan.search.local import improve
 from tensile_jax.plan.search.search import fastest, least
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
+_EVALUATIONS = 2000  # segments that are evaluated to make the plan with the least peak faster
 _TRIES = 4  # limits that are tried if plans turn out to be above the limit
 
 
@@ -18,25 +20,29 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     if not step.graph.operators or (limit > LEAST and whole_peak(step, measured) <= limit):
         return WHOLE
     if limit == LEAST:
-        return least_choice(step, measured)
+        return _least(step, measured)
     lower = limit
     for _ in range(_TRIES):
         schedule = fastest(step, lower, measured)
         if schedule is None:
-            break
+            return None
         choice = choice_of(step, schedule)
         above = peak_of(step, choice, measured) - limit
         if above <= 0:
             return choice
         lower -= above
-    choice = least_choice(step, measured)
-    return choice if peak_of(step, choice, measured) <= limit else None
+    return None
 
 
-def least_choice(step: StepModel, measured: Measured) -> Choice:
-    """The choice with the least peak that is known."""
-    key = measured
-    if key not in step.least_choices:
-        choice = choice_of(step, least(step, measured))
-        step.least_choices[key] = min((choice, WHOLE), key=lambda c: peak_of(step, c, measured))
-    return step.least_choices[key]
+def _least(step: StepModel, measured: Measured) -> Choice:
+    """The fastest plan with the least peak that is known."""
+    schedule = least(step, measured)
+    choice = choice_of(step, improve(schedule, schedule.peak, _EVALUATIONS))
+    return min((choice, WHOLE), key=lambda c: peak_of(step, c, measured))
+
+
+def floor_bytes(step: StepModel, measured: Measured) -> int:
+    """The least peak that is known: the smallest limit for which `auto` has a plan."""
+    if not step.graph.operators:
+        return whole_peak(step, measured)
+    return min(peak_of(step, choice_of(step, least(step, measured)), measured), whole_peak(step, measured))

@@ -48,7 +48,6 @@ class StepModel:
         self._dropped: dict[float, Retention] = {}
         self._models: dict[tuple[int, ...], Model] = {}
         self._decided: dict[Hashable, Any] = {}
-        self.least_choices: dict[Hashable, Any] = {}  # by what was measured, the choice with the least peak
 
     def decided(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` returns; it is called once for each key."""
