@@ -48,9 +48,9 @@ class H200Compiler(Compiler):
         """Plain jit's executable; `traced` must have been traced on `placed` shapes."""
         return traced.lower(lowering_platforms=("cuda",)).compile()
 
-    def _lower(self, code: SegmentCode) -> Any:
+    def _lower(self, code: SegmentCode) -> tuple[Any, Any]:
         jitted = jax.jit(code.function, donate_argnums=code.donated, keep_unused=True)
-        return jitted.trace(*placed(code.avals, self.device)).lower(lowering_platforms=("cuda",))
+        return jitted, jitted.trace(*placed(code.avals, self.device)).lower(lowering_platforms=("cuda",))
 
 
 def placed(tree: Any, device: Any) -> Any:
