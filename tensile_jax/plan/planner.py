@@ -25,6 +25,7 @@ from tensile_jax.errors import InvalidPlan, TensileError
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
+from tensile_jax.plan.policies.auto import revise
 from tensile_jax.plan.policies.registry import POLICIES, floor_bytes
 from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
 from tensile_jax.plan.result.check import check
@@ -33,9 +34,9 @@ from tensile_jax.plan.search.choice import (
     LEAST,
     WHOLE,
     Choice,
+    compared,
     peak_of,
     schedule_of,
-    segment_keys,
     whole_peak,
     workspaces_of,
 )
@@ -218,8 +219,19 @@ class Planner:
     def with_measured(self, choice: Choice, workspaces: Sequence[int], measured: Measured) -> Measured:
         """`measured` and, in addition, the workspaces of the compiled segments of a choice."""
         assert choice.layout is not None
-        keys = segment_keys(schedule_of(self.step, choice.layout, measured))
-        return replace(measured, workspaces={**measured.workspaces, **dict(zip(keys, workspaces, strict=True))})
+        found = compared(schedule_of(self.step, choice.layout, measured), workspaces)
+        return replace(measured, workspaces={**measured.workspaces, **found})
+
+    def revise(self, choice: Choice, goal: Goal, measured: Measured) -> Planned | None:
+        """The plan of a choice with as few changes as bring it under the limit, where compiling has shown that it is above.
+
+        Only `auto` revises its choices; None also if the search finds no such changes.
+        """
+        if choice.layout is None or self.policy_name != "auto":
+            return None
+        revised = revise(self.step, choice, goal.limit, measured)
+        plan = None if revised is None else self.plan_of(revised, goal, measured)
+        return None if revised is None or plan is None or plan.peak_bytes > goal.limit else Planned(plan, revised)
 
     def _choices(self, limit: float, measured: Measured) -> Iterator[Choice]:
         """The policy's choice, then others in case its plan is refused.

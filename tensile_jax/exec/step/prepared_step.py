@@ -23,17 +23,13 @@ from tensile_jax.exec.step.instructions import instructions_of
 from tensile_jax.exec.step.lower import SegmentBuilder
 from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.ir import TensorId
-from tensile_jax.plan import Choice, DeviceProfile, Goal, Measured, Planner
+from tensile_jax.plan import Choice, DeviceProfile, Goal, Measured, Planned, Planner
 from tensile_jax.plan_format import Plan, PolicyName, unranged
 from tensile_jax.trace import TracedStep
 
 _MOST_ATTEMPTS = 8
 _MOST_SLOWDOWN_ATTEMPTS = 4
 _MARGIN = 0.01  # the least share of the budget that is kept free, times the number of attempts that have failed
-# The part of the worst error of a refuted plan for which the next plan allows. Plans compiled, and predicted time of a step,
-# by `python -m benchmarks.first_call_case` of gpt at 60 % and 40 % and nnx_mixer at 40 %: with 0 it is 2, 5, 4 plans and 92, 96,
-# 77 ms; with 0.25 it is 2, 4, 5 and 92, 98, 77; with 0.5 it is 2, 2, 3 and 92, 101, 82; with 1 it is 2, 2, 3 and 107, 101, 82.
-_ERROR_SHARE = 0.5
 _LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
 
 Progress = Callable[[str, int, int], None]
@@ -249,15 +245,20 @@ class PreparedStep:
         return best
 
     def _search(self, goal: Goal) -> Compiled:
-        """The planner's choice, compiled; if that exceeds the limit, choices that leave a margin for the errors seen so far.
+        """The planner's choice, compiled; if that exceeds the limit, the same choice with as few changes as possible.
 
-        The second choice should be the last, since compiling takes long. So the margin of a segment that was not compiled yet is
-        a part of the worst error among the segments of the choice before. A margin that leaves no choice is halved.
+        Compiling takes long, and what does not change is not compiled again. Each time, a larger margin is kept free for segments
+        that were not compiled yet. A margin that leaves no choice is halved.
         """
         margin = 0
+        chosen: Planned | None = None
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             began = time.perf_counter()
-            chosen = self.planner.plan(goal, replace(self.measured, margin=margin))
+            measured = replace(self.measured, margin=margin)
+            if chosen is not None:
+                chosen = self.planner.revise(chosen.choice, goal, measured)
+            if chosen is None:
+                chosen = self.planner.plan(goal, measured)
             while chosen is None and margin > _MARGIN * goal.limit:
                 margin //= 2
                 chosen = self.planner.plan(goal, replace(self.measured, margin=margin))
@@ -267,8 +268,7 @@ class PreparedStep:
             found = self._compiled_choice(chosen.choice, goal)
             if found is not None and found.plan.peak_bytes <= goal.limit:
                 return found
-            worst = 0 if found is None else _worst_error(chosen.plan, found.plan)
-            margin = max(int(goal.limit * _MARGIN * attempt), int(_ERROR_SHARE * worst))
+            margin = int(goal.limit * _MARGIN * attempt)
         return self._smallest_plan(goal)
 
     def _smallest_plan(self, goal: Goal) -> Compiled:
@@ -373,12 +373,6 @@ class PreparedStep:
     def _tell(self, what: str, done: int, of: int) -> None:
         if self.options.progress is not None:
             self.options.progress(what, done, of)
-
-
-def _worst_error(predicted: Plan, compiled: Plan) -> int:
-    """The most bytes by which a segment needs more than predicted."""
-    pairs = zip(predicted.segments, compiled.segments, strict=True)
-    return max(compiled.device_bytes - predicted.device_bytes for predicted, compiled in pairs)
 
 
 class RunningPlan:

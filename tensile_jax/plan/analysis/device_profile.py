@@ -15,7 +15,7 @@ class DeviceProfile:
         launch_us: the time to launch one executable.
         canonical_layouts: convolutions copy operands that are not in the backend's own layout.
         fused_reductions: what a reduction reads is computed on the fly, and is not written to memory first.
-        workspace_growth: for each heavy operator of a segment, XLA's schedule needs this part more workspace than the best one.
+        late_weight, early_weight: predict a segment's workspace from the two extremes of XLA's order (`search/workspace.py`).
         copy_share: the part of a copy's time that computation loses: 0 where copies have engines and memory to themselves, 1
             where the cores that compute also do the copying.
     """
@@ -30,7 +30,8 @@ class DeviceProfile:
     memory_bytes: int
     canonical_layouts: bool
     fused_reductions: bool
-    workspace_growth: float
+    late_weight: float
+    early_weight: float
     copy_share: float
 
     def __post_init__(self) -> None:
@@ -40,8 +41,9 @@ class DeviceProfile:
                 right, wanted = isinstance(value, field.type), "a string" if field.type is str else "true or false"
             else:
                 share = field.name == "copy_share"
+                weight = field.name.endswith("_weight")
                 number = isinstance(value, int | float) and not isinstance(value, bool)
-                right = number and (0 <= value <= 1 if share else 0 < value < float("inf"))
-                wanted = "a number from zero to one" if share else "a number above zero"
+                right = number and (0 <= value <= 1 if share else 0 <= value < float("inf") if weight else 0 < value < float("inf"))
+                wanted = "a number from zero to one" if share else f"a number {'of zero or more' if weight else 'above zero'}"
             if not right:
                 raise ValueError(f"Device profile {self.name!r}: {field.name} must be {wanted}, got {value!r}.")

@@ -5,13 +5,14 @@ step, whose account of memory may differ a little from that of the whole step. I
 search is repeated with a limit that is lower by the difference.
 """
 
-from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, choice_of, peak_of, whole_peak
-from tensile_jax.plan.search.local import improve
+from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, choice_of, peak_of, schedule_of, whole_peak
+from tensile_jax.plan.search.local import improve, repair
 from tensile_jax.plan.search.search import fastest, least
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
 _EVALUATIONS = 2000  # segments that are evaluated to make the plan with the least peak faster
+_REPAIRS = 100  # moves that may bring a choice under the limit
 _TRIES = 4  # limits that are tried if plans turn out to be above the limit
 
 
@@ -30,6 +31,22 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
         above = peak_of(step, choice, measured) - limit
         if above <= 0:
             return choice
+        lower -= above
+    return None
+
+
+def revise(step: StepModel, choice: Choice, limit: float, measured: Measured) -> Choice | None:
+    """The choice with as few changes as bring it under the limit; None if the search finds none."""
+    assert choice.layout is not None
+    lower = limit
+    for _ in range(_TRIES):
+        schedule = repair(schedule_of(step, choice.layout, measured), lower, _REPAIRS)
+        if schedule is None:
+            return None
+        revised = choice_of(step, schedule)
+        above = peak_of(step, revised, measured) - limit
+        if above <= 0:
+            return revised
         lower -= above
     return None
 

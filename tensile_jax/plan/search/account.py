@@ -5,13 +5,17 @@ tensors `there` on the device, and must leave the tensors `wanted` behind in add
 made by an earlier node of the segment is computed again by its recipe, right before it is first read. What a recipe reads is found
 in the same way. A tensor that is wanted and not made by then is computed again at the end.
 
-    workspace = max over steps q of (temporaries live at q + wanted results made by q + extra bytes of q) - all wanted results,
-                and no less than 0
+    alone(order)   = max over steps q of (bytes of temporaries live at q + extra bytes of q)
+    shared(order)  = max over steps q of (bytes of temporaries live at q + bytes of results made by q + extra bytes of q)
+                     - bytes of all results, and no less than 0
 
-A *temporary* is a tensor that XLA writes to memory, is made inside the segment, and is not wanted. XLA holds inputs until the
-segment ends, and the buffers of results from its start; it uses the buffers of results that are not made yet for temporaries. An
-update that takes over the memory of the state that it replaces has no buffer of its own. Light operators whose results XLA does
-not write run where their results are read, so what they read lives until then.
+A *temporary* is a tensor that XLA writes to memory, is made inside the segment, and is not wanted. A *result* is a wanted tensor
+that does not take over the memory of the state that it replaces. XLA holds inputs until the segment ends, and the buffers of
+results from its start. In `shared`, temporaries use the buffers of results that are not made yet. Light operators whose results
+XLA does not write run where their results are read, so what they read lives until then.
+
+XLA chooses the order itself. In the order `late`, what is computed again runs right before it is first read; in the order `early`,
+it runs at the beginning of the segment. What XLA needs lies between the two (`workspace.py`).
 
 Sizes in bytes, times in microseconds.
 """
@@ -23,13 +27,22 @@ from tensile_jax.plan.search.condensed import Condensed
 _DEEPEST = 200  # recipes that need one another; a longer chain is no way to compute a tensor again
 
 
+_Ran = tuple[int, int, int, bool]
+"""What an operator or a recipe reads and makes, its extra bytes, and whether it runs again."""
+
+
+def _runs_first(ran: _Ran) -> bool:
+    return not ran[3]
+
+
 class Contents(NamedTuple):
     """What a segment runs and needs; tensors are sets (bits).
 
     Attributes:
         us: time of the nodes and of what is computed again.
         again_us: the part of it that is computed again.
-        workspace: bytes beside inputs and wanted results.
+        late: `shared` in the order `late`, in bytes: the least that XLA could need beside inputs and wanted results.
+        early: `alone` in the order `early`, in bytes.
         used: the tensors of `there` that the segment reads.
         again: the tensors computed again.
         heavy: the number of heavy operators that run.
@@ -37,7 +50,8 @@ class Contents(NamedTuple):
 
     us: float
     again_us: float
-    workspace: int
+    late: int
+    early: int
     used: int
     again: int
     heavy: int
@@ -50,13 +64,13 @@ class Segment:
         self._step = step
         self._there = there
         self._wanted = wanted
-        self._sequence: list[tuple[int, int, int]] = []  # what is read and made, and the extra bytes
+        self._sequence: list[_Ran] = []
         self._through: dict[int, int] = {}  # by the bit of a tensor that is not written: what is read where it is read
         self._have = there
         self.used = self.again = self.heavy = 0
         self.again_us = 0.0
 
-    def _add(self, read: int, made: int, extra: int) -> None:
+    def _add(self, read: int, made: int, extra: int, again: bool) -> None:
         fused = read & ~self._step.written & ~self._there
         while fused:
             low = fused & -fused
@@ -67,7 +81,7 @@ class Segment:
                 low = made & -made
                 self._through[low] = read
                 made ^= low
-        self._sequence.append((read, made, extra))
+        self._sequence.append((read, made, extra, again))
 
     def compute(self, missing: int, depth: int = 0) -> bool:
         """Compute these tensors again; False if that is impossible."""
@@ -82,7 +96,7 @@ class Segment:
             self.used |= recipe.reads & self._there
             new = recipe.makes & ~self._have
             self.again |= new
-            self._add(recipe.reads, new, recipe.extra)
+            self._add(recipe.reads, new, recipe.extra, True)
             self._have |= new
             self.again_us += recipe.us
             self.heavy += recipe.heavy
@@ -98,7 +112,7 @@ class Segment:
             return False
         self.used |= read & self._there
         made = step.makes[node] & ~self._have
-        self._add(read, made, step.extra[node])
+        self._add(read, made, step.extra[node], False)
         self._have |= made
         self.heavy += step.heavy[node]
         return True
@@ -110,36 +124,43 @@ class Segment:
 
     def contents(self, us: float, wanted: int, aliased: int) -> Contents:
         """The contents so far; `us` is the time of the nodes."""
-        workspace = self.workspace_for(wanted, aliased)
-        return Contents(us + self.again_us, self.again_us, workspace, self.used, self.again, self.heavy)
+        late, _ = self._most(self._sequence, wanted, aliased)
+        _, early = self._most(sorted(self._sequence, key=_runs_first) if self.again else self._sequence, wanted, aliased)
+        return Contents(us + self.again_us, self.again_us, late, early, self.used, self.again, self.heavy)
 
-    def workspace_for(self, wanted: int, aliased: int) -> int:
-        """The workspace, by the formula above, if these tensors are wanted."""
-        sequence, nbytes = self._sequence, self._step.nbytes
+    def _most(self, sequence: list[_Ran], wanted: int, aliased: int) -> tuple[int, int]:
+        """`shared` and `alone`, by the formulas above, if these tensors are wanted."""
+        nbytes = self._step.nbytes
         own = self._have & ~self._there & self._step.written & ~wanted
         dies = [0] * len(sequence)
         unseen = own
         for at in range(len(sequence) - 1, -1, -1):
-            read, made, _ = sequence[at]
+            read, made, _, _ = sequence[at]
             last = (read | made) & unseen
             dies[at] = last
             unseen ^= last
         results = wanted & ~aliased
-        both = own | results
-        live = most = 0
-        for (_, made, extra), last in zip(sequence, dies, strict=True):
-            made &= both
+        live = alone = shared = out = 0
+        for (_, made, extra, _), last in zip(sequence, dies, strict=True):
+            temporary = made & own
+            while temporary:
+                low = temporary & -temporary
+                live += nbytes[low.bit_length() - 1]
+                temporary ^= low
+            made &= results
             while made:
                 low = made & -made
-                live += nbytes[low.bit_length() - 1]
+                out += nbytes[low.bit_length() - 1]
                 made ^= low
-            if live + extra > most:
-                most = live + extra
+            if live + extra > alone:
+                alone = live + extra
+            if live + extra + out > shared:
+                shared = live + extra + out
             while last:
                 low = last & -last
                 live -= nbytes[low.bit_length() - 1]
                 last ^= low
-        return max(0, most - self._step.bytes_of(results))
+        return max(0, shared - self._step.bytes_of(results)), alone
 
 
 def contents_of(step: Condensed, begin: int, end: int, there: int, wanted: int, aliased: int) -> Contents | None:

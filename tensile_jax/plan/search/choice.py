@@ -19,7 +19,7 @@ from tensile_jax.plan.result.layout import BEGINS, MADE, Layout, Residency, cont
 from tensile_jax.plan.search.schedule import Model, Schedule
 from tensile_jax.plan.search.start import assemble
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Measured, SegmentKey
+from tensile_jax.plan.search.workspace import Compared, Measured, SegmentKey, predicted_workspace
 from tensile_jax.plan_format import Plan
 
 LEAST = 0.0
@@ -130,12 +130,15 @@ def workspaces_of(schedule: Schedule) -> list[tuple[int, bool]]:
     return found
 
 
-def segment_keys(schedule: Schedule) -> list[SegmentKey]:
-    """What tells each segment from others (`workspace.py`)."""
-    return [
-        schedule.model.key(schedule.cuts[j], schedule.cuts[j + 1], contents.again, schedule.after[j] & ~schedule.at[j])
-        for j, contents in enumerate(schedule.contents)
-    ]
+def compared(schedule: Schedule, workspaces: Sequence[int]) -> dict[SegmentKey, Compared]:
+    """The workspaces that XLA has reported for the segments of a schedule, beside what was predicted."""
+    profile = schedule.model.profile
+    return {
+        schedule.model.key(
+            schedule.cuts[j], schedule.cuts[j + 1], contents.again, schedule.after[j] & ~schedule.at[j]
+        ): Compared(nbytes, predicted_workspace(contents, profile))
+        for j, (contents, nbytes) in enumerate(zip(schedule.contents, workspaces, strict=True))
+    }
 
 
 def whole_peak(step: StepModel, measured: Measured) -> int:
@@ -162,7 +165,7 @@ def one_segment_bytes(model: Model) -> int:
     found = model.contents(0, last, step.at_begin, wanted, aliased & wanted)
     assert found is not None  # all inputs are there
     held = step.base_bytes + step.bytes_of(step.at_begin) + found.result_bytes
-    return held + int(step.small_bytes[0, last]) + found.contents.workspace
+    return held + int(step.small_bytes[0, last]) + found.contents.late
 
 
 def predicted_plan(step: StepModel, choice: Choice, measured: Measured) -> Plan:

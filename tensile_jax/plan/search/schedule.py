@@ -21,7 +21,7 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
 from tensile_jax.plan.search.account import Contents, contents_of
 from tensile_jax.plan.search.condensed import Condensed, members
-from tensile_jax.plan.search.workspace import Measured, SegmentKey, predicted_workspace
+from tensile_jax.plan.search.workspace import Measured, SegmentKey, predicted_workspace, ratio_near
 
 _CROSSING = 0.1  # the part of its bytes that counts as written if a tensor that XLA writes anyway is a result of a segment
 _MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made
@@ -46,8 +46,9 @@ class Model:
         self.places = tuple(step.starts[node] for node in step.boundaries)
         self.bit = {t: i for i, t in enumerate(step.tensors)}
         self.kept_at: dict[float, tuple[list[int], list[int]]] = {}  # by price, what a minimum cut keeps (`search.py`)
-        self._margin = 0
-        self._measured: dict[tuple[int, int], list[tuple[SegmentKey, int]]] = {}
+        self._measured = Measured()
+        self._at_places: set[tuple[int, int]] = set()
+        self._ratios: dict[tuple[int, int], float] = {}
         self.alias_of = {new: old for old, new in step.aliases.items()}
         self.old_of = {new: old for old, new in step.pairs}
         self.new_of = dict(step.pairs)
@@ -70,7 +71,7 @@ class Model:
         self._made: dict[tuple[int, int], int] = {}
         self._known: dict[tuple[int, int, int, int, int], Evaluated | None] = {}
         self.evaluated = 0
-        self.nothing = Contents(0.0, 0.0, 0, 0, 0, 0)
+        self.nothing = Contents(0.0, 0.0, 0, 0, 0, 0, 0)
         self.out_us = [copy_out_us(n, profile) for n in step.nbytes]
         self.in_us = [copy_in_us(n, profile) for n in step.nbytes]
 
@@ -129,15 +130,12 @@ class Model:
 
     def with_measured(self, measured: Measured) -> "Model":
         """The same model, in which measured workspaces replace predictions; it shares what it remembers."""
-        if measured.workspaces.keys() == {key for several in self._measured.values() for key, _ in several} and (
-            measured.margin == self._margin
-        ):
+        if measured is self._measured or (not measured.workspaces and not self._measured.workspaces and not measured.margin):
             return self
         new = copy(self)
-        new._margin = measured.margin
-        new._measured = {}
-        for key, nbytes in measured.workspaces.items():
-            new._measured.setdefault((key[0], key[1]), []).append((key, nbytes))
+        new._measured = measured
+        new._at_places = {(begin, end) for begin, end, _, _ in measured.workspaces}
+        new._ratios = {}
         return new
 
     def key(self, a: int, b: int, again: int, wanted: int) -> SegmentKey:
@@ -150,13 +148,17 @@ class Model:
 
     def workspace(self, a: int, b: int, contents: Contents, wanted: int) -> tuple[float, bool]:
         """The workspace of the segment between two boundaries, and whether it was measured."""
-        known = self._measured.get((self.places[a], self.places[b]))
-        if known is not None:
-            key = self.key(a, b, contents.again, wanted)
-            for other, nbytes in known:
-                if other == key:
-                    return nbytes, True
-        return predicted_workspace(contents, self.profile) + self._margin, False
+        places = self.places[a], self.places[b]
+        predicted = predicted_workspace(contents, self.profile)
+        if not self._at_places:
+            return predicted + self._measured.margin, False
+        if places in self._at_places:
+            known = self._measured.workspaces.get(self.key(a, b, contents.again, wanted))
+            if known is not None:
+                return known.nbytes, True
+        if places not in self._ratios:
+            self._ratios[places] = ratio_near(*places, self._measured.workspaces)
+        return predicted * self._ratios[places] + self._measured.margin, False
 
 
 @dataclass(slots=True, eq=False)

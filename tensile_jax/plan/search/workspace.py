@@ -1,13 +1,16 @@
 """Predicts the workspace of a segment, and remembers what XLA has reported for the segments that were compiled.
 
-The workspace is the memory that a segment needs beside its inputs and results. The account (`account.py`) computes what XLA would
-need with the best schedule, `least`. For the segment of the operators at places [a, b):
+The workspace is the memory that a segment needs beside its inputs and results. XLA chooses the order of operators, and with it the
+workspace, between two extremes that the account computes (`account.py`). A linear function of the two, with the weights of the
+device profile, predicts it:
 
-    workspace = measured                                       if the same segment was compiled
-              = least * (1 + growth * heavy) + margin          otherwise
+    predicted = late_weight * late + early_weight * early
+    workspace = measured                            if the same segment was compiled
+              = predicted * ratio + margin          otherwise
 
-`heavy` is the number of heavy operators that run in the segment, and `growth` is `workspace_growth` of the device profile.
-`margin` (of `Measured`) begins at zero, and grows each time compiling shows that a plan does not fit.
+`ratio` is that of the compiled segment whose operators overlap most with those of the segment: what XLA reported by what was
+predicted, between 1/4 and 4, and weighted by the overlap. `margin` (of `Measured`) begins at zero, and grows each time compiling
+shows that a plan does not fit.
 
 Two segments are the same if they run the same operators, compute the same tensors again and leave the same results. Sizes in
 bytes.
@@ -15,13 +18,23 @@ bytes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.search.account import Contents
 
+_MOST_RATIO = 4.0
+
 SegmentKey = tuple[int, int, frozenset[TensorId], frozenset[TensorId]]
 """The first place of a segment, the place behind its last, and what it computes again and leaves behind, of significant tensors."""
+
+
+class Compared(NamedTuple):
+    """A workspace as XLA reported it, and as it was predicted."""
+
+    nbytes: int
+    predicted: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,11 +45,23 @@ class Measured:
     segment that was not compiled yet.
     """
 
-    workspaces: Mapping[SegmentKey, int] = field(default_factory=dict[SegmentKey, int])
+    workspaces: Mapping[SegmentKey, Compared] = field(default_factory=dict[SegmentKey, Compared])
     whole: int | None = None
     margin: int = 0
 
 
 def predicted_workspace(contents: Contents, profile: DeviceProfile) -> float:
-    """The workspace of a segment that was not compiled."""
-    return contents.workspace * (1.0 + profile.workspace_growth * contents.heavy)
+    """The workspace of a segment before anything was compiled."""
+    return profile.late_weight * contents.late + profile.early_weight * contents.early
+
+
+def ratio_near(begin: int, end: int, measured: Mapping[SegmentKey, Compared]) -> float:
+    """By how much predictions for the segment of the operators at places `[begin, end)` must be corrected."""
+    closest, ratio = 0.0, 1.0
+    for (a, b, _, _), (nbytes, predicted) in measured.items():
+        common = min(end, b) - max(begin, a)
+        if common > 0 and predicted > 0:
+            overlap = common / (max(end, b) - min(begin, a))
+            if overlap > closest:
+                closest, ratio = overlap, min(max(nbytes / predicted, 1 / _MOST_RATIO), _MOST_RATIO)
+    return 1 + closest * (ratio - 1)
