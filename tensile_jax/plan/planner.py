@@ -165,7 +165,8 @@ class Planner:
         """Microseconds that no plan under the limit is faster than; those of the step as one executable, if it fits."""
         if whole_peak(self.candidates, measured) <= limit:
             return self.candidates.whole_us
-        return least_step_us(self.candidates, limit)
+        known = self.candidates
+        return least_step_us(known.liveness, known.fusion, known.costs, limit, state_may_stay_out=self.state_memory == "any")
 
     def stored(self, tensor: TensorId) -> bool:
         """Whether the tensor is expected to be written to device memory, and not to be fused away."""
