@@ -19,14 +19,18 @@ times in microseconds.
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from tensile_jax.errors import InvalidPlan, TensileError
 from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import POLICIES, floor, floors
+from tensile_jax.plan.policies.tensile.policy import access_sequence_of, tensile
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.search.candidates import Candidates
@@ -62,6 +66,9 @@ class Planned(NamedTuple):
 class Planner:
     """Plans one step with one policy.
 
+    Args:
+        agreed_swaps: for policy `tensile`, the swaps that were chosen for several jobs together (`multi_job/joint_swaps.py`).
+
     Attributes:
         graph: the step's graph, its operators in the order in which plans run them.
         candidates: what the policies choose from.
@@ -77,6 +84,7 @@ class Planner:
         may_swap: bool = True,
         version: str = "",
         candidates: Candidates | None = None,
+        agreed_swaps: tuple[SwappedOut, ...] | None = None,
     ) -> None:
         self.candidates = candidates or Candidates(
             order(graph), profile, state_may_stay_out=state_memory == "any", may_swap=may_swap
@@ -85,7 +93,7 @@ class Planner:
         self.profile = profile
         self.policy_name: PolicyName = policy
         self.state_memory: Literal["device", "any"] = state_memory
-        self._policy = POLICIES[policy]
+        self._policy = POLICIES[policy] if agreed_swaps is None else partial(tensile, agreed=agreed_swaps)
         self._version = version
         self._faults: dict[Hashable, str] = {}  # by choice, why its replay refused the plan
 
@@ -113,6 +121,11 @@ class Planner:
             version=self._version,
             candidates=candidates,
         )
+
+    def swapping_accesses(self) -> AccessSequence | None:
+        """What the choice of swaps for several jobs must know of the step; None if the policy does not take part in it."""
+        takes_part = self.policy_name == "tensile" and self.candidates.may_swap and self.graph.operators
+        return access_sequence_of(self.candidates) if takes_part else None
 
     @property
     def faults(self) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ class Layer:
 def vdnn(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut with every feature map offloaded; the choice of policy `none` if there is none to offload."""
     layers = find_layers(candidates.graph)
-    if not layers:
+    if not layers or not candidates.may_swap:
         return none(candidates, limit, measured)
     retention = candidates[0].retention
     absences = offload(retention, layers, candidates.latencies, candidates.profile)

@@ -117,6 +117,7 @@ class Candidates:
         self.graph = graph
         self.profile = profile
         self.state_may_stay_out = state_may_stay_out
+        self.may_swap = may_swap
         self.recipes: tuple[tuple[float, Swapping, float], ...] = (  # price, family, part to bring what is stored down to
             *((p, "none", 1.0) for p in _PRICES),
         )

@@ -25,26 +25,48 @@ Differences from the paper:
       caller wants the state on the device between two calls.
 """
 
+from tensile_jax.plan.analysis.access import AccessSequence, access_sequence
 from tensile_jax.plan.analysis.residency import Absences
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.tensile.schedule_to_absences import schedule_events
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.choice import LEAST, Choice, first_that_fits
+from tensile_jax.plan.search.swaps import SMALLEST
 from tensile_jax.plan.search.workspace import Measured
 
 _TARGETS = (1.0, 0.9, 0.75, 0.5, 0.0)  # of the limit: the values of Free_GPU_Memory for Algorithm 3, tried one after another
 
 
-def tensile(candidates: Candidates, limit: float, measured: Measured) -> Choice | None:
-    """The cheapest segments under the limit, for the first schedule that has any."""
+def tensile(
+    candidates: Candidates, limit: float, measured: Measured, agreed: tuple[SwappedOut, ...] | None = None
+) -> Choice | None:
+    """The cheapest segments under the limit, for the first schedule that has any.
+
+    Args:
+        agreed: the swaps that were chosen for several jobs together; by default, Algorithm 2 chooses them for this job alone.
+    """
+    if not candidates.may_swap:
+        agreed = ()
     targets = (LEAST,) if limit == LEAST else tuple(part * limit for part in _TARGETS)
-    indices = (candidates.add(("tensile", target), lambda target=target: _scheduled(candidates, target)) for target in targets)
+    indices = (
+        candidates.add(("tensile", target, agreed), lambda target=target: _scheduled(candidates, target, agreed))
+        for target in targets
+    )
     return first_that_fits(candidates, indices, limit, measured)
 
 
-def _scheduled(candidates: Candidates, free_bytes: float) -> tuple[Retention, Absences, tuple[int, ...]]:
+def access_sequence_of(candidates: Candidates) -> AccessSequence:
+    """The tensor access sequence that this policy schedules."""
+    base = candidates[0]
+    return access_sequence(base.retention, base.table.boundaries, candidates.latencies, smallest_bytes=SMALLEST)
+
+
+def _scheduled(
+    candidates: Candidates, free_bytes: float, agreed: tuple[SwappedOut, ...] | None
+) -> tuple[Retention, Absences, tuple[int, ...]]:
     base = candidates[0]
     placed = schedule_events(
         base.retention,
@@ -53,6 +75,7 @@ def _scheduled(candidates: Candidates, free_bytes: float) -> tuple[Retention, Ab
         boundaries=base.table.boundaries,
         budget_bytes=free_bytes,
         state_may_stay_out=candidates.state_may_stay_out,
+        agreed=agreed,
     )
     retention = retain(candidates.liveness, placed.dropped)
     absences = in_order_of_issue(retention, placed.absences, candidates.costs)
