@@ -101,22 +101,23 @@ def table_of(cases: list[dict[str, Any]]) -> Table:
 def main(only: tuple[str, ...], budgets: tuple[str, ...], note: str, output: Path) -> None:
     console = Console(stderr=True, width=120)
     cases: list[dict[str, Any]] = []
+    document: dict[str, Any] = {}
     for model in only or (*SIZES, MIXER):
         console.print("running", model)
         cases += measure(model, budgets)
-    document = {
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "versions": {name: version(name) for name in ("tensile_jax", "jax", "jaxlib", "flax", "optax")},
-        "command": " ".join(["python -m benchmarks.first_call", *sys.argv[1:]]) if sys.argv[1:] else "make bench-first-call",
-        "note": note,
-        "sizes": SIZES,
-        "workspace_error": prediction(cases, "workspace_errors"),
-        "device_bytes_error": prediction(cases, "device_bytes_errors"),
-        "cases": cases,
-    }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(document, indent=1) + "\n")
+        document = {
+            "made": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+            "versions": {name: version(name) for name in ("tensile_jax", "jax", "jaxlib", "flax", "optax")},
+            "command": " ".join(["python -m benchmarks.first_call", *sys.argv[1:]]) if sys.argv[1:] else "make bench-first-call",
+            "note": note,
+            "sizes": SIZES,
+            "workspace_error": prediction(cases, "workspace_errors"),
+            "device_bytes_error": prediction(cases, "device_bytes_errors"),
+            "cases": cases,
+        }
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(document, indent=1) + "\n")  # after each model, since all of them take long
     Console(width=140).print(table_of(cases))
     for name in ("workspace_error", "device_bytes_error"):
         console.print(name, document[name])

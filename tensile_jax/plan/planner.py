@@ -19,14 +19,18 @@ times in microseconds.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 from tensile_jax.errors import InvalidPlan, TensileError
 from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import revise
 from tensile_jax.plan.policies.registry import POLICIES, floor_bytes
+from tensile_jax.plan.policies.tensile.policy import access_sequence_of, tensile
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.layout import COPIED
@@ -72,6 +76,9 @@ class Planned(NamedTuple):
 class Planner:
     """Plans one step with one policy.
 
+    Args:
+        agreed_swaps: for policy `tensile`, the swaps that were chosen for several jobs together (`multi_job/joint_swaps.py`).
+
     Attributes:
         graph: the step's graph, its operators in the order in which plans run them.
         step: what the policies know of the step and the device.
@@ -87,13 +94,14 @@ class Planner:
         may_swap: bool = True,
         version: str = "",
         step: StepModel | None = None,
+        agreed_swaps: tuple[SwappedOut, ...] | None = None,
     ) -> None:
         self.step = step or StepModel(order(graph), profile, state_may_stay_out=state_memory == "any", may_swap=may_swap)
         self.graph = self.step.graph
         self.profile = profile
         self.policy_name: PolicyName = policy
         self.state_memory: Literal["device", "any"] = state_memory
-        self._policy = POLICIES[policy]
+        self._policy = POLICIES[policy] if agreed_swaps is None else partial(tensile, agreed=agreed_swaps)
         self._version = version
         self._floor: tuple[Measured, int] | None = None  # the latest
         self._faults: dict[object, str] = {}  # by choice, why its replay refused the plan
@@ -122,6 +130,11 @@ class Planner:
             version=self._version,
             step=step,
         )
+
+    def swapping_accesses(self) -> AccessSequence | None:
+        """What the choice of swaps for several jobs must know of the step; None if the policy does not take part in it."""
+        takes_part = self.policy_name == "tensile" and self.step.may_swap and self.graph.operators
+        return access_sequence_of(self.step) if takes_part else None
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -178,7 +191,8 @@ class Planner:
         """Microseconds that no plan under the limit is faster than; those of the step as one executable, if it fits."""
         if whole_peak(self.step, measured) <= limit:
             return self.step.whole_us
-        return least_step_us(self.step, limit)
+        known = self.step
+        return least_step_us(known.liveness, known.fusion, known.costs, limit, state_may_stay_out=self.state_memory == "any")
 
     def stored(self, tensor: TensorId) -> bool:
         """Whether the tensor is expected to be written to device memory, and not to be fused away."""

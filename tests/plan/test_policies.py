@@ -110,3 +110,15 @@ def test_what_a_policy_chooses_does_not_depend_on_what_it_was_asked_before(
 
     limit = 0.8 * floor(Candidates(order(graph), profile, state_may_stay_out=False), measured, POLICIES["none"])[0]
     assert ask([LEAST, 2 * limit, limit]) == ask([limit])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(PLANS, max_examples=20)
+@given(graph=networks(), profile=profiles(), part=st.floats(0, 1))
+def test_a_job_that_may_not_swap_gets_a_plan_without_swaps_from_every_policy(
+    name: PolicyName, graph: Graph, profile: DeviceProfile, part: float
+) -> None:
+    candidates = Candidates(order(graph), profile, state_may_stay_out=True, may_swap=False)
+    for limit in (LEAST, part * whole_peak(candidates, Measured())):
+        choice = POLICIES[name](candidates, limit, Measured())
+        assert choice is None or choice.absences == {}

@@ -15,7 +15,7 @@ from tensile_jax.plan_format import PolicyName, save_json
 from tensile_jax.units import format_bytes
 
 if TYPE_CHECKING:  # at run time this would import NumPy
-    from tensile_jax.plan.comparison import Comparison, Entry
+    from tensile_jax.plan.comparison import AtBudget, Comparison, Entry
 
 
 @click.command(short_help="Plan a model's step with every policy.")
@@ -110,8 +110,14 @@ def _budgets_table(made: "Comparison") -> Table:
         table.add_row(policy, *cells, style="bold" if policy == "auto" else "")
     table.add_row("capuchin's first iteration", *(f"{b.passive_eor:.3f}" for b in made.budgets), style="dim")
     table.add_row("bound", *("" if b.bound_eor is None else f"{b.bound_eor:.3f}" for b in made.budgets), style="dim")
+    table.add_row("auto above the bound", *map(_above_bound, made.budgets), style="dim")
     table.caption = (
         "empty: the policy cannot keep the budget; bound: no plan is faster; "
         "capuchin measures in its first iteration, the others need none"
     )
     return table
+
+
+def _above_bound(budget: "AtBudget") -> str:
+    auto = budget.of("auto")
+    return "" if auto is None or budget.bound_eor is None else f"{auto.eor / budget.bound_eor - 1:.1%}"

@@ -4,7 +4,7 @@ Nothing is compiled either, unless the budget is a share of plain jit's peaks. T
 no plan keeps the budget. `plan/multi_job/joint_plan.py` makes the plans.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import jax
 
@@ -23,7 +23,9 @@ from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.multi_job.joint_plan import JobPlan, PlannableJob, offload_states, plan_jobs, smallest_budget
+from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps
 from tensile_jax.plan.multi_job.safety import serial_peak
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 
 
 class _Candidate:
@@ -38,12 +40,12 @@ class _Candidate:
             self.traced: PreparedStep = actor.trace(shapes.batch, options, Compiler(device))
         except TraceError as error:
             raise JobsFileError(f"{entry.where}: {error}") from error
-        self._known: dict[tuple[bool, int], LocalProgram | BudgetTooSmall] = {}
+        self._known: dict[Hashable, LocalProgram | BudgetTooSmall] = {}
         self.floor_bytes = self._find_floor() + metrics_bytes(self.traced.graph)
 
     def prepare(self, traced: PreparedStep, budget_bytes: int) -> LocalProgram:
         """The program under a budget, with estimated workspaces. Raises: BudgetTooSmall: no plan keeps the budget."""
-        key = (traced.options.may_swap, budget_bytes)
+        key = (traced.options.may_swap, traced.options.agreed_swaps, budget_bytes)
         if key not in self._known:
             try:
                 self._known[key] = program_under(traced, budget_bytes, traced.predicted)
@@ -54,9 +56,10 @@ class _Candidate:
             raise known
         return known
 
-    def plannable(self, entry: JobEntry) -> PlannableJob[LocalProgram]:
-        """The job in the form that `plan/multi_job/joint_plan.py` takes."""
-        return PlannableJob(self.traced, self.prepare, self.state_bytes, self.floor_bytes, entry.max_swap_rate)
+    def plannable(self, entry: JobEntry, swaps: tuple[SwappedOut, ...] | None) -> PlannableJob[LocalProgram]:
+        """The job in the form that `plan/multi_job/joint_plan.py` takes; `swaps` are those on which the jobs have agreed."""
+        traced = self.traced if swaps is None else self.traced.with_swaps(swaps)
+        return PlannableJob(traced, self.prepare, self.state_bytes, self.floor_bytes, entry.max_swap_rate)
 
     def _find_floor(self) -> int:
         try:
@@ -80,7 +83,9 @@ def plan_jobs_file(jobs: JobsFile, phases: Phases) -> JointPlan:
     phases.begin("planning all jobs for one budget")
     _refuse_host(candidates, jobs.device.host_budget_bytes)
     host_bytes = float("inf") if jobs.device.host_budget_bytes is None else jobs.device.host_budget_bytes
-    plannable = [candidate.plannable(entry) for candidate, entry in zip(candidates, jobs.jobs, strict=True)]
+    accesses = [candidate.traced.swapping_accesses() for candidate in candidates]
+    agreed = agreed_swaps(accesses, [entry.max_swap_rate for entry in jobs.jobs], profile)
+    plannable = [c.plannable(entry, swaps) for c, entry, swaps in zip(candidates, jobs.jobs, agreed, strict=True)]
     planned = plan_jobs(plannable, budget_bytes, host_bytes)
     if planned is None:
         phases.begin("looking for the smallest budget")

@@ -23,7 +23,9 @@ from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan_format import Plan
 
 Wait = Callable[[], Any]
@@ -47,6 +49,14 @@ class Traced(Protocol):
 
     def without_swaps(self) -> "Traced":
         """The same traced step, from which only plans without swaps are made."""
+        ...
+
+    def swapping_accesses(self) -> AccessSequence | None:
+        """The accesses from which swaps are chosen for several jobs together; None if the policy does not take part in that."""
+        ...
+
+    def with_swaps(self, swaps: tuple[SwappedOut, ...]) -> "Traced":
+        """The same traced step, for which several jobs have agreed on these swaps; itself, if it has them already."""
         ...
 
 

@@ -35,6 +35,8 @@ from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.instructions import StartSwapIn, StartSwapOut
 from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.exec.step.transfer import Device, Transfer
+from tensile_jax.plan.analysis.access import AccessSequence
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 
 _SIGN_OF_LIFE_S = 2.0
 _WAITING_THREADS = 16
@@ -109,7 +111,8 @@ class _Work:
         self._saver = ThreadPoolExecutor(1, "tensile-saver")
         self._waiters = ThreadPoolExecutor(_WAITING_THREADS, "tensile-waiter")
         self._elsewhere: dict[str, Executor] = {
-            "trace": self._planner, "without_swaps": self._planner, "prepare": self._planner, "offload_state": self._planner,
+            "trace": self._planner, "without_swaps": self._planner, "swapping_accesses": self._planner,
+            "with_swaps": self._planner, "prepare": self._planner, "offload_state": self._planner,
             "save": self._saver, "fetch": self._saver,
         }  # fmt: skip
         channel.send(News(Made(self._actor.state_bytes, structure)))
@@ -171,6 +174,12 @@ class _Work:
 
     def on_without_swaps(self, key: int, step: int) -> None:
         self._kept[key] = self._kept[step].without_swaps()
+
+    def on_swapping_accesses(self, step: int) -> AccessSequence | None:
+        return self._kept[step].swapping_accesses()
+
+    def on_with_swaps(self, key: int, step: int, swaps: tuple[SwappedOut, ...]) -> None:
+        self._kept[key] = self._kept[step].with_swaps(swaps)
 
     def on_prepare(self, key: int, step: int, budget_bytes: int) -> Summary:
         return self._keep_program(key, self._actor.prepare(self._kept[step], budget_bytes))

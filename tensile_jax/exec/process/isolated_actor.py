@@ -32,7 +32,9 @@ from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.exec.step.transfer import Device, on_host
 from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, MemoryProfile
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan_format import Plan
 
 
@@ -67,12 +69,33 @@ class _Remote:
 
 
 class RemoteStep(_Remote):
-    """A reference to a traced step."""
+    """A reference to a traced step, with what is known of it here: its accesses, and the swaps on which jobs have agreed."""
+
+    def __init__(self, actor: "IsolatedActor") -> None:
+        super().__init__(actor)
+        self._accesses: list[AccessSequence | None] = []  # one, once it was asked for
+        self._swaps: tuple[SwappedOut, ...] | None = None
 
     def without_swaps(self) -> "RemoteStep":
         """The same step, from which only plans without swaps are made."""
         found = RemoteStep(self.actor)
+        found._accesses.append(None)
         self.actor.process.ask("without_swaps", found.key, self.key)()
+        return found
+
+    def swapping_accesses(self) -> AccessSequence | None:
+        """The accesses from which swaps are chosen for several jobs together; None if the policy does not take part in that."""
+        if not self._accesses:
+            self._accesses.append(self.actor.process.ask("swapping_accesses", self.key)())
+        return self._accesses[0]
+
+    def with_swaps(self, swaps: tuple[SwappedOut, ...]) -> "RemoteStep":
+        """The same step, for which several jobs have agreed on these swaps; itself, if it has them already."""
+        if swaps == self._swaps:
+            return self
+        found = RemoteStep(self.actor)
+        found._accesses, found._swaps = self._accesses, swaps
+        self.actor.process.ask("with_swaps", found.key, self.key, swaps)()
         return found
 
 

@@ -1,8 +1,10 @@
 """The planner of a runtime: plans and compiles for all jobs, one at a time, in a thread of its own (TENSILE section III-D).
 
-The paper calls it the Memory Scheduler. It does three things:
+The paper calls it the Memory Scheduler. It does four things:
 
     - It makes the first plan of a new job.
+    - Whenever a new job of policy `tensile` comes, it chooses the swaps of all jobs of this policy together, and plans those jobs
+      again whose swaps have changed.
     - It plans again for a job whose plan needs more memory than a lowered budget.
     - Whenever a job starts, pauses, resumes or ends, or the budget changes, it chooses again which parts of all jobs' states are
       in host memory while other jobs run.
@@ -35,8 +37,10 @@ from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.multi_job.admission import JobLimits, most_swapped_bytes, plan_job, smallest_budgets
+from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.plan.multi_job.state_offload import offload_state
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan_format import Plan
 from tensile_jax.units import format_bytes
 
@@ -122,6 +126,12 @@ class Planner:
         if job.life.is_given_up:
             return
         try:
+            others = self._others_with_plans(job)
+            accesses = [traced.swapping_accesses(), *(program.prepared.swapping_accesses() for _, program in others)]
+            rates = [job.asked.max_swap_rate, *(other.asked.max_swap_rate for other, _ in others)]
+            own_swaps, *agreed = agreed_swaps(accesses, rates, self._profile)
+            if own_swaps is not None:
+                traced = traced.with_swaps(own_swaps)
             limit = self._limit_for(job)
             limits = JobLimits(
                 beside_bytes=limit,
@@ -147,6 +157,9 @@ class Planner:
                 "peak_bytes": plan.peak_bytes, "floor_bytes": plan.floor_bytes, "step_us": plan.step_us, "limit_bytes": limit,
             }  # fmt: skip
             self._post(job.number, Planned(memory, note, values))
+        for (other, _), swaps in zip(others, agreed, strict=True):
+            if own_swaps is not None and swaps is not None:
+                self.thread.call(lambda other=other, swaps=swaps: self._use_agreed_swaps(other, swaps), soon=True)
 
     def join_controller(self, job: StoredJob, record: JobRecord) -> None:
         """Give a prepared job to the dispatcher and the controller. In the dispatcher's thread."""
@@ -200,8 +213,11 @@ class Planner:
         return self._ceiling(job) - held
 
     def _plans_of_others(self, job: StoredJob) -> list[Plan]:
+        return [program.plan for _, program in self._others_with_plans(job)]
+
+    def _others_with_plans(self, job: StoredJob) -> list[tuple[StoredJob, Program]]:
         with self._store.changed:
-            return [one.program.plan for one in self._store.others(job) if one.program is not None]
+            return [(one, one.program) for one in self._store.others(job) if one.program is not None]
 
     # -- jobs that have a plan --------------------------------------------------------------------------------------------------
 
@@ -253,6 +269,26 @@ class Planner:
         except BudgetTooSmall as error:
             note = f"waits: it needs a budget of at least {format_bytes(error.floor_bytes)}"
             self._post(job.number, CannotRunNow(note, {"device_bytes": error.floor_bytes}))
+        except Exception as error:
+            self._dispatcher.fail(job.number, error)
+        else:
+            job.own_program = renewed
+            self._renew(job, renewed)
+            self.share_state()
+
+    def _use_agreed_swaps(self, job: StoredJob, swaps: tuple[SwappedOut, ...]) -> None:
+        """Make a new plan for a job whose swaps a new job has changed. If there is none, the job keeps the plan that it has."""
+        program = job.program
+        if program is None or job.life.has_ended:
+            return
+        try:
+            prepared = program.prepared.with_swaps(swaps)
+            if prepared is program.prepared:
+                return
+            limits = JobLimits(self._limit_for(job), self._ceiling(job), most_host_bytes=self._host_left(job))
+            renewed = plan_job(job.actor.prepare, prepared, limits)
+        except BudgetTooSmall:
+            return
         except Exception as error:
             self._dispatcher.fail(job.number, error)
         else:

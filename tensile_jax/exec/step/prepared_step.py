@@ -24,6 +24,8 @@ from tensile_jax.exec.step.lower import SegmentBuilder
 from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.ir import TensorId
 from tensile_jax.plan import Choice, DeviceProfile, Goal, Measured, Planned, Planner
+from tensile_jax.plan.analysis.access import AccessSequence
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan_format import Plan, PolicyName, unranged
 from tensile_jax.trace import TracedStep
 
@@ -49,7 +51,10 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """What the user asked for, apart from the budget. With `max_slowdown` there is no budget: the least memory is wanted."""
+    """What the user asked for, apart from the budget. With `max_slowdown` there is no budget: the least memory is wanted.
+
+    `agreed_swaps` are the swaps on which several jobs of policy `tensile` have agreed, if this is one of them.
+    """
 
     policy: PolicyName
     profile: DeviceProfile
@@ -57,6 +62,7 @@ class Options:
     progress: Progress | None = None
     max_slowdown: float | None = None
     may_swap: bool = True
+    agreed_swaps: tuple[SwappedOut, ...] | None = None
 
 
 class PreparedStep:
@@ -87,6 +93,7 @@ class PreparedStep:
                 state_memory=options.state_memory,
                 may_swap=options.may_swap,
                 version=package_version(),
+                agreed_swaps=options.agreed_swaps,
             )
             if same is None
             else same.planner
@@ -107,6 +114,16 @@ class PreparedStep:
         if self._without_swaps is None:
             self._without_swaps = PreparedStep(self.step, None, replace(self.options, may_swap=False), self.compiler)
         return self._without_swaps
+
+    def swapping_accesses(self) -> AccessSequence | None:
+        """The accesses from which swaps are chosen for several jobs together; None if the policy does not take part in that."""
+        return self.planner.swapping_accesses()
+
+    def with_swaps(self, swaps: tuple[SwappedOut, ...]) -> "PreparedStep":
+        """The same step, for which several jobs have agreed on these swaps; itself, if it has them already."""
+        if swaps == self.options.agreed_swaps:
+            return self
+        return PreparedStep(self.step, None, replace(self.options, agreed_swaps=swaps), self.compiler)
 
     # -- planning ---------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ class Layer:
 def vdnn(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut with every feature map offloaded; the choice of policy `none` if there is none to offload."""
     layers = find_layers(step.graph)
-    if not layers:
+    if not layers or not step.may_swap:
         return none(step, limit, measured)
     retention = step.base
     absences = offload(retention, layers, step.latencies, step.profile)

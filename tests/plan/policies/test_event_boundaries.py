@@ -10,7 +10,7 @@ from tensile_jax.plan import POLICIES, Measured
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.analysis.residency import Absence
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.search.candidates import Candidates

@@ -161,8 +161,8 @@ class Evictions:
         exposed.
         """
         t, after, before = eviction.gap.tensor, eviction.gap.after, eviction.gap.before
-        if any(after < p < before for p in self._needs[t]):
-            return None  # a recomputation reads it meanwhile
+        if not self._step.may_swap or any(after < p < before for p in self._needs[t]):
+            return None  # in the second case, a recomputation reads it meanwhile
         profile = self._step.profile
         copied = any(away.leave < after for away in self.absences.get(t, ()))
         out_us = 0.0 if copied else copy_out_us(eviction.nbytes, profile)

@@ -15,7 +15,8 @@ The printed algorithm is ambiguous in places. This is how its lines are read:
            loop ends. As printed, MP = Free_GPU_Memory is not enough.
     14     As printed, swapping is not tried again after a recomputation.
 
-This is one job's schedule. Whoever schedules several jobs adds their peaks (section III: MP = sum of MP_j).
+Swaps come first, until no more are found, and recomputations after them. So the swaps of several jobs can be chosen together
+(`multi_job/joint_swaps.py`), and the recomputations of each job afterwards, for the memory that this job may use.
 """
 
 from collections.abc import Sequence
@@ -42,32 +43,36 @@ class Schedule:
     iterations: int
 
 
-def find_schedule(sequence: AccessSequence, swapping: SwapScheduling, *, free_bytes: float) -> Schedule:
+def find_schedule(
+    sequence: AccessSequence, swapping: SwapScheduling, *, free_bytes: float, agreed: Sequence[SwappedOut] | None = None
+) -> Schedule:
     """Algorithm 3: as many swaps as Algorithm 2 finds, then recomputations while the peak is not below `free_bytes`.
 
     Args:
         swapping: Algorithm 2 for the sequence, which has scheduled nothing yet.
+        agreed: the swaps that were chosen for several jobs together, in the place of those that Algorithm 2 would find.
     """
-    swap_succeed = recomputation_succeed = True  # line 1
+    swap_succeed, recomputation_succeed = agreed is None, True  # line 1
     iteration = 0
     footprint = Footprint(sequence)  # line 2
-    swaps: list[SwappedOut] = []
+    swaps = [*(agreed or ())]
+    for away in swaps:
+        take_away(footprint, away)
     recomputed: list[Recomputation] = []
     peaks: list[int] = []
     while swap_succeed or recomputation_succeed:  # line 3
         peak = footprint.peak()  # lines 6-7
         peaks.append(peak.nbytes)
-        if iteration > _AT_LEAST_ITERATIONS and _mean_reduction(peaks) < _REDUCES_LESS:  # line 4
+        if hardly_reduces(peaks):  # line 4
             break  # line 5
         if swap_succeed:  # line 8
             found = swapping.run(peak)  # lines 9-10
             swap_succeed = bool(found)  # lines 11-12
             for away in found:
-                released_by = None if away.copies_out or away.after < 0 else away.after
-                footprint.take_away(away.tensor, away.out_end_us, away.in_end_us, released_by=released_by)
+                take_away(footprint, away)
             swaps += found
         elif peak.nbytes >= free_bytes:  # line 13
-            again = recompute_scheduling(sequence, peak, swapped=swapping.swapped, recomputed=recomputed)  # line 14
+            again = recompute_scheduling(sequence, peak, swapped={a.tensor for a in swaps}, recomputed=recomputed)  # line 14
             if again is None:  # line 15
                 recomputation_succeed = False  # line 16
             else:
@@ -81,7 +86,14 @@ def find_schedule(sequence: AccessSequence, swapping: SwapScheduling, *, free_by
     return Schedule(tuple(ordered), tuple(recomputed), footprint.peak().nbytes, iteration)
 
 
-def _mean_reduction(peaks: Sequence[int]) -> float:
-    """The part of the peak by which the past iterations have reduced it, on average."""
+def take_away(footprint: Footprint, away: SwappedOut) -> None:
+    """Take the tensor of a swap out of the footprint while the swap lasts."""
+    released_by = None if away.copies_out or away.after < 0 else away.after
+    footprint.take_away(away.tensor, away.out_end_us, away.in_end_us, released_by=released_by)
+
+
+def hardly_reduces(peaks: Sequence[int]) -> bool:
+    """Line 4: whether more than 100 iterations have been made, and the past 3 reduce the peak by less than 0.05 % on average."""
     past = peaks[-_PAST_ITERATIONS - 1 :]
-    return sum((before - after) / before if before else 0.0 for before, after in pairwise(past)) / _PAST_ITERATIONS
+    mean = sum((before - after) / before if before else 0.0 for before, after in pairwise(past)) / _PAST_ITERATIONS
+    return len(peaks) - 1 > _AT_LEAST_ITERATIONS and mean < _REDUCES_LESS

@@ -25,26 +25,42 @@ Differences from the paper:
       caller wants the state on the device between two calls.
 """
 
+from tensile_jax.plan.analysis.access import AccessSequence, access_sequence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.tensile.schedule_to_absences import schedule_events
+from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.search.choice import LEAST, Choice
 from tensile_jax.plan.search.cut_choice import Decision, first_that_fits
 from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan.search.swaps import SMALLEST
 from tensile_jax.plan.search.workspace import Measured
 
 _TARGETS = (1.0, 0.9, 0.75, 0.5, 0.0)  # of the limit: the values of Free_GPU_Memory for Algorithm 3, tried one after another
 
 
-def tensile(step: StepModel, limit: float, measured: Measured) -> Choice | None:
-    """The cheapest segments under the limit, for the first schedule that has any."""
+def tensile(
+    step: StepModel, limit: float, measured: Measured, agreed: tuple[SwappedOut, ...] | None = None
+) -> Choice | None:
+    """The cheapest segments under the limit, for the first schedule that has any.
+
+    Args:
+        agreed: the swaps that were chosen for several jobs together; by default, Algorithm 2 chooses them for this job alone.
+    """
+    if not step.may_swap:
+        agreed = ()
     targets = (LEAST,) if limit == LEAST else tuple(part * limit for part in _TARGETS)
-    options = ((("tensile", target), lambda target=target: _scheduled(step, target)) for target in targets)
+    options = ((("tensile", target, agreed), lambda target=target: _scheduled(step, target, agreed)) for target in targets)
     return first_that_fits(step, options, limit, measured)
 
 
-def _scheduled(step: StepModel, free_bytes: float) -> Decision:
+def access_sequence_of(step: StepModel) -> AccessSequence:
+    """The tensor access sequence that this policy schedules."""
+    return access_sequence(step.base, step.boundaries, step.latencies, smallest_bytes=SMALLEST)
+
+
+def _scheduled(step: StepModel, free_bytes: float, agreed: tuple[SwappedOut, ...] | None) -> Decision:
     placed = schedule_events(
         step.base,
         step.latencies,
@@ -52,6 +68,7 @@ def _scheduled(step: StepModel, free_bytes: float) -> Decision:
         boundaries=step.boundaries,
         budget_bytes=free_bytes,
         state_may_stay_out=step.state_may_stay_out,
+        agreed=agreed,
     )
     retention = retain(step.liveness, placed.dropped)
     absences = in_order_of_issue(retention, placed.absences, step.costs)

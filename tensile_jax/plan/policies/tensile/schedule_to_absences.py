@@ -47,20 +47,18 @@ def schedule_events(
     boundaries: Sequence[int],
     budget_bytes: float,
     state_may_stay_out: bool,
+    agreed: Sequence[SwappedOut] | None = None,
 ) -> AbsenceEvents:
     """Algorithm 3 for the segments between the boundaries, translated to places.
 
     Args:
         latencies: of every place.
         budget_bytes: what the tensors between segments may occupy, without workspaces.
+        agreed: the swaps that were chosen for several jobs together.
     """
     sequence = access_sequence(retention, boundaries, latencies, smallest_bytes=SMALLEST)
-    swapping = SwapScheduling(
-        sequence,
-        profile,
-        across_iterations=state_may_stay_out,
-    )
-    schedule = find_schedule(sequence, swapping, free_bytes=budget_bytes)
+    swapping = SwapScheduling(sequence, profile, across_iterations=state_may_stay_out)
+    schedule = find_schedule(sequence, swapping, free_bytes=budget_bytes, agreed=agreed)
     return AbsenceEvents(dropped_for(schedule, retention, boundaries), absences_of(schedule, sequence, boundaries), schedule)
 
 

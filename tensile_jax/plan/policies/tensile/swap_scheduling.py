@@ -36,6 +36,9 @@ The printed algorithm is ambiguous in places. This is how its lines are read:
 A tensor that has failed is not tried again with the same latest time or an earlier one: windows on the link are only added, so
 the tensor would fail again.
 
+Several jobs share one link, and the rate of line 28 compares them: each has a `SwapScheduling` of its own with the same
+`SharedLink`. `multi_job/joint_swaps.py` chooses the largest tensor among all of them.
+
 Difference from the paper: `duplex` gives each direction of the link a channel of its own, as PCIe has them; the paper has one.
 The policy `tensile` uses one channel, like the paper.
 
@@ -103,14 +106,38 @@ def feasible_intervals(begin: float, end: float, busy: Iterator[Interval]) -> It
         yield Interval(begin, end)
 
 
+class SharedLink:
+    """The link and how much each job uses it: the busy windows of all jobs (SE in the paper), SON and MSR of each job.
+
+    Args:
+        duplex: the link has a channel in each direction, rather than the paper's one.
+        max_swapping_rate: MSR of each job; 1 for a job that is not in it.
+        swapped: SON of each job; 0 for a job that is not in it.
+    """
+
+    def __init__(
+        self,
+        *,
+        duplex: bool = False,
+        max_swapping_rate: Mapping[int, float] | None = None,
+        swapped: Mapping[int, int] | None = None,
+    ) -> None:
+        self.out: list[Interval] = []  # busy windows of the channel, disjoint and ascending
+        self.into: list[Interval] = [] if duplex else self.out
+        self.swapped = dict(swapped or {})
+        self._rates = max_swapping_rate or {}
+
+    def within_rate(self, job: int) -> bool:
+        """Line 28: whether SON(job) / sum of SON <= MSR(job); true while nothing has been swapped."""
+        return self.swapped.get(job, 0) <= self._rates.get(job, 1.0) * sum(self.swapped.values())
+
+
 class SwapScheduling:
-    """Algorithm 2, with the swap events scheduled so far (SE in the paper), to which every run adds.
+    """Algorithm 2 for one job, with the swap events scheduled so far, to which every run adds.
 
     Args:
         across_iterations: whether an updated parameter may be on the host when the iteration ends.
-        duplex: the link has a channel in each direction, rather than the paper's one.
-        max_swapping_rate: MSR of each job; 1 for a job that is not in it.
-        swapped_by_others: SON of the other jobs.
+        link: the link that the job shares with others; by default the job is alone.
     """
 
     def __init__(
@@ -119,17 +146,13 @@ class SwapScheduling:
         profile: DeviceProfile,
         *,
         across_iterations: bool,
-        duplex: bool = False,
-        max_swapping_rate: Mapping[int, float] | None = None,
-        swapped_by_others: Mapping[int, int] | None = None,
+        link: SharedLink | None = None,
     ) -> None:
         self._sequence = sequence
         self._profile = profile
         self._across_iterations = across_iterations
-        self._out: list[Interval] = []  # busy windows of the channel, disjoint and ascending
-        self._into: list[Interval] = [] if duplex else self._out
-        self._limit = (max_swapping_rate or {}).get(sequence.job, 1.0)
-        self._others = sum((swapped_by_others or {}).values())
+        self._link = SharedLink() if link is None else link
+        self._out, self._into = self._link.out, self._link.into
         self._updated = {old: new for new, old in sequence.updates.items()} if across_iterations else {}
         self._on_host: set[TensorId] = set()  # old parameters that are there when the iteration begins
         self._swapped: set[TensorId] = set()
@@ -143,24 +166,30 @@ class SwapScheduling:
     def run(self, peak: Peak) -> tuple[SwappedOut, ...]:
         """The swaps of the largest tensor of the peak that can be swapped; empty if none can."""
         nbytes = self._sequence.nbytes
-        for tensor in sorted(peak.tensors, key=lambda t: (-nbytes[t], t)):  # line 22
-            if tensor in self._sequence.fixed or not nbytes[tensor]:
-                continue
-            updated, latest_time = self._updated_parameter(tensor, peak)  # line 23
-            candidate = tensor if updated is None else updated
-            if candidate in self._swapped or latest_time <= self._failed.get(candidate, -1.0):  # line 25
-                continue
-            if updated is not None:  # line 26
-                found = self._across_the_iteration(updated, latest_time)
-            elif self._within_rate() and len(self._sequence.accesses[tensor]) > 1:  # line 28
-                found = self._within_the_iteration(tensor, latest_time)
-            else:
-                continue
-            if found:
-                self._swapped.add(found[0].tensor)
-                return found
+        by_size = sorted(peak.tensors, key=lambda t: (-nbytes[t], t))  # line 22
+        return next((found for found in (self.swap(tensor, peak) for tensor in by_size) if found), ())
+
+    def swap(self, tensor: TensorId, peak: Peak) -> tuple[SwappedOut, ...]:
+        """The swaps of one tensor of the peak; empty if it cannot be swapped."""
+        if tensor in self._sequence.fixed or not self._sequence.nbytes[tensor]:
+            return ()
+        updated, latest_time = self._updated_parameter(tensor, peak)  # line 23
+        candidate = tensor if updated is None else updated
+        if candidate in self._swapped or latest_time <= self._failed.get(candidate, -1.0):  # line 25
+            return ()
+        job = self._sequence.job
+        if updated is not None:  # line 26
+            found = self._across_the_iteration(updated, latest_time)
+        elif self._link.within_rate(job) and len(self._sequence.accesses[tensor]) > 1:  # line 28
+            found = self._within_the_iteration(tensor, latest_time)
+        else:
+            return ()
+        if found:
+            self._swapped.add(found[0].tensor)
+            self._link.swapped[job] = self._link.swapped.get(job, 0) + 1
+        else:
             self._failed[candidate] = latest_time
-        return ()
+        return found
 
     def _updated_parameter(self, tensor: TensorId, peak: Peak) -> tuple[TensorId | None, float]:
         """The updated parameter to schedule if the tensor is a parameter (line 26), and the latest time of the swap-out."""
@@ -171,11 +200,6 @@ class SwapScheduling:
             if first is not None and peak.time_us < first.begin_us:
                 return self._updated[tensor], self._sequence.end_us
         return None, peak.time_us
-
-    def _within_rate(self) -> bool:
-        """Line 28: whether SON(job) / sum of SON <= MSR(job); true while nothing has been swapped."""
-        mine = len(self._swapped)
-        return mine <= self._limit * (mine + self._others)
 
     def _across_the_iteration(self, updated: TensorId, latest_time: float) -> tuple[SwappedOut, ...]:
         """Lines 26-27: the updated parameter leaves, and the old one comes back in the next iteration."""

@@ -8,7 +8,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.policies.tensile.complete_scheduling import Schedule, find_schedule
 from tensile_jax.plan.policies.tensile.footprint import Recomputation
-from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut, SwapScheduling
+from tensile_jax.plan.policies.tensile.swap_scheduling import SharedLink, SwappedOut, SwapScheduling
 from tests.builders import with_link
 from tests.plan.policies.tensile.algorithm_1 import events_of, find_peak
 from tests.plan.sequences import random_sequence, sequence_of
@@ -115,7 +115,7 @@ def test_algorithm_3_lines_15_16_the_loop_ends_when_nothing_can_be_recomputed() 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_peak_of_a_schedule_is_that_of_its_events_and_never_above_the_one_without(seed: int) -> None:
     sequence = random_sequence(seed)
-    found = schedule(sequence, rate=4.0, across_iterations=seed % 2 == 0, duplex=seed % 3 == 0)
+    found = schedule(sequence, rate=4.0, across_iterations=seed % 2 == 0, link=SharedLink(duplex=seed % 3 == 0))
     events = [event for away in found.swaps for event in events_of(away)]
     assert found.peak_bytes == find_peak(sequence, events, found.recomputed).nbytes <= find_peak(sequence).nbytes
-    assert found == schedule(sequence, rate=4.0, across_iterations=seed % 2 == 0, duplex=seed % 3 == 0)
+    assert found == schedule(sequence, rate=4.0, across_iterations=seed % 2 == 0, link=SharedLink(duplex=seed % 3 == 0))

@@ -7,7 +7,7 @@ import pytest
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import Access, AccessSequence
 from tensile_jax.plan.policies.tensile.footprint import Footprint, Peak, Recomputation
-from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut, SwapScheduling
+from tensile_jax.plan.policies.tensile.swap_scheduling import SharedLink, SwappedOut, SwapScheduling
 from tests.builders import with_link
 from tests.plan.policies.tensile.algorithm_1 import SwapEvent, events_of, find_peak, find_releases, starting_on_host
 from tests.plan.sequences import random_sequence, sequence_of, usage
@@ -180,7 +180,7 @@ def test_the_sweep_the_footprint_and_the_definition_agree_after_every_event(seed
         sequence,
         with_link(rng.choice([0.5, 1.0, 4.0]), rng.choice([0.5, 1.0, 4.0])),
         across_iterations=rng.random() < 0.5,
-        duplex=rng.random() < 0.5,
+        link=SharedLink(duplex=rng.random() < 0.5),
     )
     swaps: list[SwappedOut] = []
     recomputed: list[Recomputation] = []

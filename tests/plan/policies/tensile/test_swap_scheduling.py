@@ -8,7 +8,7 @@ import pytest
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
-from tensile_jax.plan.policies.tensile.swap_scheduling import Interval, SwappedOut, SwapScheduling, feasible_intervals
+from tensile_jax.plan.policies.tensile.swap_scheduling import Interval, SharedLink, SwappedOut, SwapScheduling, feasible_intervals
 from tests.builders import with_link
 from tests.plan.policies.tensile.algorithm_1 import SwapEvent, events_of, find_peak
 from tests.plan.sequences import random_sequence, sequence_of
@@ -27,7 +27,11 @@ def valley(**sizes: int) -> AccessSequence:
 
 
 def scheduling(sequence: AccessSequence, **options: Any) -> SwapScheduling:
-    return SwapScheduling(sequence, **{"profile": with_link(1.0), "across_iterations": False, **options})
+    """Algorithm 2 with these options, and those of the link: `duplex`, `max_swapping_rate`, `swapped`."""
+    of_link = {name: options.pop(name) for name in ("duplex", "max_swapping_rate", "swapped") if name in options}
+    return SwapScheduling(
+        sequence, **{"profile": with_link(1.0), "across_iterations": False, "link": SharedLink(**of_link), **options}
+    )
 
 
 def runs(sequence: AccessSequence, count: int, **options: Any) -> list[tuple[SwappedOut, ...]]:
@@ -187,7 +191,7 @@ def test_algorithm_2_line_28_swapping_keeps_to_the_rate_of_the_job() -> None:
     sequence = sequence_of(lines, sizes, initial="x", results="y", job=3)
 
     def swapped(rate: float, others: int) -> int:
-        return len([away for away in runs(sequence, 4, max_swapping_rate={3: rate}, swapped_by_others={1: others}) if away])
+        return len([away for away in runs(sequence, 4, max_swapping_rate={3: rate}, swapped={1: others}) if away])
 
     assert swapped(1.0, 0) == 3
     assert swapped(0.5, 1) == 2, "0 of 1, then 1 of 2, then 2 of 3 are too many"

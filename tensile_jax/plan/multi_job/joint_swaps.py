@@ -1,0 +1,88 @@
+"""Chooses the swaps of several jobs together, for the jobs whose policy is `tensile` (TENSILE, Algorithms 2 and 3).
+
+The jobs share one link, on one time axis that begins when an iteration of each begins. The paper's greedy algorithm goes on until
+it finds no more swaps:
+
+    MP_j      the peak of job j with the swaps that were chosen so far; MP = sum over all jobs of MP_j
+    MPT       the tensors of all these peaks: the largest that can be swapped is chosen, whatever job it belongs to
+    SON, MSR  of a job: the number of its tensors that were chosen, and its maximal swapping rate. No tensor of a job is chosen
+              within an iteration while SON / (sum of all SON) > MSR
+    SE        the copies of all jobs: no two are on the link at the same time
+
+The recomputations follow for each job alone (`policies/tensile/complete_scheduling.py`), in the order of Algorithm 3. Line 4 of
+Algorithm 3 ends the search: "the average MP_j of the jobs corresponding to the selected tensors in the past 3 iterations reduces
+less than 0.05%". This is read as MP, of which only the MP_j of the selected tensor's job changes in an iteration.
+
+Differences from the paper: The jobs run on a device in turns, one segment at a time, so the time axis is right for a job while it
+runs without the others. Recomputations are chosen for each job under its own limit, because the runtime gives each job one. A job
+whose whole step fits its limit runs as one executable, without the swaps that were chosen for it.
+
+Ties go to the earlier job, then to the lower tensor id. Sizes in bytes, times in microseconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tensile_jax.plan.analysis.access import AccessSequence
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.policies.tensile.complete_scheduling import hardly_reduces, take_away
+from tensile_jax.plan.policies.tensile.footprint import Footprint, Peak
+from tensile_jax.plan.policies.tensile.swap_scheduling import SharedLink, SwappedOut, SwapScheduling
+
+
+@dataclass(frozen=True, slots=True)
+class SwappingJob:
+    """What the choice must know of a job: its accesses, whether its state may be on the host between iterations, its MSR."""
+
+    sequence: AccessSequence
+    across_iterations: bool
+    max_swap_rate: float
+
+
+def agree_on_swaps(jobs: Sequence[SwappingJob], profile: DeviceProfile) -> tuple[tuple[SwappedOut, ...], ...]:
+    """The swaps of every job, each job's ordered by tensor and time."""
+    link = SharedLink(max_swapping_rate={k: job.max_swap_rate for k, job in enumerate(jobs)})
+    sequences = [replace(job.sequence, job=k) for k, job in enumerate(jobs)]
+    footprints = [Footprint(sequence) for sequence in sequences]
+    scheduling = [
+        SwapScheduling(sequence, profile, across_iterations=job.across_iterations, link=link)
+        for sequence, job in zip(sequences, jobs, strict=True)
+    ]
+    swaps: list[list[SwappedOut]] = [[] for _ in jobs]
+    peaks = [footprint.peak() for footprint in footprints]
+    totals = [sum(peak.nbytes for peak in peaks)]
+    while not hardly_reduces(totals):
+        chosen = _largest(scheduling, sequences, peaks)
+        if chosen is None:
+            break
+        k, found = chosen
+        swaps[k] += found
+        for away in found:
+            take_away(footprints[k], away)
+        peaks[k] = footprints[k].peak()
+        totals.append(sum(peak.nbytes for peak in peaks))
+    return tuple(tuple(sorted(of_job, key=lambda away: (away.tensor, away.after))) for of_job in swaps)
+
+
+def _largest(
+    scheduling: Sequence[SwapScheduling], sequences: Sequence[AccessSequence], peaks: Sequence[Peak]
+) -> tuple[int, tuple[SwappedOut, ...]] | None:
+    """The job and the swaps of the largest tensor of any peak that can be swapped."""
+    tensors = sorted((-sequences[k].nbytes[t], k, t) for k, peak in enumerate(peaks) for t in peak.tensors)
+    for _, k, t in tensors:
+        found = scheduling[k].swap(t, peaks[k])
+        if found:
+            return k, found
+    return None
+
+
+def agreed_swaps(
+    accesses: Sequence[AccessSequence | None], max_swap_rates: Sequence[float], profile: DeviceProfile
+) -> list[tuple[SwappedOut, ...] | None]:
+    """The swaps of every job that takes part, and None for the others, whose accesses are None.
+
+    State may be on the host between iterations, as always where several jobs share a device.
+    """
+    pairs = zip(accesses, max_swap_rates, strict=True)
+    agreed = iter(agree_on_swaps([SwappingJob(one, True, rate) for one, rate in pairs if one is not None], profile))
+    return [None if one is None else next(agreed) for one in accesses]
