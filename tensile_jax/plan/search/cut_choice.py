@@ -37,11 +37,19 @@ Option = tuple[Hashable, Callable[[], Decision]]
 
 
 def choice_with(step: StepModel, decision: Decision, boundaries: Iterable[int]) -> Choice:
-    """The choice with these boundaries (places). Derived tensors are never kept (`condensed.py`)."""
-    _, derived = step.classes
-    begin, retention = step.liveness.begin, decision.retention
-    dropped = {**retention.dropped, **{t.id: begin[t.id] for t in step.graph.tensors if derived[t.id]}}
-    return Choice(layout_of(retain(step.liveness, dropped), decision.absences, tuple(boundaries)))
+    """The choice with these boundaries (places)."""
+    return Choice(layout_of(_without_derived(step, decision.retention), decision.absences, tuple(boundaries)))
+
+
+def _without_derived(step: StepModel, retention: Retention) -> Retention:
+    """The retention in which derived tensors, which are never stored (`condensed.py`), are dropped as well."""
+
+    def make() -> Retention:
+        _, derived = step.classes
+        begin = step.liveness.begin
+        return retain(step.liveness, {**retention.dropped, **{t.id: begin[t.id] for t in step.graph.tensors if derived[t.id]}})
+
+    return step.decided(("without derived", retention), make)
 
 
 def cut_of(step: StepModel, decision: Decision, limit: float, measured: Measured) -> Choice | None:
@@ -107,7 +115,7 @@ class RetainedSegments:
     def __init__(self, step: StepModel, retention: Retention, absences: Absences | None = None, own: tuple[int, ...] = ()) -> None:
         self._model = step.model_for(own)
         self._liveness = step.liveness
-        self._retention = retention
+        self._retention = _without_derived(step, retention)
         self._absences: Absences = absences or {}
 
     @cached_property
