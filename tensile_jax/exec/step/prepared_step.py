@@ -269,9 +269,10 @@ class PreparedStep:
         """The planner's choice, compiled; if that exceeds the limit, choices that leave a margin for the errors seen so far.
 
         The second choice should be the last, since compiling takes long. So the margin of a segment that was not compiled yet is
-        a part of the worst error among the segments of the choice before. A margin that leaves no choice is halved.
+        a part of the worst error of any segment so far, times the number of choices that have failed. A margin that leaves no
+        choice is halved.
         """
-        margin = 0
+        margin = worst = 0
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             began = time.perf_counter()
             chosen = self.planner.plan(goal, replace(self.measured, margin=margin))
@@ -284,8 +285,8 @@ class PreparedStep:
             found = self._compiled_choice(chosen.choice, goal)
             if found is not None and found.plan.peak_bytes <= goal.limit:
                 return found
-            worst = 0 if found is None else _worst_error(chosen.plan, found.plan)
-            margin = max(int(goal.limit * _MARGIN * attempt), int(_ERROR_SHARE * worst))
+            worst = max(worst, 0 if found is None else _worst_error(chosen.plan, found.plan))
+            margin = int(attempt * max(goal.limit * _MARGIN, _ERROR_SHARE * worst))
         return self._smallest_plan(goal)
 
     def _smallest_plan(self, goal: Goal) -> Compiled:
