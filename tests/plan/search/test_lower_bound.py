@@ -10,19 +10,18 @@ import tensile_jax as tensile
 from tensile_jax.ir import Graph
 from tensile_jax.plan import POLICIES, Measured
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.registry import floor
-from tensile_jax.plan.result.build import build_plan
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import WHOLE, layout, whole_peak
+from tensile_jax.plan.policies.auto import floor_bytes
+from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan.search.choice import predicted_plan, whole_peak
 from tensile_jax.plan.search.lower_bound import least_step_us
-from tests.builders import PROFILE, batch, graph_of, header_for, sgd_step, training_graph, weights
+from tests.builders import PROFILE, batch, graph_of, sgd_step, training_graph, weights
 
 SLOW_LINK = dataclasses.replace(PROFILE, device_to_host_bytes_per_us=1e-6, host_to_device_bytes_per_us=1e-6)
 
 
 def bound(graph: Graph, budget: float, profile: object = PROFILE) -> float:
-    candidates = Candidates(graph, profile, state_may_stay_out=False)  # pyright: ignore[reportArgumentType] # a profile
-    return least_step_us(candidates, budget)
+    step = StepModel(graph, profile, state_may_stay_out=False)  # pyright: ignore[reportArgumentType] # a profile
+    return least_step_us(step, budget)
 
 
 CHAIN = graph_of(
@@ -32,8 +31,8 @@ CHAIN = graph_of(
 
 
 def test_with_memory_enough_it_is_the_latencies_and_one_launch() -> None:
-    candidates = Candidates(CHAIN, PROFILE, state_may_stay_out=False)
-    assert bound(CHAIN, 10_000) == pytest.approx(sum(candidates.latencies) + PROFILE.launch_us)
+    step = StepModel(CHAIN, PROFILE, state_may_stay_out=False)
+    assert bound(CHAIN, 10_000) == pytest.approx(sum(step.latencies) + PROFILE.launch_us)
 
 
 def test_what_does_not_fit_runs_again_or_crosses_the_link() -> None:
@@ -47,20 +46,18 @@ def test_what_does_not_fit_runs_again_or_crosses_the_link() -> None:
 @pytest.mark.parametrize(("layers", "activation", "donated"), [*itertools.product((2, 4, 7), (1_000, 100_000), (True, False))])
 def test_no_plan_is_below_it(layers: int, activation: int, donated: bool) -> None:
     graph = order(training_graph(layers, activation=activation, donated=donated))
-    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
-    least, _ = floor(candidates, Measured())
+    step = StepModel(graph, PROFILE, state_may_stay_out=False)
+    least = floor_bytes(step, Measured())
     before = np.inf
     for part in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
-        limit = least + part * (whole_peak(candidates, Measured()) - least)
-        choice = POLICIES["auto"](candidates, limit, Measured())
+        limit = least + part * (whole_peak(step, Measured()) - least)
+        choice = POLICIES["auto"](step, limit, Measured())
         assert choice is not None
-        below = least_step_us(candidates, limit)
+        below = least_step_us(step, limit)
         assert below <= before * (1 + 1e-9)  # more memory never takes longer
         before = below
-        if choice.candidate != WHOLE:
-            chosen = layout(candidates, choice, Measured())
-            plan = build_plan(chosen, candidates.costs, header_for(graph))
-            assert plan.step_us >= below * (1 - 1e-9)
+        if not choice.runs_whole:
+            assert predicted_plan(step, choice, Measured()).step_us >= below * (1 - 1e-9)
 
 
 def test_a_plan_says_how_far_above_its_bound_it_is() -> None:
