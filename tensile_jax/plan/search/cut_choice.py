@@ -12,7 +12,7 @@ import numpy as np
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.absence import Absences
-from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.result.layout import layout_of
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, peak_of, whole_peak
 from tensile_jax.plan.search.cut import cheapest_cuts
@@ -25,7 +25,10 @@ _HALVINGS = 12  # steps of the bisection for the least peak
 
 
 class Decision(NamedTuple):
-    """What is kept until when, what is absent when, and the boundaries (places) that every cut must have."""
+    """What is kept until when, what is absent when, and the boundaries (places) that every cut must have.
+
+    Derived tensors (`condensed.py`) are never kept: a policy starts from `StepModel.base`, and drops more.
+    """
 
     retention: Retention
     absences: Absences
@@ -36,12 +39,9 @@ Option = tuple[Hashable, Callable[[], Decision]]
 """A key, and a function that makes the decision that belongs to it."""
 
 
-def choice_with(step: StepModel, decision: Decision, boundaries: Iterable[int]) -> Choice:
-    """The choice with these boundaries (places). Derived tensors are never kept (`condensed.py`)."""
-    _, derived = step.classes
-    begin, retention = step.liveness.begin, decision.retention
-    dropped = {**retention.dropped, **{t.id: begin[t.id] for t in step.graph.tensors if derived[t.id]}}
-    return Choice(layout_of(retain(step.liveness, dropped), decision.absences, tuple(boundaries)))
+def choice_with(decision: Decision, boundaries: Iterable[int]) -> Choice:
+    """The choice with these boundaries (places)."""
+    return Choice(layout_of(decision.retention, decision.absences, tuple(boundaries)))
 
 
 def cut_of(step: StepModel, decision: Decision, limit: float, measured: Measured) -> Choice | None:
@@ -58,7 +58,7 @@ def cut_of(step: StepModel, decision: Decision, limit: float, measured: Measured
 
 def least_cut(step: StepModel, decision: Decision, measured: Measured) -> Choice:
     """The cut with the least peak that bisection finds."""
-    best = choice_with(step, decision, sorted({*step.boundaries, *decision.own}))
+    best = choice_with(decision, sorted({*step.boundaries, *decision.own}))
     least = peak_of(step, best, measured)
     low, high = 0.0, float(least)
     for _ in range(_HALVINGS):
@@ -98,7 +98,7 @@ def _cheapest(step: StepModel, decision: Decision, limit: float, measured: Measu
         model, segments.stored, limit, _PENALTY, range(len(model.places)),
         required={i for i, place in enumerate(model.places) if place in required},
     )  # fmt: skip
-    return choice_with(step, decision, (model.places[cut] for cut in cuts))
+    return choice_with(decision, (model.places[cut] for cut in cuts))
 
 
 class RetainedSegments:
@@ -136,4 +136,4 @@ class RetainedSegments:
         found = model.contents(a, b, there, wanted, model.aliased(there, self.stored[b], wanted))
         assert found is not None  # a retention keeps what dropped tensors are computed from
         held = model.step.base_bytes + int(model.step.small_bytes[a, b]) + model.step.bytes_of(there) + found.result_bytes
-        return held, int(model.workspace(a, b, found.contents, wanted)[0])
+        return held, model.workspace(a, b, found.contents, wanted)[0]

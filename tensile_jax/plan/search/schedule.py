@@ -148,7 +148,7 @@ class Model:
             frozenset(tensors[t] for t in members(again)), frozenset(tensors[t] for t in members(wanted)),
         )  # fmt: skip
 
-    def workspace(self, a: int, b: int, contents: Contents, wanted: int) -> tuple[float, bool]:
+    def workspace(self, a: int, b: int, contents: Contents, wanted: int) -> tuple[int, bool]:
         """The workspace of the segment between two boundaries, and whether it was measured."""
         known = self._measured.get((self.places[a], self.places[b]))
         if known is not None:
@@ -240,7 +240,7 @@ class Schedule:
         found, result_bytes, self.written_us[j] = evaluated
         self.contents[j] = found
         workspace, _ = model.workspace(a, b, found, wanted)
-        self.peaks[j] = int(step.base_bytes + int(step.small_bytes[a, b]) + self.held[j] + result_bytes + workspace)
+        self.peaks[j] = step.base_bytes + int(step.small_bytes[a, b]) + self.held[j] + result_bytes + workspace
         self.us[j] = model.profile.launch_us + found.us
         if j == len(self.after) - 1:  # nothing else is counted at the end of the iteration
             end = step.base_bytes + int(step.small_bytes[b, b]) + self.held[j + 1]

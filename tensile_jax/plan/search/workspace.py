@@ -15,6 +15,7 @@ bytes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
@@ -37,6 +38,6 @@ class Measured:
     margin: int = 0
 
 
-def predicted_workspace(contents: Contents, profile: DeviceProfile) -> float:
-    """The workspace of a segment that was not compiled."""
-    return contents.workspace * (1.0 + profile.workspace_growth * contents.heavy)
+def predicted_workspace(contents: Contents, profile: DeviceProfile) -> int:
+    """The workspace of a segment that was not compiled, rounded up."""
+    return ceil(contents.workspace * (1.0 + profile.workspace_growth * contents.heavy))

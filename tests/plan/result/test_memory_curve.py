@@ -145,6 +145,8 @@ def hold_to_account(rng: random.Random, graph: Graph, state_memory: str) -> None
     header = header_for(step.graph, state_memory=state_memory)
     least = floor_bytes(step, Measured())
     top = max(least, whole_peak(step, Measured()))
+    significant, derived = step.classes
+    small = sum(t.nbytes for t in step.graph.tensors if not significant[t.id] and not derived[t.id])
     for policy in POLICIES.values():
         measured = Measured()
         for part in sorted((rng.random(), rng.random() / 4, 0.0), reverse=True):
@@ -157,7 +159,9 @@ def hold_to_account(rng: random.Random, graph: Graph, state_memory: str) -> None
             check(plan, step.graph)
             assert limit == LEAST or plan.peak_bytes <= limit
             for segment, counted in zip(plan.segments, schedule.peaks, strict=True):
-                assert segment.resident_bytes + segment.workspace_bytes == segment.device_bytes <= counted
+                needed = segment.resident_bytes + segment.workspace_bytes
+                assert needed == segment.device_bytes or segment is plan.segments[-1]
+                assert abs(segment.device_bytes - counted) <= small  # of small tensors, the search knows no more than a bound
             shown = {key: rng.choice((0, 1_000, 65_536)) for key in segment_keys(schedule)}
             measured = Measured({**measured.workspaces, **shown})
 

@@ -147,7 +147,7 @@ WAITS = ["a = heavy(x)", *(f"{new} = heavy({old})" for old, new in pairwise("abc
 def test_an_in_trigger_for_which_a_segment_waits_moves_earlier_where_there_is_room(limit: float, p: int, moves: bool) -> None:
     step = step_of(WAITS, a=300_000, p=p)
     a = tensor_named(step.graph, "a")
-    choice = choice_with(step, Decision(step.base, {a: (Absence(a, 3, 6, 60_000.0),)}, ()), range(9))
+    choice = choice_with(Decision(step.base, {a: (Absence(a, 3, 6, 60_000.0),)}, ()), range(9))
     moved = move_in_triggers(step, choice, limit, Measured())
     assert planned(step, choice, "device").stall_us == pytest.approx(10_000.0, abs=10)
     assert choice.layout is not None and moved.layout is not None
@@ -170,7 +170,7 @@ def test_state_is_never_out_between_iterations_even_where_it_may_be() -> None:
         assert choice.layout.residencies[new][-1].last == len(choice.boundaries) - 1
 
 
-@pytest.mark.parametrize("part", [0.9, 0.8, 0.7])
+@pytest.mark.parametrize("part", [0.9, 0.8, 0.76])
 def test_a_lower_limit_evicts_until_it_is_kept(part: float) -> None:
     step = StepModel(convolutions(6), PROFILE, state_may_stay_out=False)
     limit = part * max(kernel.nbytes for kernel in observe(step))
