@@ -8,7 +8,7 @@ import dataclasses
 import gc
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,11 @@ from tensile_jax.exec.step.instructions import Launch
 from tensile_jax.exec.step.prepared_step import RunningPlan
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.plan import DeviceProfile
-from tensile_jax.plan.result.build import empty_plan
+from tensile_jax.plan.analysis.absence import Absences
+from tensile_jax.plan.analysis.retention import Retention
+from tensile_jax.plan.result.build import build_plan, empty_plan
+from tensile_jax.plan.result.layout import layout_of
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
 
 ROWS, WIDTH, LAYERS = 512, 32, 5
@@ -189,6 +193,22 @@ def header_for(graph: Graph, *, state_memory: str = "device") -> Plan:
     """A plan without segments and events, which `build_plan` takes as its header."""
     out = "any" if state_memory == "any" else "device"
     return dataclasses.replace(empty_plan(graph), device_profile="paper", state_memory=out)
+
+
+def plan_by_hand(
+    graph: Graph,
+    retention: Retention,
+    boundaries: Sequence[int],
+    absences: Absences | None = None,
+    *,
+    workspace: int = 0,
+    state_memory: Literal["device", "any"] = "device",
+) -> Plan:
+    """The plan of what is kept and what is absent, cut there, with the same workspace for every segment, on `PROFILE`."""
+    step = StepModel(graph, PROFILE, state_may_stay_out=state_memory == "any")
+    layout = layout_of(retention, absences or {}, boundaries)
+    workspaces = [workspace] * (len(boundaries) - 1)
+    return build_plan(layout, retention.liveness, workspaces, step.costs, header_for(graph, state_memory=state_memory))
 
 
 # -- train steps ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 The first half plans random graphs and compiles nothing; the second half runs random train steps.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -16,12 +17,11 @@ import tensile_jax as tensile
 from tensile_jax.ir import Graph
 from tensile_jax.plan import POLICIES, Choice, Measured
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.registry import floor
-from tensile_jax.plan.result.build import build_plan
+from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.simulate import simulate
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import WHOLE, layout, whole_peak
+from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan.search.choice import LEAST, predicted_plan, whole_peak
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, device_bytes, fresh, graph_of, header_for, measure_launches, numbers
 
@@ -58,22 +58,19 @@ def graphs(draw: st.DrawFn) -> Graph:
     )
 
 
-def planned(candidates: Candidates, choice: Choice, state_memory: str) -> Plan:
-    chosen = layout(candidates, choice, Measured())
-    return build_plan(
-        chosen,
-        candidates.costs,
-        header_for(candidates.graph, state_memory=state_memory),
-    )
+def planned(step: StepModel, choice: Choice, state_memory: str) -> Plan:
+    """The plan of a choice that does not run whole, with predicted workspaces."""
+    state = header_for(step.graph, state_memory=state_memory).state_memory
+    return dataclasses.replace(predicted_plan(step, choice, Measured()), state_memory=state)
 
 
-def peak_of(candidates: Candidates, choice: Choice, state_memory: str) -> int:
+def peak_of(step: StepModel, choice: Choice, state_memory: str) -> int:
     """The peak of a choice, whose plan survives its replay."""
-    if choice.candidate == WHOLE:
-        return whole_peak(candidates, Measured())
-    plan = planned(candidates, choice, state_memory)
-    check(plan, candidates.graph)
-    twice = simulate([plan], candidates.profile, iterations=2)
+    if choice.runs_whole:
+        return whole_peak(step, Measured())
+    plan = planned(step, choice, state_memory)
+    check(plan, step.graph)
+    twice = simulate([plan], step.profile, iterations=2)
     assert twice.peak_bytes <= plan.peak_bytes
     assert twice.step_us[0] == pytest.approx((plan.step_us, plan.step_us), abs=0.01)
     return plan.peak_bytes
@@ -82,15 +79,17 @@ def peak_of(candidates: Candidates, choice: Choice, state_memory: str) -> int:
 @PLANS
 @given(graph=graphs(), state_memory=st.sampled_from(["device", "any"]), parts=st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_any_graph_is_planned_for_any_budget_from_its_floor_up(graph: Graph, state_memory: str, parts: list[float]) -> None:
-    candidates = Candidates(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
-    least, lowest = floor(candidates, Measured())
-    assert peak_of(candidates, lowest, state_memory) <= least
-    top = max(least, whole_peak(candidates, Measured()))
+    step = StepModel(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
+    least = floor_bytes(step, Measured(), POLICIES["auto"])
+    lowest = POLICIES["auto"](step, LEAST, Measured())
+    assert lowest is not None
+    assert peak_of(step, lowest, state_memory) <= least
+    top = max(least, whole_peak(step, Measured()))
     before = float("inf")
     for limit in sorted((least + part * (top - least) for part in (0.0, *parts)), reverse=True):
-        choice = POLICIES["auto"](candidates, limit, Measured())
+        choice = POLICIES["auto"](step, limit, Measured())
         assert choice is not None, f"no plan for {limit} bytes, above the floor of {least}"
-        peak = peak_of(candidates, choice, state_memory)
+        peak = peak_of(step, choice, state_memory)
         assert peak <= limit
         assert peak <= before, "a lower budget needs more"
         before = peak
@@ -99,19 +98,19 @@ def test_any_graph_is_planned_for_any_budget_from_its_floor_up(graph: Graph, sta
 @PLANS
 @given(graph=graphs(), state_memory=st.sampled_from(["device", "any"]))
 def test_no_plan_is_below_the_floor(graph: Graph, state_memory: str) -> None:
-    candidates = Candidates(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
-    least, _ = floor(candidates, Measured())
-    assert POLICIES["auto"](candidates, least - 1, Measured()) is None
+    step = StepModel(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
+    least = floor_bytes(step, Measured(), POLICIES["auto"])
+    assert POLICIES["auto"](step, least - 1, Measured()) is None
 
 
 @PLANS
 @given(graph=graphs())
 def test_the_plan_without_swaps_is_valid_for_any_graph(graph: Graph) -> None:
-    candidates = Candidates(order(graph), PROFILE, state_may_stay_out=False)
-    choice = POLICIES["none"](candidates, float("inf"), Measured())
+    step = StepModel(order(graph), PROFILE, state_may_stay_out=False)
+    choice = POLICIES["none"](step, float("inf"), Measured())
     assert choice is not None
-    plan = planned(candidates, choice, "device")
-    check(plan, candidates.graph)
+    plan = planned(step, choice, "device")
+    check(plan, step.graph)
     assert not any(e.kind.startswith("swap") for e in plan.events)
 
 
@@ -119,12 +118,12 @@ def test_the_plan_without_swaps_is_valid_for_any_graph(graph: Graph) -> None:
 @given(graph=graphs())
 def test_planning_twice_gives_the_same_plan(graph: Graph) -> None:
     def make() -> tuple[Choice | None, Plan]:
-        candidates = Candidates(order(graph), PROFILE, state_may_stay_out=True)
-        none = POLICIES["none"](candidates, float("inf"), Measured())
+        step = StepModel(order(graph), PROFILE, state_may_stay_out=True)
+        none = POLICIES["none"](step, float("inf"), Measured())
         assert none is not None
-        least, _ = floor(candidates, Measured())
-        found = POLICIES["auto"](candidates, least, Measured())
-        return found, planned(candidates, none if found is None or found.candidate == WHOLE else found, "any")
+        least = floor_bytes(step, Measured(), POLICIES["auto"])
+        found = POLICIES["auto"](step, least, Measured())
+        return found, planned(step, none if found is None or found.runs_whole else found, "any")
 
     (first, plan), (second, again) = make(), make()
     assert plan == again

@@ -5,24 +5,22 @@ import pytest
 
 from tensile_jax.plan import Measured
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.auto import auto
-from tensile_jax.plan.policies.registry import floor
-from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, layout, whole_peak
+from tensile_jax.plan.policies.auto import auto, floor_bytes
+from tensile_jax.plan.result.build import build_whole_plan, empty_plan
+from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan.search.choice import LEAST, Choice, predicted_plan, whole_peak
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, training_graph
 
 NOTHING = Measured()
-_NOISE = 0.05  # of a step: candidates are ranked by what their cuts cost, which leaves out how copies come to lie
+_NOISE = 0.05  # of a step: a local search may end in another optimum at a lower limit
 
 
-def plan_of(candidates: Candidates, choice: Choice) -> Plan:
-    if choice.candidate == WHOLE:
-        peak, latency_us = whole_peak(candidates, NOTHING), sum(candidates.latencies)
-        return build_whole_plan(candidates.graph, empty_plan(candidates.graph), PROFILE, peak_bytes=peak, latency_us=latency_us)
-    chosen = layout(candidates, choice, NOTHING)
-    return build_plan(chosen, candidates.costs, empty_plan(candidates.graph))
+def plan_of(step: StepModel, choice: Choice) -> Plan:
+    if choice.runs_whole:
+        peak, latency_us = whole_peak(step, NOTHING), sum(step.latencies)
+        return build_whole_plan(step.graph, empty_plan(step.graph), PROFILE, peak_bytes=peak, latency_us=latency_us)
+    return predicted_plan(step, choice, NOTHING)
 
 
 @pytest.mark.parametrize("donated", [True, False])
@@ -32,13 +30,13 @@ def test_a_lower_budget_never_needs_more_and_is_never_faster_by_more_than_noise(
     donated: bool, weight: int, state_may_stay_out: bool
 ) -> None:
     graph = order(training_graph(8, activation=100_000, weight=weight, donated=donated))
-    candidates = Candidates(graph, PROFILE, state_may_stay_out=state_may_stay_out)
-    least, _ = floor(candidates, NOTHING)
+    step = StepModel(graph, PROFILE, state_may_stay_out=state_may_stay_out)
+    least = floor_bytes(step, NOTHING)
     plans: list[Plan] = []
-    for limit in np.linspace(whole_peak(candidates, NOTHING), least, 50):
-        choice = auto(candidates, float(np.ceil(limit)), NOTHING)
+    for limit in np.linspace(whole_peak(step, NOTHING), least, 50):
+        choice = auto(step, float(np.ceil(limit)), NOTHING)
         assert choice is not None
-        plans.append(plan_of(candidates, choice))
+        plans.append(plan_of(step, choice))
         assert plans[-1].peak_bytes <= np.ceil(limit)
     peaks = [plan.peak_bytes for plan in plans]
     assert peaks == sorted(peaks, reverse=True)
@@ -48,7 +46,7 @@ def test_a_lower_budget_never_needs_more_and_is_never_faster_by_more_than_noise(
 
 
 def test_as_little_as_possible_is_the_floor() -> None:
-    candidates = Candidates(order(training_graph(4, activation=100_000)), PROFILE, state_may_stay_out=False)
-    choice = auto(candidates, LEAST, NOTHING)
+    step = StepModel(order(training_graph(4, activation=100_000)), PROFILE, state_may_stay_out=False)
+    choice = auto(step, LEAST, NOTHING)
     assert choice is not None
-    assert plan_of(candidates, choice).peak_bytes <= floor(candidates, NOTHING)[0]
+    assert plan_of(step, choice).peak_bytes <= floor_bytes(step, NOTHING)

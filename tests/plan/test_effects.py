@@ -12,13 +12,13 @@ from tensile_jax.plan import POLICIES, Measured
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.retention import retain
-from tensile_jax.plan.result.build import Layout, build_plan
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import LEAST, WHOLE, layout
+from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan.search.choice import LEAST
 from tensile_jax.plan_format import Plan, ranges, unranged
-from tests.builders import PROFILE, graph_of, header_for, tensor_named, training_graph
+from tests.builders import graph_of, plan_by_hand, tensor_named, training_graph
 from tests.plan.small_steps import small_step
+from tests.test_properties import planned
 
 
 def with_effects(graph: Graph, places: Collection[int]) -> Graph:
@@ -66,17 +66,14 @@ def test_every_policy_makes_plans_that_leave_effects_alone(seed: int) -> None:
     small = dataclasses.replace(small, operators=tuple(sorted(small.operators, key=lambda op: op.id)))  # as it was traced
     places = rng.sample(range(len(small.operators)), min(3, len(small.operators)))
     graph = with_effects(small, places)
-    for name, policy in POLICIES.items():
-        candidates = Candidates(order(graph), profile, state_may_stay_out=rng.random() < 0.5)
+    for policy in POLICIES.values():
+        step = StepModel(order(graph), profile, state_may_stay_out=rng.random() < 0.5)
         for limit in (LEAST, float("inf")):
-            choice = policy(candidates, limit, Measured())
-            if choice is None or choice.candidate == WHOLE:
+            choice = policy(step, limit, Measured())
+            if choice is None or choice.runs_whole:
                 continue
-            header = dataclasses.replace(
-                header_for(graph, state_memory="any" if candidates.state_may_stay_out else "device"), policy=name
-            )
-            plan = build_plan(layout(candidates, choice, Measured()), candidates.costs, header)
-            check(plan, candidates.graph)  # which refuses effects that are recomputed, dropped or in another order
+            plan = planned(step, choice, "any" if step.state_may_stay_out else "device")
+            check(plan, step.graph)  # which refuses effects that are recomputed, dropped or in another order
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -106,10 +103,7 @@ LINES = ("a = heavy(x)", "b = heavy(x)", "c = heavy(a)", "y = heavy(c, b)")
 def plan_of(graph: Graph) -> Plan:
     """Every operator a segment."""
     retention = retain(find_liveness(graph), {})
-    count = len(graph.operators)
-    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
-    chosen = Layout(retention, {}, tuple(range(count + 1)), (1_000,) * count)
-    return build_plan(chosen, candidates.costs, header_for(graph))
+    return plan_by_hand(graph, retention, range(len(graph.operators) + 1), workspace=1_000)
 
 
 def test_a_plan_that_recomputes_an_effect_is_refused() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tensile_jax.ir import Graph
 from tensile_jax.plan import POLICIES, DeviceProfile, Measured
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.registry import floor
-from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.policies.registry import floor_bytes
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST, whole_peak
 from tensile_jax.plan_format import PolicyName
 from tests.builders import PROFILE, graph_of
@@ -81,18 +81,18 @@ def test_a_plan_is_valid_and_keeps_its_limit_and_there_is_one_from_the_floor_up(
     name: PolicyName, graph: Graph, profile: DeviceProfile, state_memory: str, parts: list[float]
 ) -> None:
     policy, measured = POLICIES[name], Measured()
-    candidates = Candidates(order(graph), profile, state_may_stay_out=state_memory == "any")
-    least, lowest = floor(candidates, measured, policy)
-    assert policy(candidates, LEAST, measured) is not None
-    assert peak_of(candidates, lowest, state_memory) <= least
-    top = max(least, whole_peak(candidates, measured))
+    step = StepModel(order(graph), profile, state_may_stay_out=state_memory == "any")
+    least, lowest = floor_bytes(step, measured, policy), policy(step, LEAST, measured)
+    assert lowest is not None
+    assert peak_of(step, lowest, state_memory) <= least
+    top = max(least, whole_peak(step, measured))
     for part in (0.0, *parts, 1.0):
         limit = least + part * (top - least)
-        choice = policy(candidates, limit, measured)
+        choice = policy(step, limit, measured)
         assert choice is not None, f"no plan for {limit} bytes, above the floor of {least}"
-        assert peak_of(candidates, choice, state_memory) <= limit
-    below = policy(candidates, 0.9 * least, measured)
-    assert below is None or peak_of(candidates, below, state_memory) <= 0.9 * least
+        assert peak_of(step, choice, state_memory) <= limit
+    below = policy(step, 0.9 * least, measured)
+    assert below is None or peak_of(step, below, state_memory) <= 0.9 * least
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -104,11 +104,11 @@ def test_what_a_policy_chooses_does_not_depend_on_what_it_was_asked_before(
     policy, measured = POLICIES[name], Measured()
 
     def ask(limits: list[float]) -> tuple[tuple[int, ...], int] | None:
-        candidates = Candidates(order(graph), profile, state_may_stay_out=False)
-        choices = [policy(candidates, limit, measured) for limit in limits]
-        return None if choices[-1] is None else (choices[-1].boundaries, peak_of(candidates, choices[-1], "device"))
+        step = StepModel(order(graph), profile, state_may_stay_out=False)
+        choices = [policy(step, limit, measured) for limit in limits]
+        return None if choices[-1] is None else (choices[-1].boundaries, peak_of(step, choices[-1], "device"))
 
-    limit = 0.8 * floor(Candidates(order(graph), profile, state_may_stay_out=False), measured, POLICIES["none"])[0]
+    limit = 0.8 * floor_bytes(StepModel(order(graph), profile, state_may_stay_out=False), measured, POLICIES["none"])
     assert ask([LEAST, 2 * limit, limit]) == ask([limit])
 
 

@@ -22,11 +22,9 @@ from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.absence import Absence, Absences
 from tensile_jax.plan.analysis.retention import retain
-from tensile_jax.plan.result.build import Layout, build_plan
-from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan_format import Plan
 from tensile_jax.trace import trace_step
-from tests.builders import PROFILE, header_for
+from tests.builders import plan_by_hand
 
 X = jnp.linspace(0.1, 1.0, 16).reshape(4, 4)
 I = jnp.arange(16).reshape(4, 4)  # noqa: E741  (whole numbers)
@@ -36,9 +34,7 @@ KEY = jax.random.key(0)
 def in_single_operators(graph: Graph, absences: Absences | None = None) -> Plan:
     """Every operator a segment; nothing is dropped. The graph is ordered."""
     count = len(graph.operators)
-    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
-    chosen = Layout(retain(find_liveness(graph), {}), absences or {}, tuple(range(count + 1)), (2**20,) * count)
-    return build_plan(chosen, candidates.costs, header_for(graph))
+    return plan_by_hand(graph, retain(find_liveness(graph), {}), range(count + 1), absences, workspace=2**20)
 
 
 def assert_as_jit(step: Callable[..., Any], *args: Any) -> None:

@@ -34,11 +34,13 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
     budget_bytes = None if prepared.budget is None else prepared.budget.nbytes
     if plan.whole:
         held = min(sum(prepared.graph.tensors[t].nbytes for t in prepared.graph.inputs), prepared.jit_peak_bytes)
-        resident, workspaces, executables = [held], [prepared.jit_peak_bytes - held], None
+        resident, at_end, workspaces, executables = [held], 0, [prepared.jit_peak_bytes - held], None
     else:
         executables = prepared.compile(plan)
-        resident, workspaces = resident_bytes(prepared.graph, plan.segments, plan.events), prepared.workspaces(plan, executables)
-    segments = tuple(_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True))
+        *resident, at_end = resident_bytes(prepared.graph, plan.segments, plan.events)
+        workspaces = prepared.workspaces(plan, executables)
+    segments = [_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True)]
+    segments[-1] = replace(segments[-1], device_bytes=max(segments[-1].device_bytes, at_end))
     peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
     needed = segments[peak].device_bytes
     if budget_bytes is not None and needed > budget_bytes:
@@ -54,7 +56,7 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
         notes += (f"Compiled here, the saved plan needs {needed} bytes at its peak; the file says {plan.peak_bytes}.",)
     corrected = replace(
         plan,
-        segments=segments,
+        segments=tuple(segments),
         peak_segment=peak,
         peak_bytes=needed,
         workspaces="compiled",

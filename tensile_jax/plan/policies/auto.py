@@ -2,7 +2,7 @@
 
 If the step as one executable is under the limit, that is the plan. Otherwise `search/search.py` searches. It works on a condensed
 step, whose account of memory may differ a little from that of the whole step. If the plan turns out to be above the limit, the
-search is repeated with a limit that is lower by the difference.
+search is repeated with a limit that is lower by the difference. If that finds nothing, the plan is the one with the least peak.
 """
 
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, choice_of, peak_of, schedule_of, whole_peak
@@ -26,13 +26,14 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     for _ in range(_TRIES):
         schedule = fastest(step, lower, measured)
         if schedule is None:
-            return None
+            break
         choice = choice_of(step, schedule)
         above = peak_of(step, choice, measured) - limit
         if above <= 0:
             return choice
         lower -= above
-    return None
+    choice = _least(step, measured)
+    return choice if peak_of(step, choice, measured) <= limit else None
 
 
 def revise(step: StepModel, choice: Choice, limit: float, measured: Measured) -> Choice | None:
@@ -54,8 +55,12 @@ def revise(step: StepModel, choice: Choice, limit: float, measured: Measured) ->
 def _least(step: StepModel, measured: Measured) -> Choice:
     """The fastest plan with the least peak that is known."""
     schedule = least(step, measured)
-    choice = choice_of(step, improve(schedule, schedule.peak, _EVALUATIONS))
-    return min((choice, WHOLE), key=lambda c: peak_of(step, c, measured))
+    lowest = choice_of(step, schedule)
+    least_bytes = peak_of(step, lowest, measured)
+    if whole_peak(step, measured) <= least_bytes:
+        return WHOLE
+    faster = choice_of(step, improve(schedule, schedule.peak, _EVALUATIONS))
+    return faster if peak_of(step, faster, measured) <= least_bytes else lowest
 
 
 def floor_bytes(step: StepModel, measured: Measured) -> int:

@@ -10,6 +10,9 @@ The plan of an iteration goes through its segments in order:
 
     device_bytes(segment) = resident bytes (`memory_curve.py`) + workspace
 
+The last segment's `device_bytes` are at least what is on the device when the iteration ends, where copies may have brought results
+back.
+
 `simulate.py` computes when segments and events happen.
 
 Donated state is donated to the segment that makes its update if the old state is not needed after that segment. The update then
@@ -91,10 +94,12 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
         events += [_release(graph, t, index, "the host has it still") for t in sorted(let_go.get(index, ()))]
     events += [_copy("swap_out", graph, t, last, until) for t, until in outgoing.get(last, ())]
     events += [_copy("swap_in", graph, t, last, until) for t, until in incoming.get(last, ())]
+    *resident, at_end = resident_bytes(graph, segments, events)
     segments = [
         replace(segment, resident_bytes=held, device_bytes=held + segment.workspace_bytes)
-        for segment, held in zip(segments, resident_bytes(graph, segments, events), strict=True)
+        for segment, held in zip(segments, resident, strict=True)
     ]
+    segments[-1] = replace(segments[-1], device_bytes=max(segments[-1].device_bytes, at_end))
 
     named = {t for s in segments for t in (*s.inputs, *s.outputs)} | {e.tensor for e in events} | set(graph.inputs)
     peak = max(range(last), key=lambda i: (segments[i].device_bytes, -i))

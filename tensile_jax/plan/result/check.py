@@ -13,7 +13,7 @@ those on the device and those on the host. It checks that
       after it is needed
     - what is donated to a segment is an input of it, and one of its outputs is the state that takes over the memory
     - for each segment, the replay's sum (tensors on the device + workspace) is at most the segment's `device_bytes`, and
-      `device_bytes` is at most the plan's peak
+      `device_bytes` is at most the plan's peak; what is on the device in the end is at most the last segment's `device_bytes`
     - at the end every result of the step is on the device, or on the host if it is state that may stay there
 
 A plan that runs the whole step as one executable has nothing to check.
@@ -116,6 +116,9 @@ def check(plan: Plan, graph: Graph) -> None:
     for event in leaving.values():
         device.discard(event.tensor)
         host.add(event.tensor)
+    at_end = sum(graph.tensors[t].nbytes for t in device)
+    if at_end > plan.segments[-1].device_bytes:
+        raise InvalidPlan(f"holds {at_end} bytes in the end; it says {plan.segments[-1].device_bytes}", segment=last)
     _check_results(plan, graph, device, host)
     if len(ran) != len(graph.operators):
         raise InvalidPlan(f"{len(graph.operators) - len(ran)} operators never ran", segment=last)

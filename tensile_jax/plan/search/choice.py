@@ -125,8 +125,7 @@ def workspaces_of(schedule: Schedule) -> list[tuple[int, bool]]:
     found: list[tuple[int, bool]] = []
     for j, contents in enumerate(schedule.contents):
         wanted = schedule.after[j] & ~schedule.at[j]
-        nbytes, known = schedule.model.workspace(schedule.cuts[j], schedule.cuts[j + 1], contents, wanted)
-        found.append((int(-(-nbytes // 1)), known))
+        found.append(schedule.model.workspace(schedule.cuts[j], schedule.cuts[j + 1], contents, wanted))
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.absence import Absences
-from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.result.layout import layout_of
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, peak_of, whole_peak
 from tensile_jax.plan.search.cut import cheapest_cuts
@@ -20,12 +20,13 @@ from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
 _TRIES = 5  # limits that are tried if choices turn out to be above the limit
-_PENALTY = 1e6  # microseconds for each byte above the limit: no cut exceeds the limit if any keeps it
-_HALVINGS = 12  # steps of the bisection for the least peak
 
 
 class Decision(NamedTuple):
-    """What is kept until when, what is absent when, and the boundaries (places) that every cut must have."""
+    """What is kept until when, what is absent when, and the boundaries (places) that every cut must have.
+
+    Derived tensors (`condensed.py`) are never kept: a policy starts from `StepModel.base`, and drops more.
+    """
 
     retention: Retention
     absences: Absences
@@ -36,20 +37,9 @@ Option = tuple[Hashable, Callable[[], Decision]]
 """A key, and a function that makes the decision that belongs to it."""
 
 
-def choice_with(step: StepModel, decision: Decision, boundaries: Iterable[int]) -> Choice:
+def choice_with(decision: Decision, boundaries: Iterable[int]) -> Choice:
     """The choice with these boundaries (places)."""
-    return Choice(layout_of(_without_derived(step, decision.retention), decision.absences, tuple(boundaries)))
-
-
-def _without_derived(step: StepModel, retention: Retention) -> Retention:
-    """The retention in which derived tensors, which are never stored (`condensed.py`), are dropped as well."""
-
-    def make() -> Retention:
-        _, derived = step.classes
-        begin = step.liveness.begin
-        return retain(step.liveness, {**retention.dropped, **{t.id: begin[t.id] for t in step.graph.tensors if derived[t.id]}})
-
-    return step.decided(("without derived", retention), make)
+    return Choice(layout_of(decision.retention, decision.absences, tuple(boundaries)))
 
 
 def cut_of(step: StepModel, decision: Decision, limit: float, measured: Measured) -> Choice | None:
@@ -65,21 +55,10 @@ def cut_of(step: StepModel, decision: Decision, limit: float, measured: Measured
 
 
 def least_cut(step: StepModel, decision: Decision, measured: Measured) -> Choice:
-    """The cut with the least peak that bisection finds."""
-    best = choice_with(step, decision, sorted({*step.boundaries, *decision.own}))
-    least = peak_of(step, best, measured)
-    low, high = 0.0, float(least)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        choice = _cheapest(step, decision, middle, measured)
-        peak = peak_of(step, choice, measured)
-        if peak < least:
-            best, least = choice, peak
-        if peak <= middle:
-            high = middle
-        else:
-            low = middle
-    return best
+    """The cheapest cut with the peak that results if every possible boundary is one, which is near the least."""
+    finest = choice_with(decision, sorted({*step.boundaries, *decision.own}))
+    cut = cut_of(step, decision, peak_of(step, finest, measured), measured)
+    return finest if cut is None else cut
 
 
 def first_that_fits(step: StepModel, options: Iterable[Option], limit: float, measured: Measured) -> Choice | None:
@@ -100,13 +79,10 @@ def _cheapest(step: StepModel, decision: Decision, limit: float, measured: Measu
     """The cheapest cut with which no segment is above the limit, or the least above, as far as the account of `cut.py` says."""
     retention, absences, own = decision
     model = step.model_for(own).with_measured(measured)
-    segments = RetainedSegments(step, retention, absences, own)
-    required = {place: None for place in own}
-    cuts = cheapest_cuts(
-        model, segments.stored, limit, _PENALTY, range(len(model.places)),
-        required={i for i, place in enumerate(model.places) if place in required},
-    )  # fmt: skip
-    return choice_with(step, decision, (model.places[cut] for cut in cuts))
+    stored = RetainedSegments(step, retention, absences, own).stored
+    required = {i for i, place in enumerate(model.places) if place in set(own)}
+    cuts = cheapest_cuts(model, stored, limit, required)
+    return choice_with(decision, (model.places[cut] for cut in cuts))
 
 
 class RetainedSegments:
@@ -115,7 +91,7 @@ class RetainedSegments:
     def __init__(self, step: StepModel, retention: Retention, absences: Absences | None = None, own: tuple[int, ...] = ()) -> None:
         self._model = step.model_for(own)
         self._liveness = step.liveness
-        self._retention = _without_derived(step, retention)
+        self._retention = retention
         self._absences: Absences = absences or {}
 
     @cached_property
@@ -144,4 +120,4 @@ class RetainedSegments:
         found = model.contents(a, b, there, wanted, model.aliased(there, self.stored[b], wanted))
         assert found is not None  # a retention keeps what dropped tensors are computed from
         held = model.step.base_bytes + int(model.step.small_bytes[a, b]) + model.step.bytes_of(there) + found.result_bytes
-        return held, int(model.workspace(a, b, found.contents, wanted)[0])
+        return held, model.workspace(a, b, found.contents, wanted)[0]

@@ -23,7 +23,7 @@ from tensile_jax.plan.search.account import Contents, contents_of
 from tensile_jax.plan.search.condensed import Condensed, members
 from tensile_jax.plan.search.workspace import Measured, SegmentKey, predicted_workspace, ratio_near
 
-_CROSSING = 0.1  # the part of its bytes that counts as written if a tensor that XLA writes anyway is a result of a segment
+CROSSING = 0.1  # the part of its bytes that counts as written if a tensor that XLA writes anyway is a result of a segment
 _MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made
 
 Several = tuple[Residency, ...]
@@ -125,7 +125,7 @@ class Model:
             else:
                 written, other = step.bytes_of(wanted & step.written), step.bytes_of(wanted & ~step.written)
                 results = written + other - step.bytes_of(aliased)
-                self._known[key] = Evaluated(found, results, (_CROSSING * written + other) / self.profile.bytes_per_us)
+                self._known[key] = Evaluated(found, results, (CROSSING * written + other) / self.profile.bytes_per_us)
         return self._known[key]
 
     def with_measured(self, measured: Measured) -> "Model":
@@ -146,7 +146,7 @@ class Model:
             frozenset(tensors[t] for t in members(again)), frozenset(tensors[t] for t in members(wanted)),
         )  # fmt: skip
 
-    def workspace(self, a: int, b: int, contents: Contents, wanted: int) -> tuple[float, bool]:
+    def workspace(self, a: int, b: int, contents: Contents, wanted: int) -> tuple[int, bool]:
         """The workspace of the segment between two boundaries, and whether it was measured."""
         places = self.places[a], self.places[b]
         predicted = predicted_workspace(contents, self.profile)
@@ -158,7 +158,7 @@ class Model:
                 return known.nbytes, True
         if places not in self._ratios:
             self._ratios[places] = ratio_near(*places, self._measured.workspaces)
-        return predicted * self._ratios[places] + self._measured.margin, False
+        return int(predicted * self._ratios[places]) + self._measured.margin, False
 
 
 @dataclass(slots=True, eq=False)
@@ -242,7 +242,7 @@ class Schedule:
         found, result_bytes, self.written_us[j] = evaluated
         self.contents[j] = found
         workspace, _ = model.workspace(a, b, found, wanted)
-        self.peaks[j] = int(step.base_bytes + int(step.small_bytes[a, b]) + self.held[j] + result_bytes + workspace)
+        self.peaks[j] = step.base_bytes + int(step.small_bytes[a, b]) + self.held[j] + result_bytes + workspace
         self.us[j] = model.profile.launch_us + found.us
         if j == len(self.after) - 1:  # nothing else is counted at the end of the iteration
             end = step.base_bytes + int(step.small_bytes[b, b]) + self.held[j + 1]

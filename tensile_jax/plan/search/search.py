@@ -8,8 +8,6 @@ If no schedule can be repaired, the search begins with the schedule of least mem
 every tensor is on the host whenever no segment needs it.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
@@ -21,12 +19,10 @@ from tensile_jax.plan.search.start import assemble, held_at, last_held, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel
 from tensile_jax.plan.search.workspace import Measured
 
-_COARSE = 48  # possible boundaries of a first cut
 _REPAIRS = 300  # moves of a repair
 _PROMISING = 1.02  # a repair goes on while its schedule is at most so much slower than the fastest one that is repaired
 _IMPROVED = 2  # schedules that are improved
 _EVALUATIONS = 2000  # segments that are evaluated to improve one
-_OVERFLOW_US_PER_BYTE = 1e-3  # what the first cut is charged for each byte above the limit
 _SHRINK = 0.97  # steps in which the least peak without swaps is sought
 
 
@@ -57,8 +53,7 @@ def fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | Non
 def starting(step: StepModel, model: Model, price: float, limit: float) -> Schedule | None:
     """The schedule of what a minimum cut keeps at this price, cut at the least cost; segments may exceed the limit."""
     end, stored = _kept(step, model, price)
-    cuts = cheapest_cuts(model, stored, limit, _OVERFLOW_US_PER_BYTE, _narrow(model, stored))
-    return start(model, cuts, end) if len(cuts) > 2 or len(model.places) <= 2 else _in_two(model, stored, end)
+    return start(model, cheapest_cuts(model, stored, limit), end)
 
 
 def _kept(step: StepModel, model: Model, price: float) -> tuple[list[int], list[int]]:
@@ -71,22 +66,6 @@ def _kept(step: StepModel, model: Model, price: float) -> tuple[list[int], list[
         end = last_held(model.step, dropped)
         model.kept_at[price] = end, held_at(model.step, end)
     return model.kept_at[price]
-
-
-def _narrow(model: Model, stored: Sequence[int]) -> list[int]:
-    """Some of the possible boundaries: of each stretch, the one at which least is stored."""
-    k = len(model.places)
-    if k <= _COARSE:
-        return list(range(k))
-    stretches = np.array_split(np.arange(1, k - 1), _COARSE - 2)
-    nbytes = [model.step.bytes_of(there) for there in stored]
-    return [0, *(min(s.tolist(), key=nbytes.__getitem__) for s in stretches), k - 1]
-
-
-def _in_two(model: Model, stored: Sequence[int], end: Sequence[int]) -> Schedule | None:
-    nbytes = [model.step.bytes_of(there) for there in stored]
-    middle = min(range(1, len(nbytes) - 1), key=lambda b: (nbytes[b], b))
-    return start(model, [0, middle, len(nbytes) - 1], end)
 
 
 def least(step: StepModel, measured: Measured) -> Schedule:

@@ -73,8 +73,13 @@ class StepModel:
 
     @cached_property
     def base(self) -> Retention:
-        """What policy `none` keeps, from which the policies of the papers start: the least is computed again."""
-        return self.dropped_at(PRICES[0])
+        """What policy `none` keeps, from which the policies of the papers start: the least is computed again.
+
+        Derived tensors (`condensed.py`) are dropped, since no schedule keeps them.
+        """
+        begin = self.liveness.begin
+        derived: list[int] = np.flatnonzero(self.classes[1]).tolist()
+        return retain(self.liveness, {**self.dropped_at(PRICES[0]).dropped, **{TensorId(t): begin[t] for t in derived}})
 
     @cached_property
     def elapsed_us(self) -> np.ndarray:

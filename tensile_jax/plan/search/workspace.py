@@ -18,6 +18,7 @@ bytes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import NamedTuple
 
 from tensile_jax.ir import TensorId
@@ -50,9 +51,9 @@ class Measured:
     margin: int = 0
 
 
-def predicted_workspace(contents: Contents, profile: DeviceProfile) -> float:
-    """The workspace of a segment before anything was compiled."""
-    return profile.late_weight * contents.late + profile.early_weight * contents.early
+def predicted_workspace(contents: Contents, profile: DeviceProfile) -> int:
+    """The workspace of a segment before anything was compiled, rounded up."""
+    return ceil(profile.late_weight * contents.late + profile.early_weight * contents.early)
 
 
 def ratio_near(begin: int, end: int, measured: Mapping[SegmentKey, Compared]) -> float:

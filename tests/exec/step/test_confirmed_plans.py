@@ -7,12 +7,13 @@ import pytest
 import tensile_jax as tensile
 from tensile_jax.exec.step.confirmed_plans import Confirmed
 from tensile_jax.plan import Choice
+from tensile_jax.plan.result.layout import Layout
 from tests.builders import batch, fresh, low_budget, running, sgd_step, weights
 
 
 def test_the_next_higher_budget_is_taken_over_where_its_plan_fits() -> None:
     known = Confirmed([])
-    known.add(100, 70, Choice(1, (0, 5, 9), {}))
+    known.add(100, 70, Choice(Layout((0, 5, 9), {})))
     assert known.above(100) is not None and known.above(70) is not None
     assert known.above(69) is None  # its plan does not keep it
     assert known.above(101) is None  # nothing is known of more
@@ -20,7 +21,7 @@ def test_the_next_higher_budget_is_taken_over_where_its_plan_fits() -> None:
 
 def test_the_next_lower_budget_is_taken_over_where_the_search_ended_below_it() -> None:
     known = Confirmed([])
-    known.add(100, 70, Choice(1, (0, 5, 9), {}))
+    known.add(100, 70, Choice(Layout((0, 5, 9), {})))
     found = known.below(120, 60)
     assert found is not None and found.boundaries == (0, 5, 9)
     assert known.below(120, 70) is None
@@ -34,7 +35,7 @@ def test_whatever_the_searches_find_peaks_ascend_with_budgets(seed: int) -> None
     peak_of = {}
     for limit in rng.sample(range(100, 200), 30):
         peak = rng.randint(50, limit)
-        choice = Choice(limit, (0, peak), {})
+        choice = Choice(Layout((0, peak), {}))
         taken = known.above(limit) or known.below(limit, peak) or choice
         peak_of[limit] = taken.boundaries[1]
         assert peak_of[limit] <= limit

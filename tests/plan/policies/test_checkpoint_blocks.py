@@ -5,7 +5,7 @@ from tensile_jax.plan import POLICIES, Measured
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.checkpoint_blocks import checkpoint, checkpointed, find_backward_start, find_blocks
-from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST
 from tests.builders import PROFILE, convolutions, graph_of, training_graph
 from tests.test_properties import planned
@@ -88,14 +88,14 @@ def test_what_depends_on_inputs_alone_does_not_end_a_block() -> None:
 
 
 def test_blocks_are_computed_again_and_nothing_is_swapped() -> None:
-    candidates = Candidates(
+    step = StepModel(
         graph_of(BLOCKS, inputs="x", outputs="y", sizes={n: 100_000 for n in "sabcdefghy"}), PROFILE, state_may_stay_out=True
     )
-    choice = checkpoint(candidates, LEAST, Measured())
+    choice = checkpoint(step, LEAST, Measured())
     assert choice is not None
-    plan = planned(candidates, choice, "any")
+    plan = planned(step, choice, "any")
     assert {e.name for e in plan.events if e.kind == "recompute"} == {"a", "b", "d"}
     assert not [e for e in plan.events if e.kind.startswith("swap")]
-    without = POLICIES["none"](candidates, LEAST, Measured())
+    without = POLICIES["none"](step, LEAST, Measured())
     assert without is not None
-    assert plan.peak_bytes < planned(candidates, without, "any").peak_bytes
+    assert plan.peak_bytes < planned(step, without, "any").peak_bytes

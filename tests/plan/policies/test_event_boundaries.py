@@ -13,7 +13,7 @@ from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
-from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST
 from tests.builders import PROFILE, graph_of, tensor_named
 from tests.plan.test_policies import PLANS, networks
@@ -91,12 +91,12 @@ def test_the_cut_of_policy_tensile_exposes_no_copy_that_algorithm_2_has_hidden(
 ) -> None:
     """Algorithm 2 hides every copy that it schedules, so what a plan waits for is what the cut exposes: a launch for a copy."""
     profile = dataclasses.replace(PROFILE, device_to_host_bytes_per_us=rate, host_to_device_bytes_per_us=rate)
-    candidates = Candidates(order(graph), profile, state_may_stay_out=state_memory == "any")
-    least = POLICIES["tensile"](candidates, LEAST, Measured())
+    step = StepModel(order(graph), profile, state_may_stay_out=state_memory == "any")
+    least = POLICIES["tensile"](step, LEAST, Measured())
     assert least is not None
     limit = part * sum(tensor.nbytes for tensor in graph.tensors)
-    for choice in (least, POLICIES["tensile"](candidates, limit, Measured())):
+    for choice in (least, POLICIES["tensile"](step, limit, Measured())):
         if choice is not None and not choice.runs_whole:
-            plan = planned(candidates, choice, state_memory)
+            plan = planned(step, choice, state_memory)
             copies = sum(event.kind in ("swap_out", "swap_in") for event in plan.events)
             assert plan.stall_us <= copies * profile.launch_us

@@ -5,14 +5,14 @@ from tensile_jax.plan import Choice, Measured
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.policies.vdnn import Layer, find_layers, offload, vdnn
-from tensile_jax.plan.search.candidates import Candidates
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST
 from tests.builders import PROFILE, convolutions, graph_of, tensor_named
 from tests.test_properties import planned
 
 
-def candidates_of(graph: Graph) -> Candidates:
-    return Candidates(graph, PROFILE, state_may_stay_out=True)
+def step_of(graph: Graph) -> StepModel:
+    return StepModel(graph, PROFILE, state_may_stay_out=True)
 
 
 def test_a_layer_reads_its_feature_map_forward_and_again_backward() -> None:
@@ -36,10 +36,10 @@ def test_a_feature_map_goes_during_the_next_layer_and_returns_during_the_one_bef
     Meanwhile y1 (2,000 us) and a2 (2,010 us) are made; then g2, d2 (2,010 us each) and e1 (2,000 us). Nothing runs between the
     two convolutions that read y1; x is the caller's.
     """
-    candidates = candidates_of(convolutions(3))
-    retention = candidates[0].retention
-    y0 = tensor_named(candidates.graph, "y0")
-    assert offload(retention, find_layers(candidates.graph), candidates.latencies, PROFILE) == {
+    step = step_of(convolutions(3))
+    retention = step.base
+    y0 = tensor_named(step.graph, "y0")
+    assert offload(retention, find_layers(step.graph), step.latencies, PROFILE) == {
         y0: (Absence(y0, 4, 9, (2000.0 + 2010.0) + (2010.0 + 2010.0 + 2000.0)),)
     }
 
@@ -52,35 +52,35 @@ def test_a_feature_map_that_a_shortcut_reads_too_stays_until_that_is_over() -> N
         inputs="x w",
         outputs="g",
     )  # fmt: skip
-    candidates = candidates_of(graph)
+    step = step_of(graph)
     y = tensor_named(graph, "y")
-    absences = offload(candidates[0].retention, find_layers(graph), candidates.latencies, PROFILE)
-    assert absences == {y: (Absence(y, 4, 5, candidates.latencies[4] + candidates.latencies[5]),)}
+    absences = offload(step.base, find_layers(graph), step.latencies, PROFILE)
+    assert absences == {y: (Absence(y, 4, 5, step.latencies[4] + step.latencies[5]),)}
 
 
 def test_tiny_feature_maps_stay() -> None:
-    candidates = candidates_of(convolutions(3, activation=65_535))
-    assert offload(candidates[0].retention, find_layers(candidates.graph), candidates.latencies, PROFILE) == {}
+    step = step_of(convolutions(3, activation=65_535))
+    assert offload(step.base, find_layers(step.graph), step.latencies, PROFILE) == {}
 
 
 def test_every_feature_map_goes_once_and_returns_once_where_segments_let_it() -> None:
-    candidates = candidates_of(convolutions(5))
-    choice = vdnn(candidates, LEAST, Measured())
+    step = step_of(convolutions(5))
+    choice = vdnn(step, LEAST, Measured())
     assert choice is not None
-    plan = planned(candidates, choice, "any")
+    plan = planned(step, choice, "any")
     copies = sorted((e.name, e.kind) for e in plan.events if e.kind.startswith("swap"))
     assert copies == [(y, kind) for y in ("y0", "y1", "y2") for kind in ("swap_in", "swap_out")]
     assert plan.recomputed_us == 0.0
-    without = none(candidates, LEAST, Measured())
+    without = none(step, LEAST, Measured())
     assert without is not None
-    assert plan.peak_bytes < planned(candidates, without, "any").peak_bytes
+    assert plan.peak_bytes < planned(step, without, "any").peak_bytes
 
 
 def test_without_convolutions_it_is_what_none_is() -> None:
-    candidates = candidates_of(convolutions(3, kernels="heavy"))
+    step = step_of(convolutions(3, kernels="heavy"))
 
-    def fields(choice: Choice | None) -> tuple[int, tuple[int, ...]] | None:
-        return None if choice is None else (choice.candidate, choice.boundaries)
+    def fields(choice: Choice | None) -> object:
+        return None if choice is None else choice.key
 
     for limit in (LEAST, 500_000.0, 10**9):
-        assert fields(vdnn(candidates, limit, Measured())) == fields(none(candidates, limit, Measured()))
+        assert fields(vdnn(step, limit, Measured())) == fields(none(step, limit, Measured()))

@@ -12,11 +12,10 @@ from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import retain
-from tensile_jax.plan.result.build import Layout, build_plan, build_whole_plan
+from tensile_jax.plan.result.build import build_whole_plan
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan_format import Event, Plan, Segment, ranges, unranged
-from tests.builders import PROFILE, header_for, tensor_named, training_graph
+from tests.builders import PROFILE, header_for, plan_by_hand, tensor_named, training_graph
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +34,7 @@ def plan(graph: Graph) -> Plan:
     absences = {t: (Absence(t, first[t] + 1, again[t] - 2, 0.0),) for t in (y0, y1)}
     count = len(graph.operators)
     bounds = tuple(b for b in range(count + 1) if b not in (2, count - 2))
-    chosen = Layout(retention, absences, bounds, (1_000,) * (len(bounds) - 1))
-    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
-    return build_plan(chosen, candidates.costs, header_for(graph))
+    return plan_by_hand(graph, retention, bounds, absences, workspace=1_000)
 
 
 def with_state_out(graph: Graph) -> Plan:
@@ -47,9 +44,7 @@ def with_state_out(graph: Graph) -> Plan:
     count = len(graph.operators)
     made = retention.liveness.begin[v]
     absences = {w: (Absence(w, -1, -1, 0.0),), v: (Absence(v, min(made + 1, count - 1), count, 0.0),)}
-    chosen = Layout(retention, absences, tuple(range(count + 1)), (0,) * count)
-    candidates = Candidates(graph, PROFILE, state_may_stay_out=True)
-    return build_plan(chosen, candidates.costs, header_for(graph, state_memory="any"))
+    return plan_by_hand(graph, retention, range(count + 1), absences, state_memory="any")
 
 
 def with_two_absences(graph: Graph) -> Plan:
@@ -59,9 +54,7 @@ def with_two_absences(graph: Graph) -> Plan:
     count = len(graph.operators)
     first, again = retention.needs[w][:2]
     absences = {w: (Absence(w, -1, first - 1, 0.0), Absence(w, first, again - 2, 0.0))}
-    chosen = Layout(retention, absences, tuple(range(count + 1)), (0,) * count)
-    candidates = Candidates(graph, PROFILE, state_may_stay_out=True)
-    return build_plan(chosen, candidates.costs, header_for(graph, state_memory="any"))
+    return plan_by_hand(graph, retention, range(count + 1), absences, state_memory="any")
 
 
 def with_segment(plan: Plan, index: int, **changes: Any) -> Plan:
@@ -335,8 +328,11 @@ def test_a_result_left_on_the_host_is_refused_unless_it_is_state_that_may_stay_t
     plan = with_state_out(graph)
     check(plan, graph)
     assert {e.tensor for e in copies(plan, "swap_out")} & set(graph.outputs)
+    on_device = dataclasses.replace(plan, state_memory="device")
+    with pytest.raises(InvalidPlan, match="brings in w0, which never left"):
+        check(on_device, graph)
     with pytest.raises(InvalidPlan, match="the result v0 is not there when the step ends"):
-        check(dataclasses.replace(plan, state_memory="device"), graph)
+        check(without_event(on_device, copies(on_device, "swap_in")[0]), graph)
 
 
 def test_a_plan_for_another_graph_is_refused(plan: Plan) -> None:

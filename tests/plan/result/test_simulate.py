@@ -9,11 +9,9 @@ from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import retain
-from tensile_jax.plan.result.build import Layout, build_plan
 from tensile_jax.plan.result.simulate import Simulation, Span, simulate
-from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan_format import Event, EventKind, Plan, PlannedTensor, Segment
-from tests.builders import PROFILE, graph_of, header_for, tensor_named, training_graph
+from tests.builders import PROFILE, graph_of, header_for, plan_by_hand, tensor_named, training_graph
 
 X, Y, Z = map(TensorId, range(3))
 
@@ -122,13 +120,12 @@ def test_lanes_are_exclusive_and_nothing_is_left_on_the_device() -> None:
 @pytest.mark.parametrize("donated", [True, False])
 def test_the_footprint_of_a_real_plan_is_what_its_segments_state(donated: bool) -> None:
     graph = order(training_graph(5, activation=100_000, donated=donated))
-    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
     retention = retain(find_liveness(graph), {})
     y = tensor_named(graph, "y0")
     first, again = retention.needs[y][0], retention.needs[y][-1]
     count = len(graph.operators)
-    chosen = Layout(retention, {y: (Absence(y, first + 1, again - 2, 0.0),)}, tuple(range(count + 1)), (7,) * count)
-    plan = build_plan(chosen, candidates.costs, header_for(graph))
+    absences = {y: (Absence(y, first + 1, again - 2, 0.0),)}
+    plan = plan_by_hand(graph, retention, range(count + 1), absences, workspace=7)
     seen: Simulation = simulate([plan], PROFILE)
     levels = {s.begin_us: 0 for s in seen.segments}
     for time, nbytes in seen.memory:

@@ -12,10 +12,9 @@ from tensile_jax.plan import POLICIES, DeviceProfile, Goal, Measured, Planner
 from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.registry import floor
-from tensile_jax.plan.result.build import build_plan
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import WHOLE, layout, whole_peak
+from tensile_jax.plan.policies.auto import floor_bytes
+from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan.search.choice import predicted_plan, whole_peak
 from tensile_jax.plan.search.lower_bound import least_step_us
 from tensile_jax.plan_format import Plan, unranged
 from tests.builders import PROFILE, batch, graph_of, header_for, sgd_step, training_graph, weights, with_link
@@ -89,12 +88,12 @@ def test_state_that_may_stay_on_the_host_still_crosses_the_link() -> None:
 @pytest.mark.parametrize(("layers", "activation", "donated"), [*itertools.product((2, 4, 7), (1_000, 100_000), (True, False))])
 def test_no_plan_is_below_it(layers: int, activation: int, donated: bool) -> None:
     graph = order(training_graph(layers, activation=activation, donated=donated))
-    candidates = Candidates(graph, PROFILE, state_may_stay_out=False)
-    least, _ = floor(candidates, Measured())
+    step = StepModel(graph, PROFILE, state_may_stay_out=False)
+    least = floor_bytes(step, Measured())
     before = np.inf
     for part in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
-        limit = least + part * (whole_peak(candidates, Measured()) - least)
-        choice = POLICIES["auto"](candidates, limit, Measured())
+        limit = least + part * (whole_peak(step, Measured()) - least)
+        choice = POLICIES["auto"](step, limit, Measured())
         assert choice is not None
         below = bound(graph, limit)
         assert below <= before * (1 + 1e-5)  # more memory never takes longer
