@@ -10,7 +10,7 @@ limit then, all possible boundaries are considered: segments under a tight limit
 Sizes in bytes, times in microseconds.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,40 +54,69 @@ def _narrow(model: Model, stored: Sequence[int], required: Collection[int]) -> l
     return sorted({0, k - 1, *required, *chosen})
 
 
+def least_peak(model: Model, stored: Sequence[int], required: Collection[int] = ()) -> float:
+    """The least peak of any cut into two segments or more, of the boundaries where least is stored or of all of them, in bytes."""
+    few = _narrow(model, stored, required)
+    k = len(few)
+    most = [0.0] + [float("inf")] * (k - 1)
+    for a, b, peak, _ in _segments(model, stored, few, required, float("inf")):
+        if a > 0 or b < k - 1 or k == 2:
+            most[b] = min(most[b], max(most[a], peak))
+    finest = max(
+        peak for a, b, peak, _ in _segments(model, stored, range(len(model.places)), required, 0.0, farthest=1)
+    )
+    return min(most[-1], finest)
+
+
 def _shortest_path(
     model: Model, stored: Sequence[int], limit: float, possible: Sequence[int], required: Collection[int]
 ) -> _Cut:
-    step, profile = model.step, model.profile
     k = len(possible)
-    bounds = [step.boundaries[p] for p in possible]
-    there_at = [stored[p] for p in possible]
-    held = [step.base_bytes + step.bytes_of(those) for those in there_at]
     total, over, back = [float("inf")] * k, [0.0] * k, [0] * k
     total[0] = 0.0
-    for a in range(k - 1):
-        if total[a] == float("inf"):
-            continue
-        there = there_at[a]
-        segment = Segment(step, there, 0)
-        us, misses = 0.0, 0
-        for b in range(a + 1, k):
-            if not all(segment.run(node) for node in range(bounds[b - 1], bounds[b])):
-                break
-            us += sum(step.us[bounds[b - 1] : bounds[b]])
-            wanted = there_at[b] & ~there
-            aliased = model.aliased(there, there_at[b], wanted)
-            contents = segment.contents(us, wanted, aliased)
-            workspace, _ = model.workspace(possible[a], possible[b], contents, wanted)
-            peak = held[a] + int(step.small_bytes[possible[a], possible[b]]) + step.bytes_of(wanted & ~aliased) + workspace
-            crossing = step.bytes_of(wanted & step.written) * CROSSING + step.bytes_of(wanted & ~step.written)
-            exceeds = max(0.0, peak - limit)
-            misses = misses + 1 if exceeds else 0
-            cost = profile.launch_us + contents.us + crossing / profile.bytes_per_us + exceeds * _OVERFLOW_US_PER_BYTE
-            if total[a] + cost < total[b] and (a > 0 or b < k - 1 or k == 2):
-                total[b], over[b], back[b] = total[a] + cost, over[a] + exceeds, a
-            if (misses >= _MISSES and total[k - 1] < float("inf")) or misses >= 2 * _MISSES or possible[b] in required:
-                break
+    for a, b, peak, us in _segments(model, stored, possible, required, limit):
+        exceeds = max(0.0, peak - limit)
+        cost = us + exceeds * _OVERFLOW_US_PER_BYTE
+        if total[a] + cost < total[b] and (a > 0 or b < k - 1 or k == 2):
+            total[b], over[b], back[b] = total[a] + cost, over[a] + exceeds, a
     path = [k - 1]
     while path[-1]:
         path.append(back[path[-1]])
     return _Cut([possible[p] for p in path[::-1]], over[-1])
+
+
+def _segments(
+    model: Model,
+    stored: Sequence[int],
+    possible: Sequence[int],
+    required: Collection[int],
+    limit: float,
+    *,
+    farthest: int | None = None,
+) -> Iterator[tuple[int, int, float, float]]:
+    """Segments as (index of the first boundary in `possible`, index of the last one, peak, microseconds), by the first boundary.
+
+    Of each first boundary, there are those up to `farthest` boundaries, or until several in a row exceed the limit.
+    """
+    step, profile = model.step, model.profile
+    bounds = [step.boundaries[p] for p in possible]
+    for a in range(len(possible) - 1):
+        there = stored[possible[a]]
+        held = step.base_bytes + step.bytes_of(there)
+        segment = Segment(step, there, 0)
+        us, misses = 0.0, 0
+        for b in range(a + 1, len(possible)):
+            if not all(segment.run(node) for node in range(bounds[b - 1], bounds[b])):
+                break
+            us += sum(step.us[bounds[b - 1] : bounds[b]])
+            after = stored[possible[b]]
+            wanted = after & ~there
+            aliased = model.aliased(there, after, wanted)
+            contents = segment.contents(us, wanted, aliased)
+            workspace, _ = model.workspace(possible[a], possible[b], contents, wanted)
+            peak = held + int(step.small_bytes[possible[a], possible[b]]) + step.bytes_of(wanted & ~aliased) + workspace
+            crossing = step.bytes_of(wanted & step.written) * CROSSING + step.bytes_of(wanted & ~step.written)
+            yield a, b, peak, profile.launch_us + contents.us + crossing / profile.bytes_per_us
+            misses = misses + 1 if peak > limit else 0
+            if misses >= _MISSES or possible[b] in required or (farthest is not None and b - a >= farthest):
+                break

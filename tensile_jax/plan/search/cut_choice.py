@@ -15,7 +15,7 @@ from tensile_jax.plan.analysis.absence import Absences
 from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.result.layout import layout_of
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, peak_of, whole_peak
-from tensile_jax.plan.search.cut import cheapest_cuts
+from tensile_jax.plan.search.cut import cheapest_cuts, least_peak
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
@@ -55,10 +55,10 @@ def cut_of(step: StepModel, decision: Decision, limit: float, measured: Measured
 
 
 def least_cut(step: StepModel, decision: Decision, measured: Measured) -> Choice:
-    """The cheapest cut with the peak that results if every possible boundary is one, which is near the least."""
-    finest = choice_with(decision, sorted({*step.boundaries, *decision.own}))
-    cut = cut_of(step, decision, peak_of(step, finest, measured), measured)
-    return finest if cut is None else cut
+    """The cheapest cut with the least peak."""
+    stored = RetainedSegments(step, *decision).stored
+    limit = least_peak(step.model_for(decision.own).with_measured(measured), stored, _required(step, decision))
+    return _cheapest(step, decision, limit, measured)
 
 
 def first_that_fits(step: StepModel, options: Iterable[Option], limit: float, measured: Measured) -> Choice | None:
@@ -80,9 +80,14 @@ def _cheapest(step: StepModel, decision: Decision, limit: float, measured: Measu
     retention, absences, own = decision
     model = step.model_for(own).with_measured(measured)
     stored = RetainedSegments(step, retention, absences, own).stored
-    required = {i for i, place in enumerate(model.places) if place in set(own)}
-    cuts = cheapest_cuts(model, stored, limit, required)
+    cuts = cheapest_cuts(model, stored, limit, _required(step, decision))
     return choice_with(decision, (model.places[cut] for cut in cuts))
+
+
+def _required(step: StepModel, decision: Decision) -> set[int]:
+    """The decision's own boundaries, as indices of the possible ones."""
+    own = set(decision.own)
+    return {i for i, place in enumerate(step.model_for(decision.own).places) if place in own}
 
 
 class RetainedSegments:
