@@ -40,7 +40,8 @@ PROFILE = dataclasses.replace(
     host_to_device_bytes_per_us=10.0,
     launch_us=1.0,
     canonical_layouts=False,
-    workspace_growth=0.01,
+    late_weight=1.0,
+    early_weight=0.0,
     copy_share=0.0,
 )
 """Round rates, so that latencies can be worked out on paper."""

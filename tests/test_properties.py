@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tensile_jax as tensile
-from tensile_jax.ir import Graph
+from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan import POLICIES, Choice, Measured
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import floor_bytes
@@ -22,7 +22,7 @@ from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.simulate import simulate
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST, predicted_plan, whole_peak
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan_format import Event, Plan
 from tests.builders import PROFILE, device_bytes, fresh, graph_of, header_for, measure_launches, numbers
 
 PLANS = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -64,12 +64,29 @@ def planned(step: StepModel, choice: Choice, state_memory: str) -> Plan:
     return dataclasses.replace(predicted_plan(step, choice, Measured()), state_memory=state)
 
 
+def left_on_host(plan: Plan, graph: Graph) -> set[TensorId]:
+    """The state (old values) whose updates are on the host when an iteration of the plan ends."""
+    last = {e.tensor: e for e in plan.events if e.kind in ("swap_out", "swap_in", "release")}
+    gone = {t for t, e in last.items() if e.kind == "swap_out" or (e.kind == "release" and t in graph.outputs)}
+    return {pair.input for pair in graph.carried if pair.output in gone}
+
+
+def found_on_host(plan: Plan) -> set[TensorId]:
+    """The tensors that are on the host when an iteration of the plan begins: those whose first copy is a swap-in."""
+    first: dict[TensorId, Event] = {}
+    for event in plan.events:
+        if event.kind in ("swap_out", "swap_in"):
+            first.setdefault(event.tensor, event)
+    return {t for t, event in first.items() if event.kind == "swap_in"}
+
+
 def peak_of(step: StepModel, choice: Choice, state_memory: str) -> int:
     """The peak of a choice, whose plan survives its replay."""
     if choice.runs_whole:
         return whole_peak(step, Measured())
     plan = planned(step, choice, state_memory)
     check(plan, step.graph)
+    assert left_on_host(plan, step.graph) == found_on_host(plan)
     twice = simulate([plan], step.profile, iterations=2)
     assert twice.peak_bytes <= plan.peak_bytes
     assert twice.step_us[0] == pytest.approx((plan.step_us, plan.step_us), abs=0.01)

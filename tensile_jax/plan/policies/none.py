@@ -22,5 +22,7 @@ def none(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     lowest = least_cut(step, kept, measured)
     if limit == LEAST:
         return lowest
-    near = max(_NEAR_LEAST * peak_of(step, lowest, measured), _NEAR_WHOLE * whole_peak(step, measured))
-    return cut_of(step, kept, min(near, limit), measured)
+    least_bytes = peak_of(step, lowest, measured)
+    near = max(_NEAR_LEAST * least_bytes, _NEAR_WHOLE * whole_peak(step, measured))
+    choice = cut_of(step, kept, min(near, limit), measured)
+    return lowest if choice is None and least_bytes <= limit else choice

@@ -98,7 +98,10 @@ def contents_of(liveness: Liveness, begin: int, end: int, there: Collection[Tens
 
 
 def layout_of(retention: Retention, absences: Absences, boundaries: Sequence[int]) -> Layout:
-    """The layout of a choice that was made on the operators' places: what is kept until when, and what is absent when."""
+    """The layout of a choice that was made on the operators' places: what is kept until when, and what is absent when.
+
+    An absence during no segment is left out, unless it begins the iteration, or its copy to the host serves a later absence.
+    """
     liveness = retention.liveness
     count = len(liveness.graph.operators)
     k = len(boundaries) - 1
@@ -110,15 +113,17 @@ def layout_of(retention: Retention, absences: Absences, boundaries: Sequence[int
         last = max(bisect_right(boundaries, end) - 1, 0 if begin < 0 else -1)
         arrival: Arrival = BEGINS if begin < 0 else MADE
         pieces: list[Residency] = []
-        for away in absences.get(t, ()):
+        several = absences.get(t, ())
+        for away in several:
             issued = bisect_right(boundaries, retention.last_need(t, away.leave)) if away.leave >= 0 else 0
             gone = max(bisect_right(boundaries, away.leave), issued) if away.leave >= 0 else 0
-            back = bisect_right(boundaries, away.back) - 1 if away.back < count else k + 1
-            if gone >= back and not (away.leave < 0 and away.back < 0):
+            back = max(bisect_right(boundaries, away.back) - 1, 0) if away.back < count else k + 1
+            serves = away.leave < 0 or away is several[0] is not several[-1]
+            if gone > back or (gone == back and not serves):
                 continue
             if away.leave >= 0 or pieces:
                 pieces.append(Residency(first, gone - 1, arrival, True))
-            first, arrival = max(back, 0), COPIED
+            first, arrival = back, COPIED
         if first <= last:
             pieces.append(Residency(first, last, arrival, False))
         if pieces:

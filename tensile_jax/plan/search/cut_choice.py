@@ -68,11 +68,15 @@ def first_that_fits(step: StepModel, options: Iterable[Option], limit: float, me
     """
     if limit > LEAST and whole_peak(step, measured) <= limit:
         return WHOLE
-    decisions = (step.decided(key, make) for key, make in options)
-    if limit == LEAST:
-        cuts = (least_cut(step, decision, measured) for decision in decisions)
-        return min(cuts, key=lambda choice: peak_of(step, choice, measured))
-    return next((c for decision in decisions if (c := cut_of(step, decision, limit, measured)) is not None), None)
+    decisions: list[Decision] = []
+    for key, make in options:
+        decisions.append(step.decided(key, make))
+        choice = cut_of(step, decisions[-1], limit, measured) if limit > LEAST else None
+        if choice is not None:
+            return choice
+    cuts = (least_cut(step, decision, measured) for decision in decisions)
+    lowest = min(cuts, key=lambda choice: peak_of(step, choice, measured))
+    return lowest if limit == LEAST or peak_of(step, lowest, measured) <= limit else None
 
 
 def _cheapest(step: StepModel, decision: Decision, limit: float, measured: Measured) -> Choice:

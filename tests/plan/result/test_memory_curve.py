@@ -16,7 +16,7 @@ from tensile_jax.plan.policies.auto import floor_bytes
 from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.choice import LEAST, predicted_plan, schedule_of, segment_keys, whole_peak, workspaces_of
+from tensile_jax.plan.search.choice import LEAST, compared, predicted_plan, schedule_of, whole_peak, workspaces_of
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, graph_of, header_for, plan_by_hand, tensor_named
 
@@ -162,7 +162,7 @@ def hold_to_account(rng: random.Random, graph: Graph, state_memory: str) -> None
                 needed = segment.resident_bytes + segment.workspace_bytes
                 assert needed == segment.device_bytes or segment is plan.segments[-1]
                 assert abs(segment.device_bytes - counted) <= small  # of small tensors, the search knows no more than a bound
-            shown = {key: rng.choice((0, 1_000, 65_536)) for key in segment_keys(schedule)}
+            shown = compared(schedule, [rng.choice((0, 1_000, 65_536)) for _ in plan.segments])
             measured = Measured({**measured.workspaces, **shown})
 
 
