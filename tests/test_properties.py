@@ -102,14 +102,10 @@ def test_any_graph_is_planned_for_any_budget_from_its_floor_up(graph: Graph, sta
     assert lowest is not None
     assert peak_of(step, lowest, state_memory) <= least
     top = max(least, whole_peak(step, Measured()))
-    before = float("inf")
     for limit in sorted((least + part * (top - least) for part in (0.0, *parts)), reverse=True):
         choice = POLICIES["auto"](step, limit, Measured())
         assert choice is not None, f"no plan for {limit} bytes, above the floor of {least}"
-        peak = peak_of(step, choice, state_memory)
-        assert peak <= limit
-        assert peak <= before, "a lower budget needs more"
-        before = peak
+        assert peak_of(step, choice, state_memory) <= limit
 
 
 @PLANS

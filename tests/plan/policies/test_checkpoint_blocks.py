@@ -7,6 +7,7 @@ from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.checkpoint_blocks import checkpoint, checkpointed, find_backward_start, find_blocks
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST
+from tensile_jax.plan.search.cut_choice import Decision, choice_with
 from tests.builders import PROFILE, convolutions, graph_of, training_graph
 from tests.test_properties import planned
 
@@ -91,11 +92,10 @@ def test_blocks_are_computed_again_and_nothing_is_swapped() -> None:
     step = StepModel(
         graph_of(BLOCKS, inputs="x", outputs="y", sizes={n: 100_000 for n in "sabcdefghy"}), PROFILE, state_may_stay_out=True
     )
-    choice = checkpoint(step, LEAST, Measured())
-    assert choice is not None
-    plan = planned(step, choice, "any")
+    everywhere = choice_with(Decision(checkpointed(step.base), {}, ()), step.boundaries)
+    plan = planned(step, everywhere, "any")
     assert {e.name for e in plan.events if e.kind == "recompute"} == {"a", "b", "d"}
     assert not [e for e in plan.events if e.kind.startswith("swap")]
-    without = POLICIES["none"](step, LEAST, Measured())
-    assert without is not None
-    assert plan.peak_bytes < planned(step, without, "any").peak_bytes
+    choice, without = checkpoint(step, LEAST, Measured()), POLICIES["none"](step, LEAST, Measured())
+    assert choice is not None and without is not None
+    assert planned(step, choice, "any").peak_bytes < planned(step, without, "any").peak_bytes

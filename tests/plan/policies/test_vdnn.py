@@ -7,6 +7,7 @@ from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.policies.vdnn import Layer, find_layers, offload, vdnn
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST
+from tensile_jax.plan.search.cut_choice import Decision, choice_with
 from tests.builders import PROFILE, convolutions, graph_of, tensor_named
 from tests.test_properties import planned
 
@@ -65,15 +66,14 @@ def test_tiny_feature_maps_stay() -> None:
 
 def test_every_feature_map_goes_once_and_returns_once_where_segments_let_it() -> None:
     step = step_of(convolutions(5))
-    choice = vdnn(step, LEAST, Measured())
-    assert choice is not None
-    plan = planned(step, choice, "any")
+    absences = offload(step.base, find_layers(step.graph), step.latencies, PROFILE)
+    plan = planned(step, choice_with(Decision(step.base, absences, ()), step.boundaries), "any")
     copies = sorted((e.name, e.kind) for e in plan.events if e.kind.startswith("swap"))
     assert copies == [(y, kind) for y in ("y0", "y1", "y2") for kind in ("swap_in", "swap_out")]
     assert plan.recomputed_us == 0.0
-    without = none(step, LEAST, Measured())
-    assert without is not None
-    assert plan.peak_bytes < planned(step, without, "any").peak_bytes
+    choice, without = vdnn(step, LEAST, Measured()), none(step, LEAST, Measured())
+    assert choice is not None and without is not None
+    assert planned(step, choice, "any").peak_bytes < planned(step, without, "any").peak_bytes
 
 
 def test_without_convolutions_it_is_what_none_is() -> None:
