@@ -45,14 +45,11 @@ class Lane:
             start = max(start, end)
         return start
 
-    def latest(self, end: float, length: float, *, enough: float = float("-inf")) -> float:
-        """The latest begin of a free window of that length that ends by `end`.
-
-        If that begin is before `enough`, the result is just some time before `enough`, and the window may be busy.
-        """
+    def latest(self, end: float, length: float) -> float:
+        """The latest begin of a free window of that length that ends by `end`."""
         for place in range(bisect_left(self._busy, (end, float("-inf"))) - 1, -1, -1):
             begin, until = self._busy[place]
-            if until <= end - length or end - length < enough:
+            if until <= end - length:
                 break
             if begin < end:
                 end = begin

@@ -8,15 +8,7 @@ import pytest
 from tensile_jax.ir import Graph, OperatorId, Tensor, TensorId
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.analysis.absence import (
-    Absence,
-    Absences,
-    Residency,
-    away_bytes,
-    find_residencies,
-    stored_bytes,
-    stored_unless_swapped,
-)
+from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.analysis.retention import retain, segment_contents
 from tests.builders import graph_of, tensor_named, training_graph
 
@@ -109,12 +101,11 @@ def test_a_chain_of_dropped_tensors_starts_from_what_is_stored() -> None:
     assert segment_contents(retention, 3, 4).inputs == (x, c)
 
 
-# -- residencies ----------------------------------------------------------------------------------------------------------------
+# -- stored bytes ---------------------------------------------------------------------------------------------------------------
 
 
-def stored(graph: Graph, absences: Absences | None = None) -> list[int]:
-    residencies = find_residencies(retain(find_liveness(graph), {}), absences or {})
-    return stored_bytes(residencies, len(graph.operators)).tolist()
+def stored(graph: Graph) -> list[int]:
+    return stored_unless_swapped(retain(find_liveness(graph), {})).tolist()
 
 
 def test_stored_bytes_at_every_boundary() -> None:
@@ -126,22 +117,6 @@ def test_updated_state_adds_nothing_where_the_old_state_was_donated() -> None:
     options = {"inputs": "w x", "outputs": "v y", "carried": {"w": "v"}, "sizes": {"x": 1, "y": 1}}
     assert stored(graph_of(lines, donated="w", **options)) == [101, 201, 101, 102]
     assert stored(graph_of(lines, **options)) == [101, 201, 201, 202]
-
-
-def test_a_swapped_tensor_is_away_between_its_two_copies() -> None:
-    graph = graph_of(
-        ["a = heavy(x)", "b = heavy(x)", "c = heavy(b)", "d = heavy(c)", "y = heavy(a, d)"],
-        inputs="x",
-        outputs="y",
-        sizes={"a": 1000},
-    )
-    a = tensor_named(graph, "a")
-    away = {a: (Absence(a, 1, 3, 0.0),)}
-    assert stored(graph) == [100, 1100, 1200, 1200, 1200, 200]
-    assert stored(graph, away) == [100, 1100, 200, 200, 1200, 200]
-    assert away_bytes(retain(find_liveness(graph), {}), away).tolist() == [0, 0, 1000, 1000, 0, 0]
-    pieces = [s for s in find_residencies(retain(find_liveness(graph), {}), away) if s.tensor == a]
-    assert pieces == [Residency(a, 1000, 0, 1, False), Residency(a, 1000, 3, 4, False)]
 
 
 # -- order ----------------------------------------------------------------------------------------------------------------------
@@ -241,11 +216,10 @@ def test_stored_bytes_are_those_of_a_naive_count(seed: int) -> None:
     graph = random_graph(seed)
     liveness = find_liveness(graph)
     naive = [
-        sum(t.nbytes for t in graph.tensors if liveness.begin[t.id] < b <= liveness.end[t.id] and t.nbytes)
+        sum(t.nbytes for t in graph.tensors if liveness.begin[t.id] < b <= liveness.end[t.id])
         for b in range(len(graph.operators) + 1)
     ]
     assert stored(graph) == naive
-    assert stored_unless_swapped(retain(liveness, {})).tolist() == naive
 
 
 # -- the graph itself -----------------------------------------------------------------------------------------------------------

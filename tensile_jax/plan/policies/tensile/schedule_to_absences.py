@@ -2,7 +2,7 @@
 
 The schedule is in terms of times and of the operators of a cut graph, which are segments. The rest of `plan/` counts in *places*,
 the positions of the graph's own operators in their order of execution. Segment k covers the places
-`[boundaries[k], boundaries[k + 1])`. A swapped tensor becomes an absence (`analysis/residency.py`) with
+`[boundaries[k], boundaries[k + 1])`. A swapped tensor becomes an absence (`analysis/absence.py`) with
 
     leave   the last place of the segment during which the copy to the host ends (or whose end releases the tensor)
     back    the first place of the segment during which the copy to the device begins
