@@ -44,7 +44,7 @@ class Contents(NamedTuple):
         late: `shared` in the order `late`, in bytes: the least that XLA could need beside inputs and wanted results.
         early: `alone` in the order `early`, in bytes.
         used: the tensors of `there` that the segment reads.
-        again: the tensors computed again.
+        again: the significant tensors computed again.
         heavy: the number of heavy operators that run.
     """
 
@@ -60,8 +60,9 @@ class Contents(NamedTuple):
 class Segment:
     """A segment while its contents are found."""
 
-    def __init__(self, step: Condensed, there: int, wanted: int) -> None:
+    def __init__(self, step: Condensed, begin: int, there: int, wanted: int) -> None:
         self._step = step
+        self._unmade = (1 << step.derived_before[begin]) - 1  # operators of derived tensors that would run again
         self._there = there
         self._wanted = wanted
         self._sequence: list[_Ran] = []
@@ -94,6 +95,8 @@ class Segment:
             if need and not self.compute(need, depth + 1):
                 return False
             self.used |= recipe.reads & self._there
+            if recipe.through & self._unmade:
+                self._derive(recipe.through)
             new = recipe.makes & ~self._have
             self.again |= new
             self._add(recipe.reads, new, recipe.extra, True)
@@ -111,11 +114,22 @@ class Segment:
         if missing and not self.compute(missing):
             return False
         self.used |= read & self._there
+        if step.through[node] & self._unmade:
+            self._derive(step.through[node])
         made = step.makes[node] & ~self._have
         self._add(read, made, step.extra[node], False)
         self._have |= made
         self.heavy += step.heavy[node]
         return True
+
+    def _derive(self, through: int) -> None:
+        """Compute again the derived tensors of these operators that the segment has not made yet."""
+        again = through & self._unmade
+        self._unmade ^= again
+        while again:
+            low = again & -again
+            self.again_us += self._step.derived_us[low.bit_length() - 1]
+            again ^= low
 
     def finish(self) -> bool:
         """Compute what is wanted and not made yet."""
@@ -171,7 +185,7 @@ def contents_of(step: Condensed, begin: int, end: int, there: int, wanted: int, 
         there, wanted: sets of tensors; `wanted` has none that is in `there`.
         aliased: the part of `wanted` that takes over the memory of inputs.
     """
-    segment = Segment(step, there, wanted)
+    segment = Segment(step, begin, there, wanted)
     if not all(map(segment.run, range(begin, end))) or not segment.finish():
         return None
     return segment.contents(sum(step.us[begin:end]), wanted, aliased)

@@ -11,10 +11,12 @@ step, in which a plan is evaluated much faster. Every tensor of the step belongs
 
 A *node* is a run of consecutive operators that ends where a significant tensor is made or where a boundary may lie. A segment is
 a run of nodes between two possible boundaries. Nodes read and make significant tensors only: what a node reads through derived
-tensors counts as read by the node itself. A *recipe* computes one operator's significant results again; it contains that operator
-and the derived tensors that the operator reads.
+tensors counts as read by the node itself. A *recipe* computes one operator's significant results again. A derived tensor that
+takes time to compute again, because XLA writes it to memory for a heavy operator, takes it once in each segment that does not make
+it and reads through it.
 
-Sets of significant tensors are represented as the bits of an integer. Sizes in bytes, times in microseconds.
+Sets of significant tensors, and sets of operators that make derived tensors, are represented as the bits of an integer. Sizes in
+bytes, times in microseconds.
 """
 
 from collections.abc import Sequence
@@ -37,12 +39,13 @@ _CHEAP_US = 1.0  # a light operator that takes longer to run again makes signifi
 class Recipe:
     """How to compute significant tensors again: what it reads and makes (sets), its time, and its extra bytes.
 
-    The extra bytes are those that it needs beside significant tensors: copies of operands into another layout, and derived tensors
+    `through` is the set of the operators that make the derived tensors through which it reads; their time is apart. The extra bytes are those that it needs beside significant tensors: copies of operands into another layout, and derived tensors
     that XLA must write to memory because a heavy operator reads them.
     """
 
     reads: int
     makes: int
+    through: int
     us: float
     extra: int
     heavy: int
@@ -60,6 +63,9 @@ class Condensed:
         written: the set of those that XLA writes to memory even inside an executable.
         starts: for each node, the place of its first operator; the number of operators at the end.
         reads, makes: for each node, sets.
+        through: for each node, the set of the operators, made before it, of the derived tensors through which it reads.
+        derived_us: for each operator that makes derived tensors and takes time to run again, that time, in order of execution.
+        derived_before: for each node, how many of these operators run before it.
         us, extra, heavy: for each node, its time, the bytes that it needs beside significant tensors, and its heavy operators.
         boundaries: the nodes before which a boundary may lie, ascending; 0 and the number of nodes at the ends.
         aliases: by the bit index of donated state, the bit index of the update that takes over its memory.
@@ -78,6 +84,9 @@ class Condensed:
     starts: tuple[int, ...]
     reads: tuple[int, ...]
     makes: tuple[int, ...]
+    through: tuple[int, ...]
+    derived_us: tuple[float, ...]
+    derived_before: tuple[int, ...]
     us: tuple[float, ...]
     extra: tuple[int, ...]
     heavy: tuple[int, ...]
@@ -136,7 +145,11 @@ def classify(
         threshold = max(threshold, int(sizes[_MOST_TENSORS]) + 1)
     significant = matters & (nbytes >= threshold)
     derived = ~significant & ~owned & ~fixed & made_by_light & ((nbytes >= threshold) | virtual)
-    return significant, derived
+    both = liveness.makes.sums(significant.astype(np.int64)) > 0  # an operator makes tensors of one of the two classes only
+    beside = np.zeros(len(nbytes), dtype=bool)
+    beside[liveness.makes.tensor[both[liveness.makes.place]]] = True
+    beside &= derived
+    return significant | beside, derived & ~beside
 
 
 def condense(
@@ -173,7 +186,7 @@ def condense(
 
     order = sorted(np.flatnonzero(significant).tolist(), key=lambda t: (int(begins[t]), t))
     bit = {t: i for i, t in enumerate(order)}
-    roots, derived_us = _roots(liveness, bit, derived, rerun_us)
+    roots, passed, derived_places = _roots(liveness, bit, derived, rerun_us)
 
     made_at = np.zeros(count + 1, dtype=bool)  # a node begins here
     for place, op in enumerate(operators):
@@ -190,18 +203,21 @@ def condense(
         extra = extra + liveness.relayout
     reads: list[int] = []
     makes: list[int] = []
+    through: list[int] = []
     copied: list[int] = []
     for first, end in pairwise(starts):
-        read = made = 0
+        read = made = passes = 0
         for op in operators[first:end]:
             for u in op.inputs:
                 if begins[u] < first:
                     read |= roots[u]
+                    passes |= passed[u]
             for t in op.outputs:
                 if t in bit:
                     made |= 1 << bit[t]
         reads.append(read & ~made)
         makes.append(made)
+        through.append(passes)
         copied.append(int(extra[first:end].max()))
 
     recipes: list[Recipe | None] = []
@@ -211,17 +227,16 @@ def condense(
             recipes.append(None)
             continue
         op = operators[place]
-        read = 0
-        us = float(rerun_us[place])
+        read = passes = 0
         for u in op.inputs:
             read |= roots[u]
-            us += derived_us[u]
+            passes |= passed[u]
         made = 0
         for u in op.outputs:
             if u in bit:
                 made |= 1 << bit[u]
         recipes.append(
-            Recipe(read & ~made, made, us, int(extra[place]), int(op.kind == "heavy"))
+            Recipe(read & ~made, made, passes, float(rerun_us[place]), int(extra[place]), int(op.kind == "heavy"))
         )
 
     aliases = {bit[t]: bit[h] for t, h in liveness.aliases if t in bit and h in bit}
@@ -237,6 +252,9 @@ def condense(
         starts=tuple(starts),
         reads=tuple(reads),
         makes=tuple(makes),
+        through=tuple(through),
+        derived_us=tuple(float(rerun_us[place]) for place in derived_places),
+        derived_before=tuple(np.searchsorted(derived_places, starts[:-1]).tolist()),
         us=tuple(float(elapsed[b] - elapsed[a]) for a, b in pairwise(starts)),
         extra=tuple(copied),
         heavy=tuple(int(heavy[b] - heavy[a]) for a, b in pairwise(starts)),
@@ -253,21 +271,27 @@ def condense(
 
 def _roots(
     liveness: Liveness, bit: dict[int, int], derived: np.ndarray, rerun_us: np.ndarray
-) -> tuple[list[int], list[float]]:
-    """For each tensor, the set of significant tensors from which it is computed through derived ones, and the time of that."""
-    roots = [0] * len(derived)
-    us = [0.0] * len(derived)
+) -> tuple[list[int], list[int], list[int]]:
+    """For each tensor, the significant tensors from which it is computed through derived ones, and the operators that it takes.
+
+    Of these operators, there are only those that take time to run again; their places come third.
+    """
+    roots, passed = [0] * len(derived), [0] * len(derived)
+    places: list[int] = []
     for t, i in bit.items():
         roots[t] = 1 << i
     for place, op in enumerate(liveness.graph.operators):
-        for t in op.outputs:
-            if derived[t]:
-                read, took = 0, float(rerun_us[place])
-                for u in op.inputs:
-                    read |= roots[u]
-                    took += us[u]
-                roots[t], us[t] = read, took
-    return roots, us
+        if any(derived[t] for t in op.outputs):
+            read = passes = 0
+            for u in op.inputs:
+                read |= roots[u]
+                passes |= passed[u]
+            if rerun_us[place] > 0:
+                passes |= 1 << len(places)
+                places.append(place)
+            for t in op.outputs:
+                roots[t], passed[t] = (read, passes) if derived[t] else (roots[t], passed[t])
+    return roots, passed, places
 
 
 def _small_bytes(liveness: Liveness, small: np.ndarray, last_needed: np.ndarray, boundaries: Sequence[int]) -> np.ndarray:

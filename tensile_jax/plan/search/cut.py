@@ -103,7 +103,7 @@ def _segments(
     for a in range(len(possible) - 1):
         there = stored[possible[a]]
         held = step.base_bytes + step.bytes_of(there)
-        segment = Segment(step, there, 0)
+        segment = Segment(step, bounds[a], there, 0)
         us, misses = 0.0, 0
         for b in range(a + 1, len(possible)):
             if not all(segment.run(node) for node in range(bounds[b - 1], bounds[b])):

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from tensile_jax.plan.search.condensed import Condensed, members
-from tensile_jax.plan.result.layout import BEGINS, MADE, Residency
+from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
 from tensile_jax.plan.search.schedule import Model, Schedule, Several
 
 
@@ -208,3 +208,4 @@ def _masks(new: Schedule) -> None:
         held[j] = total
         before = new.at[j]
     new.held = held
+    new.swapped = {t for t in new.swapped if any(s.leaves or s.arrival == COPIED for s in new.residencies[t])}
