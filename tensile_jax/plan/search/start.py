@@ -167,7 +167,8 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     new.contents[j] = before
     new.contents[j + 1] = behind
     _masks(new)
-    return new if new.settle(range(j, j + 2), members(schedule.contents[j].used | crossing)) else None
+    idle = schedule.contents[j].used | crossing | new.at[j + 1] & ~new.at[j + 2]
+    return new if new.settle(range(j, j + 2), members(idle)) else None
 
 
 def _reindexed(schedule: Schedule, cuts: list[int]) -> Schedule:
