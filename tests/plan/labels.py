@@ -9,9 +9,19 @@ right after a segment has ended. From a label the search makes every choice:
     where the next segment ends, what it leaves behind, and which of the tensors that it uses stay on the device
 
 `build_plan` issues the copies of one boundary in the order in which they are awaited. No other order ends sooner, so the fastest
-plan has the same time in both. A label's time and a lower bound on the time that remains (`Oracle.rest_us`) order the search: the
-first plan that is complete is the fastest. A label is dropped if another one at the same place has the same tensors on the device
-and on the host, none of its times is later, and it may do no less with its tensors.
+plan has the same time in both.
+
+A label's time and a lower bound on the time that remains order the search: the first plan that is complete is the fastest. The
+bound is the least over the sets of tensors that may be used again (`Oracle.rest_us`); those that are not on the device must come
+over the link. Three rules prune the search, and no optimal plan is lost:
+
+    A label is dropped if another one at the same place has the same tensors on the device and on the host, none of its times is
+    later, and it may do no less with its tensors.
+    An absence is idle if no segment that ran in the meantime would have exceeded the limit with the tensor, or has computed it
+    again. A plan without this absence is no slower, unless it is the first of several of the tensor: then it puts a copy on the
+    host sooner. So an idle absence must be the first one, and one that is not idle must follow.
+    A boundary at which a copy to the device was issued is followed by a segment that runs while the copy does. Otherwise the copy
+    could be issued later.
 
 Sets of tensors are the bits of an integer. Times in microseconds.
 """
@@ -56,6 +66,8 @@ class Label(NamedTuple):
         given: the tensors that were a result of a segment.
         twice: those that were one more than once, and can therefore not leave.
         away: the state that was on the host when the iteration began.
+        missed: the tensors whose present absence is not idle.
+        came: the tensors that have come back before; of these, `owing` are those that must be absent again.
     """
 
     clock: float
@@ -69,6 +81,9 @@ class Label(NamedTuple):
     given: int
     twice: int
     away: int
+    missed: int
+    came: int
+    owing: int
     trail: Trail | None
 
     def key(self) -> tuple[object, ...]:
@@ -85,7 +100,16 @@ class Label(NamedTuple):
         """Whether whatever the other one can do, this one can do no later; the two have the same key."""
         if other.fresh & ~self.fresh or self.twice & ~other.twice or self.given & ~other.given:
             return False
+        if other.missed & ~self.missed or self.came & ~other.came or self.owing & ~other.owing:
+            return False
         return all(x <= y for x, y in zip(self.times(), other.times(), strict=True))
+
+
+class Ready(NamedTuple):
+    """The state right before a segment, with the time that copies take from that segment."""
+
+    label: Label
+    delay_us: float
 
 
 class Labels:
@@ -97,13 +121,13 @@ class Labels:
         self._model = oracle.model
         self._step = oracle.condensed
         self._rest = oracle.rest_us(limit)
-        self._least: dict[tuple[int, int, int], float] = {}
+        self._futures: dict[tuple[int, int, int, int], list[tuple[float, float]]] = {}
 
     def search(self, upper: float) -> tuple[float, Layout] | None:
         """The fastest plan below `upper`, its time and its layout."""
         oracle, count = self._oracle, self._oracle.count
         at: list[dict[tuple[object, ...], list[Label]]] = [{} for _ in range(count + 1)]
-        waiting: list[tuple[float, int, int, Label]] = []
+        waiting: list[tuple[float, int, int, Label | Ready]] = []
         pushed = 0
 
         def push(bound: float, place: int, label: Label) -> None:
@@ -117,50 +141,66 @@ class Labels:
 
         begin = self._step.at_begin
         for away in subsets(sum(1 << old for old in oracle.pairs)):
-            push(0.0, 0, Label(0.0, 0.0, 0.0, begin & ~away, away, (), (), begin & ~away, begin, 0, away, None))
+            push(0.0, 0, Label(0.0, 0.0, 0.0, begin & ~away, away, (), (), begin & ~away, begin, 0, away, away, 0, 0, None))
         while waiting:
-            bound, place, _, label = heappop(waiting)
-            if bound >= upper:
-                return None
-            if place == -count:
-                return bound, self._told(label)
-            if not any(o is label for o in at[-place].get(label.key(), ())):
-                continue
-            for end, new in self._next(label, -place):
-                if end < count:
-                    time = max(new.clock + self._remaining(end, new.device, new.host), new.out, new.into)
+            bound, place, _, state = heappop(waiting)
+            place = -place
+            if isinstance(state, Ready):
+                for end, new in self._next(state, place):
+                    if end < count:
+                        time = self._bound(new, end)
+                        if time < upper:
+                            push(time, end, new)
+                    else:
+                        done = self._ended(new)
+                        if done is not None and done.clock < upper:
+                            push(done.clock, count, done)
+            elif place == count:
+                return bound, self._told(state)
+            elif any(o is state for o in at[place].get(state.key(), ())):
+                for ready in self._at_boundary(state, place):
+                    time = max(bound, self._bound(ready.label, place))
                     if time < upper:
-                        push(time, end, new)
-                else:
-                    done = self._ended(new)
-                    if done is not None and done.clock < upper:
-                        push(done.clock, count, done)
+                        pushed += 1
+                        heappush(waiting, (time, -place, pushed, ready))
         return None
 
-    def _remaining(self, place: int, device: int, host: int) -> float:
-        """A lower bound on the time that remains; what is on the device is used again, what is on the host may be."""
-        key = place, device, host
-        if key not in self._least:
-            rest = self._rest[place]
-            self._least[key] = min(float(rest[device | some]) for some in subsets(host & ~device & self._oracle.needable[place]))
-        return self._least[key]
+    def _bound(self, label: Label, place: int) -> float:
+        """A lower bound on the time of the step."""
+        into = max(label.into, label.clock)
+        futures = self._futures_of(label, place)
+        return max(min((max(label.clock + rest, into + in_us) for rest, in_us in futures), default=float("inf")), label.out)
 
-    def _next(self, label: Label, a: int) -> Iterator[tuple[int, Label]]:
-        """The labels after each segment that may come next, and where these segments end."""
-        for ready, delay_us, gone, coming in self._at_boundary(label, a):
-            if self._oracle.base[a] + self._step.bytes_of(ready.device) > self._limit:
-                continue
-            trail = Trail(a, ready.device, gone, coming, label.trail)
-            for b in range(a + 1, self._oracle.count + 1):
-                if (a, b) != (0, self._oracle.count) or b == 1:
-                    for new in self._run(ready, a, b, delay_us):
-                        yield b, new._replace(trail=trail)
+    def _futures_of(self, label: Label, place: int) -> list[tuple[float, float]]:
+        """By set of tensors that are used again: the least time that remains, and the time of the copies to the device.
 
-    def _at_boundary(self, label: Label, a: int) -> Iterator[tuple[Label, float, int, int]]:
-        """The state after each choice of copies to issue and to await.
-
-        With it come the time that these copies take from the next segment, the tensors that are gone, and those that come.
+        What is on the device is used again, what is on the host may be.
         """
+        device, host = label.device, label.host & ~label.device & self._oracle.needable[place]
+        sent = sum(1 << self._oracle.pairs[old] for old in members(label.away))
+        leaving = sum(1 << t for t, _ in label.leaving) & ~sent
+        key = place, device, host, leaving
+        if key not in self._futures:
+            in_us, rest = self._model.in_us, self._rest[place]
+            found = sorted(
+                (float(rest[device | some]), sum(in_us[t] for t in members((some & ~sent) | leaving))) for some in subsets(host)
+            )
+            best: list[tuple[float, float]] = []
+            for remaining, copies in found:
+                if remaining < float("inf") and (not best or copies < best[-1][1]):
+                    best.append((remaining, copies))
+            self._futures[key] = best
+        return self._futures[key]
+
+    def _next(self, ready: Ready, a: int) -> Iterator[tuple[int, Label]]:
+        """The labels after each segment that may come next, and where these segments end."""
+        for b in range(a + 1, self._oracle.count + 1):
+            if (a, b) != (0, self._oracle.count) or b == 1:
+                for new in self._run(ready, a, b):
+                    yield b, new
+
+    def _at_boundary(self, label: Label, a: int) -> Iterator[Ready]:
+        """The states after each choice of copies to issue and to await."""
         share = self._oracle.profile.copy_share
         may_come = self._oracle.needable[a]
         for going in subsets(label.fresh & ~label.host & ~label.twice & self._step.movable):
@@ -171,10 +211,17 @@ class Labels:
                     delay_us += share * self._model.out_us[t]
                     leaving.append((t, out))
                 for clock in sorted({label.clock, *(end for _, end in leaving if end > label.clock)}):
+                    if any(end - self._model.in_us[t] >= clock for t, end in label.coming):
+                        continue
                     gone = sum(1 << t for t, end in leaving if end <= clock)
                     device, host = label.device & ~gone, label.host | gone
                     still = tuple(copy for copy in leaving if not gone >> copy[0] & 1)
-                    for coming_in in subsets(host & ~device & ~gone & may_come):
+                    room = self._limit - self._oracle.base[a] - self._step.bytes_of(device)
+                    if room < 0:
+                        continue
+                    for coming_in in subsets(host & ~device & ~gone & may_come & (label.missed | ~label.came)):
+                        if self._step.bytes_of(coming_in) > room:
+                            continue
                         for order in permutations(members(coming_in)):
                             into, coming, delay_in_us = label.into, list(label.coming), delay_us
                             for t in order:
@@ -182,25 +229,29 @@ class Labels:
                                 delay_in_us += share * self._model.in_us[t]
                                 coming.append((t, into))
                             new = label._replace(
-                                clock=clock, out=out, into=into, device=device | coming_in, host=host,
-                                leaving=still, coming=tuple(coming),
+                                clock=clock, out=out, into=into, device=device | coming_in, host=host, leaving=still,
+                                coming=tuple(coming), missed=label.missed & ~coming_in,
+                                came=label.came | coming_in,
+                                owing=(label.owing & ~coming_in) | (coming_in & ~label.missed),
+                                trail=Trail(a, device | coming_in, gone, coming_in, label.trail),
                             )  # fmt: skip
-                            yield new, delay_in_us, gone, coming_in
+                            yield Ready(new, delay_in_us)
 
-    def _run(self, label: Label, a: int, b: int, delay_us: float) -> Iterator[Label]:
+    def _run(self, ready: Ready, a: int, b: int) -> Iterator[Label]:
         """The labels after the segment of the places [a, b), by what it leaves behind and what stays on the device."""
         oracle, model = self._oracle, self._model
+        label, delay_us = ready
         there, bytes_of = label.device, self._step.bytes_of
         useful = oracle.needable[b]
         leaving = sum(1 << t for t, _ in label.leaving)
         for results in subsets(useful & ~there & ~label.host):
             relevant = there & model.relevant(a, b, results)
-            contents = model.contents(a, b, there, results, 0)
-            if contents is None or contents.used & leaving:
+            evaluated = model.contents(a, b, there, results, 0)
+            if evaluated is None or evaluated.contents.used & leaving:
                 continue
-            used = contents.used
+            used = evaluated.contents.used
             idle = there & ~used
-            if idle & ~useful:
+            if idle & ~useful or label.owing & ~useful:
                 continue
             idle_bytes = bytes_of(idle)
             arrived = max((end for t, end in label.coming if used >> t & 1), default=0.0)
@@ -213,9 +264,13 @@ class Labels:
                 if option.peak + idle_bytes > self._limit:
                     continue
                 device = idle | stays | results
+                room = self._limit - option.peak - idle_bytes
+                absent = label.host & ~there
+                missed = label.missed | (absent & evaluated.contents.again)
+                missed |= sum(1 << t for t in members(absent & ~missed) if self._step.nbytes[t] > room)
                 yield label._replace(
                     clock=max(label.clock, arrived) + option.us + delay_us, device=device, host=label.host & (useful | device),
-                    coming=coming, fresh=stays | results, given=given, twice=twice,
+                    coming=coming, fresh=stays | results, given=given, twice=twice, missed=missed & useful, came=label.came & useful,
                 )  # fmt: skip
 
     def _ended(self, label: Label) -> Label | None:
@@ -230,7 +285,7 @@ class Labels:
         if going & ~label.fresh or going & label.twice:
             return None
         coming = wanted & ~label.device
-        if coming & ~label.host:
+        if coming & ~(label.host & label.missed) or label.owing & ~coming:
             return None
         if oracle.base[oracle.count] + self._step.bytes_of(wanted) > self._limit:
             return None

@@ -110,18 +110,18 @@ class Oracle:
         `kept` are those of `there` that are not released with the segment.
         """
         step, model = self.condensed, self.model
-        aliased = replaced = 0
-        for new in members(results & model.updates):
-            old = 1 << model.alias_of[new]
-            if there & old and not kept & old:
-                aliased |= 1 << new
-                replaced |= old
-        contents = model.contents(a, b, there, results, aliased)
-        if contents is None:
+        aliased = model.aliased(there, kept, results)
+        evaluated = model.contents(a, b, there, results, aliased)
+        if evaluated is None:
             return None
+        contents, result_bytes, _ = evaluated
         workspace, _ = model.workspace(a, b, contents, results)
-        peak = step.base_bytes + int(step.small_bytes[a, b]) + step.bytes_of(contents.used) + step.bytes_of(results & ~aliased)
-        return Option(contents.used, results, replaced, self._us(a, b, contents.used, results), peak + ceil(workspace))
+        peak = step.base_bytes + int(step.small_bytes[a, b]) + step.bytes_of(contents.used) + result_bytes + ceil(workspace)
+        return Option(contents.used, results, self._olds(aliased), self._us(a, b, contents.used, results), peak)
+
+    def _olds(self, news: int) -> int:
+        """The state that these updates may replace."""
+        return sum(1 << self.model.alias_of[new] for new in members(news & self.model.updates))
 
     def _us(self, a: int, b: int, used: int, results: int) -> float:
         """The time of the segment with its launch, as `build_plan` computes it."""
@@ -149,8 +149,7 @@ class Oracle:
                 if there & ~full.used:
                     waiting.append(full.used)
                     continue
-                olds = sum(1 << self.model.alias_of[new] for new in members(results & self.model.updates)) & full.used
-                for kept in subsets(olds):
+                for kept in subsets(self._olds(results) & full.used):
                     option = self.option(a, b, there, results, kept)
                     assert option is not None
                     found.append(option)
@@ -190,8 +189,7 @@ class Oracle:
                     value = weight(option)
                     if value == np.inf:
                         continue
-                    olds = sum(1 << self.model.alias_of[new] for new in members(option.results & self.model.updates))
-                    free = option.used & ~olds
+                    free = option.used & ~self._olds(option.results)
                     key = free, option.replaced
                     if key not in released:
                         after = best[b][every & ~option.replaced] if option.replaced else best[b]
