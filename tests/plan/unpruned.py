@@ -1,70 +1,104 @@
-"""Makes every plan of a tiny graph, one by one, without pruning. Tests compare the oracle (`oracle.py`) with the result.
-
-The space of plans is that of the oracle. An absence is any two places in a gap. Each combination of absences has a boundary table
-of its own, so that its workspaces take these absences into account.
-"""
+"""Looks at every layout of a very small step, one after another: what the oracle (`oracle.py`) is checked against."""
 
 from collections.abc import Iterator
-from itertools import combinations, pairwise, product
+from itertools import combinations, product
 
-from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan import DeviceProfile, Measured
-from tensile_jax.plan.analysis.absence import Absence, find_residencies
-from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.result.build import Layout, build_plan
+from tensile_jax.plan import Measured
+from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.search.candidates import Candidates
-from tensile_jax.plan.search.choice import whole_peak
-from tensile_jax.plan.search.segmentation import boundary_table
+from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
+from tensile_jax.plan.search.choice import whole_peak, with_small_tensors, workspaces_of
+from tensile_jax.plan.search.schedule import Model, Schedule, Several
+from tensile_jax.plan.search.start import assemble
+from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import header_for
-from tests.plan.oracle import SMALLEST, drops
 
 
-def unpruned(graph: Graph, profile: DeviceProfile, *, swaps: bool) -> list[tuple[int, float]]:
-    """(peak, step) of every plan, each replayed: every retention, subset of boundaries, and set of absences."""
-    candidates = Candidates(graph, profile, state_may_stay_out=False)
-    liveness = candidates.liveness
-    count = len(graph.operators)
-    header = header_for(graph)
-    plans = [(whole_peak(candidates, Measured()), sum(candidates.latencies) + profile.launch_us)]
-    inner = range(1, count)
-    cuts = [(0, *some, count) for k in range(1 if count > 1 else 0, count) for some in combinations(inner, k)]
-    for dropped in drops(liveness):
-        retention = retain(liveness, dropped)
-        for absences in all_absences(retention) if swaps else [{}]:
-            places = tuple(range(count + 1))
-            residencies = find_residencies(retention, absences)
-            work = boundary_table(retention, candidates.fusion, profile, residencies=residencies, boundaries=places).estimates(
-                profile.workspace_growth
-            )
-            for bounds in cuts:
-                if any(not any(a.leave < b <= a.back for b in bounds) for several in absences.values() for a in several):
+def unpruned(step: StepModel) -> list[tuple[int, float]]:
+    """The peak and the time of every plan that the oracle considers; the peak includes what is there when the iteration ends."""
+    count = len(step.graph.operators)
+    model = step.model_for(tuple(range(count + 1)))
+    header = header_for(step.graph, state_memory="any" if step.state_may_stay_out else "device")
+    found = [(whole_peak(step, Measured()), step.whole_us)]
+    for inner in range(1, count):
+        for cuts in ([0, *some, count] for some in combinations(range(1, count), inner)):
+            for several in every_residencies(model, cuts):
+                schedule = assemble(model, cuts, several, as_they_are=True)
+                if schedule is None or not no_longer_than_needed(schedule):
                     continue
-                layout = Layout(retention, absences, bounds, tuple(int(work[a, b]) for a, b in pairwise(bounds)))
-                plan = build_plan(layout, candidates.costs, header)
-                check(plan, graph)
-                plans.append((plan.peak_bytes, plan.step_us))
-    return plans
+                layout = with_small_tensors(step, cuts, {model.step.tensors[t]: s for t, s in enumerate(several) if s})
+                workspaces = [nbytes for nbytes, _ in workspaces_of(schedule)]
+                plan = build_plan(layout, step.liveness, workspaces, step.costs, header)
+                check(plan, step.graph)
+                at_end = sum(t.nbytes for t in step.graph.tensors if any(r.last == inner + 1 for r in layout.residencies.get(t.id, ())))
+                found.append((max(plan.peak_bytes, at_end), plan.step_us))
+    return found
 
 
-def all_absences(retention: Retention) -> Iterator[dict[TensorId, tuple[Absence, ...]]]:
-    """Every set of absences of the tensors that may be swapped: in each gap none, or any two places of it."""
-    liveness, graph = retention.liveness, retention.liveness.graph
-    count = len(graph.operators)
-    choices: list[list[Absence | None]] = []
-    for tensor in graph.tensors:
-        t = tensor.id
-        if tensor.nbytes < SMALLEST or t in liveness.kept_by_caller:
-            continue
-        points = [liveness.begin[t], *(p for p in retention.needs[t] if p <= retention.end[t])]
-        points += [count] if retention.end[t] >= count else []
-        for after, before in pairwise(points):
-            pairs = [(x, y) for x in range(max(after, 0), before) for y in range(x + 1, min(before, count - 1) + 1)]
-            if pairs:
-                choices.append([None, *(Absence(t, x, y, 0.0) for x, y in pairs)])
-    for chosen in product(*choices):
-        absences: dict[TensorId, tuple[Absence, ...]] = {}
-        for absence in chosen:
-            if absence is not None:
-                absences[absence.tensor] = (*absences.get(absence.tensor, ()), absence)
-        yield absences
+def every_residencies(model: Model, cuts: list[int]) -> Iterator[list[Several]]:
+    """Every combination of residencies of the tensors with which the step's results are there in the end."""
+    step, k = model.step, len(cuts) - 1
+    segment_of = [j for j in range(k) for _ in range(cuts[j], cuts[j + 1])]
+    new_of = dict(step.pairs)
+    alone = [t for t in range(len(step.tensors)) if t not in new_of and t not in model.old_of]
+
+    def made(t: int) -> int:
+        return segment_of[step.starts[step.made[t]]] if step.made[t] >= 0 else -1
+
+    def of(t: int) -> list[Several]:
+        return list(residencies(made(t), k, to_the_end=bool(step.at_end >> t & 1)))
+
+    def of_pair(old: int, new: int) -> list[tuple[Several, Several]]:
+        stays = list(product(of(old), of(new)))
+        away = product(residencies(-1, k, starts_out=True), residencies(made(new), k, stays_out=True))
+        return [*stays, *away]
+
+    for singles in product(*map(of, alone)):
+        for pairs in product(*(of_pair(old, new) for old, new in step.pairs)):
+            several: list[Several] = [()] * len(step.tensors)
+            for t, some in zip(alone, singles, strict=True):
+                several[t] = some
+            for (old, new), (one, two) in zip(step.pairs, pairs, strict=True):
+                several[old], several[new] = one, two
+            yield several
+
+
+def residencies(
+    made: int, k: int, *, to_the_end: bool = False, starts_out: bool = False, stays_out: bool = False
+) -> Iterator[Several]:
+    """Every sequence of residencies of a tensor that segment `made` makes, or -1 for an input, in a step of k segments."""
+
+    def extend(found: Several) -> Iterator[Several]:
+        last = found[-1].last if found else made - 1
+        if stays_out == bool(found and found[-1].leaves) and to_the_end == (last == k):
+            yield found
+        if starts_out and not found:
+            starts = [(f, COPIED) for f in range(k)]
+        elif not found:
+            starts = [(0, BEGINS)] if made < 0 else [(f, MADE) for f in range(made + 1, k + 1)]
+        elif found[-1].leaves:
+            starts = [(f, COPIED) for f in range(last + 2, k + 1)]
+        elif made >= 0 and all(r.arrival == MADE for r in found):
+            starts = [(f, MADE) for f in range(last + 2, k + 1)]
+        else:
+            starts = []
+        for first, arrival in starts:
+            for until in range(first, k + 1):
+                yield from extend((*found, Residency(first, until, arrival, False)))
+            if arrival == COPIED or not found:
+                for until in range(first if arrival == COPIED else first - 1, k):
+                    yield from extend((*found, Residency(first, until, arrival, True)))
+
+    return extend(())
+
+
+def no_longer_than_needed(schedule: Schedule) -> bool:
+    """Whether each residency ends with a use, with the end of the iteration, or with a copy to the host."""
+    k = schedule.count
+    for t, several in enumerate(schedule.residencies):
+        for first, last, arrival, leaves in several:
+            if last == k or (leaves and arrival != COPIED):
+                continue
+            if schedule.last_use(t, first, last) != last:
+                return False
+    return True
