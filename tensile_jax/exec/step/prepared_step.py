@@ -237,12 +237,13 @@ class PreparedStep:
             except BudgetTooSmall:
                 lower = confirmed.below(limit, 0)
                 found = None if lower is None else self._compiled_choice(lower, goal)
-                if found is None:
+                if found is None or found.plan.peak_bytes > limit:
                     raise
             else:
                 lower = confirmed.below(limit, found.plan.peak_bytes)
-                if lower is not None:
-                    found = self._compiled_choice(lower, goal) or found
+                other = None if lower is None else self._compiled_choice(lower, goal)
+                if other is not None and other.plan.peak_bytes <= limit:
+                    found = other
         confirmed.add(limit, found.plan.peak_bytes, found.choice)
         return found
 
