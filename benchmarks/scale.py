@@ -31,11 +31,10 @@ from tensile_jax.device_profiles import load_profile
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.plan import POLICIES, Measured
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import layout
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import SCHEMA_VERSION, Plan
 
 _RESULTS = Path(__file__).parent / "results" / "scale.json"

@@ -20,8 +20,8 @@ from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.simulate import simulate
-from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST, predicted_plan, whole_peak
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Event, Plan
 from tests.builders import PROFILE, device_bytes, fresh, graph_of, header_for, measure_launches, numbers
 

@@ -306,6 +306,4 @@ class Planner:
             return ()
         residencies = choice.layout.residencies
         away = {t for t, several in residencies.items() if any(r.leaves or r.arrival == COPIED for r in several)}
-        return tuple(
-            (old, self.graph.tensors[old].nbytes) for old, new in self.step.pairs if old not in away and new not in away
-        )
+        return tuple((old, self.graph.tensors[old].nbytes) for old, new in self.step.pairs if old not in away and new not in away)

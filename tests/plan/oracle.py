@@ -26,7 +26,6 @@ searches go through the sets of promised tensors at each place, from the end of 
 swapped. Sets of tensors are the bits of an integer. Sizes in bytes, times in microseconds.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import ceil

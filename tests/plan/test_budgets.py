@@ -7,8 +7,8 @@ from tensile_jax.plan import Measured
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import auto, floor_bytes
 from tensile_jax.plan.result.build import build_whole_plan, empty_plan
-from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST, Choice, predicted_plan, whole_peak
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, training_graph
 

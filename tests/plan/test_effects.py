@@ -13,8 +13,8 @@ from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan, ranges, unranged
 from tests.builders import graph_of, plan_by_hand, tensor_named, training_graph
 from tests.plan.small_steps import small_step

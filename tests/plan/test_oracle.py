@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks.gap import Compared, compare, figures
-
 from tensile_jax.ir import Graph
 from tests.builders import PROFILE, graph_of
 from tests.plan.oracle import Oracle
@@ -56,7 +55,9 @@ def test_the_search_finds_what_looking_at_every_plan_finds_in_many_graphs(graph:
 
 
 def compare_with_every_plan(graph: Graph, rate: float, state_memory: Literal["device", "any"] = "device") -> None:
-    profile = dataclasses.replace(PROFILE, device_to_host_bytes_per_us=rate, host_to_device_bytes_per_us=1.5 * rate, copy_share=0.1)
+    profile = dataclasses.replace(
+        PROFILE, device_to_host_bytes_per_us=rate, host_to_device_bytes_per_us=1.5 * rate, copy_share=0.1
+    )
     oracle = Oracle(graph, profile, state_memory=state_memory)
     plans = unpruned(oracle.step)
     peaks = sorted({peak for peak, _ in plans})

@@ -10,8 +10,8 @@ from tensile_jax.ir import Graph
 from tensile_jax.plan import POLICIES, DeviceProfile, Measured
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import floor_bytes
-from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST, whole_peak
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import PolicyName
 from tests.builders import PROFILE, graph_of
 from tests.test_properties import graphs, peak_of

@@ -30,7 +30,9 @@ def unpruned(step: StepModel) -> list[tuple[int, float]]:
                 workspaces = [nbytes for nbytes, _ in workspaces_of(schedule)]
                 plan = build_plan(layout, step.liveness, workspaces, step.costs, header)
                 check(plan, step.graph)
-                at_end = sum(t.nbytes for t in step.graph.tensors if any(r.last == inner + 1 for r in layout.residencies.get(t.id, ())))
+                at_end = sum(
+                    t.nbytes for t in step.graph.tensors if any(r.last == inner + 1 for r in layout.residencies.get(t.id, ()))
+                )
                 found.append((max(plan.peak_bytes, at_end), plan.step_us))
     return found
 

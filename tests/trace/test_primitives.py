@@ -18,9 +18,9 @@ from jax.sharding import PartitionSpec
 
 import tensile_jax as tensile
 from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.analysis.absence import Absence, Absences
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.analysis.absence import Absence, Absences
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan_format import Plan
 from tensile_jax.trace import trace_step

@@ -43,7 +43,9 @@ class DeviceProfile:
                 share = field.name == "copy_share"
                 weight = field.name.endswith("_weight")
                 number = isinstance(value, int | float) and not isinstance(value, bool)
-                right = number and (0 <= value <= 1 if share else 0 <= value < float("inf") if weight else 0 < value < float("inf"))
+                right = number and (
+                    0 <= value <= 1 if share else 0 <= value < float("inf") if weight else 0 < value < float("inf")
+                )
                 wanted = "a number from zero to one" if share else f"a number {'of zero or more' if weight else 'above zero'}"
             if not right:
                 raise ValueError(f"Device profile {self.name!r}: {field.name} must be {wanted}, got {value!r}.")

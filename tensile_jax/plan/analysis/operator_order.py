@@ -23,8 +23,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.absence import stored_unless_swapped
+from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import retain
 
 _MUCH = 4  # a result is much larger than its operands if it has this many times their bytes

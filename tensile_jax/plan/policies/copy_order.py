@@ -20,9 +20,9 @@ from dataclasses import replace
 from itertools import accumulate
 
 from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.absence import Absence, Absences
 from tensile_jax.plan.analysis.copy_time import copy_out_us
 from tensile_jax.plan.analysis.latency import StepCosts
-from tensile_jax.plan.analysis.absence import Absence, Absences
 from tensile_jax.plan.analysis.retention import Retention
 
 

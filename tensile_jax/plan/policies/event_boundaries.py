@@ -23,8 +23,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.absence import Absences
+from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.retention import Retention
 
 

@@ -35,14 +35,14 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.analysis.absence import Absence, Absences
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
-from tensile_jax.plan.analysis.absence import Absence, Absences
 from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.none import none
-from tensile_jax.plan.search.cut_choice import Decision, first_that_fits
 from tensile_jax.plan.search.choice import Choice
+from tensile_jax.plan.search.cut_choice import Decision, first_that_fits
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import Gap, may_leave
 from tensile_jax.plan.search.workspace import Measured

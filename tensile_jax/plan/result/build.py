@@ -50,9 +50,7 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
     bounds = layout.boundaries
     last = len(bounds) - 1
     at, after = on_device(layout)
-    all_contents = [
-        contents_of(liveness, bounds[j], bounds[j + 1], at[j], sorted(after[j] - at[j])) for j in range(last)
-    ]
+    all_contents = [contents_of(liveness, bounds[j], bounds[j + 1], at[j], sorted(after[j] - at[j])) for j in range(last)]
     donations = [_donations(liveness, contents, at[j] - after[j]) for j, contents in enumerate(all_contents)]
     outgoing, incoming, let_go = _copies(layout, all_contents)
     names = segment_names(liveness, bounds)

@@ -149,6 +149,4 @@ def on_device(layout: Layout) -> tuple[list[set[TensorId]], list[set[TensorId]]]
 def segments_of(liveness: Liveness, layout: Layout) -> list[Contents]:
     """The contents of every segment."""
     at, after = on_device(layout)
-    return [
-        contents_of(liveness, a, b, at[j], sorted(after[j] - at[j])) for j, (a, b) in enumerate(pairwise(layout.boundaries))
-    ]
+    return [contents_of(liveness, a, b, at[j], sorted(after[j] - at[j])) for j, (a, b) in enumerate(pairwise(layout.boundaries))]

@@ -133,9 +133,9 @@ def compared(schedule: Schedule, workspaces: Sequence[int]) -> dict[SegmentKey, 
     """The workspaces that XLA has reported for the segments of a schedule, beside what was predicted."""
     profile = schedule.model.profile
     return {
-        schedule.model.key(
-            schedule.cuts[j], schedule.cuts[j + 1], contents.again, schedule.after[j] & ~schedule.at[j]
-        ): Compared(nbytes, predicted_workspace(contents, profile))
+        schedule.model.key(schedule.cuts[j], schedule.cuts[j + 1], contents.again, schedule.after[j] & ~schedule.at[j]): Compared(
+            nbytes, predicted_workspace(contents, profile)
+        )
         for j, (contents, nbytes) in enumerate(zip(schedule.contents, workspaces, strict=True))
     }
 

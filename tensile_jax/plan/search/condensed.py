@@ -235,9 +235,7 @@ def condense(
         for u in op.outputs:
             if u in bit:
                 made |= 1 << bit[u]
-        recipes.append(
-            Recipe(read & ~made, made, passes, float(rerun_us[place]), int(extra[place]), int(op.kind == "heavy"))
-        )
+        recipes.append(Recipe(read & ~made, made, passes, float(rerun_us[place]), int(extra[place]), int(op.kind == "heavy")))
 
     aliases = {bit[t]: bit[h] for t, h in liveness.aliases if t in bit and h in bit}
     written = sum(1 << bit[t] for t in order if fusion.materialised[t])

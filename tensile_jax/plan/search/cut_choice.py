@@ -97,7 +97,9 @@ def _required(step: StepModel, decision: Decision) -> set[int]:
 class RetainedSegments:
     """The segments between any two possible boundaries, given what is kept until when."""
 
-    def __init__(self, step: StepModel, retention: Retention, absences: Absences | None = None, own: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, step: StepModel, retention: Retention, absences: Absences | None = None, own: tuple[int, ...] = ()
+    ) -> None:
         self._model = step.model_for(own)
         self._liveness = step.liveness
         self._retention = retention

@@ -11,10 +11,10 @@ Everything is deterministic: the number of moves is fixed, not the time.
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from tensile_jax.plan.result.layout import BEGINS, COPIED
 from tensile_jax.plan.search import moves
 from tensile_jax.plan.search.condensed import members
 from tensile_jax.plan.search.moves import Gap
-from tensile_jax.plan.result.layout import BEGINS, COPIED
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.start import merged, split
 
@@ -213,9 +213,7 @@ def changes(schedule: Schedule) -> list[Change]:
         for number in range(len(schedule.residencies[t]) - 1):
             found.append(Change(0.5 * copies, (1, t, number), lambda s, t=t, n=number: _stay(s, t, n)))
             for d, e in ((1, 0), (0, -1), (1, -1), (-1, 0), (0, 1), (3, 0), (0, -3)):
-                found.append(
-                    Change(0.2 * copies, (2, t, number, d, e), lambda s, t=t, n=number, d=d, e=e: _shift(s, t, n, d, e))
-                )
+                found.append(Change(0.2 * copies, (2, t, number, d, e), lambda s, t=t, n=number, d=d, e=e: _shift(s, t, n, d, e)))
     launch = schedule.model.profile.launch_us
     for j in range(1, schedule.count):
         cut = schedule.cuts[j]

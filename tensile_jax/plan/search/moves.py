@@ -15,8 +15,8 @@ Sizes in bytes, times in microseconds.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tensile_jax.plan.search.condensed import members
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
+from tensile_jax.plan.search.condensed import members
 from tensile_jax.plan.search.schedule import Schedule, Several
 
 

@@ -106,7 +106,9 @@ def _all_absent(step: StepModel, model: Model) -> Schedule:
             needs.append(k)
         if t in old_of and condensed.at_end >> t & 1:
             needs.pop()
-        residencies.append(_apart(needs, j, stays_out=t in old_of, starts_out=t in new_of, movable=bool(condensed.movable >> t & 1)))
+        residencies.append(
+            _apart(needs, j, stays_out=t in old_of, starts_out=t in new_of, movable=bool(condensed.movable >> t & 1))
+        )
     made = assemble(model, list(range(k + 1)), residencies)
     assert made is not None
     return made

@@ -6,8 +6,8 @@ A tensor is on the device from where it is made to where it is needed last, or, 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from tensile_jax.plan.search.condensed import Condensed, members
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
+from tensile_jax.plan.search.condensed import Condensed, members
 from tensile_jax.plan.search.schedule import Model, Schedule, Several
 
 
@@ -73,7 +73,17 @@ def assemble(model: Model, cuts: list[int], residencies: list[Several], *, as_th
     k = len(cuts) - 1
     none = model.nothing
     made = Schedule(
-        model, cuts, [()] * len(residencies), [0] * (k + 1), [0] * k, set(), [none] * k, [0] * (k + 1), [0] * k, [0.0] * k, [0.0] * k
+        model,
+        cuts,
+        [()] * len(residencies),
+        [0] * (k + 1),
+        [0] * k,
+        set(),
+        [none] * k,
+        [0] * (k + 1),
+        [0] * k,
+        [0.0] * k,
+        [0.0] * k,
     )
     for t, those in enumerate(residencies):
         if those:

@@ -6,9 +6,9 @@ import random
 import pytest
 
 from tensile_jax.ir import Graph, OperatorId, Tensor, TensorId
+from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.analysis.retention import retain, segment_contents
 from tests.builders import graph_of, tensor_named, training_graph
 

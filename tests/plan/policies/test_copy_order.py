@@ -1,8 +1,8 @@
 """When copies to the host end, if they are made in the order in which a plan issues them."""
 
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import find_liveness
-from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tests.builders import PROFILE, graph_of, tensor_named

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
 from tensile_jax.plan import POLICIES, Measured
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
-from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST
+from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of, tensor_named
 from tests.plan.test_policies import PLANS, networks
 from tests.test_properties import graphs, planned

@@ -8,9 +8,9 @@ import pytest
 
 from tensile_jax.errors import InvalidPlan
 from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.result.build import build_whole_plan
 from tensile_jax.plan.result.check import check

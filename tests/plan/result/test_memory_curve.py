@@ -15,8 +15,8 @@ from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.auto import floor_bytes
 from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.choice import LEAST, compared, predicted_plan, schedule_of, whole_peak, workspaces_of
+from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, graph_of, header_for, plan_by_hand, tensor_named
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.result.simulate import Simulation, Span, simulate
 from tensile_jax.plan_format import Event, EventKind, Plan, PlannedTensor, Segment

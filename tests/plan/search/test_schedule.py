@@ -43,6 +43,8 @@ def test_nothing_is_kept_for_longer_than_needed(seed: int) -> None:
     for _, schedule in wander(random_schedule(model, rng), rng, 8):
         for t, several in enumerate(schedule.residencies):
             for first, last, _, leaves in several:
-                needed = [j for j in range(max(first, 0), min(last, schedule.count - 1) + 1) if schedule.contents[j].used >> t & 1]
+                needed = [
+                    j for j in range(max(first, 0), min(last, schedule.count - 1) + 1) if schedule.contents[j].used >> t & 1
+                ]
                 returned = last == schedule.count and model.step.at_end >> t & 1
                 assert returned or leaves or last == max(needed, default=0)

@@ -3,11 +3,11 @@
 import dataclasses
 
 import numpy as np
+from tensile_jax.plan.search.candidates import Candidates
 
 from tensile_jax.plan import Measured
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import floor
-from tensile_jax.plan.search.candidates import Candidates
 from tensile_jax.plan.search.workspace import workspace_lower_estimates, workspaces
 from tests.builders import PROFILE, training_graph
 

@@ -36,8 +36,8 @@ from itertools import pairwise
 import numpy as np
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.absence import Absence
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.policies.capuchin.passive_mode import Kernel
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import Gap, Link, may_leave

@@ -106,7 +106,9 @@ def _edges(step: StepModel, segments: RetainedSegments) -> list[int]:
     edges = [0]
     for window, following in zip(windows, [*windows[1:], [last]], strict=False):
         choices = [[window[-1]], [window[0]], window]
-        edges += min(choices, key=lambda some: max(sum(segments.sizes(*pair)) for pair in pairwise([edges[-1], *some, following[0]])))
+        edges += min(
+            choices, key=lambda some: max(sum(segments.sizes(*pair)) for pair in pairwise([edges[-1], *some, following[0]]))
+        )
     return [*edges, last]
 
 

@@ -40,9 +40,7 @@ from tensile_jax.plan.search.workspace import Measured
 _TARGETS = (1.0, 0.9, 0.75, 0.5, 0.0)  # of the limit: the values of Free_GPU_Memory for Algorithm 3, tried one after another
 
 
-def tensile(
-    step: StepModel, limit: float, measured: Measured, agreed: tuple[SwappedOut, ...] | None = None
-) -> Choice | None:
+def tensile(step: StepModel, limit: float, measured: Measured, agreed: tuple[SwappedOut, ...] | None = None) -> Choice | None:
     """The cheapest segments under the limit, for the first schedule that has any.
 
     Args:

@@ -22,9 +22,9 @@ from itertools import groupby
 from typing import NamedTuple
 
 from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.access import AccessSequence, access_sequence, find_chain
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
-from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.policies.tensile.complete_scheduling import Schedule, find_schedule
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut, SwapScheduling

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
 from tensile_jax.plan import Measured
-from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.absence import Absence
+from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.capuchin.evictions import Evictions
 from tensile_jax.plan.policies.capuchin.feedback import move_in_triggers
 from tensile_jax.plan.policies.capuchin.passive_mode import observe
 from tensile_jax.plan.policies.capuchin.policy import capuchin, plan_evictions
-from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
 from tensile_jax.plan.search.choice import LEAST
 from tensile_jax.plan.search.cut_choice import Decision, choice_with
+from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, convolutions, graph_of, tensor_named
 from tests.plan.test_policies import PLANS, networks
 from tests.test_properties import planned

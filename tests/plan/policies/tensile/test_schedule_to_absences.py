@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.access import AccessSequence, access_sequence
 from tensile_jax.plan.analysis.liveness import find_liveness
-from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.tensile.complete_scheduling import Schedule
 from tensile_jax.plan.policies.tensile.footprint import Recomputation
