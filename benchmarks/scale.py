@@ -16,7 +16,6 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,8 @@ from rich.table import Table
 
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
-from tensile_jax.plan import POLICIES, Measured
-from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.result.build import build_plan
-from tensile_jax.plan.result.check import check
-from tensile_jax.plan.search.choice import layout
-from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan_format import SCHEMA_VERSION, Plan
+from tensile_jax.plan import Goal, Measured, Planner
+from tensile_jax.plan_format import Plan
 
 _RESULTS = Path(__file__).parent / "results" / "scale.json"
 _EQUATIONS = (10_000, 30_000, 100_000)
@@ -201,23 +195,12 @@ class _Layer:
 
 def plan_of(graph: Graph, profile_name: str, share: int | None) -> Plan:
     """The checked plan under `share` per cent of the unplanned peak."""
-    profile = load_profile(profile_name)
-    step = StepModel(order(graph), profile, state_may_stay_out=False)
-    measured = Measured()
-    limit = step.unplanned_bytes * (share or 100) // 100
-    header = Plan(
-        schema_version=SCHEMA_VERSION, tensile_version="", program=graph.name, fingerprint=graph.fingerprint, policy="auto",
-        device_profile=profile_name, state_memory="device", whole=False, workspaces="predicted", budget_bytes=limit,
-        peak_bytes=0, peak_segment=0, jit_peak_bytes=None, unplanned_peak_bytes=step.unplanned_bytes,
-        floor_bytes=floor(step, measured)[0], floor_tensors=(), step_us=0.0, stall_us=0.0, recomputed_us=0.0,
-        swapped_out_bytes=0, swapped_in_bytes=0, tensors=(), segments=(), events=(),
-    )  # fmt: skip
-    choice = POLICIES["auto"](step, limit, measured)
-    if choice is None:
-        raise SystemExit(f"{graph.name}: {limit} bytes are below the floor of {header.floor_bytes}.")
-    plan = build_plan(layout(step, choice, measured), step.costs, header)
-    check(plan, step.graph)
-    return replace(plan, floor_bytes=min(plan.floor_bytes, plan.peak_bytes))
+    planner = Planner(graph, load_profile(profile_name))
+    limit = planner.step.unplanned_bytes * (share or 100) // 100
+    found = planner.plan(Goal(limit), Measured())
+    if found is None:
+        raise SystemExit(f"{graph.name}: {limit} bytes are below the floor of {planner.floor_bytes(Measured())}.")
+    return found.plan
 
 
 def measure(equations: int, profile: str, share: int, repetitions: int) -> dict[str, Any]:

@@ -270,7 +270,8 @@ class Labels:
                 missed |= sum(1 << t for t in members(absent & ~missed) if self._step.nbytes[t] > room)
                 yield label._replace(
                     clock=max(label.clock, arrived) + option.us + delay_us, device=device, host=label.host & (useful | device),
-                    coming=coming, fresh=stays | results, given=given, twice=twice, missed=missed & useful, came=label.came & useful,
+                    coming=coming, fresh=stays | results, given=given, twice=twice, missed=missed & useful,
+                    came=label.came & useful,
                 )  # fmt: skip
 
     def _ended(self, label: Label) -> Label | None:

@@ -10,6 +10,7 @@ from tensile_jax.ir import Graph
 from tensile_jax.plan import POLICIES, DeviceProfile, Measured
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import floor_bytes
+from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search.choice import LEAST, whole_peak
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import PolicyName
@@ -118,7 +119,8 @@ def test_what_a_policy_chooses_does_not_depend_on_what_it_was_asked_before(
 def test_a_job_that_may_not_swap_gets_a_plan_without_swaps_from_every_policy(
     name: PolicyName, graph: Graph, profile: DeviceProfile, part: float
 ) -> None:
-    candidates = Candidates(order(graph), profile, state_may_stay_out=True, may_swap=False)
-    for limit in (LEAST, part * whole_peak(candidates, Measured())):
-        choice = POLICIES[name](candidates, limit, Measured())
-        assert choice is None or choice.absences == {}
+    step = StepModel(order(graph), profile, state_may_stay_out=True, may_swap=False)
+    for limit in (LEAST, part * whole_peak(step, Measured())):
+        choice = POLICIES[name](step, limit, Measured())
+        if choice is not None and choice.layout is not None:
+            assert not any(r.leaves or r.arrival == COPIED for several in choice.layout.residencies.values() for r in several)

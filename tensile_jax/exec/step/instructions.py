@@ -143,7 +143,7 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
             last_swap_in[t] = index
 
     freed = {t: index for index, segment in enumerate(plan.segments) for t in segment.frees}
-    # results that an iteration leaves on the host: the last copy goes there, or the tensor is freed after the last copy from there
+    # results that an iteration leaves on the host: the last copy goes there, or it is freed after the last copy from there
     resting = {t for t in graph.outputs if t in last and (last[t].kind == "swap_out" or freed.get(t, -1) >= last_swap_in[t])}
 
     code: list[Instruction] = []

@@ -10,8 +10,8 @@ The plan of an iteration goes through its segments in order:
 
     device_bytes(segment) = resident bytes (`memory_curve.py`) + workspace
 
-The last segment's `device_bytes` are at least what is on the device when the iteration ends, where copies may have brought results
-back.
+The last segment's `device_bytes` are at least what is on the device when the iteration ends, where copies may have brought
+results back.
 
 `simulate.py` computes when segments and events happen.
 

@@ -1,9 +1,9 @@
 """States what a segment holds, runs and needs, from what is on the device when it begins and what must be there when it ends.
 
-This is the planner's one account of memory. A segment of nodes `[begin, end)` of a condensed step (`condensed.py`) begins with the
-tensors `there` on the device, and must leave the tensors `wanted` behind in addition. Whatever it reads that is neither there nor
-made by an earlier node of the segment is computed again by its recipe, right before it is first read. What a recipe reads is found
-in the same way. A tensor that is wanted and not made by then is computed again at the end.
+This is the planner's one account of memory. A segment of nodes `[begin, end)` of a condensed step (`condensed.py`) begins with
+the tensors `there` on the device, and must leave the tensors `wanted` behind in addition. Whatever it reads that is neither
+there nor made by an earlier node of the segment is computed again by its recipe, right before it is first read. What a recipe
+reads is found in the same way. A tensor that is wanted and not made by then is computed again at the end.
 
     alone(order)   = max over steps q of (bytes of temporaries live at q + extra bytes of q)
     shared(order)  = max over steps q of (bytes of temporaries live at q + bytes of results made by q + extra bytes of q)
@@ -14,8 +14,8 @@ that does not take over the memory of the state that it replaces. XLA holds inpu
 results from its start. In `shared`, temporaries use the buffers of results that are not made yet. Light operators whose results
 XLA does not write run where their results are read, so what they read lives until then.
 
-XLA chooses the order itself. In the order `late`, what is computed again runs right before it is first read; in the order `early`,
-it runs at the beginning of the segment. What XLA needs lies between the two (`workspace.py`).
+XLA chooses the order itself. In the order `late`, what is computed again runs right before it is first read; in the order
+`early`, it runs at the beginning of the segment. What XLA needs lies between the two (`workspace.py`).
 
 Sizes in bytes, times in microseconds.
 """

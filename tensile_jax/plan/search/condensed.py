@@ -4,7 +4,8 @@ A step has thousands of equations, most of them cheap and on small tensors. The 
 step, in which a plan is evaluated much faster. Every tensor of the step belongs to one of four classes:
 
     owned      an input that belongs to the caller, or a constant: always on the device
-    significant   a large tensor that XLA writes to memory, that is expensive to compute again, or that a minimum cut keeps at some
+    significant   a large tensor that XLA writes to memory, that is expensive to compute again, or that a minimum cut keeps at
+    some
                   price (`analysis/rematerialization.py`); the search decides where it is on the device
     small         any other tensor below the threshold: it is kept from where it is made to where it is needed last
     derived       any other large tensor: XLA fuses it into its readers, so each segment computes it from what it is made from
@@ -12,8 +13,8 @@ step, in which a plan is evaluated much faster. Every tensor of the step belongs
 A *node* is a run of consecutive operators that ends where a significant tensor is made or where a boundary may lie. A segment is
 a run of nodes between two possible boundaries. Nodes read and make significant tensors only: what a node reads through derived
 tensors counts as read by the node itself. A *recipe* computes one operator's significant results again. A derived tensor that
-takes time to compute again, because XLA writes it to memory for a heavy operator, takes it once in each segment that does not make
-it and reads through it.
+takes time to compute again, because XLA writes it to memory for a heavy operator, takes it once in each segment that does not
+make it and reads through it.
 
 Sets of significant tensors, and sets of operators that make derived tensors, are represented as the bits of an integer. Sizes in
 bytes, times in microseconds.
@@ -39,9 +40,9 @@ _CHEAP_US = 1.0  # a light operator that takes longer to run again makes signifi
 class Recipe:
     """How to compute significant tensors again: what it reads and makes (sets), its time, and its extra bytes.
 
-    `through` is the set of the operators that make the derived tensors through which it reads; their time is apart. The extra bytes are those that it needs beside significant tensors: copies of operands into another layout, and derived tensors
-    that XLA must write to memory because a heavy operator reads them.
-    """
+    `through` is the set of the operators that make the derived tensors through which it reads; their time is apart. The extra
+    bytes are those that it needs beside significant tensors: copies of operands into another layout, and derived tensors that
+    XLA must write to memory because a heavy operator reads them."""
 
     reads: int
     makes: int

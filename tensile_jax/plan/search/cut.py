@@ -55,7 +55,8 @@ def _narrow(model: Model, stored: Sequence[int], required: Collection[int]) -> l
 
 
 def least_peak(model: Model, stored: Sequence[int], required: Collection[int] = ()) -> float:
-    """The least peak of any cut into two segments or more, of the boundaries where least is stored or of all of them, in bytes."""
+    """The least peak of any cut into two segments or more, of the boundaries where least is stored or of all of them, in
+    bytes."""
     few = _narrow(model, stored, required)
     k = len(few)
     most = [0.0] + [float("inf")] * (k - 1)

@@ -37,7 +37,7 @@ def gaps_at(schedule: Schedule, j: int) -> Iterator[Gap]:
     """The gaps that contain segment j, or that begin right after it."""
     idle = (schedule.at[j] | schedule.after[j]) & schedule.after[j]
     for t in members(idle):
-        for number, (first, last, _, leaves) in enumerate(schedule.residencies[t]):
+        for number, (first, last, _, _) in enumerate(schedule.residencies[t]):
             if not first - 1 <= j <= last:
                 continue
             after = schedule.last_use(t, first, j)
@@ -170,7 +170,8 @@ def shift(schedule: Schedule, t: int, number: int, gone: int, back: int) -> Sche
 
 
 def send_across(schedule: Schedule, old: int, back: int, gone: int) -> Schedule | None:
-    """State is on the host across the iteration boundary: the old value until segment `back`, its update from segment `gone` on."""
+    """State is on the host across the iteration boundary: the old value until segment `back`, its update from segment `gone`
+    on."""
     new = schedule.model.new_of[old]
     before, after = schedule.residencies[old], schedule.residencies[new]
     if not before or not after or before[0].arrival != BEGINS or after[-1].last != schedule.count:

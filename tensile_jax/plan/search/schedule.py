@@ -1,8 +1,8 @@
 """A schedule of a condensed step: where it is cut into segments, and when each tensor is on the device.
 
-The cuts divide the nodes of a condensed step (`condensed.py`) into segments 0 .. k - 1. Each significant tensor has residencies, as
-in a layout (`result/layout.py`). Between its residencies, a segment that needs the tensor computes it again for itself
-(`account.py`). Nothing is kept for longer than needed, except that a copy to the host may take its time.
+The cuts divide the nodes of a condensed step (`condensed.py`) into segments 0 .. k - 1. Each significant tensor has
+residencies, as in a layout (`result/layout.py`). Between its residencies, a segment that needs the tensor computes it again for
+itself (`account.py`). Nothing is kept for longer than needed, except that a copy to the host may take its time.
 
 A schedule is changed by `set_residencies` and `settle`, which evaluates only the segments that change. The time of a step is
 simulated as in `result/simulate.py`, from the segments and the copies of the tensors that are swapped.

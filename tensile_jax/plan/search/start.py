@@ -1,7 +1,7 @@
 """Makes schedules to start the search from: what a minimum cut keeps, cut into segments where least is stored.
 
-A tensor is on the device from where it is made to where it is needed last, or, if it is dropped, to where it is needed before that.
-"""
+A tensor is on the device from where it is made to where it is needed last, or, if it is dropped, to where it is needed before
+that."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -100,7 +100,6 @@ def assemble(model: Model, cuts: list[int], residencies: list[Several], *, as_th
 def merged(schedule: Schedule, j: int) -> Schedule | None:
     """The schedule without boundary j: segments j - 1 and j are one."""
     cuts = schedule.cuts[:j] + schedule.cuts[j + 1 :]
-    k = schedule.count
     new = _reindexed(schedule, cuts)
     used = schedule.contents[j].used
     for t, several in enumerate(schedule.residencies):
@@ -208,7 +207,6 @@ def _masks(new: Schedule) -> None:
         now ^= change_at[j]
         then ^= change_after[j]
         at[j], after[j] = now, then
-    old_at = new.at
     new.at, new.after = at[: k + 1], after[:k]
     bytes_of = new.model.step.bytes_of
     held = [0] * (k + 1)

@@ -23,7 +23,8 @@ from tensile_jax.plan.search.schedule import Model
 from tensile_jax.plan.search.swaps import SMALLEST
 
 PRICES = (4.0, 0.6, 0.36, 0.165, 0.05, 0.01)
-"""Prices of the minimum cuts from which the search begins: the bytes that one is willing to keep in order to move one byte less."""
+"""Prices of the minimum cuts from which the search begins: the bytes that one is willing to keep in order to move one byte
+less."""
 
 Made = TypeVar("Made")
 
@@ -144,7 +145,8 @@ class StepModel:
 
     @cached_property
     def pairs(self) -> tuple[tuple[TensorId, TensorId], ...]:
-        """The pairs (old, new) of donated state that could be on the host from its last use to its first use in the next iteration.
+        """The pairs (old, new) of donated state that could be on the host from its last use to its first use in the next
+        iteration.
 
         The step itself must compute the new tensor. A step may also return an argument in the place of another one; that argument
         may belong to the caller, or be the old tensor of another pair.

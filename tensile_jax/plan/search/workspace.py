@@ -1,8 +1,8 @@
 """Predicts the workspace of a segment, and remembers what XLA has reported for the segments that were compiled.
 
-The workspace is the memory that a segment needs beside its inputs and results. XLA chooses the order of operators, and with it the
-workspace, between two extremes that the account computes (`account.py`). A linear function of the two, with the weights of the
-device profile, predicts it:
+The workspace is the memory that a segment needs beside its inputs and results. XLA chooses the order of operators, and with it
+the workspace, between two extremes that the account computes (`account.py`). A linear function of the two, with the weights of
+the device profile, predicts it:
 
     predicted = late_weight * late + early_weight * early
     workspace = measured                            if the same segment was compiled
@@ -28,7 +28,8 @@ from tensile_jax.plan.search.account import Contents
 _MOST_RATIO = 4.0
 
 SegmentKey = tuple[int, int, frozenset[TensorId], frozenset[TensorId]]
-"""The first place of a segment, the place behind its last, and what it computes again and leaves behind, of significant tensors."""
+"""The first place of a segment, the place behind its last, and what it computes again and leaves behind, of significant
+tensors."""
 
 
 class Compared(NamedTuple):
