@@ -6,7 +6,7 @@ search is repeated with a limit that is lower by the difference. If that finds n
 """
 
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, choice_of, peak_of, schedule_of, whole_peak
-from tensile_jax.plan.search.local import improve, repair
+from tensile_jax.plan.search.local_search import improve, repair
 from tensile_jax.plan.search.search import fastest, least
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured

@@ -2,7 +2,7 @@
 
 The search begins with several schedules. For each price of a minimum cut (`analysis/rematerialization.py`), tensors are kept or
 dropped at that price, and the step is cut into segments by dynamic programming (`cut.py`). Each schedule is repaired until it
-keeps the limit (`local.py`). The fastest ones are improved by local search, and the fastest of these is the result.
+keeps the limit (`local_search.py`). The fastest ones are improved by local search, and the fastest of these is the result.
 
 If no schedule can be repaired, the search begins with the schedule of least memory: every segment is as short as possible, and
 every tensor is on the host whenever no segment needs it.
@@ -13,7 +13,7 @@ import numpy as np
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
 from tensile_jax.plan.search.condensed import members
 from tensile_jax.plan.search.cut import cheapest_cuts
-from tensile_jax.plan.search.local import improve, repair
+from tensile_jax.plan.search.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Model, Schedule, Several
 from tensile_jax.plan.search.start import assemble, held_at, last_held, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel

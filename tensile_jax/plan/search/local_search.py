@@ -21,7 +21,12 @@ from tensile_jax.plan.search.start import merged, split
 _TRIED = 8  # moves of which the repair evaluates each, the likeliest first
 _SENT = 3  # pairs of state that are tried in one move
 _SWAP_RISK = 0.05  # part of a copy's time that is counted although other work may hide it
-_EPS = 1e-3
+_EPS = 1e-3  # microseconds; less is no gain
+_WORTH_KEEPING_US = 0.05  # what takes less time to compute again is left so
+_STAYING, _SHIFTED = 0.5, 0.2  # parts of the time of copies that changes of swaps are taken to save, to put changes in order
+_SHIFTS = ((1, 0), (0, -1), (1, -1), (-1, 0), (0, 1), (3, 0), (0, -3))  # of the two ends of an absence, in segments
+_SHIFTS_ACROSS = ((-1, 0), (0, 1), (-1, 1), (1, 0), (0, -1), (-3, 0), (0, 3))
+_MOVES = (-1, 1, -2, 2, -4, 4)  # of a boundary, in possible boundaries
 
 
 def repair(schedule: Schedule, limit: float, most: int, upper: float = float("inf")) -> Schedule | None:
@@ -172,7 +177,7 @@ def improve(schedule: Schedule, limit: float, budget: int) -> Schedule:
         for change in list(changes(schedule)):
             if model.evaluated >= end:
                 break
-            new = change.make(schedule)
+            new = change.move(schedule, *change.arguments)
             if new is None or new.cost >= schedule.cost - _EPS:
                 continue
             if new.excess(limit):
@@ -186,45 +191,47 @@ def improve(schedule: Schedule, limit: float, budget: int) -> Schedule:
 
 
 class Change(NamedTuple):
+    """What may save so many microseconds: `move(schedule, *arguments)` makes it in a schedule, or returns None."""
+
     gain: float
-    key: tuple[int, ...]
-    make: Callable[[Schedule], Schedule | None]
+    kind: int
+    arguments: tuple[int, ...]
+    move: Callable[..., Schedule | None]
 
 
 def changes(schedule: Schedule) -> list[Change]:
     """Changes that may save time, the most promising first. Each is found again in the schedule to which it is made."""
-    step = schedule.model.step
+    model = schedule.model
+    step = model.step
     found: list[Change] = []
     for m, contents in enumerate(schedule.contents):
-        node = schedule.model.step.boundaries[schedule.cuts[m]]
+        node = step.boundaries[schedule.cuts[m]]
         for t in members(contents.again):
             recipe = step.recipes[t]
-            if recipe is not None and recipe.us > 0.05:
-                found.append(Change(recipe.us, (0, t, node), lambda s, t=t, n=node: _keep(s, t, n)))
-    for old in schedule.model.new_of:
+            if recipe is not None and recipe.us > _WORTH_KEEPING_US:
+                found.append(Change(recipe.us, 0, (t, node), _keep))
+    for old in model.new_of:
         several = schedule.residencies[old]
         if several and several[0].arrival == COPIED:
-            copies = schedule.model.out_us[old] + schedule.model.in_us[old]
-            found.append(Change(copies, (5, old), lambda s, t=old: moves.keep_across(s, t)))
-            for d, e in ((-1, 0), (0, 1), (-1, 1), (1, 0), (0, -1), (-3, 0), (0, 3)):
-                found.append(Change(0.2 * copies, (6, old, d, e), lambda s, t=old, d=d, e=e: _shift_across(s, t, d, e)))
+            copies_us = model.out_us[old] + model.in_us[old]
+            found.append(Change(copies_us, 5, (old,), moves.keep_across))
+            found += [Change(_SHIFTED * copies_us, 6, (old, *by), _shift_across) for by in _SHIFTS_ACROSS]
     for t in sorted(schedule.swapped):
-        copies = schedule.model.out_us[t] + schedule.model.in_us[t]
+        copies_us = model.out_us[t] + model.in_us[t]
         for number in range(len(schedule.residencies[t]) - 1):
-            found.append(Change(0.5 * copies, (1, t, number), lambda s, t=t, n=number: _stay(s, t, n)))
-            for d, e in ((1, 0), (0, -1), (1, -1), (-1, 0), (0, 1), (3, 0), (0, -3)):
-                found.append(Change(0.2 * copies, (2, t, number, d, e), lambda s, t=t, n=number, d=d, e=e: _shift(s, t, n, d, e)))
-    launch = schedule.model.profile.launch_us
+            found.append(Change(_STAYING * copies_us, 1, (t, number), _stay))
+            found += [Change(_SHIFTED * copies_us, 2, (t, number, *by), _shift) for by in _SHIFTS]
+    launch_us = model.profile.launch_us
     for j in range(1, schedule.count):
         cut = schedule.cuts[j]
-        found.append(Change(launch + schedule.written_us[j - 1], (3, cut), lambda s, c=cut: _merge(s, c)))
-        for d in (-1, 1, -2, 2, -4, 4):
-            found.append(Change(launch, (4, cut, d), lambda s, c=cut, d=d: _move(s, c, d)))
-    found.sort(key=lambda change: (-change.gain, change.key))
+        found.append(Change(launch_us + schedule.written_us[j - 1], 3, (cut,), _merge))
+        found += [Change(launch_us, 4, (cut, by), _move) for by in _MOVES]
+    found.sort(key=lambda change: (-change.gain, change.kind, change.arguments))
     return found
 
 
 def _segment_from(schedule: Schedule, node: int) -> int | None:
+    """The segment that begins with this node."""
     bounds = schedule.model.step.boundaries
     return next((j for j in range(schedule.count) if bounds[schedule.cuts[j]] == node), None)
 
