@@ -13,6 +13,7 @@ from tests.plan.result.test_memory_curve import random_graph
 from tests.plan.search.schedules import odd_step
 
 UNIT = 2**16
+LAST = "y = heavy(c, s, e)"
 
 
 def classes(graph: Graph) -> dict[str, str]:
@@ -27,7 +28,7 @@ def classes(graph: Graph) -> dict[str, str]:
 
 def test_every_tensor_belongs_to_one_of_four_classes() -> None:
     graph = graph_of(
-        ["a = heavy(x, k)", "m = light(a)", "b = light(m, a)", "s = reduction(b)", "c = heavy(b)", "e = light(x)", "y = heavy(c, s, e)"],
+        ["a = heavy(x, k)", "m = light(a)", "b = light(m, a)", "s = reduction(b)", "c = heavy(b)", "e = light(x)", LAST],
         inputs="x w", constants="k", outputs="y", donated="w",
         sizes={"x": UNIT, "k": 8, "w": UNIT, "a": UNIT, "m": 16 * UNIT, "b": UNIT, "s": 4, "c": UNIT, "e": UNIT, "y": UNIT},
     )  # fmt: skip
