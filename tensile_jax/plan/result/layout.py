@@ -85,13 +85,13 @@ def contents_of(liveness: Liveness, begin: int, end: int, there: Collection[Tens
     while needed:
         t = needed.pop()
         made = made_at[t]
-        if begin <= made < end or t in inputs or made in again:
+        if begin <= made < end or t in inputs:
             continue
         if t in there:
             inputs.add(t)
         elif made < 0:
             raise KeyError(t)
-        else:
+        elif made not in again:
             again.add(made)
             needed += operators[made].inputs
     return Contents(begin, end, tuple(sorted(again)), tuple(sorted(inputs)), tuple(sorted(wanted)))

@@ -66,22 +66,11 @@ class Segment:
         self._there = there
         self._wanted = wanted
         self._sequence: list[_Ran] = []
-        self._through: dict[int, int] = {}  # by the bit of a tensor that is not written: what is read where it is read
         self._have = there
         self.used = self.again = self.heavy = 0
         self.again_us = 0.0
 
     def _add(self, read: int, made: int, extra: int, again: bool) -> None:
-        fused = read & ~self._step.written & ~self._there
-        while fused:
-            low = fused & -fused
-            read |= self._through.get(low, 0)
-            fused ^= low
-        if made and not made & (self._step.written | self._wanted):
-            while made:
-                low = made & -made
-                self._through[low] = read
-                made ^= low
         self._sequence.append((read, made, extra, again))
 
     def compute(self, missing: int, depth: int = 0) -> bool:
@@ -138,9 +127,32 @@ class Segment:
 
     def contents(self, us: float, wanted: int, aliased: int) -> Contents:
         """The contents so far; `us` is the time of the nodes."""
-        late, _ = self._most(self._sequence, wanted, aliased)
-        _, early = self._most(sorted(self._sequence, key=_runs_first) if self.again else self._sequence, wanted, aliased)
+        sequence = self._fused(wanted)
+        late, _ = self._most(sequence, wanted, aliased)
+        _, early = self._most(sorted(sequence, key=_runs_first) if self.again else sequence, wanted, aliased)
         return Contents(us + self.again_us, self.again_us, late, early, self.used, self.again, self.heavy)
+
+    def _fused(self, wanted: int) -> list[_Ran]:
+        """What has run, where what makes no tensor that is written or wanted runs where its results are read."""
+        kept = self._step.written | wanted | self._there
+        if not self._have & ~kept:
+            return self._sequence
+        through: dict[int, int] = {}  # by the bit of a tensor that is not written: what is read where it is read
+        found: list[_Ran] = []
+        for read, made, extra, again in self._sequence:
+            fused = read & ~kept
+            while fused:
+                low = fused & -fused
+                read |= through.get(low, 0)
+                fused ^= low
+            if made and not made & kept:
+                rest = made
+                while rest:
+                    low = rest & -rest
+                    through[low] = read
+                    rest ^= low
+            found.append((read, made, extra, again))
+        return found
 
     def _most(self, sequence: list[_Ran], wanted: int, aliased: int) -> tuple[int, int]:
         """`shared` and `alone`, by the formulas above, if these tensors are wanted."""

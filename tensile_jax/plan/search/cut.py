@@ -101,13 +101,14 @@ def _segments(
         there = stored[possible[a]]
         held = step.base_bytes + step.bytes_of(there)
         segment = Segment(step, bounds[a], there, 0)
-        us, misses = 0.0, 0
+        us, misses, made = 0.0, 0, 0
         for b in range(a + 1, len(possible)):
             if not all(segment.run(node) for node in range(bounds[b - 1], bounds[b])):
                 break
             us += sum(step.us[bounds[b - 1] : bounds[b]])
+            made |= model.made(possible[b - 1], possible[b])
             after = stored[possible[b]]
-            wanted = after & ~there
+            wanted = after & ~there & made  # what else is there after the segment is copied there
             aliased = model.aliased(there, after, wanted)
             contents = segment.contents(us, wanted, aliased)
             workspace, _ = model.workspace(possible[a], possible[b], contents, wanted)

@@ -1,74 +1,74 @@
-"""What compiling one segment teaches about the others."""
+"""What is predicted for a segment, and what compiling one segment teaches about others."""
 
 import dataclasses
 
-import numpy as np
-from tensile_jax.plan.search.candidates import Candidates
+import pytest
 
 from tensile_jax.plan import Measured
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.registry import floor
-from tensile_jax.plan.search.workspace import workspace_lower_estimates, workspaces
+from tensile_jax.plan.policies.auto import floor_bytes
+from tensile_jax.plan.search.account import Contents
+from tensile_jax.plan.search.choice import choice_of, compared, peak_of
+from tensile_jax.plan.search.schedule import Schedule
+from tensile_jax.plan.search.search import least
+from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan.search.workspace import Compared, predicted_workspace, ratio_near
 from tests.builders import PROFILE, training_graph
 
-
-def some_candidates() -> Candidates:
-    return Candidates(order(training_graph(6)), PROFILE, state_may_stay_out=False)
+NOTHING = frozenset[int]()
 
 
-def test_nothing_measured_leaves_the_estimates() -> None:
-    found = workspaces(candidates := some_candidates(), 0, Measured())
-    assert np.array_equal(found, candidates[0].table.estimates(PROFILE.workspace_growth))
+def some_step() -> StepModel:
+    return StepModel(order(training_graph(6)), PROFILE, state_may_stay_out=False)
 
 
-def test_what_was_measured_stands_and_what_overlaps_shares_the_error() -> None:
-    candidates = some_candidates()
-    table = candidates[0].table
-    last = len(table.boundaries) - 1
-    middle = last // 2
-    estimates = table.estimates(PROFILE.workspace_growth)
-    beyond = 50_000
-    shown = int(estimates[middle, last]) + beyond
-    measured = Measured({(0, table.boundaries[middle], table.boundaries[last]): shown})
-    found = workspaces(candidates, 0, measured)
-    assert found[middle, last] == shown
-    assert np.array_equal(found[:middle, : middle + 1], estimates[:middle, : middle + 1])  # nothing in common
-    shares = [found[a, last] - estimates[a, last] for a in range(middle, last)]
-    assert shares == sorted(shares, reverse=True)  # the less of it, the less of the error
-    assert 0 < shares[-1] < beyond
-    assert found[0, last] - estimates[0, last] == beyond  # all of it and more
+def workspace(schedule: Schedule, measured: Measured, j: int) -> tuple[int, bool]:
+    model = schedule.model.with_measured(measured)
+    wanted = schedule.after[j] & ~schedule.at[j]
+    return model.workspace(schedule.cuts[j], schedule.cuts[j + 1], schedule.contents[j], wanted)
 
 
-def test_what_one_candidate_has_shown_counts_for_another() -> None:
-    candidates = some_candidates()
-    other = next(i for i in range(1, len(candidates)) if candidates[i] is not candidates[0])
-    table = candidates[0].table
-    measured = Measured({(0, 0, table.boundaries[-1]): int(table.estimates(PROFILE.workspace_growth)[0, -1]) + 10_000})
-    estimates = candidates[other].table.estimates(PROFILE.workspace_growth)
-    assert workspaces(candidates, other, measured)[0, -1] == estimates[0, -1] + 10_000
+def test_the_prediction_is_a_linear_function_of_both_orders_rounded_up() -> None:
+    profile = dataclasses.replace(PROFILE, late_weight=0.3, early_weight=0.5)
+    assert predicted_workspace(Contents(0.0, 0.0, 100, 200, 0, 0, 1), profile) == 130
+    assert predicted_workspace(Contents(0.0, 0.0, 1, 0, 0, 0, 1), profile) == 1
+
+
+def test_the_ratio_is_that_of_the_segment_that_overlaps_most_as_far_as_it_does() -> None:
+    shown = {(0, 10, NOTHING, NOTHING): Compared(200, 100.0), (10, 20, NOTHING, NOTHING): Compared(300, 100.0)}
+    assert ratio_near(0, 10, shown) == 2.0  # pyright: ignore[reportArgumentType] # an empty set is a set of any tensors
+    assert ratio_near(12, 17, shown) == 1 + 0.5 * 2  # pyright: ignore[reportArgumentType]
+    assert ratio_near(20, 30, shown) == 1.0  # pyright: ignore[reportArgumentType]
+    far = {(0, 10, NOTHING, NOTHING): Compared(10**6, 1.0)}
+    assert ratio_near(0, 10, far) == 4.0  # pyright: ignore[reportArgumentType]
+
+
+def test_what_was_measured_stands_and_what_overlaps_is_corrected() -> None:
+    step = some_step()
+    schedule = least(step, Measured())
+    j = max(range(schedule.count), key=lambda j: workspace(schedule, Measured(), j)[0])
+    predicted, known = workspace(schedule, Measured(), j)
+    assert predicted > 0 and not known
+    shown = dict([list(compared(schedule, [3 * predicted] * schedule.count).items())[j]])
+    measured = Measured(shown, margin=1000)
+    assert workspace(schedule, measured, j) == (3 * predicted, True)
+    for other in range(schedule.count):
+        if other != j:  # segments of one schedule do not overlap
+            assert workspace(schedule, measured, other) == (workspace(schedule, Measured(), other)[0] + 1000, False)
 
 
 def test_the_margin_is_asked_of_what_was_not_compiled_only() -> None:
-    candidates = some_candidates()
-    table = candidates[0].table
-    measured = Measured({(0, 0, table.boundaries[1]): 7}, margin=1000)
-    plain = workspaces(candidates, 0, dataclasses.replace(measured, margin=0))
-    found = workspaces(candidates, 0, measured)
-    assert found[0, 1] == 7
-    assert np.array_equal(np.delete(found - plain, 1)[:], np.delete(np.full(found.shape, 1000.0), 1))
+    schedule = least(some_step(), Measured())
+    measured = Measured(compared(schedule, [7] * schedule.count), margin=1000)
+    assert all(workspace(schedule, measured, j) == (7, True) for j in range(schedule.count))
+    assert workspace(schedule, Measured(margin=1000), 0) == (workspace(schedule, Measured(), 0)[0] + 1000, False)
 
 
-def test_the_floor_takes_estimates_at_their_word_until_they_are_refuted() -> None:
-    candidates = some_candidates()
-    least, choice = floor(candidates, Measured())
-    a, b = choice.boundaries[0], choice.boundaries[1]
-    estimate = workspace_lower_estimates(candidates, choice.candidate, Measured())
-    table = candidates[choice.candidate].table
-    i, j = table.boundaries.index(a), table.boundaries.index(b)
-    refuted = Measured({(choice.candidate, a, b): int(estimate[i, j]) + 10**7})
-    found = workspace_lower_estimates(candidates, choice.candidate, refuted)
-    assert found[i, j] == estimate[i, j] + 10**7
-    found[i, j] = estimate[i, j]
-    assert np.array_equal(found, estimate)
-    assert floor(candidates, refuted)[0] >= least
-    assert floor(candidates, refuted)[1] != choice
+@pytest.mark.parametrize("beyond", [0, 10**7])
+def test_the_floor_takes_predictions_at_their_word_until_they_are_refuted(beyond: int) -> None:
+    step = some_step()
+    schedule = least(step, Measured())
+    shown = [workspace(schedule, Measured(), j)[0] + beyond for j in range(schedule.count)]
+    refuted = Measured(compared(schedule, shown))
+    assert (peak_of(step, choice_of(step, schedule), refuted) > floor_bytes(step, Measured())) == (beyond > 0)
+    assert floor_bytes(step, refuted) >= floor_bytes(step, Measured())
