@@ -8,7 +8,7 @@ import pytest
 from tensile_jax.ir import Graph
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
 from tensile_jax.plan.search import moves
-from tensile_jax.plan.search.local import lowering
+from tensile_jax.plan.search.local_search import lowering
 from tensile_jax.plan.search.moves import Gap
 from tensile_jax.plan.search.schedule import Model, Schedule
 from tensile_jax.plan.search.start import last_held, merged, split, start

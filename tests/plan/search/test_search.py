@@ -8,7 +8,7 @@ from tensile_jax.plan import Measured
 from tensile_jax.plan.policies.auto import auto, floor_bytes
 from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search.choice import LEAST, peak_of, whole_peak
-from tensile_jax.plan.search.local import improve, repair
+from tensile_jax.plan.search.local_search import improve, repair
 from tensile_jax.plan.search.search import fastest, least
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, training_graph
