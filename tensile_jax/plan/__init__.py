@@ -5,7 +5,7 @@ The same input always gives the same plan. Nothing here runs on a device or impo
 planner.py      plans one step: the `Planner`
 comparison.py   compares the plans of all policies for one step
 policies/       the policies, which choose plans: `auto`, the paper's algorithms, and the baselines
-search/         what `auto` searches: candidates, segments, swaps
+search/         how `auto` searches: the condensed step, the account of memory, schedules and moves
 analysis/       computes facts about a step: latencies, copy times, lifetimes, fusion
 result/         builds a plan from a choice, simulates it and checks it
 multi_job/      several jobs under one budget: admission, safety, state on the host

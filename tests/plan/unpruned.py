@@ -6,7 +6,7 @@ from itertools import combinations, product
 from tensile_jax.plan import Measured
 from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
+from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Arrival, Residency
 from tensile_jax.plan.search.choice import whole_peak, with_small_tensors, workspaces_of
 from tensile_jax.plan.search.schedule import Model, Schedule, Several
 from tensile_jax.plan.search.start import assemble
@@ -71,6 +71,7 @@ def residencies(
     """Every sequence of residencies of a tensor that segment `made` makes, or -1 for an input, in a step of k segments."""
 
     def extend(found: Several) -> Iterator[Several]:
+        starts: list[tuple[int, Arrival]]
         last = found[-1].last if found else made - 1
         if stays_out == bool(found and found[-1].leaves) and to_the_end == (last == k):
             yield found
