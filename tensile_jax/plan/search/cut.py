@@ -63,7 +63,7 @@ def least_peak(model: Model, stored: Sequence[int], required: Collection[int] = 
     for a, b, peak, _ in _segments(model, stored, few, required, float("inf")):
         if a > 0 or b < k - 1 or k == 2:
             most[b] = min(most[b], max(most[a], peak))
-    finest = max(peak for a, b, peak, _ in _segments(model, stored, range(len(model.places)), required, 0.0, farthest=1))
+    finest = max(peak for _, _, peak, _ in _segments(model, stored, range(len(model.places)), required, 0.0, farthest=1))
     return min(most[-1], finest)
 
 

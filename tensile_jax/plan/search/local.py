@@ -9,6 +9,7 @@ Everything is deterministic: the number of moves is fixed, not the time.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED
@@ -200,26 +201,26 @@ def changes(schedule: Schedule) -> list[Change]:
         for t in members(contents.again):
             recipe = step.recipes[t]
             if recipe is not None and recipe.us > 0.05:
-                found.append(Change(recipe.us, (0, t, node), lambda s, t=t, n=node: _keep(s, t, n)))
+                found.append(Change(recipe.us, (0, t, node), partial(_keep, t=t, node=node)))
     for old in schedule.model.new_of:
         several = schedule.residencies[old]
         if several and several[0].arrival == COPIED:
             copies = schedule.model.out_us[old] + schedule.model.in_us[old]
-            found.append(Change(copies, (5, old), lambda s, t=old: moves.keep_across(s, t)))
+            found.append(Change(copies, (5, old), partial(moves.keep_across, old=old)))
             for d, e in ((-1, 0), (0, 1), (-1, 1), (1, 0), (0, -1), (-3, 0), (0, 3)):
-                found.append(Change(0.2 * copies, (6, old, d, e), lambda s, t=old, d=d, e=e: _shift_across(s, t, d, e)))
+                found.append(Change(0.2 * copies, (6, old, d, e), partial(_shift_across, old=old, d=d, e=e)))
     for t in sorted(schedule.swapped):
         copies = schedule.model.out_us[t] + schedule.model.in_us[t]
         for number in range(len(schedule.residencies[t]) - 1):
-            found.append(Change(0.5 * copies, (1, t, number), lambda s, t=t, n=number: _stay(s, t, n)))
+            found.append(Change(0.5 * copies, (1, t, number), partial(_stay, t=t, number=number)))
             for d, e in ((1, 0), (0, -1), (1, -1), (-1, 0), (0, 1), (3, 0), (0, -3)):
-                found.append(Change(0.2 * copies, (2, t, number, d, e), lambda s, t=t, n=number, d=d, e=e: _shift(s, t, n, d, e)))
+                found.append(Change(0.2 * copies, (2, t, number, d, e), partial(_shift, t=t, number=number, d=d, e=e)))
     launch = schedule.model.profile.launch_us
     for j in range(1, schedule.count):
         cut = schedule.cuts[j]
-        found.append(Change(launch + schedule.written_us[j - 1], (3, cut), lambda s, c=cut: _merge(s, c)))
+        found.append(Change(launch + schedule.written_us[j - 1], (3, cut), partial(_merge, cut=cut)))
         for d in (-1, 1, -2, 2, -4, 4):
-            found.append(Change(launch, (4, cut, d), lambda s, c=cut, d=d: _move(s, c, d)))
+            found.append(Change(launch, (4, cut, d), partial(_move, cut=cut, d=d)))
     found.sort(key=lambda change: (-change.gain, change.key))
     return found
 

@@ -262,12 +262,12 @@ class Schedule:
                 if not self.refresh(j):
                     return False
                 idle.update(members(before & ~self.contents[j].used))
-            waiting = set()
+            waiting.clear()
             for t in sorted(idle):
                 shorter = self._no_longer_than_needed(t)
                 if shorter != self.residencies[t]:
                     waiting |= self.set_residencies(t, shorter)
-            idle = set()
+            idle.clear()
         return True
 
     def first_use(self, t: int, first: int, last: int) -> int:

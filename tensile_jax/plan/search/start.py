@@ -171,10 +171,9 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
         new.residencies[t] = (*(s for s in several if s.last < j + 1 and s.first <= j + 1), stay, *after_it)
     for those in (new.at, new.held):
         those.insert(j + 1, 0)
-    for those in (new.contents, new.peaks, new.us, new.written_us):
-        those.insert(j + 1, those[j])
-    new.contents[j] = before
-    new.contents[j + 1] = behind
+    new.contents[j : j + 1] = before, behind
+    for those in (new.peaks, new.us, new.written_us):
+        those.insert(j + 1, 0)
     _masks(new)
     idle = schedule.contents[j].used | crossing | new.at[j + 1] & ~new.at[j + 2]
     return new if new.settle(range(j, j + 2), members(idle)) else None
