@@ -143,13 +143,13 @@ def compared(schedule: Schedule, workspaces: Sequence[int]) -> dict[SegmentKey, 
 def whole_peak(step: StepModel, measured: Measured) -> int:
     """Peak of the step as one executable, in bytes.
 
-    If it is not measured, it is the larger of two: the most that is stored at any boundary, and the account of one segment.
+    If it is not measured, it is what the account says of the step as one segment.
     """
     if measured.whole is not None:
         return measured.whole
     if not step.graph.operators:
         return sum(t.nbytes for t in step.graph.tensors)
-    return max(step.unplanned_bytes, one_segment_bytes(step.model))
+    return one_segment_bytes(step.model)
 
 
 def one_segment_bytes(model: Model) -> int:
@@ -164,7 +164,7 @@ def one_segment_bytes(model: Model) -> int:
     found = model.contents(0, last, step.at_begin, wanted, aliased & wanted)
     assert found is not None  # all inputs are there
     held = step.base_bytes + step.bytes_of(step.at_begin) + found.result_bytes
-    return held + int(step.small_bytes[0, last]) + found.contents.late
+    return held + int(step.small_bytes[0, last]) + predicted_workspace(found.contents, model.profile)
 
 
 def predicted_plan(step: StepModel, choice: Choice, measured: Measured) -> Plan:

@@ -32,7 +32,7 @@ def fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | Non
     found: list[Schedule] = []
     begun: set[tuple[object, ...]] = set()
     upper = float("inf")
-    for price in PRICES[:0:-1]:  # those that keep least need the fewest repairs
+    for price in reversed(PRICES):  # those that keep least need the fewest repairs
         schedule = starting(step, model, price, limit)
         if schedule is None or (key := (*schedule.cuts, *schedule.at)) in begun:
             continue
