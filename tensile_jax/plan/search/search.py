@@ -124,7 +124,7 @@ def _apart(needs: list[int], made: int, *, stays_out: bool, starts_out: bool, mo
     if starts_out and made < 0 and needs:
         found.append(Residency(needs[0], needs[0], COPIED, False))
     elif made < 0:
-        found.append(Residency(0, 0, BEGINS, False))
+        found.append(Residency(0, -1 if needs else 0, BEGINS, False))
     elif needs or stays_out:
         found.append(Residency(made + 1, made, MADE, False))
     for need in needs:
