@@ -9,6 +9,7 @@ Everything is deterministic: the number of moves is fixed, not the time.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED
@@ -78,6 +79,8 @@ def lowering(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
         yield from released(schedule, gap, j, limit)
     yield from sent_across(schedule, j)
     yield from splits(schedule, j)
+    yield from merges(schedule, j)
+    yield from absences_with(schedule, j)
 
 
 def _swap_us(schedule: Schedule, gap: Gap) -> float:
@@ -166,6 +169,34 @@ def splits(schedule: Schedule, j: int) -> Iterator[Schedule]:
         if new is not None:
             new.time()
             yield new
+
+
+def merges(schedule: Schedule, j: int) -> Iterator[Schedule]:
+    """Segment j and a neighbour are one: XLA uses the memory of what the one makes and the other reads for other tensors too."""
+    for i in (j, j + 1):
+        if 0 < i < schedule.count and schedule.count > 2:
+            new = merged(schedule, i)
+            if new is not None:
+                new.time()
+                yield new
+
+
+def absences_with(schedule: Schedule, j: int) -> Iterator[Schedule]:
+    """A tensor that is only on its way in segment j is absent there: it is gone sooner, or comes back later."""
+    for t in sorted(schedule.swapped):
+        residencies = schedule.residencies[t]
+        for number, (one, two) in enumerate(pairwise(residencies)):
+            if not one.leaves or two.arrival != COPIED:
+                continue
+            gone, back = one.last + 1, two.first
+            if one.first <= j <= one.last and schedule.last_use(t, one.first, one.last) < j:
+                new = moves.shift(schedule, t, number, j, back)
+            elif back <= j < schedule.first_use(t, back, two.last):
+                new = moves.shift(schedule, t, number, gone, j + 1)
+            else:
+                continue
+            if new is not None:
+                yield new
 
 
 def improve(schedule: Schedule, limit: float, budget: int) -> Schedule:
