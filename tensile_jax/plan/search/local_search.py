@@ -68,7 +68,7 @@ def lowering(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
     ranked: list[tuple[float, Gap]] = []
     for gap in moves.gaps_at(schedule, j):
         recipe = step.recipes[gap.t]
-        us = recipe.us if recipe is not None and gap.before < schedule.count else float("inf")
+        us = recipe.us if recipe is not None else float("inf")
         if step.movable >> gap.t & 1:
             us = min(us, _swap_us(schedule, gap))
         if us < float("inf"):
@@ -92,10 +92,11 @@ def _swap_us(schedule: Schedule, gap: Gap) -> float:
 
 
 def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Schedule]:
-    for keep_sources in (False, True):
-        new = moves.drop(schedule, gap, keep_sources=keep_sources)
-        if new is not None:
-            yield new
+    for before in (gap.before,) if gap.before < schedule.count else later(schedule, gap):
+        for keep_sources in (False, True):
+            new = moves.drop(schedule, gap._replace(before=before), keep_sources=keep_sources)
+            if new is not None:
+                yield new
     if schedule.model.step.movable >> gap.t & 1 and gap.before > gap.after + 1:
         seen: set[tuple[int, int]] = set()
         for gone, back in windows(schedule, gap, j, limit):
@@ -104,6 +105,12 @@ def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Sch
                 new = moves.swap(schedule, gap, gone, back)
                 if new is not None:
                     yield new
+
+
+def later(schedule: Schedule, gap: Gap) -> list[int]:
+    """Segments that may compute a result of the step again so late: the last one, and the one with the least peak."""
+    behind = range(gap.after + 1, schedule.count)
+    return sorted({min(behind, key=schedule.peaks.__getitem__), behind[-1]}) if behind else []
 
 
 def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tuple[int, int]]:
