@@ -19,7 +19,8 @@ over the link. Three rules prune the search, and no optimal plan is lost:
     later, and it may do no less with its tensors.
     An absence is idle if no segment that ran in the meantime would have exceeded the limit with the tensor, or has computed it
     again. A plan without this absence is no slower, unless it is the first of several of the tensor: then it puts a copy on the
-    host sooner. So an idle absence must be the first one, and one that is not idle must follow.
+    host sooner. So an idle absence must be the first one, one that is not idle must follow, and the tensor is back at once: at
+    the boundary at which it is gone.
     A boundary at which a copy to the device was issued is followed by a segment that runs while the copy does. Otherwise the copy
     could be issued later.
 
@@ -179,11 +180,12 @@ class Labels:
         device, host = label.device, label.host & ~label.device & self._oracle.needable[place]
         sent = sum(1 << self._oracle.pairs[old] for old in members(label.away))
         leaving = sum(1 << t for t, _ in label.leaving) & ~sent
-        key = place, device, host, leaving
+        must_come = leaving | label.owing  # besides what is on the host and used again
+        key = place, device, host, must_come
         if key not in self._futures:
             in_us, rest = self._model.in_us, self._rest[place]
             found = sorted(
-                (float(rest[device | some]), sum(in_us[t] for t in members((some & ~sent) | leaving))) for some in subsets(host)
+                (float(rest[device | some]), sum(in_us[t] for t in members((some & ~sent) | must_come))) for some in subsets(host)
             )
             best: list[tuple[float, float]] = []
             for remaining, copies in found:
@@ -219,7 +221,7 @@ class Labels:
                     room = self._limit - self._oracle.base[a] - self._step.bytes_of(device)
                     if room < 0:
                         continue
-                    for coming_in in subsets(host & ~device & ~gone & may_come & (label.missed | ~label.came)):
+                    for coming_in in subsets(host & ~device & may_come & (label.missed | gone & ~label.came)):
                         if self._step.bytes_of(coming_in) > room:
                             continue
                         for order in permutations(members(coming_in)):

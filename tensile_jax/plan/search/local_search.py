@@ -9,6 +9,7 @@ Everything is deterministic: the number of moves is fixed, not the time.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED
@@ -67,7 +68,7 @@ def lowering(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
     ranked: list[tuple[float, Gap]] = []
     for gap in moves.gaps_at(schedule, j):
         recipe = step.recipes[gap.t]
-        us = recipe.us if recipe is not None and gap.before < schedule.count else float("inf")
+        us = recipe.us if recipe is not None else float("inf")
         if step.movable >> gap.t & 1:
             us = min(us, _swap_us(schedule, gap))
         if us < float("inf"):
@@ -78,6 +79,8 @@ def lowering(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
         yield from released(schedule, gap, j, limit)
     yield from sent_across(schedule, j)
     yield from splits(schedule, j)
+    yield from merges(schedule, j)
+    yield from absences_with(schedule, j)
 
 
 def _swap_us(schedule: Schedule, gap: Gap) -> float:
@@ -89,10 +92,11 @@ def _swap_us(schedule: Schedule, gap: Gap) -> float:
 
 
 def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Schedule]:
-    for keep_sources in (False, True):
-        new = moves.drop(schedule, gap, keep_sources=keep_sources)
-        if new is not None:
-            yield new
+    for before in (gap.before,) if gap.before < schedule.count else later(schedule, gap):
+        for keep_sources in (False, True):
+            new = moves.drop(schedule, gap._replace(before=before), keep_sources=keep_sources)
+            if new is not None:
+                yield new
     if schedule.model.step.movable >> gap.t & 1 and gap.before > gap.after + 1:
         seen: set[tuple[int, int]] = set()
         for gone, back in windows(schedule, gap, j, limit):
@@ -101,6 +105,12 @@ def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Sch
                 new = moves.swap(schedule, gap, gone, back)
                 if new is not None:
                     yield new
+
+
+def later(schedule: Schedule, gap: Gap) -> list[int]:
+    """Segments that may compute a result of the step again so late: the last one, and the one with the least peak."""
+    behind = range(gap.after + 1, schedule.count)
+    return sorted({min(behind, key=schedule.peaks.__getitem__), behind[-1]}) if behind else []
 
 
 def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tuple[int, int]]:
@@ -166,6 +176,34 @@ def splits(schedule: Schedule, j: int) -> Iterator[Schedule]:
         if new is not None:
             new.time()
             yield new
+
+
+def merges(schedule: Schedule, j: int) -> Iterator[Schedule]:
+    """Segment j and a neighbour are one: XLA uses the memory of what the one makes and the other reads for other tensors too."""
+    for i in (j, j + 1):
+        if 0 < i < schedule.count and schedule.count > 2:
+            new = merged(schedule, i)
+            if new is not None:
+                new.time()
+                yield new
+
+
+def absences_with(schedule: Schedule, j: int) -> Iterator[Schedule]:
+    """A tensor that is only on its way in segment j is absent there: it is gone sooner, or comes back later."""
+    for t in sorted(schedule.swapped):
+        residencies = schedule.residencies[t]
+        for number, (one, two) in enumerate(pairwise(residencies)):
+            if not one.leaves or two.arrival != COPIED:
+                continue
+            gone, back = one.last + 1, two.first
+            if one.first <= j <= one.last and schedule.last_use(t, one.first, one.last) < j:
+                new = moves.shift(schedule, t, number, j, back)
+            elif back <= j < schedule.first_use(t, back, two.last):
+                new = moves.shift(schedule, t, number, gone, j + 1)
+            else:
+                continue
+            if new is not None:
+                yield new
 
 
 def improve(schedule: Schedule, limit: float, budget: int) -> Schedule:

@@ -15,7 +15,7 @@ from tensile_jax.plan.search.condensed import members
 from tensile_jax.plan.search.cut import cheapest_cuts
 from tensile_jax.plan.search.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Model, Schedule, Several
-from tensile_jax.plan.search.start import assemble, held_at, last_held, start
+from tensile_jax.plan.search.start import assemble, held_at, last_held, merged, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel
 from tensile_jax.plan.search.workspace import Measured
 
@@ -71,7 +71,7 @@ def _kept(step: StepModel, model: Model, price: float) -> tuple[list[int], list[
 def least(step: StepModel, measured: Measured) -> Schedule:
     """The schedule with the least peak that the search knows."""
     model = step.model.with_measured(measured)
-    lowest = _all_absent(step, model)
+    lowest = _joined(_all_absent(step, model))
     if step.may_swap:
         return lowest
     for price in PRICES[-1:]:
@@ -83,6 +83,22 @@ def least(step: StepModel, measured: Measured) -> Schedule:
         if lower is None:
             return lowest
         lowest = lower
+
+
+def _joined(schedule: Schedule) -> Schedule:
+    """The schedule in which the segment with the highest peak is joined to its neighbours as long as that lowers the peak.
+
+    A boundary makes a segment hold what it reads until its end, and its results from its beginning; inside a segment, XLA uses
+    their memory for other tensors.
+    """
+    while True:
+        j = schedule.peaks.index(schedule.peak)
+        joined = [new for i in (j, j + 1) if 0 < i < schedule.count and (new := merged(schedule, i)) is not None]
+        lower = min(joined, key=lambda new: new.peak, default=schedule)
+        if lower.peak >= schedule.peak:
+            schedule.time()
+            return schedule
+        schedule = lower
 
 
 def _all_absent(step: StepModel, model: Model) -> Schedule:
@@ -124,7 +140,7 @@ def _apart(needs: list[int], made: int, *, stays_out: bool, starts_out: bool, mo
     if starts_out and made < 0 and needs:
         found.append(Residency(needs[0], needs[0], COPIED, False))
     elif made < 0:
-        found.append(Residency(0, 0, BEGINS, False))
+        found.append(Residency(0, -1 if needs else 0, BEGINS, False))
     elif needs or stays_out:
         found.append(Residency(made + 1, made, MADE, False))
     for need in needs:
