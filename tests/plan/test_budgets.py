@@ -1,4 +1,4 @@
-"""Twenty budgets, one after another: what a lower one may cost, and what it may not."""
+"""Ten budgets, one after another: what a lower one may cost, and what it may not."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_a_lower_budget_is_kept_and_is_never_faster_by_more_than_noise(
     step = StepModel(graph, PROFILE, state_may_stay_out=state_may_stay_out)
     least = floor_bytes(step, NOTHING)
     plans: list[Plan] = []
-    for limit in np.linspace(whole_peak(step, NOTHING), least, 20):
+    for limit in np.linspace(whole_peak(step, NOTHING), least, 10):
         choice = auto(step, float(np.ceil(limit)), NOTHING)
         assert choice is not None
         plans.append(plan_of(step, choice))

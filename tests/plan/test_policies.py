@@ -17,7 +17,7 @@ from tensile_jax.plan_format import PolicyName
 from tests.builders import PROFILE, graph_of
 from tests.test_properties import graphs, peak_of
 
-PLANS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+PLANS = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -97,7 +97,7 @@ def test_a_plan_is_valid_and_keeps_its_limit_and_there_is_one_from_the_floor_up(
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(PLANS, max_examples=15)
+@settings(PLANS, max_examples=5)
 @given(graph=networks(), profile=profiles())
 def test_what_a_policy_chooses_does_not_depend_on_what_it_was_asked_before(
     name: PolicyName, graph: Graph, profile: DeviceProfile
@@ -114,7 +114,7 @@ def test_what_a_policy_chooses_does_not_depend_on_what_it_was_asked_before(
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(PLANS, max_examples=20)
+@settings(PLANS, max_examples=10)
 @given(graph=networks(), profile=profiles(), part=st.floats(0, 1))
 def test_a_job_that_may_not_swap_gets_a_plan_without_swaps_from_every_policy(
     name: PolicyName, graph: Graph, profile: DeviceProfile, part: float
