@@ -54,10 +54,9 @@ class Segment:
     """One executable. The tensors in `frees` are released when it ends.
 
     `device_bytes` is the device memory in use while it runs: `resident_bytes` of tensors, and `workspace_bytes`. Those of the
-    last segment also cover what is on the device when the iteration ends. `donated` are
-    inputs whose memory an output takes over; those outputs come first, in the same order. `recomputes` are the operators that
-    have run in an earlier segment and run again in this one. `stall_us` is the time that the segment waits for copies before it
-    begins.
+    first and the last segment also cover what is on the device when the iteration begins and ends. `donated` are inputs whose
+    memory an output takes over; those outputs come first, in the same order. `recomputes` are the operators that have run in an
+    earlier segment and run again in this one. `stall_us` is the time that the segment waits for copies before it begins.
     """
 
     name: str

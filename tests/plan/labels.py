@@ -203,6 +203,8 @@ class Labels:
 
     def _at_boundary(self, label: Label, a: int) -> Iterator[Ready]:
         """The states after each choice of copies to issue and to await."""
+        if a == 0 and self._oracle.base[0] + self._step.bytes_of(label.device) > self._limit:
+            return
         share = self._oracle.profile.copy_share
         may_come = self._oracle.needable[a]
         for going in subsets(label.fresh & ~label.host & ~label.twice & self._step.movable):

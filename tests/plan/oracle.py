@@ -158,11 +158,16 @@ class Oracle:
 
     def least_peak(self) -> int:
         """The least peak of any plan."""
-        return min(self.whole_peak, max(self._end_bytes(), self._least(lambda option: option.peak, np.maximum)))
+        return min(self.whole_peak, max(self.begin_bytes(), self._end_bytes(), self._least(lambda option: option.peak, np.maximum)))
 
     def rest_us(self, limit: float) -> list[np.ndarray]:
         """By place and set of promised tensors, a lower bound on the time from there to the end under a limit."""
         return self._through(lambda option: option.us if option.peak <= limit else np.inf, np.add)
+
+    def begin_bytes(self) -> int:
+        """What is on the device when the iteration begins, if what may be is on the host."""
+        away = sum(1 << old for old in self.pairs)
+        return self.base[0] + self.condensed.bytes_of(self.condensed.at_begin & ~away)
 
     def _end_bytes(self) -> int:
         """What is on the device when the iteration ends, if what may be is on the host."""

@@ -34,12 +34,13 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
     budget_bytes = None if prepared.budget is None else prepared.budget.nbytes
     if plan.whole:
         held = min(sum(prepared.graph.tensors[t].nbytes for t in prepared.graph.inputs), prepared.jit_peak_bytes)
-        resident, at_end, workspaces, executables = [held], 0, [prepared.jit_peak_bytes - held], None
+        at_begin, resident, at_end, workspaces, executables = 0, [held], 0, [prepared.jit_peak_bytes - held], None
     else:
         executables = prepared.compile(plan)
-        *resident, at_end = resident_bytes(prepared.graph, plan.segments, plan.events)
+        at_begin, *resident, at_end = resident_bytes(prepared.graph, plan.segments, plan.events)
         workspaces = prepared.workspaces(plan, executables)
     segments = [_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True)]
+    segments[0] = replace(segments[0], device_bytes=max(segments[0].device_bytes, at_begin))
     segments[-1] = replace(segments[-1], device_bytes=max(segments[-1].device_bytes, at_end))
     peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
     needed = segments[peak].device_bytes

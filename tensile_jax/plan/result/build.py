@@ -10,8 +10,8 @@ The plan of an iteration goes through its segments in order:
 
     device_bytes(segment) = resident bytes (`memory_curve.py`) + workspace
 
-The last segment's `device_bytes` are at least what is on the device when the iteration ends, where copies may have brought
-results back.
+The `device_bytes` of the first segment are at least what is on the device when the iteration begins, from where state may leave
+before that segment; those of the last one, what is there when the iteration ends, where copies may have brought results back.
 
 `simulate.py` computes when segments and events happen.
 
@@ -92,11 +92,12 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
         events += [_release(graph, t, index, "the host has it still") for t in sorted(let_go.get(index, ()))]
     events += [_copy("swap_out", graph, t, last, until) for t, until in outgoing.get(last, ())]
     events += [_copy("swap_in", graph, t, last, until) for t, until in incoming.get(last, ())]
-    *resident, at_end = resident_bytes(graph, segments, events)
+    at_begin, *resident, at_end = resident_bytes(graph, segments, events)
     segments = [
         replace(segment, resident_bytes=held, device_bytes=held + segment.workspace_bytes)
         for segment, held in zip(segments, resident, strict=True)
     ]
+    segments[0] = replace(segments[0], device_bytes=max(segments[0].device_bytes, at_begin))
     segments[-1] = replace(segments[-1], device_bytes=max(segments[-1].device_bytes, at_end))
 
     named = {t for s in segments for t in (*s.inputs, *s.outputs)} | {e.tensor for e in events} | set(graph.inputs)

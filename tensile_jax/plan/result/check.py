@@ -13,7 +13,8 @@ those on the device and those on the host. It checks that
       after it is needed
     - what is donated to a segment is an input of it, and one of its outputs is the state that takes over the memory
     - for each segment, the replay's sum (tensors on the device + workspace) is at most the segment's `device_bytes`, and
-      `device_bytes` is at most the plan's peak; what is on the device in the end is at most the last segment's `device_bytes`
+      `device_bytes` is at most the plan's peak; what is on the device when the iteration begins and ends is at most the
+      `device_bytes` of the first and the last segment
     - at the end every result of the step is on the device, or on the host if it is state that may stay there
 
 A plan that runs the whole step as one executable has nothing to check.
@@ -45,6 +46,9 @@ def check(plan: Plan, graph: Graph) -> None:
     arriving = _arrives_on_host(plan, graph)
     device -= arriving
     host |= arriving
+    at_begin = sum(graph.tensors[t].nbytes for t in device)
+    if at_begin > plan.segments[0].device_bytes:
+        raise InvalidPlan(f"begins with {at_begin} bytes; it says {plan.segments[0].device_bytes}", segment=0)
     moving_in: dict[TensorId, Event] = {}
     leaving: dict[TensorId, Event] = {}
     ran: set[OperatorId] = set()

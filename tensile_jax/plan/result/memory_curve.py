@@ -8,7 +8,8 @@ the device holds
     resident(i) = held(i) - bytes of swap-outs that must end before i + bytes of swap-ins issued before i
                   + outputs of i - what is donated to i
 
-and the same without outputs is what the device holds when the iteration ends, after the last segment.
+and the same without outputs is what the device holds when the iteration ends, after the last segment. When it begins, the device
+holds held(0).
 
 The memory of donated inputs becomes the memory of outputs, so the two are counted once. `check.py` replays the plan with sets of
 tensors, shares no code with this file, and must agree with it.
@@ -23,9 +24,9 @@ from tensile_jax.plan_format import Event, Segment
 
 
 def resident_bytes(graph: Graph, segments: Sequence[Segment], events: Sequence[Event]) -> list[int]:
-    """For each segment, the bytes on the device while it runs, without its workspace; then those when the iteration ends.
+    """For each segment, the bytes on the device while it runs, without its workspace.
 
-    Sizes that segments state are not read.
+    Before these come the bytes when the iteration begins, and after them those when it ends. Sizes that segments state are not read.
     """
     size = [t.nbytes for t in graph.tensors]
     change = [0] * (len(segments) + 1)  # by the segment before which it happens
@@ -40,7 +41,7 @@ def resident_bytes(graph: Graph, segments: Sequence[Segment], events: Sequence[E
                 held -= size[event.tensor]
         if event.kind in ("swap_out", "swap_in"):
             copied.add(event.tensor)
-    found: list[int] = []
+    found = [held]
     for segment, changed in zip(segments, change, strict=False):
         held += changed + sum(size[t] for t in segment.outputs) - sum(size[t] for t in segment.donated)
         found.append(held)

@@ -244,6 +244,13 @@ class Schedule:
         workspace, _ = model.workspace(a, b, found, wanted)
         self.peaks[j] = step.base_bytes + int(step.small_bytes[a, b]) + self.held[j] + result_bytes + workspace
         self.us[j] = model.profile.launch_us + found.us
+        if j == 0:  # state may leave before the first segment, or come
+            begin = step.base_bytes + int(step.small_bytes[0, 0]) + self.held[0]
+            for t in self.swapped:
+                first, last, arrival, _ = self.residencies[t][0]
+                if first == 0:
+                    begin += step.nbytes[t] * ((arrival == BEGINS and last < 0) - (arrival == COPIED))
+            self.peaks[j] = max(self.peaks[j], begin)
         if j == len(self.after) - 1:  # nothing else is counted at the end of the iteration
             end = step.base_bytes + int(step.small_bytes[b, b]) + self.held[j + 1]
             self.peaks[j] = max(self.peaks[j], end)

@@ -15,7 +15,7 @@ from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.result.build import build_whole_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan_format import Event, Plan, Segment, ranges, unranged
-from tests.builders import PROFILE, header_for, plan_by_hand, tensor_named, training_graph
+from tests.builders import PROFILE, graph_of, header_for, plan_by_hand, tensor_named, training_graph
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +302,7 @@ def test_donating_what_no_output_takes_over_is_refused(graph: Graph, plan: Plan)
 
 def test_a_footprint_that_is_understated_is_refused(graph: Graph, plan: Plan) -> None:
     for i, segment in enumerate(plan.segments):
-        with pytest.raises(InvalidPlan, match=r"needs \d+ bytes; it says \d+, the plan"):
+        with pytest.raises(InvalidPlan, match=r"(needs|begins with) \d+ bytes; it says \d+"):
             check(with_segment(plan, i, device_bytes=segment.device_bytes - segment.resident_bytes), graph)
 
 
@@ -357,3 +357,29 @@ def test_the_story_names_the_segment_and_the_tensor(graph: Graph, plan: Plan) ->
         check(with_event(plan, event, trigger=-1), graph)
     assert (caught.value.segment, caught.value.tensor) == (0, event.name)
     assert str(caught.value).startswith("Segment 0: swaps out")
+
+
+def test_what_is_there_when_the_iteration_begins_or_ends_counts(graph: Graph, plan: Plan) -> None:
+    first, last = plan.segments[0], plan.segments[-1]
+    held = sum(t.nbytes for t in graph.tensors if t.producer is None)
+    with pytest.raises(InvalidPlan, match=f"begins with {held} bytes; it says {held - 1}"):
+        check(with_segment(plan, 0, workspace_bytes=0, resident_bytes=0, device_bytes=held - 1), graph)
+    assert first.device_bytes >= held
+    results = sum(graph.tensors[t].nbytes for t in set(graph.outputs)) + graph.tensors[tensor_named(graph, "x")].nbytes
+    assert last.device_bytes >= results
+
+
+def test_results_that_come_back_in_the_end_count() -> None:
+    """`a` and `b` are on the host while y is made, and both are back when the iteration ends."""
+    lines = ["a = heavy(x)", "b = heavy(a)", "c = heavy(b)", "d = heavy(c)", "y = heavy(d)"]
+    graph = graph_of(lines, inputs="x", outputs="a b y", sizes={"a": 1000, "b": 1000})
+    absences = {t: (Absence(t, 2, 5, 0.0),) for t in (tensor_named(graph, "a"), tensor_named(graph, "b"))}
+    absences = {t: (dataclasses.replace(away[0], back=4),) for t, away in absences.items()}
+    plan = plan_by_hand(graph, retain(find_liveness(graph), {}), range(6), absences)
+    residencies = {e.tensor: e for e in copies(plan, "swap_in")}
+    late = dataclasses.replace(
+        plan, events=tuple(dataclasses.replace(e, trigger=4, until=5) if e in residencies.values() else e for e in plan.events)
+    )
+    shrunk = dataclasses.replace(with_segment(late, 4, device_bytes=300, resident_bytes=300), step_us=plan.step_us + 1000)
+    with pytest.raises(InvalidPlan, match="holds 2200 bytes in the end; it says 300"):
+        check(shrunk, graph)
