@@ -247,9 +247,9 @@ class Schedule:
         if j == 0:  # state may leave before the first segment, or come
             begin = step.base_bytes + int(step.small_bytes[0, 0]) + self.held[0]
             for t in self.swapped:
-                first, last, arrival, _ = self.residencies[t][0]
-                if first == 0:
-                    begin += step.nbytes[t] * ((arrival == BEGINS and last < 0) - (arrival == COPIED))
+                for first, last, arrival, _ in self.residencies[t]:
+                    if first == 0:
+                        begin += step.nbytes[t] * ((arrival == BEGINS and last < 0) - (arrival == COPIED))
             self.peaks[j] = max(self.peaks[j], begin)
         if j == len(self.after) - 1:  # nothing else is counted at the end of the iteration
             end = step.base_bytes + int(step.small_bytes[b, b]) + self.held[j + 1]
