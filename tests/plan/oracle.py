@@ -158,7 +158,9 @@ class Oracle:
 
     def least_peak(self) -> int:
         """The least peak of any plan."""
-        return min(self.whole_peak, max(self.begin_bytes(), self._end_bytes(), self._least(lambda option: option.peak, np.maximum)))
+        return min(
+            self.whole_peak, max(self.begin_bytes(), self._end_bytes(), self._least(lambda option: option.peak, np.maximum))
+        )
 
     def rest_us(self, limit: float) -> list[np.ndarray]:
         """By place and set of promised tensors, a lower bound on the time from there to the end under a limit."""

@@ -45,6 +45,12 @@ class Residency(NamedTuple):
     leaves: bool
 
 
+def may_have(residencies: Sequence[Residency]) -> bool:
+    """Whether a tensor may have these residencies: one that is swapped is made once only."""
+    swapped = any(r.leaves or r.arrival == COPIED for r in residencies)
+    return not swapped or all(r.arrival != MADE for r in residencies[1:])
+
+
 Residencies = Mapping[TensorId, tuple[Residency, ...]]
 
 

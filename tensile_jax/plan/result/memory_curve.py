@@ -26,7 +26,8 @@ from tensile_jax.plan_format import Event, Segment
 def resident_bytes(graph: Graph, segments: Sequence[Segment], events: Sequence[Event]) -> list[int]:
     """For each segment, the bytes on the device while it runs, without its workspace.
 
-    Before these come the bytes when the iteration begins, and after them those when it ends. Sizes that segments state are not read.
+    Before these come the bytes when the iteration begins, and after them those when it ends. Sizes that segments state are not
+    read.
     """
     size = [t.nbytes for t in graph.tensors]
     change = [0] * (len(segments) + 1)  # by the segment before which it happens

@@ -15,7 +15,7 @@ Sizes in bytes, times in microseconds.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
+from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, may_have
 from tensile_jax.plan.search.condensed import members
 from tensile_jax.plan.search.schedule import Schedule, Several
 
@@ -48,20 +48,14 @@ def gaps_at(schedule: Schedule, j: int) -> Iterator[Gap]:
                 yield Gap(t, number, after, min(before, schedule.count))
 
 
-def _valid(residencies: Several) -> bool:
-    """Whether a tensor may have these residencies: one that is swapped is made once only (`result/layout.py`)."""
-    swapped = any(r.leaves or r.arrival == COPIED for r in residencies)
-    return not swapped or all(r.arrival != MADE for r in residencies[1:])
-
-
 def _replaced(schedule: Schedule, t: int, residencies: Several, also: Iterable[tuple[int, Several]] = ()) -> Schedule | None:
-    if not _valid(residencies):
+    if not may_have(residencies):
         return None
     new = schedule.copy()
     touched = new.set_residencies(t, residencies)
     idle = {t}
     for u, those in also:
-        if not _valid(those):
+        if not may_have(those):
             return None
         touched |= new.set_residencies(u, those)
         idle.add(u)

@@ -220,7 +220,7 @@ class Schedule:
                 end = last if leaves and last < k else last - 1
                 for j in range(begin, end + 1):
                     after[j] = after[j] | bit if sign > 0 else after[j] & ~bit
-                touched.update(range(max(0, begin), min(k - 1, last) + 1))
+                touched.update(range(min(max(0, begin), k - 1), min(k - 1, max(last, begin, 0)) + 1))
         self.residencies[t] = residencies
         if any(stay.leaves or stay.arrival == COPIED for stay in residencies):
             self.swapped.add(t)

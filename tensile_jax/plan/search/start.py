@@ -6,7 +6,7 @@ that."""
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
+from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, may_have
 from tensile_jax.plan.search.condensed import Condensed, members
 from tensile_jax.plan.search.schedule import Model, Schedule, Several
 
@@ -157,7 +157,10 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
                 first = j + 1 if first == j + 1 and arrival == MADE and have >> t & 1 else first + 1
             if last >= j:
                 last += 1
-            found.append(Residency(first, last, arrival, leaves))
+            if found and found[-1].last >= first:
+                found[-1] = found[-1]._replace(last=last, leaves=leaves)
+            else:
+                found.append(Residency(first, last, arrival, leaves))
         new.residencies[t] = tuple(found)
     for t in members(crossing):
         several = new.residencies[t]
@@ -169,6 +172,8 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
             stay = Residency(j + 1, after_it[0].last, MADE, after_it[0].leaves)
             after_it = after_it[1:]
         new.residencies[t] = (*(s for s in several if s.last < j + 1 and s.first <= j + 1), stay, *after_it)
+        if not may_have(new.residencies[t]):
+            return None
     for those in (new.at, new.held):
         those.insert(j + 1, 0)
     new.peaks.insert(j + 1, new.peaks[j])
