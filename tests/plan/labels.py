@@ -19,8 +19,7 @@ over the link. Three rules prune the search, and no optimal plan is lost:
     later, and it may do no less with its tensors.
     An absence is idle if no segment that ran in the meantime would have exceeded the limit with the tensor, or has computed it
     again. A plan without this absence is no slower, unless it is the first of several of the tensor: then it puts a copy on the
-    host sooner. So an idle absence must be the first one, one that is not idle must follow, and the tensor is back at once: at
-    the boundary at which it is gone.
+    host sooner. So an idle absence must be the first one, and one that is not idle must follow.
     A boundary at which a copy to the device was issued is followed by a segment that runs while the copy does. Otherwise the copy
     could be issued later.
 
@@ -223,7 +222,7 @@ class Labels:
                     room = self._limit - self._oracle.base[a] - self._step.bytes_of(device)
                     if room < 0:
                         continue
-                    for coming_in in subsets(host & ~device & may_come & (label.missed | gone & ~label.came)):
+                    for coming_in in subsets(host & ~device & ~gone & may_come & (label.missed | ~label.came)):
                         if self._step.bytes_of(coming_in) > room:
                             continue
                         for order in permutations(members(coming_in)):

@@ -4,13 +4,14 @@ import dataclasses
 import random
 from typing import Literal
 
-import numpy as np
 import pytest
 
 from benchmarks.gap import Compared, compare, figures
 from tensile_jax.ir import Graph
+from tensile_jax.plan import DeviceProfile
 from tests.builders import PROFILE, graph_of
 from tests.plan.oracle import Oracle
+from tests.plan.small_steps import small_step
 from tests.plan.unpruned import unpruned
 
 UNIT = 2**16
@@ -54,10 +55,23 @@ def test_the_search_finds_what_looking_at_every_plan_finds_in_many_graphs(graph:
     compare_with_every_plan(graph, rate)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("state_memory", ["device", "any"])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_search_finds_what_looking_at_every_plan_of_a_small_step_finds(
+    seed: int, state_memory: Literal["device", "any"]
+) -> None:
+    compare_plans(*small_step(seed, most=4), state_memory)
+
+
 def compare_with_every_plan(graph: Graph, rate: float, state_memory: Literal["device", "any"] = "device") -> None:
     profile = dataclasses.replace(
         PROFILE, device_to_host_bytes_per_us=rate, host_to_device_bytes_per_us=1.5 * rate, copy_share=0.1
     )
+    compare_plans(graph, profile, state_memory)
+
+
+def compare_plans(graph: Graph, profile: DeviceProfile, state_memory: Literal["device", "any"]) -> None:
     oracle = Oracle(graph, profile, state_memory=state_memory)
     plans = unpruned(oracle.step)
     peaks = sorted({peak for peak, _ in plans})
@@ -94,21 +108,24 @@ def test_tensors_too_small_to_be_swapped_are_refused() -> None:
 
 
 def never_better(compared: list[Compared]) -> bool:
-    return all(c.floor_bytes <= c.auto_floor_bytes for c in compared) and min(g for c in compared for g in c.gaps) > -1e-6
+    """Auto may gain a little from copies that the oracle leaves out (`oracle.py`)."""
+    return all(c.floor_bytes <= c.auto_floor_bytes for c in compared) and min(g for c in compared for g in c.gaps) > -0.01
 
 
 def test_auto_is_never_better_than_the_oracle_and_seldom_much_worse() -> None:
     compared = [compare(seed, most=7) for seed in range(36)]
     assert never_better(compared)
-    gaps = [gap for c in compared for gap in c.gaps]
-    assert np.median(gaps) < 0.02
-    assert np.percentile(gaps, 95) < 1.5
+    found = figures(compared)
+    assert found["gap"]["median"] < 0.005
+    assert found["gap"]["95th_percentile"] < 0.15
+    assert found["floor_gap"]["95th_percentile"] < 0.01
 
 
 @pytest.mark.slow
 def test_auto_is_never_better_than_the_oracle_on_hundreds_of_steps() -> None:
-    compared = [compare(seed, most=9) for seed in range(1_000, 1_200)]
+    compared = [compare(seed, most=8) for seed in range(1_000, 1_200)]
     assert never_better(compared)
     found = figures(compared)
-    assert found["gap"]["median"] < 0.06
-    assert found["floor_gap"]["median"] < 0.2
+    assert found["gap"]["median"] < 0.005
+    assert found["gap"]["95th_percentile"] < 0.15
+    assert found["floor_gap"]["95th_percentile"] < 0.1

@@ -76,15 +76,14 @@ def residencies(
         elif not found:
             starts = [(0, BEGINS)] if made < 0 else [(f, MADE) for f in range(made + 1, k + 1)]
         elif found[-1].leaves:
-            starts = [(f, COPIED) for f in range(last + (2 if found[-1].arrival == COPIED else 1), k + 1)]
+            starts = [(f, COPIED) for f in range(last + 2, k + 1)]
         elif made >= 0 and all(r.arrival == MADE for r in found):
             starts = [(f, MADE) for f in range(last + 2, k + 1)]
         else:
             starts = []
         for first, arrival in starts:
             for until in range(first, k + 1):
-                if arrival != COPIED or not found or first > last + 1:  # what is back at once leaves again
-                    yield from extend((*found, Residency(first, until, arrival, False)))
+                yield from extend((*found, Residency(first, until, arrival, False)))
             if arrival == COPIED or not found:
                 for until in range(first if arrival == COPIED else first - 1, k):
                     yield from extend((*found, Residency(first, until, arrival, True)))

@@ -20,6 +20,7 @@ from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.start import merged, split
 
 _TRIED = 8  # moves of which the repair evaluates each, the likeliest first
+_LATER = 2  # results of the step that are tried to be made later
 _SENT = 3  # pairs of state that are tried in one move
 _SWAP_RISK = 0.05  # part of a copy's time that is counted although other work may hide it
 _EPS = 1e-3  # microseconds; less is no gain
@@ -66,20 +67,25 @@ def lowering(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
     model = schedule.model
     step = model.step
     ranked: list[tuple[float, Gap]] = []
+    results: list[tuple[float, Gap]] = []
     for gap in moves.gaps_at(schedule, j):
         recipe = step.recipes[gap.t]
-        us = recipe.us if recipe is not None else float("inf")
+        us = recipe.us if recipe is not None and gap.before < schedule.count else float("inf")
         if step.movable >> gap.t & 1:
             us = min(us, _swap_us(schedule, gap))
         if us < float("inf"):
             span = sum(1 for p in schedule.peaks[gap.after + 1 : gap.before] if p > limit) + (gap.after == j)
             ranked.append(((us + 1.0) / (step.nbytes[gap.t] * max(span, 1)), gap))
+        if recipe is not None and gap.before >= schedule.count:
+            results.append(((recipe.us + 1.0) / step.nbytes[gap.t], gap))
     ranked.sort()
     for _, gap in ranked[:_TRIED]:
         yield from released(schedule, gap, j, limit)
+    for _, gap in sorted(results)[:_LATER]:
+        yield from made_later(schedule, gap)
     yield from sent_across(schedule, j)
     yield from splits(schedule, j)
-    yield from merges(schedule, j)
+    yield from merges(schedule, j, limit)
     yield from absences_with(schedule, j)
 
 
@@ -92,9 +98,9 @@ def _swap_us(schedule: Schedule, gap: Gap) -> float:
 
 
 def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Schedule]:
-    for before in (gap.before,) if gap.before < schedule.count else later(schedule, gap):
+    if gap.before < schedule.count:
         for keep_sources in (False, True):
-            new = moves.drop(schedule, gap._replace(before=before), keep_sources=keep_sources)
+            new = moves.drop(schedule, gap, keep_sources=keep_sources)
             if new is not None:
                 yield new
     if schedule.model.step.movable >> gap.t & 1 and gap.before > gap.after + 1:
@@ -107,10 +113,14 @@ def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Sch
                     yield new
 
 
-def later(schedule: Schedule, gap: Gap) -> list[int]:
-    """Segments that may compute a result of the step again so late: the last one, and the one with the least peak."""
+def made_later(schedule: Schedule, gap: Gap) -> Iterator[Schedule]:
+    """A result of the step is made by the last segment, or by the one with the least peak, and not kept until then."""
     behind = range(gap.after + 1, schedule.count)
-    return sorted({min(behind, key=schedule.peaks.__getitem__), behind[-1]}) if behind else []
+    for before in sorted({min(behind, key=schedule.peaks.__getitem__), behind[-1]}) if behind else ():
+        for keep_sources in (False, True):
+            new = moves.drop(schedule, gap._replace(before=before), keep_sources=keep_sources)
+            if new is not None:
+                yield new
 
 
 def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tuple[int, int]]:
@@ -178,12 +188,12 @@ def splits(schedule: Schedule, j: int) -> Iterator[Schedule]:
             yield new
 
 
-def merges(schedule: Schedule, j: int) -> Iterator[Schedule]:
-    """Segment j and a neighbour are one: XLA uses the memory of what the one makes and the other reads for other tensors too."""
+def merges(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
+    """Segment j and a neighbour are one segment under the limit: XLA reuses the memory of what it need not leave behind."""
     for i in (j, j + 1):
         if 0 < i < schedule.count and schedule.count > 2:
             new = merged(schedule, i)
-            if new is not None:
+            if new is not None and new.peaks[i - 1] <= limit:
                 new.time()
                 yield new
 

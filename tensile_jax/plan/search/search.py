@@ -4,8 +4,8 @@ The search begins with several schedules. For each price of a minimum cut (`anal
 dropped at that price, and the step is cut into segments by dynamic programming (`cut.py`). Each schedule is repaired until it
 keeps the limit (`local_search.py`). The fastest ones are improved by local search, and the fastest of these is the result.
 
-If no schedule can be repaired, the search begins with the schedule of least memory: every segment is as short as possible, and
-every tensor is on the host whenever no segment needs it.
+The search also begins with the schedule of least memory, which needs no repair: every segment is as short as possible, but where
+segments that are joined hold less, and every tensor is on the host whenever no segment needs it.
 """
 
 import numpy as np
@@ -41,11 +41,11 @@ def fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | Non
         if repaired is not None:
             found.append(repaired)
             upper = min(upper, repaired.cost)
+    lowest = least(step, measured)
+    if lowest.peak <= limit:
+        found.append(lowest)
     if not found:
-        schedule = least(step, measured)
-        if schedule.peak > limit:
-            return None
-        found.append(schedule)
+        return None
     found.sort(key=lambda schedule: schedule.cost)
     return min((improve(schedule, limit, _EVALUATIONS) for schedule in found[:_IMPROVED]), key=lambda s: s.cost)
 
