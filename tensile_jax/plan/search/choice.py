@@ -108,8 +108,8 @@ def whole(candidates: Candidates) -> Choice:
 def whole_peak(candidates: Candidates, measured: Measured) -> int:
     """Peak of the step as one executable, in bytes.
 
-    If it is not measured, it is the larger of two: the most that is stored at any boundary, and the estimate for one segment. But it
-    is not much above the latter, since what is stored at a boundary counts tensors that XLA computes again for itself.
+    If it is not measured, it is the larger of two: the most that is stored at any boundary, and the estimate for one segment. But
+    it is not much above the latter, since what is stored at a boundary counts tensors that XLA computes again for itself.
     """
     if measured.whole is not None:
         return measured.whole
