@@ -224,7 +224,7 @@ def test_workspace_is_the_most_that_lives_and_dies_inside_less_what_is_made_late
     retention, fusion = random_retention(seed)
     count = len(retention.liveness.graph.operators)
     residencies = find_residencies(retention, {})
-    boundaries = _candidate_boundaries(retention, stored_bytes(residencies, count))
+    boundaries = _candidate_boundaries(retention, stored_bytes(residencies, count), ())
     k = len(boundaries)
     bucket = np.array([max(i for i, b in enumerate(boundaries) if b <= p) for p in range(count + 1)])
     inside = _temporaries(retention, fusion, set())
