@@ -270,7 +270,7 @@ def test_between_two_heavy_operators_the_narrowest_boundary_is_a_candidate(seed:
     retention, _ = random_retention(seed)
     operators = retention.liveness.graph.operators
     stored = stored_bytes(find_residencies(retention, {}), len(operators)).tolist()
-    found = _candidate_boundaries(retention, np.array(stored))
+    found = _candidate_boundaries(retention, np.array(stored), ())
     heavy = [p for p, op in enumerate(operators) if op.kind == "heavy"]
     for first, last in zip([0, *heavy], [*heavy, len(operators)], strict=True):
         inner = stored[first + 1 : last + 1]
