@@ -263,7 +263,8 @@ def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_un
     used = [keep_unused or v in read for v in inputs]
     usable = [u and d for u, d in zip(used, donated or [False] * len(inputs), strict=True)]
     taken = _taken(builder, inputs, returned, usable)
-    weak_result = [_is_weak(atom.aval) for atom in jaxpr.outvars]
+    strong = _read_from_references(jaxpr)
+    weak_result = [_is_weak(atom.aval) and id(atom) not in strong for atom in jaxpr.outvars]
     weak_inputs = {v for v, given in zip(inputs, jaxpr.invars, strict=True) if _is_weak(given.aval)}
     retyped = {v for v, weak in zip(returned, weak_result, strict=True) if isinstance(v, int) and weak != (v in weak_inputs)}
     kept = {v for v, is_taken in zip(inputs, taken, strict=True) if not is_taken or v in retyped}
@@ -279,6 +280,18 @@ def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_un
         taken=tuple(taken),
         weak=frozenset(v for v, weak in zip(outputs, weak_result, strict=True) if weak),
     )
+
+
+def _read_from_references(jaxpr: Any) -> set[int]:
+    """The identities of the variables that are computed from what is read from references.
+
+    JAX gives them weak types, as the values that were written had; but a compiled step returns them strongly typed.
+    """
+    found: set[int] = set()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("get", "swap") or not found.isdisjoint(map(id, equation.invars)):
+            found.update(map(id, equation.outvars))
+    return found
 
 
 def _strong(aval: Any) -> Any:

@@ -122,7 +122,7 @@ def test_ctrl_c_ends_after_the_step_with_the_figures_of_the_steps_done(tmp_path:
 
 def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path) -> None:
     process = start("run", "mlp", "--budget", "90%", cwd=tmp_path)
-    wait_for_line(process, "compiling plain jit ...")
+    wait_for_line(process, "compiling segments ...")
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout) == (130, "")
