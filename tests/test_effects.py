@@ -402,6 +402,18 @@ def _of_keys_and_small_numbers(x: Any) -> Any:
     return jax.random.normal(key[...], (2,)) * count[...], count[...], x
 
 
+def _weakly_typed(x: Any) -> Any:
+    reference = jax.new_ref(2.0)
+
+    def body(carry: Any, _: Any) -> Any:
+        reference[...] *= x.sum()
+        return carry * reference[...], reference[...]
+
+    y, ys = jax.lax.scan(body, 1.0, None, length=3)
+    branch = jax.lax.cond(x.sum() > 0, lambda: reference[...] * 2, lambda: reference[...] * 3)
+    return y, ys, branch, branch + 1, reference[...], reference[...] + 1
+
+
 def _empty(x: Any) -> Any:
     reference = jax_ref.empty_ref(jax.typeof(x))
     reference[...] = x + 1
@@ -409,7 +421,7 @@ def _empty(x: Any) -> Any:
     return reference[...]
 
 
-REFERENCES = (_whole, _parts, _in_loops, _in_calls, _under_a_gradient, _of_keys_and_small_numbers, _empty)
+REFERENCES = (_whole, _parts, _in_loops, _in_calls, _under_a_gradient, _of_keys_and_small_numbers, _weakly_typed, _empty)
 
 
 @pytest.mark.parametrize("step", REFERENCES, ids=lambda step: step.__name__[1:])

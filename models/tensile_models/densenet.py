@@ -20,7 +20,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from tensile_models.classifier import Classifier
-from tensile_models.layers import batch_norm, conv, stem
+from tensile_models.layers import batch_norm, conv, head, stem
 
 
 class DenseNet(nn.Module):
@@ -42,7 +42,7 @@ class DenseNet(nn.Module):
                 x = DenseLayer(self.width, self.dtype, name=f"Layer_{index}")(x, train=train)
                 index += 1
         x = nn.relu(batch_norm("Norm", train=train, dtype=self.dtype)(x))
-        return nn.Dense(self.classes, dtype=self.dtype, name="Head")(jnp.mean(x, axis=(1, 2))).astype(jnp.float32)
+        return head(x, self.classes, dtype=self.dtype)
 
 
 class DenseLayer(nn.Module):

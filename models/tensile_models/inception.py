@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from tensile_models.layers import batch_norm
+from tensile_models.layers import batch_norm, head
 
 SMALLEST_IMAGE = 75  # five halvings, most of them without zeros around the image, leave one pixel
 WIDTH = 32  # channels of the first convolution; the widths in the tables of both networks go with it
@@ -72,7 +72,7 @@ class Inception(nn.Module):
         x = Chain(self.stem, self.width, self.dtype, name="Stem")(images, train=train)
         for index, block in enumerate(self.make_blocks(*self.blocks)):
             x = Branches(block, self.width, self.dtype, name=f"Block_{index}")(x, train=train)
-        return nn.Dense(self.classes, dtype=self.dtype, name="Head")(jnp.mean(x, axis=(1, 2))).astype(jnp.float32)
+        return head(x, self.classes, dtype=self.dtype)
 
 
 class Branches(nn.Module):

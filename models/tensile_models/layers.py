@@ -1,6 +1,8 @@
-"""The layers that several image networks share: a convolution without a bias, batch norm, and the stem of ResNet and DenseNet."""
+"""The layers that several image networks share: a convolution without a bias, batch norm, the stem of ResNet and DenseNet, and
+the head."""
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
@@ -21,3 +23,8 @@ def stem(images: jax.Array, width: int, *, train: bool, dtype: DTypeLike) -> jax
     x = nn.relu(batch_norm("StemNorm", train=train, dtype=dtype)(x))
     halo = ((1, 1), (1, 1))
     return nn.max_pool(x, (3, 3), strides=(2, 2), padding=halo)  # pyright: ignore[reportArgumentType]  (Flax annotates str only)
+
+
+def head(features: jax.Array, classes: int, *, dtype: DTypeLike) -> jax.Array:
+    """The mean over all places of an image, and one dense layer: float32 logits of shape [images, classes]."""
+    return nn.Dense(classes, dtype=dtype, name="Head")(jnp.mean(features, axis=(1, 2))).astype(jnp.float32)

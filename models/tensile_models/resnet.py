@@ -12,12 +12,11 @@ so that from the first step on every parameter has a gradient.
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
 from tensile_models.classifier import Classifier
-from tensile_models.layers import batch_norm, conv, stem
+from tensile_models.layers import batch_norm, conv, head, stem
 
 
 class ResNet(nn.Module):
@@ -41,7 +40,7 @@ class ResNet(nn.Module):
                     name=f"Block_{index}",
                 )(x, train=train)
                 index += 1
-        return nn.Dense(self.classes, dtype=self.dtype, name="Head")(jnp.mean(x, axis=(1, 2))).astype(jnp.float32)
+        return head(x, self.classes, dtype=self.dtype)
 
 
 class Bottleneck(nn.Module):

@@ -286,6 +286,7 @@ def _read_from_references(jaxpr: Any) -> set[int]:
     """The identities of the variables that are computed from what is read from references.
 
     JAX gives them weak types, as the values that were written had; but a compiled step returns them strongly typed.
+    What a loop or a branch computes from a reference stays weak there, too.
     """
     found: set[int] = set()
     for equation in jaxpr.eqns:

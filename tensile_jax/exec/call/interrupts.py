@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -30,7 +31,7 @@ _LOOK_S = 0.001
 """Seconds between two looks at whether the caller has its results."""
 
 
-class _HandlerReplaced:
+class _HandlerReplaced(ABC):
     """Replaces the user's handler of SIGINT. `_own` is the user's handler, or None if it was not replaced."""
 
     __slots__ = ("_own",)
@@ -45,8 +46,9 @@ class _HandlerReplaced:
             self._own = own
             signal.signal(signal.SIGINT, self._hear)
 
+    @abstractmethod
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        raise NotImplementedError
+        """Handle a SIGINT in place of the user's handler."""
 
 
 class InterruptsHeldUnless(_HandlerReplaced):

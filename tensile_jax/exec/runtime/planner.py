@@ -23,6 +23,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from tensile_jax.budget import too_small_for_parked_job
@@ -259,39 +260,48 @@ class Planner:
 
     def _replan(self, job: StoredJob) -> None:
         """Make a new plan for a job whose plan needs more than the budget, with other segments."""
-        program = job.program
-        if program is None or job.life.has_ended:
-            return
-        try:
+
+        def make(program: Program) -> Program:
             parked = sum(r.memory.parked_bytes for r in self._dispatcher.state.records if r.job != job.number)
             limits = JobLimits(self._limit_for(job), self._ceiling(job) - parked, most_host_bytes=self._host_left(job))
-            renewed = plan_job(job.actor.prepare, program.prepared, limits)
+            return plan_job(job.actor.prepare, program.prepared, limits)
+
+        try:
+            self._plan_again(job, make)
         except BudgetTooSmall as error:
             note = f"waits: it needs a budget of at least {format_bytes(error.floor_bytes)}"
             self._post(job.number, CannotRunNow(note, {"device_bytes": error.floor_bytes}))
-        except Exception as error:
-            self._dispatcher.fail(job.number, error)
-        else:
-            job.own_program = renewed
-            self._renew(job, renewed)
-            self.share_state()
 
     def _use_agreed_swaps(self, job: StoredJob, swaps: tuple[SwappedOut, ...]) -> None:
         """Make a new plan for a job whose swaps a new job has changed. If there is none, the job keeps the plan that it has."""
+
+        def make(program: Program) -> Program | None:
+            prepared = program.prepared.with_swaps(swaps)
+            if prepared is program.prepared:
+                return None
+            limits = JobLimits(self._limit_for(job), self._ceiling(job), most_host_bytes=self._host_left(job))
+            return plan_job(job.actor.prepare, prepared, limits)
+
+        with suppress(BudgetTooSmall):
+            self._plan_again(job, make)
+
+    def _plan_again(self, job: StoredJob, make: Callable[[Program], Program | None]) -> None:
+        """Let a job run by the program that `make` returns for the one that it has; None if it is to keep this one.
+
+        Raises:
+            BudgetTooSmall: raised by `make`. The job keeps its program. Any other error of `make` fails the job.
+        """
         program = job.program
         if program is None or job.life.has_ended:
             return
         try:
-            prepared = program.prepared.with_swaps(swaps)
-            if prepared is program.prepared:
-                return
-            limits = JobLimits(self._limit_for(job), self._ceiling(job), most_host_bytes=self._host_left(job))
-            renewed = plan_job(job.actor.prepare, prepared, limits)
+            renewed = make(program)
         except BudgetTooSmall:
-            return
+            raise
         except Exception as error:
             self._dispatcher.fail(job.number, error)
-        else:
+            return
+        if renewed is not None:
             job.own_program = renewed
             self._renew(job, renewed)
             self.share_state()
