@@ -128,8 +128,9 @@ class Segment:
     def contents(self, us: float, wanted: int, aliased: int) -> Contents:
         """The contents so far; `us` is the time of the nodes."""
         sequence = self._fused(wanted)
-        late, _ = self._most(sequence, wanted, aliased)
-        _, early = self._most(sorted(sequence, key=_runs_first) if self.again else sequence, wanted, aliased)
+        late, early = self._most(sequence, wanted, aliased)
+        if self.again:
+            _, early = self._most(sorted(sequence, key=_runs_first), wanted, aliased)
         return Contents(us + self.again_us, self.again_us, late, early, self.used, self.again, self.heavy)
 
     def _fused(self, wanted: int) -> list[_Ran]:

@@ -20,6 +20,7 @@ from tensile_jax.plan.search.schedule import CROSSING, Model
 
 _FEW = 48  # possible boundaries of the first try
 _MISSES = 4  # possible ends at which a segment exceeds the limit, one after another, before it is not extended any further
+_FAR_ABOVE = 1.25  # times the limit: where `thorough`, it takes so much to stop; a longer segment may need less than a shorter one
 _OVERFLOW_US_PER_BYTE = 1.0
 
 
@@ -28,18 +29,22 @@ class _Cut(NamedTuple):
     overflow_bytes: float
 
 
-def cheapest_cuts(model: Model, stored: Sequence[int], limit: float, required: Collection[int] = ()) -> list[int]:
+def cheapest_cuts(
+    model: Model, stored: Sequence[int], limit: float, required: Collection[int] = (), *, thorough: bool = False
+) -> list[int]:
     """Indices of `Condensed.boundaries`, from the first to the last: the cheapest two segments or more.
 
     Args:
         stored: by possible boundary, the set of tensors on the device.
         required: indices of boundaries that are always taken.
+        thorough: whether segments are extended farther, for cuts that are not repaired afterwards. It takes longer.
     """
+    stop = _FAR_ABOVE * limit if thorough else limit
     everything = range(len(model.places))
     few = _narrow(model, stored, required)
-    cut = _shortest_path(model, stored, limit, few, required)
+    cut = _shortest_path(model, stored, limit, few, required, stop)
     if cut.overflow_bytes and len(few) < len(everything):
-        cut = min(cut, _shortest_path(model, stored, limit, everything, required), key=lambda c: c.overflow_bytes)
+        cut = min(cut, _shortest_path(model, stored, limit, everything, required, stop), key=lambda c: c.overflow_bytes)
     return cut.boundaries
 
 
@@ -67,11 +72,13 @@ def least_peak(model: Model, stored: Sequence[int], required: Collection[int] = 
     return min(most[-1], finest)
 
 
-def _shortest_path(model: Model, stored: Sequence[int], limit: float, possible: Sequence[int], required: Collection[int]) -> _Cut:
+def _shortest_path(
+    model: Model, stored: Sequence[int], limit: float, possible: Sequence[int], required: Collection[int], stop: float
+) -> _Cut:
     k = len(possible)
     total, over, back = [float("inf")] * k, [0.0] * k, [0] * k
     total[0] = 0.0
-    for a, b, peak, us in _segments(model, stored, possible, required, limit):
+    for a, b, peak, us in _segments(model, stored, possible, required, stop):
         exceeds = max(0.0, peak - limit)
         cost = us + exceeds * _OVERFLOW_US_PER_BYTE
         if total[a] + cost < total[b] and (a > 0 or b < k - 1 or k == 2):
@@ -87,13 +94,13 @@ def _segments(
     stored: Sequence[int],
     possible: Sequence[int],
     required: Collection[int],
-    limit: float,
+    stop: float,
     *,
     farthest: int | None = None,
 ) -> Iterator[tuple[int, int, float, float]]:
     """Segments as (index of the first boundary in `possible`, index of the last one, peak, microseconds), by the first boundary.
 
-    Of each first boundary, there are those up to `farthest` boundaries, or until several in a row exceed the limit.
+    Of each first boundary, there are those up to `farthest` boundaries, or until several in a row have peaks above `stop`.
     """
     step, profile = model.step, model.profile
     bounds = [step.boundaries[p] for p in possible]
@@ -115,6 +122,6 @@ def _segments(
             peak = held + int(step.small_bytes[possible[a], possible[b]]) + step.bytes_of(wanted & ~aliased) + workspace
             crossing = step.bytes_of(wanted & step.written) * CROSSING + step.bytes_of(wanted & ~step.written)
             yield a, b, peak, profile.launch_us + contents.us + crossing / profile.bytes_per_us
-            misses = misses + 1 if peak > limit else 0
+            misses = misses + 1 if peak > stop else 0
             if misses >= _MISSES or possible[b] in required or (farthest is not None and b - a >= farthest):
                 break

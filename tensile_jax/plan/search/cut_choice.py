@@ -68,6 +68,8 @@ def first_that_fits(step: StepModel, options: Iterable[Option], limit: float, me
     """
     if limit > LEAST and whole_peak(step, measured) <= limit:
         return WHOLE
+    if not step.graph.operators:  # nothing to cut
+        return WHOLE if limit == LEAST else None
     decisions: list[Decision] = []
     for key, make in options:
         decisions.append(step.decided(key, make))
@@ -84,7 +86,7 @@ def _cheapest(step: StepModel, decision: Decision, limit: float, measured: Measu
     retention, absences, own = decision
     model = step.model_for(own).with_measured(measured)
     stored = RetainedSegments(step, retention, absences, own).stored
-    cuts = cheapest_cuts(model, stored, limit, _required(step, decision))
+    cuts = cheapest_cuts(model, stored, limit, _required(step, decision), thorough=True)
     return choice_with(decision, (model.places[cut] for cut in cuts))
 
 

@@ -47,6 +47,8 @@ class Model:
         self.bit = {t: i for i, t in enumerate(step.tensors)}
         self.kept_at: dict[float, tuple[list[int], list[int]]] = {}  # by price, what a minimum cut keeps (`search.py`)
         self._measured = Measured()
+        self._latest: Model | None = None  # the same with what was measured last
+        self.lowest: Schedule | None = None  # the schedule with the least peak, once it was sought (`search.py`)
         self._at_places: set[tuple[int, int]] = set()
         self._ratios: dict[tuple[int, int], float] = {}
         self.alias_of = {new: old for old, new in step.aliases.items()}
@@ -132,8 +134,10 @@ class Model:
         """The same model, in which measured workspaces replace predictions; it shares what it remembers."""
         if measured is self._measured or (not measured.workspaces and not self._measured.workspaces and not measured.margin):
             return self
-        new = copy(self)
-        new._measured = measured
+        if self._latest is not None and self._latest._measured is measured:
+            return self._latest
+        self._latest = new = copy(self)
+        new._measured, new._latest, new.lowest = measured, None, None
         new._at_places = {(begin, end) for begin, end, _, _ in measured.workspaces}
         new._ratios = {}
         return new

@@ -4,8 +4,8 @@ The search begins with several schedules. For each price of a minimum cut (`anal
 dropped at that price, and the step is cut into segments by dynamic programming (`cut.py`). Each schedule is repaired until it
 keeps the limit (`local_search.py`). The fastest ones are improved by local search, and the fastest of these is the result.
 
-The search also begins with the schedule of least memory, which needs no repair: every segment is as short as possible, but where
-segments that are joined hold less, and every tensor is on the host whenever no segment needs it.
+The search also begins with the schedule of least memory. In it, every segment is as short as possible, but where segments that
+are joined hold less, and every tensor is on the host whenever no segment needs it; then repairs lower its peak as long as they can.
 """
 
 import numpy as np
@@ -20,10 +20,11 @@ from tensile_jax.plan.search.step_model import PRICES, StepModel
 from tensile_jax.plan.search.workspace import Measured
 
 _REPAIRS = 300  # moves of a repair
+_LEAST_REPAIRS = 30  # those of a repair of the schedule with the least peak
 _PROMISING = 1.02  # a repair goes on while its schedule is at most so much slower than the fastest one that is repaired
 _IMPROVED = 2  # schedules that are improved
 _EVALUATIONS = 2000  # segments that are evaluated to improve one
-_SHRINK = 0.97  # steps in which the least peak without swaps is sought
+_SHRINK = 0.97  # steps in which the least peak is sought
 
 
 def fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
@@ -71,18 +72,28 @@ def _kept(step: StepModel, model: Model, price: float) -> tuple[list[int], list[
 def least(step: StepModel, measured: Measured) -> Schedule:
     """The schedule with the least peak that the search knows."""
     model = step.model.with_measured(measured)
-    lowest = _joined(_all_absent(step, model))
-    if step.may_swap:
-        return lowest
-    for price in PRICES[-1:]:
-        schedule = starting(step, model, price, lowest.peak)
-        if schedule is not None and schedule.peak < lowest.peak:
-            lowest = schedule
-    while True:
-        lower = repair(lowest, _SHRINK * lowest.peak, _REPAIRS)
-        if lower is None:
-            return lowest
-        lowest = lower
+    if model.lowest is None:
+        lower: Schedule | None = _joined(_all_absent(step, model))
+        while lower is not None:
+            model.lowest = lower
+            lower = _lower(step, model, lower, _SHRINK * lower.peak)
+        assert model.lowest is not None
+    return model.lowest
+
+
+def _lower(step: StepModel, model: Model, schedule: Schedule, limit: float) -> Schedule | None:
+    """A schedule under a limit that is below the peak of this one; None if repairs find none.
+
+    With swaps, this schedule is repaired only: others hardly ever get lower, and their repairs take long.
+    """
+    repaired = repair(schedule, limit, _LEAST_REPAIRS)
+    if not step.may_swap:
+        for price in reversed(PRICES):
+            if repaired is not None:
+                break
+            begun = starting(step, model, price, limit)
+            repaired = None if begun is None else repair(begun, limit, _REPAIRS)
+    return repaired
 
 
 def _joined(schedule: Schedule) -> Schedule:

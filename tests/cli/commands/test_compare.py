@@ -38,6 +38,8 @@ def test_the_comparison_states_the_metrics_of_the_paper(tmp_path: Path) -> None:
         assert not budget["entries"] or 0 < budget["bound_eor"] <= min(e["eor"] for e in budget["entries"]) + 1e-6
     peaks = [e["peak_bytes"] for e in made["curve"]]
     assert peaks == sorted(peaks, reverse=True)
+    times = [e["step_us"] for e in made["curve"][:-1]]
+    assert times == sorted(times), "a lower budget is never faster"
     for policy in get_args(PolicyName):
         assert policy in shown.output
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -115,7 +115,7 @@ def test_a_job_swaps_no_more_than_its_rate(tmp_path: Path, rate: float) -> None:
         tmp_path,
         f"""
 [device]
-budget = "7500KiB"  # under which it swaps if it may
+budget = "7900KiB"  # under which it swaps if it may
 device_profile = "cpu"
 [[jobs]]
 model = "cnn"
