@@ -27,8 +27,9 @@ from tensile_jax.plan.search.condensed import Condensed
 _DEEPEST = 200  # recipes that need one another; a longer chain is no way to compute a tensor again
 
 
-_Ran = tuple[int, int, int, bool]
-"""What an operator or a recipe reads and makes, its extra bytes, and whether it runs again."""
+_Ran = tuple[int, int, int, bool, int]
+"""What an operator or a recipe reads and makes, its extra bytes, whether it runs again, and what it reads where its light inputs
+that XLA does not write are fused into it."""
 
 
 def _runs_first(ran: _Ran) -> bool:
@@ -65,13 +66,19 @@ class Segment:
         self._unmade = (1 << step.derived_before[begin]) - 1  # operators of derived tensors that would run again
         self._there = there
         self._wanted = wanted
+        self._kept = step.written | there | wanted  # what XLA writes
+        self._through: dict[int, int] = {}  # by the bit of a tensor that is not written: what is read where it is read
         self._sequence: list[_Ran] = []
         self._have = there
         self.used = self.again = self.heavy = 0
         self.again_us = 0.0
 
     def _add(self, read: int, made: int, extra: int, again: bool) -> None:
-        self._sequence.append((read, made, extra, again))
+        kept = self._kept
+        fused = _with_inputs(read, read & ~kept, self._through)
+        if made and not made & kept:
+            _remember(made, fused, self._through)
+        self._sequence.append((read, made, extra, again, fused))
 
     def compute(self, missing: int, depth: int = 0) -> bool:
         """Compute these tensors again; False if that is impossible."""
@@ -95,20 +102,31 @@ class Segment:
             missing &= ~self._have
         return True
 
-    def run(self, node: int) -> bool:
-        """Run a node; False if something that it reads is missing and cannot be computed again."""
-        step = self._step
-        read = step.reads[node]
-        missing = read & ~self._have
-        if missing and not self.compute(missing):
-            return False
-        self.used |= read & self._there
-        if step.through[node] & self._unmade:
-            self._derive(step.through[node])
-        made = step.makes[node] & ~self._have
-        self._add(read, made, step.extra[node], False)
-        self._have |= made
-        self.heavy += step.heavy[node]
+    def run(self, begin: int, end: int) -> bool:
+        """Run nodes; False if something that they read is missing and cannot be computed again."""
+        step, kept, there, through, add = self._step, self._kept, self._there, self._through, self._sequence.append
+        used = 0
+        for read, made, extra, derived in zip(
+            step.reads[begin:end], step.makes[begin:end], step.extra[begin:end], step.through[begin:end], strict=True
+        ):
+            have = self._have
+            missing = read & ~have
+            if missing:
+                if not self.compute(missing):
+                    return False
+                have = self._have
+            used |= read
+            if derived & self._unmade:
+                self._derive(derived)
+            made &= ~have
+            unwritten = read & ~kept
+            fused = _with_inputs(read, unwritten, through) if unwritten else read
+            if made and not made & kept:
+                _remember(made, fused, through)
+            add((read, made, extra, False, fused))
+            self._have = have | made
+        self.used |= used & there
+        self.heavy += sum(step.heavy[begin:end])
         return True
 
     def _derive(self, through: int) -> None:
@@ -127,67 +145,66 @@ class Segment:
 
     def contents(self, us: float, wanted: int, aliased: int) -> Contents:
         """The contents so far; `us` is the time of the nodes."""
-        sequence = self._fused(wanted)
+        sequence = self._sequence if not wanted & ~self._kept else self._fused_again(wanted)
         late, early = self._most(sequence, wanted, aliased)
         if self.again:
             _, early = self._most(sorted(sequence, key=_runs_first), wanted, aliased)
         return Contents(us + self.again_us, self.again_us, late, early, self.used, self.again, self.heavy)
 
-    def _fused(self, wanted: int) -> list[_Ran]:
-        """What has run, where what makes no tensor that is written or wanted runs where its results are read."""
-        kept = self._step.written | wanted | self._there
-        if not self._have & ~kept:
-            return self._sequence
-        through: dict[int, int] = {}  # by the bit of a tensor that is not written: what is read where it is read
+    def _fused_again(self, wanted: int) -> list[_Ran]:
+        """What has run, where other light tensors are written, since they are wanted."""
+        kept = self._kept | wanted
+        through: dict[int, int] = {}
         found: list[_Ran] = []
-        for read, made, extra, again in self._sequence:
-            fused = read & ~kept
-            while fused:
-                low = fused & -fused
-                read |= through.get(low, 0)
-                fused ^= low
+        for read, made, extra, again, _ in self._sequence:
+            fused = _with_inputs(read, read & ~kept, through)
             if made and not made & kept:
-                rest = made
-                while rest:
-                    low = rest & -rest
-                    through[low] = read
-                    rest ^= low
-            found.append((read, made, extra, again))
+                _remember(made, fused, through)
+            found.append((read, made, extra, again, fused))
         return found
 
     def _most(self, sequence: list[_Ran], wanted: int, aliased: int) -> tuple[int, int]:
         """`shared` and `alone`, by the formulas above, if these tensors are wanted."""
-        nbytes = self._step.nbytes
+        sizes = self._step.sizes
         own = self._have & ~self._there & self._step.written & ~wanted
-        dies = [0] * len(sequence)
+        dies: list[int] = []
         unseen = own
-        for at in range(len(sequence) - 1, -1, -1):
-            read, made, _, _ = sequence[at]
+        for _, made, _, _, read in reversed(sequence):
             last = (read | made) & unseen
-            dies[at] = last
+            dies.append(last)
             unseen ^= last
         results = wanted & ~aliased
         live = alone = shared = out = 0
-        for (_, made, extra, _), last in zip(sequence, dies, strict=True):
-            temporary = made & own
-            while temporary:
-                low = temporary & -temporary
-                live += nbytes[low.bit_length() - 1]
-                temporary ^= low
-            made &= results
-            while made:
-                low = made & -made
-                out += nbytes[low.bit_length() - 1]
-                made ^= low
-            if live + extra > alone:
-                alone = live + extra
-            if live + extra + out > shared:
-                shared = live + extra + out
-            while last:
-                low = last & -last
-                live -= nbytes[low.bit_length() - 1]
-                last ^= low
+        for (_, made, extra, _, _), last in zip(sequence, reversed(dies), strict=True):
+            if made:
+                if temporary := made & own:
+                    live += sizes[temporary]
+                if result := made & results:
+                    out += sizes[result]
+            need = live + extra
+            if need > alone:
+                alone = need
+            if need + out > shared:
+                shared = need + out
+            if last:
+                live -= sizes[last]
         return max(0, shared - self._step.bytes_of(results)), alone
+
+
+def _with_inputs(read: int, unwritten: int, through: dict[int, int]) -> int:
+    """What is read, and what these tensors that are not written read."""
+    while unwritten:
+        low = unwritten & -unwritten
+        read |= through.get(low, 0)
+        unwritten ^= low
+    return read
+
+
+def _remember(made: int, read: int, through: dict[int, int]) -> None:
+    while made:
+        low = made & -made
+        through[low] = read
+        made ^= low
 
 
 def contents_of(step: Condensed, begin: int, end: int, there: int, wanted: int, aliased: int) -> Contents | None:
@@ -199,6 +216,6 @@ def contents_of(step: Condensed, begin: int, end: int, there: int, wanted: int, 
         aliased: the part of `wanted` that takes over the memory of inputs.
     """
     segment = Segment(step, begin, there, wanted)
-    if not all(map(segment.run, range(begin, end))) or not segment.finish():
+    if not segment.run(begin, end) or not segment.finish():
         return None
     return segment.contents(sum(step.us[begin:end]), wanted, aliased)

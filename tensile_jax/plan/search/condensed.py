@@ -22,6 +22,7 @@ bytes, times in microseconds.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -50,6 +51,18 @@ class Recipe:
     us: float
     extra: int
     heavy: int
+
+
+class _Sizes(dict[int, int]):
+    """The bytes of sets of tensors, which are remembered."""
+
+    def __init__(self, nbytes: Sequence[int]) -> None:
+        super().__init__()
+        self._nbytes = nbytes
+
+    def __missing__(self, those: int) -> int:
+        self[those] = found = sum(self._nbytes[t] for t in members(those))
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +112,11 @@ class Condensed:
     pairs: tuple[tuple[int, int], ...]
     base_bytes: int
     small_bytes: np.ndarray
+
+    @cached_property
+    def sizes(self) -> _Sizes:
+        """The bytes of a set of tensors, as `bytes_of`; remembered, so for sets that come back."""
+        return _Sizes(self.nbytes)
 
     def bytes_of(self, those: int) -> int:
         """The bytes of a set of tensors."""

@@ -20,7 +20,9 @@ from tensile_jax.plan.search.schedule import CROSSING, Model
 
 _FEW = 48  # possible boundaries of the first try
 _MISSES = 4  # possible ends at which a segment exceeds the limit, one after another, before it is not extended any further
-_FAR_ABOVE = 1.25  # times the limit: where `thorough`, it takes so much to stop; a longer segment may need less than a shorter one
+_FAR_ABOVE = (
+    1.25  # times the limit: where `thorough`, it takes so much to stop; a longer segment may need less than a shorter one
+)
 _OVERFLOW_US_PER_BYTE = 1.0
 
 
@@ -110,7 +112,7 @@ def _segments(
         segment = Segment(step, bounds[a], there, 0)
         us, misses, made = 0.0, 0, 0
         for b in range(a + 1, len(possible)):
-            if not all(segment.run(node) for node in range(bounds[b - 1], bounds[b])):
+            if not segment.run(bounds[b - 1], bounds[b]):
                 break
             us += sum(step.us[bounds[b - 1] : bounds[b]])
             made |= model.made(possible[b - 1], possible[b])

@@ -73,11 +73,12 @@ def least(step: StepModel, measured: Measured) -> Schedule:
     """The schedule with the least peak that the search knows."""
     model = step.model.with_measured(measured)
     if model.lowest is None:
-        lower: Schedule | None = _joined(_all_absent(step, model))
-        while lower is not None:
-            model.lowest = lower
-            lower = _lower(step, model, lower, _SHRINK * lower.peak)
-        assert model.lowest is not None
+        lowest = _joined(_all_absent(step, model))
+        lower = _lower(step, model, lowest, _SHRINK * lowest.peak)
+        while lower is not None and lower.peak < lowest.peak:
+            lowest = lower
+            lower = _lower(step, model, lowest, _SHRINK * lowest.peak)
+        model.lowest = lowest
     return model.lowest
 
 
