@@ -6,7 +6,7 @@ from itertools import combinations, product
 from tensile_jax.plan import Measured
 from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
+from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Arrival, Residency
 from tensile_jax.plan.search.choice import whole_peak, with_small_tensors, workspaces_of
 from tensile_jax.plan.search.schedule import Model, Schedule, Several
 from tensile_jax.plan.search.start import assemble
@@ -72,7 +72,7 @@ def residencies(
         if stays_out == bool(found and found[-1].leaves) and to_the_end == (last == k):
             yield found
         if starts_out and not found:
-            starts = [(f, COPIED) for f in range(k)]
+            starts: list[tuple[int, Arrival]] = [(f, COPIED) for f in range(k)]
         elif not found:
             starts = [(0, BEGINS)] if made < 0 else [(f, MADE) for f in range(made + 1, k + 1)]
         elif found[-1].leaves:

@@ -5,7 +5,7 @@ dropped at that price, and the step is cut into segments by dynamic programming 
 keeps the limit (`local_search.py`). The fastest ones are improved by local search, and the fastest of these is the result.
 
 The search also begins with the schedule of least memory. In it, every segment is as short as possible, but where segments that
-are joined hold less, and every tensor is on the host whenever no segment needs it; then repairs lower its peak as long as they can.
+are joined hold less, and every tensor is on the host whenever no segment needs it. Repairs then lower its peak.
 """
 
 import numpy as np
