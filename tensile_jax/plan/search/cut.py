@@ -2,7 +2,8 @@
 
 What is on the device at each possible boundary is given. Cost and peak of a segment then depend on its two ends only, so the
 cheapest cut is a shortest path. A segment is extended until it exceeds the limit several times in a row. What a segment exceeds
-the limit by costs so much that no segment does if there is a way without.
+the limit by costs so much that no segment does if there is a way without; or less, in proportion to the segment's share of the
+nodes, so that there are many segments with small excesses, which moves can repair (`local_search.py`).
 
 Long segments take long to evaluate. So the boundaries are first chosen among a few, where least is stored. If segments exceed the
 limit then, all possible boundaries are considered: segments under a tight limit are short.
@@ -18,21 +19,28 @@ import numpy as np
 from tensile_jax.plan.search.account import Segment
 from tensile_jax.plan.search.schedule import CROSSING, Model
 
-_FEW = 48  # possible boundaries of the first try
+# Tuned by `make bench-planning` on ResNet-50 at 25 to 75 %.
+_FEW = 24  # possible boundaries of the first try; with 48, times are the same within 1 %, and planning takes 1.5 times as long
 _MISSES = 4  # possible ends at which a segment exceeds the limit, one after another, before it is not extended any further
-_FAR_ABOVE = (
-    1.25  # times the limit: where `thorough`, it takes so much to stop; a longer segment may need less than a shorter one
-)
-_OVERFLOW_US_PER_BYTE = 1.0
+_FAR_ABOVE = 1.25  # times the limit: where `thorough`, ends below it are no misses, since a longer segment may need less
+_NEAR = 8  # possible boundaries: a segment ends at any of the next ones, and beyond these at one of the few
+_EXCESS_US_PER_BYTE = 1.0  # more than anything else costs
+_SPREAD_US_PER_BYTE = 1e-6  # where excesses are spread; with 1e-5 and 1e-4, plans at 25 % take 1.04 times as long
 
 
 class _Cut(NamedTuple):
     boundaries: list[int]
-    overflow_bytes: float
+    excess_us: float
 
 
 def cheapest_cuts(
-    model: Model, stored: Sequence[int], limit: float, required: Collection[int] = (), *, thorough: bool = False
+    model: Model,
+    stored: Sequence[int],
+    limit: float,
+    required: Collection[int] = (),
+    *,
+    thorough: bool = False,
+    spread: bool = False,
 ) -> list[int]:
     """Indices of `Condensed.boundaries`, from the first to the last: the cheapest two segments or more.
 
@@ -40,13 +48,17 @@ def cheapest_cuts(
         stored: by possible boundary, the set of tensors on the device.
         required: indices of boundaries that are always taken.
         thorough: whether segments are extended farther, for cuts that are not repaired afterwards. It takes longer.
+        spread: whether many segments with small excesses are preferred to a few with large ones. There may be excesses although
+            there is a way without.
     """
     stop = _FAR_ABOVE * limit if thorough else limit
     everything = range(len(model.places))
     few = _narrow(model, stored, required)
-    cut = _shortest_path(model, stored, limit, few, required, stop)
-    if cut.overflow_bytes and len(few) < len(everything):
-        cut = min(cut, _shortest_path(model, stored, limit, everything, required, stop), key=lambda c: c.overflow_bytes)
+    cut = _shortest_path(model, stored, limit, few, required, stop, spread)
+    if cut.excess_us and len(few) < len(everything):
+        cut = min(
+            cut, _shortest_path(model, stored, limit, everything, required, stop, spread, set(few)), key=lambda c: c.excess_us
+        )
     return cut.boundaries
 
 
@@ -75,16 +87,24 @@ def least_peak(model: Model, stored: Sequence[int], required: Collection[int] = 
 
 
 def _shortest_path(
-    model: Model, stored: Sequence[int], limit: float, possible: Sequence[int], required: Collection[int], stop: float
+    model: Model,
+    stored: Sequence[int],
+    limit: float,
+    possible: Sequence[int],
+    required: Collection[int],
+    stop: float,
+    spread: bool,
+    far: Collection[int] = (),
 ) -> _Cut:
-    k = len(possible)
+    k, bounds = len(possible), model.step.boundaries
     total, over, back = [float("inf")] * k, [0.0] * k, [0] * k
     total[0] = 0.0
-    for a, b, peak, us in _segments(model, stored, possible, required, stop):
-        exceeds = max(0.0, peak - limit)
-        cost = us + exceeds * _OVERFLOW_US_PER_BYTE
+    for a, b, peak, us in _segments(model, stored, possible, required, stop, far=far):
+        share = (bounds[possible[b]] - bounds[possible[a]]) / bounds[-1]
+        excess_us = max(0.0, peak - limit) * (share * _SPREAD_US_PER_BYTE if spread else _EXCESS_US_PER_BYTE)
+        cost = us + excess_us
         if total[a] + cost < total[b] and (a > 0 or b < k - 1 or k == 2):
-            total[b], over[b], back[b] = total[a] + cost, over[a] + exceeds, a
+            total[b], over[b], back[b] = total[a] + cost, over[a] + excess_us, a
     path = [k - 1]
     while path[-1]:
         path.append(back[path[-1]])
@@ -99,6 +119,7 @@ def _segments(
     stop: float,
     *,
     farthest: int | None = None,
+    far: Collection[int] = (),
 ) -> Iterator[tuple[int, int, float, float]]:
     """Segments as (index of the first boundary in `possible`, index of the last one, peak, microseconds), by the first boundary.
 
@@ -116,6 +137,8 @@ def _segments(
                 break
             us += sum(step.us[bounds[b - 1] : bounds[b]])
             made |= model.made(possible[b - 1], possible[b])
+            if far and b - a > _NEAR and b < len(possible) - 1 and possible[b] not in far:
+                continue
             after = stored[possible[b]]
             wanted = after & ~there & made  # what else is there after the segment is copied there
             aliased = model.aliased(there, after, wanted)
