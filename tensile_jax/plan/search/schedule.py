@@ -12,7 +12,7 @@ Sizes in bytes, times in microseconds.
 
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -140,6 +140,14 @@ class Model:
         new._measured, new._latest, new.lowest = measured, None, None
         new._at_places = {(begin, end) for begin, end, _, _ in measured.workspaces}
         new._ratios = {}
+        return new
+
+    def without_state_out(self) -> "Model":
+        """The same model, in which no state may be on the host across the iteration boundary; it shares what it remembers."""
+        new = copy(self)
+        new.step = replace(self.step, pairs=())
+        new.old_of, new.new_of = {}, {}
+        new._latest, new.lowest = None, None
         return new
 
     def key(self, a: int, b: int, again: int, wanted: int) -> SegmentKey:
