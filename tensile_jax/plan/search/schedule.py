@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from math import sqrt
 from typing import NamedTuple
 
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
@@ -210,7 +211,13 @@ class Schedule:
         return max(self.peaks)
 
     def excess(self, limit: float) -> float:
-        return sum(p - limit for p in self.peaks if p > limit)
+        """By how much segments exceed the limit: the bytes of each, weighted with the square root of its number of nodes.
+
+        Without weights, one long segment far above the limit would be preferred to its two parts, both of which are above it
+        by less.
+        """
+        cuts, bounds = self.cuts, self.model.step.boundaries
+        return sum((p - limit) * sqrt(bounds[cuts[j + 1]] - bounds[cuts[j]]) for j, p in enumerate(self.peaks) if p > limit)
 
     def have(self, j: int) -> int:
         """All tensors that exist at some time during segment j."""
