@@ -22,7 +22,7 @@ from tensile_jax.plan_format import Plan, PolicyName
 SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3)
 """Of vanilla's peak: the budgets that are compared."""
 
-_CURVE_POINTS = 16
+_CURVE_POINTS = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from tensile_jax.plan.search.moves import Gap
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.start import merged, split
 
+_TRUSTED = 20  # moves after which the speed of a repair is trusted
 _TRIED = 8  # moves of which the repair evaluates each, the likeliest first
 _LATER = 2  # results of the step that are tried to be made later
 _SENT = 3  # pairs of state that are tried in one move
@@ -32,12 +33,16 @@ _MOVES = (-1, 1, -2, 2, -4, 4)  # of a boundary, in possible boundaries
 
 
 def repair(schedule: Schedule, limit: float, most: int, upper: float = float("inf")) -> Schedule | None:
-    """A schedule under the limit after at most so many moves, faster than `upper`; None if none was found."""
-    for _ in range(most):
+    """A schedule under the limit after at most so many moves, faster than `upper`; None if none was found.
+
+    A repair is given up early if so many moves would not do, provided that the others lower the excess as much as those made.
+    """
+    begun = schedule.excess(limit)
+    for made in range(most):
         excess = schedule.excess(limit)
         if not excess:
             return schedule
-        if schedule.cost >= upper:
+        if schedule.cost >= upper or (made >= _TRUSTED and excess * made > (begun - excess) * (most - made)):
             return None
         best: Schedule | None = None
         best_score = float("inf")
