@@ -32,17 +32,23 @@ _SHIFTS_ACROSS = ((-1, 0), (0, 1), (-1, 1), (1, 0), (0, -1), (-3, 0), (0, 3))
 _MOVES = (-1, 1, -2, 2, -4, 4)  # of a boundary, in possible boundaries
 
 
-def repair(schedule: Schedule, limit: float, most: int, upper: float = float("inf")) -> Schedule | None:
+def repair(
+    schedule: Schedule, limit: float, most: int, upper: float = float("inf"), evaluations: float = float("inf")
+) -> Schedule | None:
     """A schedule under the limit after at most so many moves, faster than `upper`; None if none was found.
+
+    `evaluations` is the most segments that are evaluated.
 
     A repair is given up early if so many moves would not do, provided that the others lower the excess as much as those made.
     """
-    begun = schedule.excess(limit)
+    begun, end = schedule.excess(limit), schedule.model.evaluated + evaluations
     for made in range(most):
         excess = schedule.excess(limit)
         if not excess:
             return schedule
-        if schedule.cost >= upper or (made >= _TRUSTED and excess * made > (begun - excess) * (most - made)):
+        if schedule.cost >= upper or schedule.model.evaluated >= end:
+            return None
+        if made >= _TRUSTED and excess * made > (begun - excess) * (most - made):
             return None
         best: Schedule | None = None
         best_score = float("inf")

@@ -25,6 +25,7 @@ from tensile_jax.plan.search.condensed import Condensed, members
 from tensile_jax.plan.search.workspace import Measured, SegmentKey, predicted_workspace, ratio_near
 
 CROSSING = 0.1  # the part of its bytes that counts as written if a tensor that XLA writes anyway is a result of a segment
+_SHORT = 200  # nodes; so many more count as one more evaluated segment
 _MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made
 
 Several = tuple[Residency, ...]
@@ -73,7 +74,7 @@ class Model:
         self._relevant: dict[tuple[int, int], int] = {}
         self._made: dict[tuple[int, int], int] = {}
         self._known: dict[tuple[int, int, int, int, int], Evaluated | None] = {}
-        self.evaluated = 0
+        self.evaluated = 0  # segments, a long one as often as it takes longer
         self.nothing = Contents(0.0, 0.0, 0, 0, 0, 0, 0)
         self.out_us = [copy_out_us(n, profile) for n in step.nbytes]
         self.in_us = [copy_in_us(n, profile) for n in step.nbytes]
@@ -120,8 +121,8 @@ class Model:
         there &= self.relevant(a, b, wanted)
         key = a, b, there, wanted, aliased
         if key not in self._known:
-            self.evaluated += 1
             step = self.step
+            self.evaluated += 1 + (step.boundaries[b] - step.boundaries[a]) // _SHORT
             found = contents_of(step, step.boundaries[a], step.boundaries[b], there, wanted, aliased)
             if found is None:
                 self._known[key] = None

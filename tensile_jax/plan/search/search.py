@@ -26,9 +26,8 @@ were the fastest nowhere by more than 1 %. The latter alone have plans for ResNe
 _REPAIRS = 150  # moves of a repair; repairs that succeeded needed at most 115
 _LEAST_REPAIRS = 30  # those of a repair of the schedule with the least peak
 _PROMISING = 1.05  # a repair goes on while its schedule is at most so much slower than the fastest one that is repaired
-_LIKELY = (
-    1.2  # a second search leaves out schedules that are so much slower than the result of the first, before they are improved
-)
+_OTHERS = 10_000  # segments that are evaluated to repair one, if another one is repaired already
+_LIKELY = 1.2  # in a second search, times what the first has found: schedules that are slower are not repaired any further
 _IMPROVED = 2  # schedules that are improved
 _EVALUATIONS = 2000  # segments that are evaluated to improve one
 _SHRINK = 0.97  # steps in which the least peak is sought
@@ -65,7 +64,7 @@ def _fastest(step: StepModel, model: Model, limit: float, upper: float = float("
         schedule = starting(step, model, price, limit, spread=spread)
         if schedule is None:
             continue
-        repaired = repair(schedule, limit, _REPAIRS, _PROMISING * upper)
+        repaired = repair(schedule, limit, _REPAIRS, _PROMISING * upper, _OTHERS if found else float("inf"))
         if repaired is not None:
             found.append(repaired)
             upper = min(upper, repaired.cost)
