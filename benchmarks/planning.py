@@ -25,7 +25,7 @@ from tensile_jax.plan.planner import Planner
 from tensile_jax.trace import trace_step
 
 _FILE = Path(__file__).parent / "results" / "planning.json"
-_MODELS = {"resnet50": 16, "vgg16": 16, "inception_v3": 16, "inception_v4": 16, "densenet121": 16, "gpt": 64}
+_MODELS = {"resnet50": 16, "vgg16": 16, "inceptionv3": 16, "inceptionv4": 16, "densenet121": 16, "gpt": 64}
 _SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25)
 _PLACES: tuple[Literal["device", "any"], ...] = ("device", "any")
 
