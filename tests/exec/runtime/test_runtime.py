@@ -179,8 +179,9 @@ def test_live_arrays_and_workspace_stay_under_the_budget_at_every_launch(
     monkeypatch.setattr(Iteration, "perform", watched)
     works = wide(0), heavy(1), heavy(2)
     with runtime("2MiB", device_profile=fast_link, look="always") as run:
-        for k, w in enumerate(works):
-            run.submit(w.step, jax.device_get(w.state()), w.batches, steps=8, name=f"job{k}")
+        jobs = [run.submit(w.step, jax.device_get(w.state()), w.batches, steps=8, name=f"job{k}") for k, w in enumerate(works)]
+    for work, job in zip(works, jobs, strict=True):
+        assert_lonely(work, job)
     assert len(seen) >= 24
     assert max(seen) <= 2 << 20
 
