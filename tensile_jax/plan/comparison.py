@@ -163,15 +163,13 @@ def compare_policies(planner: Planner, *, progress: Progress | None = None, shar
         bound_eor = None if bound == float("inf") else bound / vanilla.step_us
         budgets.append(AtBudget(share, nbytes, entries, bound_eor, passive.step_us / vanilla.step_us))
     whole, lowest = unlimited("auto"), with_least("auto")
-    limits: list[int] = []
-    found: list[Entry] = []
+    curve: list[Entry] = []
     for point in range(_CURVE_POINTS):
         report_progress()
         nbytes = int(whole.peak_bytes - (whole.peak_bytes - lowest.peak_bytes) * point / (_CURVE_POINTS - 1))
         entry = under("auto", nbytes)
         if entry is not None:
-            limits.append(nbytes)
-            found.append(entry)
+            curve.append(entry)
     return Comparison(
         program=planner.graph.name,
         device_profile=planner.profile.name,
@@ -180,15 +178,15 @@ def compare_policies(planner: Planner, *, progress: Progress | None = None, shar
         whole=entry_of(whole, "auto", None, vanilla),
         least=tuple(least),
         budgets=tuple(budgets),
-        curve=(*_fastest_under_each(limits, found), lowest),
+        curve=(*_fastest_under_each(curve), lowest),
     )
 
 
-def _fastest_under_each(limits: Sequence[int], entries: Sequence[Entry]) -> list[Entry]:
-    """For each limit, the fastest entry under it: a search for a lower limit sometimes finds a plan that is faster, too."""
+def _fastest_under_each(entries: Sequence[Entry]) -> list[Entry]:
+    """For each budget, the fastest entry under it: a search for a lower budget sometimes finds a plan that is faster, too."""
 
-    def fastest(limit: int) -> Entry:
-        fits = (entry for entry in entries if entry.peak_bytes <= limit)
-        return replace(min(fits, key=lambda entry: (entry.step_us, entry.peak_bytes)), budget_bytes=limit)
+    def fastest(budget_bytes: int | None) -> Entry:
+        fits = (entry for entry in entries if budget_bytes is None or entry.peak_bytes <= budget_bytes)
+        return replace(min(fits, key=lambda entry: (entry.step_us, entry.peak_bytes)), budget_bytes=budget_bytes)
 
-    return [fastest(limit) for limit in limits]
+    return [fastest(entry.budget_bytes) for entry in entries]

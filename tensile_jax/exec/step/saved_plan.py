@@ -15,7 +15,7 @@ from tensile_jax.errors import InvalidPlan, PlanFileError
 from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
 from tensile_jax.ir import Graph
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.result.memory_curve import resident_bytes
+from tensile_jax.plan.result.memory_curve import resident_bytes, with_ends
 from tensile_jax.plan_format import Plan, Segment
 from tensile_jax.units import format_bytes
 
@@ -39,9 +39,8 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
         executables = prepared.compile(plan)
         at_begin, *resident, at_end = resident_bytes(prepared.graph, plan.segments, plan.events)
         workspaces = prepared.workspaces(plan, executables)
-    segments = [_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True)]
-    segments[0] = replace(segments[0], device_bytes=max(segments[0].device_bytes, at_begin))
-    segments[-1] = replace(segments[-1], device_bytes=max(segments[-1].device_bytes, at_end))
+    sized = (_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True))
+    segments = with_ends(sized, at_begin, at_end)
     peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
     needed = segments[peak].device_bytes
     if budget_bytes is not None and needed > budget_bytes:

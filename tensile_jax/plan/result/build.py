@@ -31,7 +31,7 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import Liveness
 from tensile_jax.plan.result.layout import COPIED, Contents, Layout, contents_of, on_device
-from tensile_jax.plan.result.memory_curve import resident_bytes
+from tensile_jax.plan.result.memory_curve import resident_bytes, with_ends
 from tensile_jax.plan.result.segment_names import segment_names
 from tensile_jax.plan.result.simulate import simulate
 from tensile_jax.plan_format import SCHEMA_VERSION, Event, EventKind, Plan, PlannedTensor, Segment, ranges
@@ -93,12 +93,11 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
     events += [_copy("swap_out", graph, t, last, until) for t, until in outgoing.get(last, ())]
     events += [_copy("swap_in", graph, t, last, until) for t, until in incoming.get(last, ())]
     at_begin, *resident, at_end = resident_bytes(graph, segments, events)
-    segments = [
+    sized = (
         replace(segment, resident_bytes=held, device_bytes=held + segment.workspace_bytes)
         for segment, held in zip(segments, resident, strict=True)
-    ]
-    segments[0] = replace(segments[0], device_bytes=max(segments[0].device_bytes, at_begin))
-    segments[-1] = replace(segments[-1], device_bytes=max(segments[-1].device_bytes, at_end))
+    )
+    segments = with_ends(sized, at_begin, at_end)
 
     named = {t for s in segments for t in (*s.inputs, *s.outputs)} | {e.tensor for e in events} | set(graph.inputs)
     peak = max(range(last), key=lambda i: (segments[i].device_bytes, -i))

@@ -17,7 +17,8 @@ tensors, shares no code with this file, and must agree with it.
 Sizes in bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tensile_jax.ir import Graph
 from tensile_jax.plan_format import Event, Segment
@@ -48,3 +49,11 @@ def resident_bytes(graph: Graph, segments: Sequence[Segment], events: Sequence[E
         found.append(held)
         held -= sum(size[t] for t in segment.frees)
     return [*found, held + change[-1]]
+
+
+def with_ends(segments: Iterable[Segment], at_begin: int, at_end: int) -> list[Segment]:
+    """The segments; the first states at least the bytes when the iteration begins, the last at least those when it ends."""
+    found = list(segments)
+    found[0] = replace(found[0], device_bytes=max(found[0].device_bytes, at_begin))
+    found[-1] = replace(found[-1], device_bytes=max(found[-1].device_bytes, at_end))
+    return found

@@ -73,13 +73,6 @@ class Segment:
         self.used = self.again = self.heavy = 0
         self.again_us = 0.0
 
-    def _add(self, read: int, made: int, extra: int, again: bool) -> None:
-        kept = self._kept
-        fused = _with_inputs(read, read & ~kept, self._through)
-        if made and not made & kept:
-            _remember(made, fused, self._through)
-        self._sequence.append((read, made, extra, again, fused))
-
     def compute(self, missing: int, depth: int = 0) -> bool:
         """Compute these tensors again; False if that is impossible."""
         while missing:
@@ -95,7 +88,8 @@ class Segment:
                 self._derive(recipe.through)
             new = recipe.makes & ~self._have
             self.again |= new
-            self._add(recipe.reads, new, recipe.extra, True)
+            fused = _fused(recipe.reads, new, self._kept, self._through)
+            self._sequence.append((recipe.reads, new, recipe.extra, True, fused))
             self._have |= new
             self.again_us += recipe.us
             self.heavy += recipe.heavy
@@ -119,11 +113,7 @@ class Segment:
             if derived & self._unmade:
                 self._derive(derived)
             made &= ~have
-            unwritten = read & ~kept
-            fused = _with_inputs(read, unwritten, through) if unwritten else read
-            if made and not made & kept:
-                _remember(made, fused, through)
-            add((read, made, extra, False, fused))
+            add((read, made, extra, False, _fused(read, made, kept, through)))
             self._have = have | made
         self.used |= used & there
         self.heavy += sum(step.heavy[begin:end])
@@ -157,10 +147,7 @@ class Segment:
         through: dict[int, int] = {}
         found: list[_Ran] = []
         for read, made, extra, again, _ in self._sequence:
-            fused = _with_inputs(read, read & ~kept, through)
-            if made and not made & kept:
-                _remember(made, fused, through)
-            found.append((read, made, extra, again, fused))
+            found.append((read, made, extra, again, _fused(read, made, kept, through)))
         return found
 
     def _most(self, sequence: list[_Ran], wanted: int, aliased: int) -> tuple[int, int]:
@@ -191,20 +178,21 @@ class Segment:
         return max(0, shared - self._step.bytes_of(results)), alone
 
 
-def _with_inputs(read: int, unwritten: int, through: dict[int, int]) -> int:
-    """What is read, and what these tensors that are not written read."""
+def _fused(read: int, made: int, kept: int, through: dict[int, int]) -> int:
+    """What is read, and what is read where those of it that XLA does not write are computed.
+
+    If XLA writes nothing of what is made (`kept`: what it writes), this is remembered in `through`."""
+    unwritten = read & ~kept
     while unwritten:
         low = unwritten & -unwritten
         read |= through.get(low, 0)
         unwritten ^= low
+    if not made & kept:
+        while made:
+            low = made & -made
+            through[low] = read
+            made ^= low
     return read
-
-
-def _remember(made: int, read: int, through: dict[int, int]) -> None:
-    while made:
-        low = made & -made
-        through[low] = read
-        made ^= low
 
 
 def contents_of(step: Condensed, begin: int, end: int, there: int, wanted: int, aliased: int) -> Contents | None:

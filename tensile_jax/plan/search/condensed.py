@@ -20,7 +20,7 @@ Sets of significant tensors, and sets of operators that make derived tensors, ar
 bytes, times in microseconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -54,14 +54,14 @@ class Recipe:
 
 
 class _Sizes(dict[int, int]):
-    """The bytes of sets of tensors, which are remembered."""
+    """Sizes of sets of tensors, each computed once."""
 
-    def __init__(self, nbytes: Sequence[int]) -> None:
+    def __init__(self, bytes_of: Callable[[int], int]) -> None:
         super().__init__()
-        self._nbytes = nbytes
+        self._bytes_of = bytes_of
 
     def __missing__(self, those: int) -> int:
-        self[those] = found = sum(self._nbytes[t] for t in members(those))
+        self[those] = found = self._bytes_of(those)
         return found
 
 
@@ -116,7 +116,7 @@ class Condensed:
     @cached_property
     def sizes(self) -> _Sizes:
         """The bytes of a set of tensors, as `bytes_of`; remembered, so for sets that come back."""
-        return _Sizes(self.nbytes)
+        return _Sizes(self.bytes_of)
 
     def bytes_of(self, those: int) -> int:
         """The bytes of a set of tensors."""

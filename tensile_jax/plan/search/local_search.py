@@ -110,10 +110,7 @@ def _swap_us(schedule: Schedule, gap: Gap) -> float:
 
 def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Schedule]:
     if gap.before < schedule.count:
-        for keep_sources in (False, True):
-            new = moves.drop(schedule, gap, keep_sources=keep_sources)
-            if new is not None:
-                yield new
+        yield from dropped(schedule, gap)
     if schedule.model.step.movable >> gap.t & 1 and gap.before > gap.after + 1:
         seen: set[tuple[int, int]] = set()
         for gone, back in windows(schedule, gap, j, limit):
@@ -128,10 +125,15 @@ def made_later(schedule: Schedule, gap: Gap) -> Iterator[Schedule]:
     """A result of the step is made by the last segment, or by the one with the least peak, and not kept until then."""
     behind = range(gap.after + 1, schedule.count)
     for before in sorted({min(behind, key=schedule.peaks.__getitem__), behind[-1]}) if behind else ():
-        for keep_sources in (False, True):
-            new = moves.drop(schedule, gap._replace(before=before), keep_sources=keep_sources)
-            if new is not None:
-                yield new
+        yield from dropped(schedule, gap._replace(before=before))
+
+
+def dropped(schedule: Schedule, gap: Gap) -> Iterator[Schedule]:
+    """The tensor is not on the device in the gap, and is computed again; with or without what it is computed from."""
+    for keep_sources in (False, True):
+        new = moves.drop(schedule, gap, keep_sources=keep_sources)
+        if new is not None:
+            yield new
 
 
 def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tuple[int, int]]:
