@@ -16,10 +16,10 @@ def last_held(step: Condensed, dropped: Mapping[int, int]) -> list[int]:
 
     What a dropped tensor is computed from is held as long as a node may need the dropped tensor.
     """
-    needs: list[list[int]] = [[] for _ in step.tensors]
+    needs = [0] * len(step.tensors)  # sets of nodes
     for node, read in enumerate(step.reads):
         for t in members(read):
-            needs[t].append(node)
+            needs[t] |= 1 << node
     count = len(step.reads)
     end = [0] * len(needs)
     for t in range(len(needs) - 1, -1, -1):  # a recipe reads what was made before
@@ -27,13 +27,12 @@ def last_held(step: Condensed, dropped: Mapping[int, int]) -> list[int]:
         if step.at_end >> t & 1:
             end[t] = count
         elif last is None or recipe is None:
-            end[t] = max(needs[t], default=step.made[t])
+            end[t] = needs[t].bit_length() - 1 if needs[t] else step.made[t]
         else:
             end[t] = last
-            far = [node for node in needs[t] if node > last]
-            if far:
-                for u in members(recipe.reads):
-                    needs[u] += far
+            far = needs[t] >> last + 1 << last + 1
+            for u in members(recipe.reads):
+                needs[u] |= far
     return end
 
 
