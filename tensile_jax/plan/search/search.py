@@ -26,7 +26,10 @@ were the fastest nowhere by more than 1 %. The latter alone have plans for ResNe
 _REPAIRS = 150  # moves of a repair; repairs that succeeded needed at most 115
 _LEAST_REPAIRS = 30  # those of a repair of the schedule with the least peak
 _PROMISING = 1.05  # a repair goes on while its schedule is at most so much slower than the fastest one that is repaired
-_OTHERS = 10_000  # segments that are evaluated to repair one, if another one is repaired already
+_OTHERS = 10_000
+"""Segments that are evaluated to repair a schedule if another one is repaired already, times the part by which that is slower
+than the step as one executable. With the same number for all, `make bench-planning` gave InceptionV3 1.615 times that at 35 %
+(now 1.459) and 2.763 at 30 % (now 2.277), and planning took as long."""
 _LIKELY = 1.2  # in a second search, times what the first has found: schedules that are slower are not repaired any further
 _EVALUATIONS = 2000  # segments that are evaluated to improve one
 _ALL_EVALUATIONS = 4000  # after which no other is improved; of small steps, all are: `make bench-gap` says 7.7 % for 11.6
@@ -56,6 +59,7 @@ def _fastest(step: StepModel, model: Model, limit: float, upper: float = float("
     """What `fastest` describes, with one model; a schedule is left out early if it is much slower than `upper`."""
     found: list[Schedule] = []
     begun: set[tuple[object, ...]] = set()
+    whole_us = model.profile.launch_us + sum(model.step.us)
     for price, spread in _STARTS:
         kept = (spread, *_kept(step, model, price)[1])
         if kept in begun:
@@ -64,7 +68,8 @@ def _fastest(step: StepModel, model: Model, limit: float, upper: float = float("
         schedule = starting(step, model, price, limit, spread=spread)
         if schedule is None:
             continue
-        repaired = repair(schedule, limit, _REPAIRS, _PROMISING * upper, _OTHERS if found else float("inf"))
+        evaluations = _OTHERS * (upper / whole_us - 1) if found else float("inf")
+        repaired = repair(schedule, limit, _REPAIRS, _PROMISING * upper, evaluations)
         if repaired is not None:
             found.append(repaired)
             upper = min(upper, repaired.cost)
