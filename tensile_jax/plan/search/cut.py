@@ -146,7 +146,7 @@ def _segments(
             workspace, _ = model.workspace(possible[a], possible[b], contents, wanted)
             peak = held + int(step.small_bytes[possible[a], possible[b]]) + step.bytes_of(wanted & ~aliased) + workspace
             crossing = step.bytes_of(wanted & step.written) * CROSSING + step.bytes_of(wanted & ~step.written)
-            yield a, b, peak, profile.launch_us + contents.us + crossing / profile.bytes_per_us
+            yield a, b, peak, profile.launch_us + model.compiling_us + contents.us + crossing / profile.bytes_per_us
             misses = misses + 1 if peak > stop else 0
             if misses >= _MISSES or possible[b] in required or (farthest is not None and b - a >= farthest):
                 break

@@ -25,6 +25,9 @@ from tensile_jax.plan.search.condensed import Condensed, members
 from tensile_jax.plan.search.workspace import Measured, SegmentKey, predicted_workspace, ratio_near
 
 CROSSING = 0.1  # the part of its bytes that counts as written if a tensor that XLA writes anyway is a result of a segment
+_COMPILING = 0.001
+"""The least that a segment counts for, as a part of the step's time, since every one must be compiled. `make bench-first-call`: a
+plan for the decoder at 40 % has 19 segments for 25 without this, and a plan for README's step 11 for 41. Neither is slower."""
 _SHORT = 200  # nodes; so many more count as one more evaluated segment
 _MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made
 
@@ -75,6 +78,7 @@ class Model:
         self._made: dict[tuple[int, int], int] = {}
         self._known: dict[tuple[int, int, int, int, int], Evaluated | None] = {}
         self.evaluated = 0  # segments, a long one as often as it takes longer
+        self.compiling_us = max(0.0, _COMPILING * sum(step.us) - profile.launch_us)
         self.nothing = Contents(0.0, 0.0, 0, 0, 0, 0, 0)
         self.out_us = [copy_out_us(n, profile) for n in step.nbytes]
         self.in_us = [copy_in_us(n, profile) for n in step.nbytes]
@@ -191,7 +195,7 @@ class Schedule:
     us: list[float]
     written_us: list[float]
     step_us: float = 0.0
-    cost: float = 0.0
+    cost: float = 0.0  # `step_us`, what results that cross boundaries cost in addition, and a little for each segment
     begins: list[float] = field(default_factory=list[float])  # by boundary, when it is reached
     out_free: list[float] = field(default_factory=list[float])  # by boundary, when a copy that is issued there can begin
     in_free: list[float] = field(default_factory=list[float])
@@ -351,7 +355,7 @@ class Schedule:
         if not self.swapped:
             self.begins = self.out_free = self.in_free = [0.0, *accumulate(us)]
             self.step_us = self.begins[-1]
-            self.cost = self.step_us + sum(self.written_us)
+            self.cost = self.step_us + sum(self.written_us) + k * self.model.compiling_us
             return self.cost
         model = self.model
         out: dict[int, list[tuple[int, int]]] = {}
@@ -393,5 +397,5 @@ class Schedule:
                 delay_us = 0.0
         self.begins, self.out_free, self.in_free = begins, out_free, in_free
         self.step_us = max(clock, lane_out, lane_in)
-        self.cost = self.step_us + sum(self.written_us)
+        self.cost = self.step_us + sum(self.written_us) + k * self.model.compiling_us
         return self.cost
