@@ -5,14 +5,14 @@ memory figures are lower bounds. Needs the CUDA plugin of JAX (see `make bench-h
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.compile import Compiler, Executable
 from tensile_jax.exec.step.lower import SegmentCode
 from tensile_jax.trace import shape_struct
 
@@ -27,9 +27,10 @@ _LIMITS = {
 }  # fmt: skip
 
 
-def h200() -> Any:
-    """A compile-only H200 device."""
-    limits = "\n".join(f"  {name}: {value}" for name, value in _LIMITS.items())
+def h200(memory_bytes: int | None = None) -> Any:
+    """A compile-only H200 device; `memory_bytes` is the memory that XLA believes it has, if that is not an H200's."""
+    known = _LIMITS if memory_bytes is None else {**_LIMITS, "device_memory_size": memory_bytes}
+    limits = "\n".join(f"  {name}: {value}" for name, value in known.items())
     target = (
         f"gpu_device_info {{\n{limits}\n  cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}\n}}\n"
         'platform_name: "CUDA"\n'
@@ -42,7 +43,13 @@ def h200() -> Any:
 
 
 class H200Compiler(Compiler):
-    """Compiles segments for the H200."""
+    """Compiles segments for the H200, and counts how often it was asked to."""
+
+    rounds = 0
+
+    def compile(self, codes: Sequence[SegmentCode], progress: Callable[[int, int], None] | None = None) -> list[Executable]:
+        self.rounds += 1
+        return super().compile(codes, progress)
 
     def compile_whole(self, traced: Any) -> Any:
         """Plain jit's executable; `traced` must have been traced on `placed` shapes."""

@@ -56,6 +56,7 @@ def main(names: tuple[str, ...]) -> None:
         for place in _PLACES:
             for row in _rows(name, place):
                 rows.append(row)
+                print(f"{name} {place} {row.share:.0%}: EOR {_figure(row.eor)}, {row.planning_s:.1f} s", flush=True)
                 table.add_row(
                     name, place, f"{row.share:.0%}", _figure(row.eor), _figure(row.bound_eor), str(row.segments or "-"),
                     f"{row.planning_s:.1f} s",
