@@ -75,7 +75,9 @@ def odd_step(seed: int) -> StepModel:
         early_weight=rng.choice((0.0, 0.5, 1.0)),
         fused_reductions=rng.random() < 0.5,
     )
-    return StepModel(odd_graph(rng), profile, state_may_stay_out=rng.random() < 0.5, may_swap=rng.random() < 0.9)
+    graph, stays_out, swaps = odd_graph(rng), rng.random() < 0.5, rng.random() < 0.9
+    profile = dataclasses.replace(profile, launch_us=rng.choice((1e-6, PROFILE.launch_us)))
+    return StepModel(graph, profile, state_may_stay_out=stays_out, may_swap=swaps)
 
 
 def random_schedule(model: Model, rng: random.Random) -> Schedule:

@@ -44,7 +44,7 @@ def naive(model: Model, stored: list[int], cuts: list[int]) -> tuple[float, floa
         assert found is not None
         held = step.base_bytes + int(step.small_bytes[a, b]) + step.bytes_of(stored[a]) + found.result_bytes
         peak = max(peak, held + model.workspace(a, b, found.contents, wanted)[0])
-        cost += model.profile.launch_us + found.contents.us + found.written_us
+        cost += model.profile.launch_us + model.compiling_us + found.contents.us + found.written_us
     return peak, cost
 
 

@@ -1,0 +1,56 @@
+"""What predictions miss is kept free before anything is compiled, and given up where no plan is left otherwise."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tensile_jax as tensile
+from tensile_jax.plan import Goal, Measured, Planned, Planner
+from tests.builders import batch, fresh, low_budget, sgd_step, weights
+
+ARGUMENTS = (weights(6), batch(rows=1500))  # no other test of this process has plans for them
+
+
+@pytest.fixture
+def margins(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """For each plan that is asked for: the margin in bytes, and whether there was a plan."""
+    seen: list[tuple[int, bool]] = []
+    plan: Callable[[Planner, Goal, Measured], Planned | None] = Planner.plan
+
+    def watched(self: Planner, goal: Goal, measured: Measured) -> Any:
+        found = plan(self, goal, measured)
+        seen.append((measured.margin, found is not None))
+        return found
+
+    monkeypatch.setattr(Planner, "plan", watched)
+    return seen
+
+
+def run(budget: int) -> int:
+    function = tensile.jit(sgd_step, budget=budget, donate_argnums=0)
+    function(fresh(ARGUMENTS[0]), ARGUMENTS[1])
+    return function.plan(*ARGUMENTS).peak_bytes
+
+
+def test_two_per_cent_of_the_budget_are_free_in_the_first_plan_that_is_compiled(margins: list[tuple[int, bool]]) -> None:
+    budget = low_budget(sgd_step, *ARGUMENTS, part=0.6, donate_argnums=0)
+    margins.clear()
+    assert run(budget) <= budget
+    assert margins[0] == (int(0.02 * budget), True)
+
+
+def test_what_is_free_is_halved_and_given_up_where_there_is_no_plan_otherwise(margins: list[tuple[int, bool]]) -> None:
+    floor = tensile.jit(sgd_step, budget=2**40, donate_argnums=0).plan(*ARGUMENTS).floor_bytes
+    margins.clear()
+    with contextlib.suppress(tensile.BudgetTooSmall):  # the floor is a prediction
+        assert run(floor) <= floor
+    assert margins[:3] == [(int(0.02 * floor), False), (int(0.02 * floor) // 2, False), (0, True)]
+
+
+def test_the_budget_that_an_error_names_is_kept_though_nothing_is_free_then() -> None:
+    with pytest.raises(tensile.BudgetTooSmall) as caught:
+        run(ARGUMENTS[1].nbytes)
+    floor = caught.value.floor_bytes
+    assert run(floor) <= floor
