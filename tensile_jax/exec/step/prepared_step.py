@@ -33,8 +33,8 @@ _MOST_ATTEMPTS = 8
 _MOST_SLOWDOWN_ATTEMPTS = 4
 _MARGIN = 0.01
 """The share of the limit that a plan keeps free for what predictions miss: twice that much at first, and once more after every
-attempt. On an H200 (`make bench-h200`), ResNet-50 and the decoder then need 9 rounds of compiling for five budgets. Beginning
-with no margin, they needed 13."""
+attempt. On an H200 (`make bench-h200`), two budgets each of ResNet-50 and the decoder then need 7 rounds of compiling. Beginning
+with no margin, they needed 10."""
 _LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
 
 Progress = Callable[[str, int, int], None]
