@@ -3,7 +3,8 @@
 `tensile_jax/trace` makes the graph of a step, and the planner reads it.
 
     Graph    ::= Operator*  Tensor*  inputs=(TensorId*)  outputs=(TensorId*)  carried=(Carried*)
-    Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes effectful
+    Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes relayout relaid=(TensorId*)
+                 effectful over_rows
     Tensor   ::= id name role nbytes shape dtype producer=(OperatorId | none)
     Carried  ::= input=TensorId output=TensorId
     kind     ::= "heavy" | "reduction" | "light"
@@ -58,7 +59,8 @@ class Operator:
     """One equation of the step: what it reads, what it writes, and what that costs.
 
     `relayout` is the number of bytes that it copies to bring its operands into the layout that the backend needs, if it needs
-    one.
+    one. `relaid` are the operands of a product that every backend copies, since their batch, free and contracted dimensions are
+    mixed. `over_rows` says that it is a reduction over the last axes, as those of a softmax.
     """
 
     id: OperatorId
@@ -70,7 +72,9 @@ class Operator:
     flops: int
     nbytes: int
     relayout: int
+    relaid: tuple[TensorId, ...] = ()
     effectful: bool = False
+    over_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

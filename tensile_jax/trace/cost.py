@@ -5,6 +5,8 @@
                      light      XLA fuses the equation into its neighbours
     flops_of         floating-point operations; a multiplication and an addition count as two
     bytes_touched    bytes of inputs + bytes of outputs, each tensor once
+    reduces_rows     whether it reduces each row of its input, as a softmax does
+    relaid_operands  operands of a product that are copied, since a product needs matrices
     relayout_bytes   bytes that XLA:CPU copies around the equation, to give operands and results another layout or dtype
 
 The kind is looked up in a table of primitives. A primitive that is not in the table is heavy, because the errors are not equally
@@ -53,10 +55,36 @@ def kind_of(equation: Equation) -> Kind:
     return "reduction" if name in _REDUCTION else "heavy"
 
 
+def reduces_rows(program: Program, equation: Equation) -> bool:
+    """Whether the equation is a reduction over the last axes of its operand, and over no others."""
+    if kind_of(equation) != "reduction":
+        return False
+    axes, rank = equation.params["axes"], len(shape_of(_aval(program, equation.inputs[0])))
+    return 0 < len(axes) < rank and set(axes) == set(range(rank - len(axes), rank))
+
+
 def bytes_touched(program: Program, equation: Equation) -> int:
     """Bytes read and written by the equation if it ran alone."""
     reads = {v for v in equation.inputs if isinstance(v, int)}
     return sum(nbytes_of(program.avals[v]) for v in (*reads, *equation.outputs))
+
+
+def relaid_operands(program: Program, equation: Equation) -> list[int]:
+    """The operands of a product whose dimensions do not lie as those of matrices do.
+
+    XLA computes products of matrices: batch dimensions come first, then free and contracted ones, either of the two first. It
+    copies an operand whose dimensions lie otherwise; light operators that make the operand are fused into this copy.
+    """
+    if equation.primitive.name != "dot_general":
+        return []
+    contracted, batch = equation.params["dimension_numbers"]
+    found: list[int] = []
+    for operand, inner, outer in zip(equation.inputs, contracted, batch, strict=True):
+        rank, inner = len(shape_of(_aval(program, operand))), sorted(inner)
+        first, last = range(len(outer), len(outer) + len(inner)), range(rank - len(inner), rank)
+        if isinstance(operand, int) and (list(outer) != list(range(len(outer))) or inner not in (list(first), list(last))):
+            found.append(operand)
+    return list(dict.fromkeys(found))
 
 
 def relayout_bytes(program: Program, equation: Equation) -> int:

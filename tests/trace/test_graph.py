@@ -289,3 +289,34 @@ print(trace_step(jax.jit(step), step, (jnp.ones(4),), {}).graph.fingerprint)
             subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True).stdout
         )
     assert len(found) == 1 and found.pop().strip()
+
+
+@pytest.mark.parametrize(
+    ("left", "dimensions", "copied"),
+    [
+        ((3, 4, 5), ((2,), (0,)), False),  # batch, free, contracted
+        ((3, 5, 4), ((1,), (0,)), False),  # batch, contracted, free
+        ((4, 5), ((1,), ()), False),
+        ((3, 4, 2, 5), ((3,), (0,)), False),
+        ((3, 4, 5, 2), ((2,), (0,)), True),  # contracted between free ones
+        ((4, 3, 5), ((2,), (1,)), True),  # batch between the others
+        ((5, 4, 3), ((0,), (2,)), True),
+    ],
+)
+def test_operands_of_products_that_do_not_lie_as_matrices_are_copied(
+    left: tuple[int, ...], dimensions: tuple[tuple[int, ...], tuple[int, ...]], copied: bool
+) -> None:
+    contracted, batched = dimensions
+    right = jnp.ones((3, 5, 7)) if batched else jnp.ones((5, 7))
+
+    def product(a: Any, b: Any) -> Any:
+        return jax.lax.dot_general(a, b, ((contracted, (1,) if batched else (0,)), (batched, (0,) if batched else ())))
+
+    traced = graph(product, jnp.ones(left), right)
+    assert operator(traced, "dot_general").relaid == (traced.inputs[:1] if copied else ())
+
+
+def test_reductions_over_the_last_axes_are_told_from_others() -> None:
+    for axes, rows in (((2,), True), ((1, 2), True), ((0,), False), ((0, 1), False), ((0, 2), False), ((0, 1, 2), False)):
+        assert operator(graph(lambda x, axes=axes: x.sum(axes), jnp.ones((4, 4, 4))), "reduce_sum").over_rows is rows
+    assert not operator(graph(jnp.tanh, jnp.ones((4, 4))), "tanh").over_rows

@@ -13,11 +13,17 @@ From the leaves follow these properties of tensors t and operators o:
 
     virtual(t) : a light operator makes t, the step does not return t, and those leaves of t that do not belong to the caller
                  have at most a sixteenth of its bytes. Such a tensor (a broadcast, a mask, a cast of a parameter) is never
-                 stored.
+                 stored. Where what a reduction reads is computed on the fly, the statistics of rows are virtual as well.
+    relaid(t)  : a light operator makes t, and heavy operators read it only as operands that they copy into another layout
+                 (`Operator.relaid`). XLA writes the copies, and t itself only if another segment needs it.
     join       : a light operator, such as a residual sum, whose leaves have many more bytes than those of its largest input
                  alone; more by over a quarter of its result
     reread(o)  = for a join, these additional bytes, once for each kernel that evaluates o (one kernel, if o is written to memory
                  for heavy operators to read); otherwise 0
+    statistic  : the result of a reduction over the rows of a tensor that nothing else reads than a light operator that combines
+                 the two, as softmax subtracts the maximum; the result of such a reduction over what follows, as softmax divides
+                 by the sum; and whatever light operators make of one of them alone that has at most its size. XLA computes all
+                 of this in one kernel, which a statistic that comes from another segment prevents.
     row(o)     = 1 for the first join of a chain of joins that lead to one another through light operators, 2 for the next one,
                  and so on; 0 if o is no join
 """
@@ -31,17 +37,19 @@ from tensile_jax.plan.analysis.liveness import Liveness
 
 _SMALL = 16  # a tensor is much smaller than another if it has at most a sixteenth of its bytes
 _MOST_LEAVES = 12
+_SCALAR = 16  # bytes; the largest scalar
 
 
 @dataclass(frozen=True, eq=False)
 class Fusion:
-    """By tensor id: `materialised`, `virtual`. By the operator's place: `reread` bytes, and `row`.
+    """By tensor id: `materialised`, `virtual`, `relaid`. By the operator's place: `reread` bytes, and `row`.
 
     `largest` is the size of the largest result of a heavy operator.
     """
 
     materialised: tuple[bool, ...]
     virtual: tuple[bool, ...]
+    relaid: tuple[bool, ...]
     reread: tuple[float, ...]
     row: tuple[int, ...]
     largest: int
@@ -50,6 +58,11 @@ class Fusion:
     def written(self) -> np.ndarray:
         """`materialised` as an array."""
         return np.array(self.materialised, dtype=bool)
+
+    @cached_property
+    def written_as_made(self) -> np.ndarray:
+        """Those of `written` that XLA writes in the layout in which other segments would read them."""
+        return self.written & ~np.array(self.relaid, dtype=bool)
 
 
 def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
@@ -71,6 +84,7 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
     materialised: list[bool] = written.tolist()
 
     results = set(graph.outputs)
+    statistics = _statistics(liveness) if fused_reductions else set[int]()
     virtual = [False] * len(size)
     leaves: list[frozenset[int]] = [frozenset((t,)) for t in range(len(size))]
     leaf_bytes = list(size)
@@ -78,7 +92,7 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
     row = [0] * len(operators)
     joined = [0] * len(size)  # how many joins in a row lead to it
     for place, op in enumerate(operators):
-        if op.kind != "light":
+        if op.kind != "light" and statistics.isdisjoint(op.outputs):
             continue
         read = leaves[op.inputs[0]] if len(op.inputs) == 1 else frozenset[int]().union(*(leaves[u] for u in op.inputs))
         read_bytes = sum(size[u] for u in read)
@@ -87,7 +101,7 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
         joins = max(0, read_bytes - max(largest, out))
         own_bytes = sum(size[u] for u in read if u not in liveness.kept_by_caller)
         for t in op.outputs:
-            virtual[t] = own_bytes * _SMALL <= size[t] and t not in results
+            virtual[t] = (own_bytes * _SMALL <= size[t] or t in statistics) and t not in results
             if not read_by_heavy[t] and len(read) <= _MOST_LEAVES:
                 leaves[t], leaf_bytes[t] = read, read_bytes
         before = max((joined[u] for u in op.inputs if size[u] * _SMALL > out), default=0)
@@ -98,7 +112,45 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
         for t in op.outputs:
             joined[t] = before
     largest = max((size[t] for op in operators if op.kind == "heavy" for t in op.outputs), default=1)
-    return Fusion(tuple(materialised), tuple(virtual), tuple(reread), tuple(row), largest)
+    return Fusion(tuple(materialised), tuple(virtual), tuple(_relaid(liveness)), tuple(reread), tuple(row), largest)
+
+
+def _statistics(liveness: Liveness) -> set[int]:
+    """The statistics of rows: no tensor that a heavy operator reads."""
+    size, uses = liveness.nbytes.tolist(), liveness.uses
+    read_by_heavy = {u for op in liveness.graph.operators if op.kind == "heavy" for u in op.inputs}
+    of: dict[int, tuple[int, int]] = {}  # by tensor that is a function of one reduction's result: its input and that result
+    shifted: set[int] = set()  # functions of one tensor that was combined with its statistic
+    combined: set[int] = set()
+    for op in liveness.graph.operators:
+        if op.over_rows and (len(uses[op.inputs[0]]) <= 2 or op.inputs[0] in shifted):
+            of[op.outputs[0]] = op.inputs[0], op.outputs[0]
+        elif op.kind == "light":
+            found = {of[u] for u in op.inputs if u in of}
+            here = {result for reduced, result in found if reduced in op.inputs}
+            combined |= here
+            large = [u for u in op.inputs if size[u] > _SCALAR]
+            if here or (len(large) == 1 and large[0] in shifted):
+                shifted.update(op.outputs)
+            elif len(found) == len(large) == 1:
+                of.update(dict.fromkeys(op.outputs, *found))
+    return {t for t, (_, result) in of.items() if result in combined and size[t] <= size[result]} - read_by_heavy
+
+
+def _relaid(liveness: Liveness) -> list[bool]:
+    """By tensor, whether it is relaid."""
+    relaid = [False] * len(liveness.nbytes)
+    for op in liveness.graph.operators:
+        for u in op.relaid:
+            relaid[u] = True
+    for op in liveness.graph.operators:
+        for u in () if op.kind == "light" else op.inputs:
+            relaid[u] &= u in op.relaid
+        for t in () if op.kind == "light" else op.outputs:
+            relaid[t] = False
+    for u in (t for t, begin in enumerate(liveness.begin) if begin < 0):
+        relaid[u] = False
+    return relaid
 
 
 def _kernels(liveness: Liveness, tensor: int, materialised: list[bool], most: int = 4) -> set[int]:

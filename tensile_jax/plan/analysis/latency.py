@@ -57,6 +57,7 @@ def fused_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) 
 def rerun_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) -> np.ndarray:
     """Microseconds that a segment takes longer if it runs the operator again, for each operator by place."""
     heavy = np.maximum(liveness.flops / profile.flops_per_us, liveness.touched / profile.bytes_per_us)
-    extra = np.array(fusion.reread) + np.where(liveness.kinds == "reduction", liveness.touched, 0.0)
-    extra += 2 * liveness.makes.sums(liveness.nbytes * fusion.written)
+    virtual = liveness.makes.sums(np.array(fusion.virtual, dtype=np.int64)) > 0
+    extra = np.array(fusion.reread) + np.where((liveness.kinds == "reduction") & ~virtual, liveness.touched, 0.0)
+    extra += 2 * liveness.makes.sums(liveness.nbytes * fusion.written_as_made)
     return np.where(liveness.kinds == "heavy", heavy, np.minimum(extra, 4 * liveness.touched) / profile.bytes_per_us)

@@ -131,7 +131,7 @@ def _keeping(
     end = retention.ends[tensors]
     dropped = np.zeros(len(retention.end), dtype=bool)
     dropped[list(retention.dropped)] = True
-    written = np.where(fusion.written[tensors], 0.0, price)
+    written = np.where(fusion.written_as_made[tensors], 0.0, price)
     cost = liveness.nbytes[tensors] * (1 - 1e-6 + written)
     cost[dropped[tensors] & (end < turn)] = np.inf
     cost[end >= len(liveness.graph.operators)] = 0.0
@@ -141,12 +141,13 @@ def _keeping(
 def _prices(liveness: Liveness, fusion: Fusion, price: float, profile: DeviceProfile) -> np.ndarray:
     """`cost(o)` of every operator, by place."""
     out = liveness.makes.sums(liveness.nbytes)
-    written = liveness.makes.sums(liveness.nbytes * fusion.written)
+    written = liveness.makes.sums(liveness.nbytes * fusion.written_as_made)
     smaller = (fusion.largest / np.maximum(out, 1)) ** _SIZE_EXPONENT
     latency = np.maximum(liveness.flops / profile.flops_per_us, liveness.touched / profile.bytes_per_us)
     joined = np.where(np.array(fusion.row) % 2, max(price, _JOIN_PRICE), _OTHER_JOINS * price)
     light = joined * np.array(fusion.reread) + price * smaller * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
-    prices = np.where(liveness.kinds == "light", light, price * smaller * latency * profile.bytes_per_us)
+    fused = (liveness.kinds == "light") | (liveness.makes.sums(np.array(fusion.virtual, dtype=np.int64)) > 0)
+    prices = np.where(fused, light, price * smaller * latency * profile.bytes_per_us)
     prices[[op.effectful for op in liveness.graph.operators]] = np.inf
     return prices
 

@@ -34,6 +34,7 @@ from tensile_jax.plan.analysis.liveness import Liveness
 
 _MOST_TENSORS = 1500  # significant tensors
 _SHARE = 1 / 4000  # of the most bytes that are live at once: the size from which a tensor is significant
+_CROSSING = 0.1  # the part of its bytes that counts as written if a tensor that XLA writes anyway is a result of a segment
 _CHEAP_US = 1.0  # a light operator that takes longer to run again makes significant tensors
 
 
@@ -75,6 +76,7 @@ class Condensed:
         recipes: for each, how to compute it again; None if that is impossible.
         made: for each, the node that makes it; -1 for an input.
         written: the set of those that XLA writes to memory even inside an executable.
+        written_as_made: those of them that it writes in the layout in which other segments would read them.
         starts: for each node, the place of its first operator; the number of operators at the end.
         reads, makes: for each node, sets.
         through: for each node, the set of the operators, made before it, of the derived tensors through which it reads.
@@ -95,6 +97,7 @@ class Condensed:
     recipes: tuple[Recipe | None, ...]
     made: tuple[int, ...]
     written: int
+    written_as_made: int
     starts: tuple[int, ...]
     reads: tuple[int, ...]
     makes: tuple[int, ...]
@@ -117,6 +120,10 @@ class Condensed:
     def sizes(self) -> _Sizes:
         """The bytes of a set of tensors, as `bytes_of`; remembered, so for sets that come back."""
         return _Sizes(self.bytes_of)
+
+    def crossing_bytes(self, results: int) -> float:
+        """The bytes that count as written in addition, if these tensors are results of a segment."""
+        return self.bytes_of(results & ~self.written_as_made) + _CROSSING * self.bytes_of(results & self.written_as_made)
 
     def bytes_of(self, those: int) -> int:
         """The bytes of a set of tensors."""
@@ -163,7 +170,7 @@ def classify(
     if len(sizes) > _MOST_TENSORS:
         threshold = max(threshold, int(sizes[_MOST_TENSORS]) + 1)
     significant = matters & (nbytes >= threshold)
-    derived = ~significant & ~owned & ~fixed & made_by_light & ((nbytes >= threshold) | virtual)
+    derived = ~significant & ~owned & ~fixed & ((made_by_light & (nbytes >= threshold)) | virtual)
     both = liveness.makes.sums(significant.astype(np.int64)) > 0  # an operator makes tensors of one of the two classes only
     beside = np.zeros(len(nbytes), dtype=bool)
     beside[liveness.makes.tensor[both[liveness.makes.place]]] = True
@@ -257,7 +264,6 @@ def condense(
         recipes.append(Recipe(read & ~made, made, passes, float(rerun_us[place]), int(extra[place]), int(op.kind == "heavy")))
 
     aliases = {bit[t]: bit[h] for t, h in liveness.aliases if t in bit and h in bit}
-    written = sum(1 << bit[t] for t in order if fusion.materialised[t])
     edges = tuple(int(node_of[b]) if b < count else len(starts) - 1 for b in boundaries)
     ours = [t for t in order if not graph.tensors[t].dtype.startswith("key<")]
     return Condensed(
@@ -265,7 +271,8 @@ def condense(
         nbytes=tuple(int(nbytes[t]) for t in order),
         recipes=tuple(recipes),
         made=tuple(int(node_of[begins[t]]) if begins[t] >= 0 else -1 for t in order),
-        written=written,
+        written=sum(1 << bit[t] for t in order if fusion.materialised[t]),
+        written_as_made=sum(1 << bit[t] for t in order if fusion.written_as_made[t]),
         starts=tuple(starts),
         reads=tuple(reads),
         makes=tuple(makes),

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tensile_jax.plan.search.account import Segment
-from tensile_jax.plan.search.schedule import CROSSING, Model
+from tensile_jax.plan.search.schedule import Model
 
 # Tuned by `make bench-planning` on ResNet-50 at 25 to 75 %.
 _FEW = 24  # possible boundaries of the first try; with 48, times are the same within 1 %, and planning takes 1.5 times as long
@@ -145,8 +145,8 @@ def _segments(
             contents = segment.contents(us, wanted, aliased)
             workspace, _ = model.workspace(possible[a], possible[b], contents, wanted)
             peak = held + int(step.small_bytes[possible[a], possible[b]]) + step.bytes_of(wanted & ~aliased) + workspace
-            crossing = step.bytes_of(wanted & step.written) * CROSSING + step.bytes_of(wanted & ~step.written)
-            yield a, b, peak, profile.launch_us + model.compiling_us + contents.us + crossing / profile.bytes_per_us
+            crossing_us = step.crossing_bytes(wanted) / profile.bytes_per_us
+            yield a, b, peak, profile.launch_us + model.compiling_us + contents.us + crossing_us
             misses = misses + 1 if peak > stop else 0
             if misses >= _MISSES or possible[b] in required or (farthest is not None and b - a >= farthest):
                 break

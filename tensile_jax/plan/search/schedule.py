@@ -24,7 +24,6 @@ from tensile_jax.plan.search.account import Contents, contents_of
 from tensile_jax.plan.search.condensed import Condensed, members
 from tensile_jax.plan.search.workspace import Measured, SegmentKey, predicted_workspace, ratio_near
 
-CROSSING = 0.1  # the part of its bytes that counts as written if a tensor that XLA writes anyway is a result of a segment
 _COMPILING = 0.001
 """The least that a segment counts for, as a part of the step's time, since every one must be compiled. `make bench-first-call`: a
 plan for the decoder at 40 % has 19 segments for 25 without this, and a plan for README's step 11 for 41. Neither is slower."""
@@ -131,9 +130,8 @@ class Model:
             if found is None:
                 self._known[key] = None
             else:
-                written, other = step.bytes_of(wanted & step.written), step.bytes_of(wanted & ~step.written)
-                results = written + other - step.bytes_of(aliased)
-                self._known[key] = Evaluated(found, results, (CROSSING * written + other) / self.profile.bytes_per_us)
+                results = step.bytes_of(wanted & ~aliased)
+                self._known[key] = Evaluated(found, results, step.crossing_bytes(wanted) / self.profile.bytes_per_us)
         return self._known[key]
 
     def with_measured(self, measured: Measured) -> "Model":

@@ -1,0 +1,87 @@
+"""What XLA fuses: the statistics of rows, and operands of products that it copies into another layout."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensile_jax.ir import Graph
+from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
+from tensile_jax.plan.analysis.latency import rerun_latencies
+from tensile_jax.plan.analysis.liveness import find_liveness
+from tensile_jax.trace import trace_step
+from tests.builders import PROFILE
+
+_N = 64
+
+
+def graph_for(function: Callable[..., Any], *arguments: Any) -> Graph:
+    return trace_step(jax.jit(function), function, arguments, {}).graph
+
+
+def fusion_of(graph: Graph, *, fused_reductions: bool = True) -> Fusion:
+    return find_fusion(find_liveness(graph), fused_reductions=fused_reductions)
+
+
+def virtual_primitives(graph: Graph, fusion: Fusion) -> set[str]:
+    return {op.primitive for op in graph.operators if any(fusion.virtual[t] for t in op.outputs)}
+
+
+def attention(q: Any, w: Any) -> Any:
+    return jnp.sum(jax.nn.softmax(q @ w, axis=-1) @ w)
+
+
+def test_the_maximum_and_the_sum_of_a_softmax_are_computed_again_for_nothing() -> None:
+    graph = graph_for(attention, jnp.ones((_N, _N)), jnp.ones((_N, _N)))
+    liveness, fusion = find_liveness(graph), fusion_of(graph)
+    rerun_us = rerun_latencies(liveness, fusion, PROFILE)
+    statistics = [place for place, op in enumerate(graph.operators) if op.kind == "reduction" and op.over_rows]
+    assert [graph.operators[place].primitive for place in statistics] == ["reduce_max", "reduce_sum"]
+    for place in statistics:
+        assert all(fusion.virtual[t] for t in graph.operators[place].outputs)
+        assert rerun_us[place] == 0
+    last = graph.operators[-1]  # the sum over everything, whose result is combined with nothing
+    assert last.kind == "reduction"
+    assert not any(fusion.virtual[t] for t in last.outputs)
+
+
+def test_statistics_are_kept_where_reductions_are_not_fused() -> None:
+    graph = graph_for(attention, jnp.ones((_N, _N)), jnp.ones((_N, _N)))
+    assert not virtual_primitives(graph, fusion_of(graph, fused_reductions=False)) & {"reduce_max", "reduce_sum"}
+
+
+def test_statistics_over_other_axes_and_those_that_are_combined_with_nothing_are_kept() -> None:
+    def by_column(x: Any, w: Any) -> Any:  # as batch normalization does, on a square where shapes do not tell the axes apart
+        y = x @ w
+        return jnp.sum((y - jnp.max(y, axis=0)) @ w)
+
+    def alone(x: Any, w: Any) -> Any:
+        return jnp.max(x @ w, axis=-1)
+
+    def returned(x: Any, w: Any) -> Any:
+        y = x @ w
+        highest = jnp.max(y, axis=-1)
+        return highest, (y - highest[:, None]) @ w
+
+    for function in (by_column, alone, returned):
+        graph = graph_for(function, jnp.ones((_N, _N)), jnp.ones((_N, _N)))
+        assert "reduce_max" not in virtual_primitives(graph, fusion_of(graph)), function.__name__
+
+
+def test_a_slice_that_a_product_copies_into_another_layout_counts_as_written_only_if_it_crosses() -> None:
+    def scores(x: Any, w: Any) -> Any:
+        parts = (x @ w).reshape(8, 16, 2, 4, 8)
+        return jnp.einsum("bqhd,bkhd->bhqk", parts[:, :, 0], parts[:, :, 1])
+
+    graph = graph_for(scores, jnp.ones((8, 16, 64)), jnp.ones((64, 64)))
+    fusion = fusion_of(graph)
+    product = graph.operators[-1]
+    assert product.primitive == "dot_general"
+    assert set(product.relaid) == set(product.inputs)
+    for t in product.relaid:
+        assert fusion.relaid[t]
+        assert fusion.materialised[t]  # the copy takes as much memory
+        assert not fusion.written_as_made[t]
+    first = next(op for op in graph.operators if op.primitive == "dot_general")
+    assert first.relaid == ()
