@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from tensile_jax.device_profiles import load_profile
+from tensile_jax.exec.step import prepared_step
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,6 +28,12 @@ def compiled_programs_are_kept(pytestconfig: pytest.Config) -> None:
         jax.config.update("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("compiled-programs")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(autouse=True)
+def plans_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test depends on what was planned before it; `exec/step/test_kept_plans.py` tests what is kept."""
+    monkeypatch.setattr(prepared_step, "kept_file", lambda program: None)
 
 
 @pytest.fixture(scope="session")

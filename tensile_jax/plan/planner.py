@@ -39,6 +39,7 @@ from tensile_jax.plan.search.choice import (
     WHOLE,
     Choice,
     compared,
+    is_possible,
     peak_of,
     schedule_of,
     whole_peak,
@@ -161,6 +162,14 @@ class Planner:
             self._floor = measured, floor_bytes(self.step, measured, self._policy)
         return self._floor[1]
 
+    def remember_floor(self, measured: Measured, floor_bytes: int) -> None:
+        """Take over the smallest limit that another planner of this step has found with these measurements."""
+        self._floor = measured, floor_bytes
+
+    def is_possible(self, choice: Choice) -> bool:
+        """Whether a choice that was kept in a file is one of this step."""
+        return is_possible(self.step, choice)
+
     def least_choice(self, measured: Measured) -> Choice:
         """The choice of the policy with the least peak."""
         choice = self._policy(self.step, LEAST, measured)
@@ -234,6 +243,8 @@ class Planner:
         """`measured` and, in addition, the workspaces of the compiled segments of a choice."""
         assert choice.layout is not None
         found = compared(schedule_of(self.step, choice.layout, measured), workspaces)
+        if all(measured.workspaces.get(key) == shown for key, shown in found.items()):
+            return measured
         return replace(measured, workspaces={**measured.workspaces, **found})
 
     def revise(self, choice: Choice, goal: Goal, measured: Measured) -> Planned | None:

@@ -8,7 +8,8 @@ could end without a plan although the lower one has a plan. Therefore
     - a higher budget takes the plan of the next lower budget, if its own search found no plan or one with a lower peak.
 
 A budget for which a plan was made before is not searched for again. The cache holds the planner's choices, from which plans are
-made, for each program, and lives as long as the process. Only the policy `auto` uses it.
+made, for each program, and lives as long as the process; beside JAX's persistent cache, it is also kept for later processes
+(`kept_plans.py`). Only the policy `auto` uses it.
 """
 
 from bisect import insort
@@ -19,7 +20,9 @@ from typing import NamedTuple
 from tensile_jax.plan import Choice
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """A choice that was compiled for a limit, and the peak of its plan."""
+
     limit: float
     peak_bytes: int
     choice: Choice
@@ -29,7 +32,7 @@ class _Entry(NamedTuple):
 class Confirmed:
     """The choices that were compiled for one program, in the order of their budgets, which is also the order of their peaks."""
 
-    entries: list[_Entry]
+    entries: list[Entry]
 
     def above(self, limit: float) -> Choice | None:
         """The choice of the same or the next higher budget, if its plan keeps `limit`; otherwise None."""
@@ -41,10 +44,12 @@ class Confirmed:
         entry = next((e for e in reversed(self.entries) if e.limit < limit), None)
         return entry.choice if entry is not None and entry.peak_bytes > peak_bytes else None
 
-    def add(self, limit: float, peak_bytes: int, choice: Choice) -> None:
-        """Remember the choice for a budget, unless there is one already."""
-        if all(e.limit != limit for e in self.entries):
-            insort(self.entries, _Entry(limit, peak_bytes, choice), key=lambda e: e.limit)
+    def add(self, limit: float, peak_bytes: int, choice: Choice) -> bool:
+        """Remember the choice for a budget, unless there is one already; whether there was none."""
+        if any(e.limit == limit for e in self.entries):
+            return False
+        insort(self.entries, Entry(limit, peak_bytes, choice), key=lambda e: e.limit)
+        return True
 
 
 _OF_PROGRAM: dict[Hashable, Confirmed] = {}

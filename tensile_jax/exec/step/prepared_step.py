@@ -12,14 +12,18 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Literal
+
+import jax
 
 from tensile_jax.budget import Budget, too_small_for_step
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import Compiler, Executable, peak_of
-from tensile_jax.exec.step.confirmed_plans import confirmed_for
+from tensile_jax.exec.step.confirmed_plans import Confirmed, confirmed_for
 from tensile_jax.exec.step.executor import Executor, Observation
 from tensile_jax.exec.step.instructions import instructions_of
+from tensile_jax.exec.step.kept_plans import Kept, keep, kept_file, load
 from tensile_jax.exec.step.lower import SegmentBuilder
 from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.ir import TensorId
@@ -230,8 +234,9 @@ class PreparedStep:
         if self.options.policy != "auto":
             return self._search(goal)
         options = self.options
-        kind = (self.graph.fingerprint, options.policy, options.profile, options.state_memory, options.may_swap)
-        confirmed = confirmed_for((*kind, self.compiler.device.device_kind))
+        kind = (self.graph.fingerprint, options.profile, options.state_memory, options.may_swap, self.compiler.device.device_kind)
+        confirmed = confirmed_for(kind)
+        file = self._take_over(kind, confirmed)
         above = confirmed.above(limit)
         found = None if above is None else self._compiled_choice(above, goal)
         if found is None or found.plan.peak_bytes > limit:  # XLA may have chosen a kernel that needs more workspace than before
@@ -247,8 +252,23 @@ class PreparedStep:
                 other = None if lower is None else self._compiled_choice(lower, goal)
                 if other is not None and other.plan.peak_bytes <= limit:
                     found = other
-        confirmed.add(limit, found.plan.peak_bytes, found.choice)
+        if confirmed.add(limit, found.plan.peak_bytes, found.choice) and file is not None:
+            keep(file, Kept(confirmed.entries, self.measured.workspaces, self.planner.floor_bytes(self.measured)))
         return found
+
+    def _take_over(self, kind: object, confirmed: Confirmed) -> Path | None:
+        """Add to `confirmed` what earlier processes have kept, unless this one has confirmed a choice itself; the file to keep
+        it in."""
+        order = [op.id for op in self.graph.operators]
+        file = kept_file(repr((kind, order, package_version(), jax.__version__, version("jaxlib"))))
+        kept = None if file is None or confirmed.entries else load(file)
+        if kept is None or not all(self.planner.is_possible(entry.choice) for entry in kept.choices):
+            return file
+        for entry in kept.choices:
+            confirmed.add(*entry)
+        self.measured = replace(self.measured, workspaces={**kept.workspaces, **self.measured.workspaces})
+        self.planner.remember_floor(self.measured, kept.floor_bytes)
+        return file
 
     def _fast_enough(self) -> Compiled:
         """The plan with the least compiled peak among those that were tried and are predicted to be fast enough."""

@@ -107,13 +107,30 @@ def with_small_tensors(
 
 def schedule_of(step: StepModel, layout: Layout, measured: Measured) -> Schedule:
     """The schedule of a layout, from which its segments' workspaces follow; residencies are kept as the layout says."""
+    made = _assembled(step, layout, measured)
+    assert made is not None, "a layout keeps what its segments compute tensors from"
+    return made
+
+
+def is_possible(step: StepModel, choice: Choice) -> bool:
+    """Whether every segment of a choice, which may be of another version of this package, can compute what it needs."""
+    layout, count = choice.layout, len(step.graph.operators)
+    if layout is None:
+        return True
+    ascends = all(a < b for a, b in pairwise(layout.boundaries))
+    return (
+        ascends
+        and layout.boundaries[:: len(layout.boundaries) - 1] == (0, count)
+        and _assembled(step, layout, Measured()) is not None
+    )
+
+
+def _assembled(step: StepModel, layout: Layout, measured: Measured) -> Schedule | None:
     model = step.model_for(_uncommon(step, layout.boundaries)).with_measured(measured)
     at_place = {place: cut for cut, place in enumerate(model.places)}
     cuts = [at_place[place] for place in layout.boundaries]
     several = [layout.residencies.get(t, ()) for t in model.step.tensors]
-    made = assemble(model, cuts, several, as_they_are=True)
-    assert made is not None, "a layout keeps what its segments compute tensors from"
-    return made
+    return assemble(model, cuts, several, as_they_are=True)
 
 
 def _uncommon(step: StepModel, boundaries: Sequence[int]) -> tuple[int, ...]:
