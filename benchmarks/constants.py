@@ -4,7 +4,8 @@ Each constant is set to other values, one constant at a time, and the same plans
 ResNet-50 under tight budgets, and of small random steps at limits from their least peak up. Figures are ratios to those with the
 constant as it is:
 
-    time         geometric mean of the step times of the plans that are found both times
+    large        geometric mean of the step times of the plans of these three models that are found both times
+    small        the same of the small steps
     without      limits without a plan, more (or less) than before
     least peak   geometric mean of the least peaks
     planning     CPU time of all of it
@@ -118,7 +119,8 @@ class Row:
     constant: str
     value: str
     present: str
-    time: float
+    large: float
+    small: float
     without: int
     least_peak: float
     planning: float
@@ -196,11 +198,13 @@ def _mean(ratios: Sequence[float]) -> float:
 
 
 def _row(constant: str, value: Any, present: Any, now: Planned, then: Planned) -> Row:
-    both = [(now.times[case], t) for case, t in then.times.items()]
+    both = [(case, now.times[case], t) for case, t in then.times.items()]
+    large, small = (
+        _mean([t / n for case, n, t in both if n and t and case.startswith("small") is of_small]) for of_small in (False, True)
+    )
     return Row(
-        constant, str(value), str(present),
-        round(_mean([t / n for n, t in both if n and t]), 5),
-        sum(t is None for _, t in both) - sum(n is None for n, _ in both),
+        constant, str(value), str(present), round(large, 5), round(small, 5),
+        sum(t is None for _, _, t in both) - sum(n is None for _, n, _ in both),
         round(_mean([b / now.least[case] for case, b in then.least.items()]), 5),
         round(then.seconds / now.seconds, 3),
     )  # fmt: skip
@@ -211,7 +215,7 @@ def _row(constant: str, value: Any, present: Any, now: Planned, then: Planned) -
 def main(wanted: tuple[str, ...]) -> None:
     """Plan with other values of every constant."""
     rows: list[Row] = []
-    table = Table("constant", "value", "now", "time", "without", "least peak", "planning")
+    table = Table("constant", "value", "now", "large", "small", "without", "least peak", "planning")
     now: dict[Kind, Planned] = {}
     for module, constants in _OTHERS.items():
         kind = _KIND_OF.get(module, "auto")
@@ -228,7 +232,13 @@ def main(wanted: tuple[str, ...]) -> None:
                 with _set(module, name, value):
                     row = _row(constant, value, present, now[kind], _plan_all(kind))
                 rows.append(row)
-                figures = (f"{row.time:.4f}", f"{row.without:+d}", f"{row.least_peak:.4f}", f"{row.planning:.2f}")
+                figures = (
+                    f"{row.large:.4f}",
+                    f"{row.small:.4f}",
+                    f"{row.without:+d}",
+                    f"{row.least_peak:.4f}",
+                    f"{row.planning:.2f}",
+                )
                 table.add_row(constant, row.value, row.present, *figures)
                 print(constant, row.value, *figures, flush=True)
     Console(width=160).print(table)

@@ -258,6 +258,19 @@ def hold_to_promises(program: Any, donate: tuple[int, ...], high: float, low: fl
         assert peaks[1] <= peaks[0], "a lower budget needs more"
 
 
+def test_predicted_plans_need_less_under_lower_budgets() -> None:
+    step, state, x = build(("dense", "dense", "gate", "dense"), 512, 16, momentum=False)
+    probe = tensile.jit(step, budget=2**50)
+    least, most = probe.plan(state, x).floor_bytes, probe.jit_peak_bytes(state, x)
+    budgets = [
+        least + (most - least) * k // 32 for k in (16, 18, 3, 30, 17, 8, 24, 0, 9, 15, 21, 28)
+    ]  # the first two once failed
+    peak_of = {budget: tensile.jit(step, budget=budget).plan(state, x).peak_bytes for budget in budgets}
+    peaks = [peak_of[budget] for budget in sorted(budgets)]
+    assert peaks == sorted(peaks)
+    assert all(peak <= budget for budget, peak in peak_of.items())
+
+
 PROMISES = given(
     program=programs, donate=st.sampled_from([(), (0,)]), high=st.floats(0, 1), low=st.floats(0, 1), downwards=st.booleans()
 )

@@ -92,9 +92,10 @@ def relayout_bytes(program: Program, equation: Equation) -> int:
 
     Convolutions of XLA:CPU need images in the layout NHWC and kernels in the layout HWIO. XLA transposes every operand and result
     that has another layout (its pass ConvCanonicalization). In the convolution that gives the gradient of a kernel, both
-    operands have another layout. Products and convolutions of 16-bit numbers are computed in 32 bits: operands and result are
-    converted. A select-and-scatter is expanded into scatters over index arrays, which have eight times the size of its output.
-    The random generator Threefry carries its counters and words through a loop: three times the size of its output.
+    operands have another layout. The left operand of a product is transposed if its contracted dimensions are not the last ones,
+    as in the gradient of a dense layer's kernel. Products and convolutions of 16-bit numbers are computed in 32 bits: operands
+    and result are converted. A select-and-scatter is expanded into scatters over index arrays, which have eight times the size of
+    its output. The random generator Threefry carries its counters and words through a loop: three times the size of its output.
     """
     name = equation.primitive.name
     results = [program.avals[v] for v in equation.outputs]
@@ -107,7 +108,10 @@ def relayout_bytes(program: Program, equation: Equation) -> int:
     operands = [_aval(program, equation.inputs[0]), _aval(program, equation.inputs[1])]
     widened = sum(2 * nbytes_of(aval) for aval in (*operands, *results) if aval.dtype in ("bfloat16", "float16"))
     if name == "dot_general":
-        return widened
+        contracted = sorted(equation.params["dimension_numbers"][0][0])
+        turned = contracted != list(range(operands[0].ndim - len(contracted), operands[0].ndim))
+        relaid = {*relaid_operands(program, equation), *(equation.inputs[:1] if turned else ())}
+        return widened + sum(nbytes_of(program.avals[v]) for v in relaid if isinstance(v, int))
     numbers = equation.params["dimension_numbers"]
     last = len(numbers.lhs_spec) - 1
     image = operands[0], numbers.lhs_spec[0] == 0 and numbers.lhs_spec[1] == last

@@ -316,6 +316,18 @@ def test_operands_of_products_that_do_not_lie_as_matrices_are_copied(
     assert operator(traced, "dot_general").relaid == (traced.inputs[:1] if copied else ())
 
 
+def test_the_left_operand_of_a_kernels_gradient_is_transposed() -> None:
+    def gradient(dy: Any, x: Any) -> Any:
+        return jax.lax.dot_general(dy, x, (((0, 1), (0, 1)), ((), ())))
+
+    dy, x = jnp.ones((8, 128, 512)), jnp.ones((8, 128, 128))
+    relayout = operator(graph(gradient, dy, x), "dot_general").relayout
+    assert relayout == dy.nbytes
+    memory = jax.jit(gradient).lower(dy, x).compile().memory_analysis()
+    assert memory is not None and memory.temp_size_in_bytes <= relayout
+    assert operator(graph(lambda a, b: a @ b, jnp.ones((4, 5)), jnp.ones((5, 6))), "dot_general").relayout == 0
+
+
 def test_reductions_over_the_last_axes_are_told_from_others() -> None:
     for axes, rows in (((2,), True), ((1, 2), True), ((0,), False), ((0, 1), False), ((0, 2), False), ((0, 1, 2), False)):
         assert operator(graph(lambda x, axes=axes: x.sum(axes), jnp.ones((4, 4, 4))), "reduce_sum").over_rows is rows

@@ -188,13 +188,33 @@ class PreparedStep:
         """The plan that `predict` returns, with the choice from which it was made."""
         began = time.perf_counter()
         goal = self._goal()
+        if self.options.policy == "auto" and goal.max_slowdown is None and not self.measured.workspaces:
+            known = confirmed_for((self._kind, self.measured.whole))
+            found = self._in_line_with(known, goal, self._predict_anew, self._predicted_choice)
+            known.add(goal.limit, found.plan.peak_bytes, found.choice)
+        else:
+            found = self._predict_anew(goal)
+        self.plan_s = time.perf_counter() - began
+        return found
+
+    def _predict_anew(self, goal: Goal) -> Compiled:
         found = self.planner.plan(goal, self.measured)
         if found is None and self.planner.has_choice(goal.limit, self.measured):
             raise self.planner.no_verified_plan()
         if found is None:
             raise self._too_small(goal.limit, self.planner.floor_bytes(self.measured), "about ")
-        self.plan_s = time.perf_counter() - began
         return Compiled(self._with_basis(found.plan), None, found.choice)
+
+    def _predicted_choice(self, choice: Choice, goal: Goal) -> Compiled | None:
+        """The plan of `choice` with estimated workspaces; None if the replay, which checks every plan, refuses it."""
+        plan = self._plan_of(choice, goal)
+        return None if plan is None else Compiled(plan, None, choice)
+
+    @property
+    def _kind(self) -> object:
+        """What must be equal for two steps to have the same plans."""
+        options = self.options
+        return self.graph.fingerprint, options.profile, options.state_memory, options.may_swap, self.compiler.device.device_kind
 
     def bound_us(self) -> float:
         """A lower bound, in microseconds, of the time of any plan under the budget; the time of the whole step, if that fits."""
@@ -233,34 +253,49 @@ class PreparedStep:
         limit = goal.limit
         if self.options.policy != "auto":
             return self._search(goal)
-        options = self.options
-        kind = (self.graph.fingerprint, options.profile, options.state_memory, options.may_swap, self.compiler.device.device_kind)
-        confirmed = confirmed_for(kind)
-        file = self._take_over(kind, confirmed)
-        above = confirmed.above(limit)
-        found = None if above is None else self._compiled_choice(above, goal)
-        if found is None or found.plan.peak_bytes > limit:  # XLA may have chosen a kernel that needs more workspace than before
-            try:
-                found = self._search(goal)
-            except BudgetTooSmall:
-                lower = confirmed.below(limit, 0)
-                found = None if lower is None else self._compiled_choice(lower, goal)
-                if found is None or found.plan.peak_bytes > limit:
-                    raise
-            else:
-                lower = confirmed.below(limit, found.plan.peak_bytes)
-                other = None if lower is None else self._compiled_choice(lower, goal)
-                if other is not None and other.plan.peak_bytes <= limit:
-                    found = other
+        confirmed = confirmed_for(self._kind)
+        file = self._take_over(confirmed)
+        found = self._in_line_with(confirmed, goal, self._search, self._compiled_choice)
         if confirmed.add(limit, found.plan.peak_bytes, found.choice) and file is not None:
             keep(file, Kept(confirmed.entries, self.measured.workspaces, self.planner.floor_bytes(self.measured)))
         return found
 
-    def _take_over(self, kind: object, confirmed: Confirmed) -> Path | None:
+    def _in_line_with(
+        self,
+        known: Confirmed,
+        goal: Goal,
+        search: Callable[[Goal], Compiled],
+        plan_of: Callable[[Choice, Goal], Compiled | None],
+    ) -> Compiled:
+        """The plan that `search` finds, unless the plan of another budget fits better (`confirmed_plans.py`).
+
+        Raises:
+            BudgetTooSmall: `search` has found none, and no other fits.
+        """
+        limit = goal.limit
+        above = known.above(limit)
+        found = None if above is None else plan_of(above, goal)
+        if (
+            found is not None and found.plan.peak_bytes <= limit
+        ):  # XLA may have chosen a kernel that needs more workspace than before
+            return found
+        try:
+            found = search(goal)
+        except BudgetTooSmall:
+            lower = known.below(limit, 0)
+            found = None if lower is None else plan_of(lower, goal)
+            if found is None or found.plan.peak_bytes > limit:
+                raise
+            return found
+        lower = known.below(limit, found.plan.peak_bytes)
+        other = None if lower is None else plan_of(lower, goal)
+        return found if other is None or other.plan.peak_bytes > limit else other
+
+    def _take_over(self, confirmed: Confirmed) -> Path | None:
         """Add to `confirmed` what earlier processes have kept, unless this one has confirmed a choice itself; the file to keep
         it in."""
         order = [op.id for op in self.graph.operators]
-        file = kept_file(repr((kind, order, package_version(), jax.__version__, version("jaxlib"))))
+        file = kept_file(repr((self._kind, order, package_version(), jax.__version__, version("jaxlib"))))
         kept = None if file is None or confirmed.entries else load(file)
         if kept is None or not all(self.planner.is_possible(entry.choice) for entry in kept.choices):
             return file

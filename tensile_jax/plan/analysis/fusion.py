@@ -2,11 +2,13 @@
 
 XLA fuses light operators into their consumers, so most tensors that light operators make never exist in memory. A tensor is
 *materialised* inside an executable if it is an input, or if a heavy operator makes it or reads it. On a backend that does not
-compute the operands of reductions on the fly, what a reduction reads is materialised too. Everything else is computed on the fly
-from its *leaves*, the tensors that its light operators start from:
+compute the operands of reductions on the fly, what a reduction reads is materialised too. So is the result of an expensive light
+operator that several kernels would have to compute again (`tanh` on a GPU; `exp`, a division and others on a CPU). Everything
+else is computed on the fly from its *leaves*, the tensors that its light operators start from:
 
     leaves(t)  = {t}                                     if t is an input, if a heavy operator or a reduction makes t, if a heavy
-                                                         operator reads t, or if t would have more than 12 leaves
+                                                         operator reads t, if t is materialised since it is expensive, or if t
+                                                         would have more than 12 leaves
                = union of leaves(u) over the inputs u    of the light operator that makes t, otherwise
 
 From the leaves follow these properties of tensors t and operators o:
@@ -37,6 +39,13 @@ from tensile_jax.plan.analysis.liveness import Liveness
 
 _SMALL = 16  # a tensor is much smaller than another if it has at most a sixteenth of its bytes
 _MOST_LEAVES = 12
+_PAD = "pad"  # XLA:CPU writes what is padded, as in the gradient of a slice, in a kernel of its own
+# Primitives whose results XLA writes rather than computing them in several kernels: in the segments of `make bench-workspaces`
+# on a CPU, and, compiled for an H200, between two products with one of 13 functions and its derivative.
+_EXPENSIVE_ON_GPU = frozenset("cos erf sin tan tanh".split())
+_EXPENSIVE_ON_CPU = _EXPENSIVE_ON_GPU | frozenset(
+    f"cbrt div erfc exp exp2 expm1 log log1p logistic {_PAD} pow rsqrt sqrt".split()
+)
 _SCALAR = 16  # bytes; the largest scalar
 
 
@@ -82,6 +91,9 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
     written = (liveness.begins < 0) | read_by[1]
     written[liveness.makes.tensor[heavy[liveness.makes.place]]] = True
     materialised: list[bool] = written.tolist()
+    shared = _shared(liveness, materialised, _EXPENSIVE_ON_GPU if fused_reductions else _EXPENSIVE_ON_CPU)
+    for t in shared:
+        materialised[t] = True
 
     results = set(graph.outputs)
     statistics = _statistics(liveness) if fused_reductions else set[int]()
@@ -102,7 +114,7 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
         own_bytes = sum(size[u] for u in read if u not in liveness.kept_by_caller)
         for t in op.outputs:
             virtual[t] = (own_bytes * _SMALL <= size[t] or t in statistics) and t not in results
-            if not read_by_heavy[t] and len(read) <= _MOST_LEAVES:
+            if not read_by_heavy[t] and t not in shared and len(read) <= _MOST_LEAVES:
                 leaves[t], leaf_bytes[t] = read, read_bytes
         before = max((joined[u] for u in op.inputs if size[u] * _SMALL > out), default=0)
         if joins > out // 4:
@@ -151,6 +163,35 @@ def _relaid(liveness: Liveness) -> list[bool]:
     for u in (t for t, begin in enumerate(liveness.begin) if begin < 0):
         relaid[u] = False
     return relaid
+
+
+def _shared(liveness: Liveness, materialised: list[bool], expensive: frozenset[str]) -> set[int]:
+    """The results of expensive light operators that several kernels read."""
+    operators, found, known = liveness.graph.operators, set[int](), materialised.copy()
+    for op in reversed(operators):
+        if op.kind == "light" and op.primitive in expensive:
+            for t in op.outputs:
+                readers = {p for u in liveness.uses[t] for p in _evaluating(liveness, u, known)}
+                if (len(readers) > 1 or op.primitive == _PAD) and not known[t]:
+                    known[t] = True
+                    found.add(t)
+    return found
+
+
+def _evaluating(liveness: Liveness, place: int, materialised: list[bool]) -> set[int]:
+    """The places of operators whose kernels evaluate the operator at `place`."""
+    operators = liveness.graph.operators
+    found: set[int] = set()
+    seen: set[int] = set()
+    stack = [place]
+    while stack and len(found) < 2:
+        place = stack.pop()
+        if operators[place].kind != "light" or any(materialised[t] for t in operators[place].outputs):
+            found.add(place)
+        elif place not in seen:
+            seen.add(place)
+            stack += [p for t in operators[place].outputs for p in liveness.uses[t]]
+    return found
 
 
 def _kernels(liveness: Liveness, tensor: int, materialised: list[bool], most: int = 4) -> set[int]:

@@ -69,6 +69,30 @@ def test_statistics_over_other_axes_and_those_that_are_combined_with_nothing_are
         assert "reduce_max" not in virtual_primitives(graph, fusion_of(graph)), function.__name__
 
 
+def test_what_is_expensive_is_written_if_several_kernels_read_it() -> None:
+    def twice(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+        def step(x: Any, w: Any) -> Any:
+            y = function(x @ w)
+            return (2 * y) @ w, (3 * y) @ w
+
+        return step
+
+    def once(x: Any, w: Any) -> Any:
+        return (2 * jnp.tanh(x @ w)) @ w
+
+    def is_written(step: Callable[[Any, Any], Any], primitive: str, *, on_gpu: bool) -> bool:
+        graph = graph_for(step, jnp.ones((_N, _N)), jnp.ones((_N, _N)))
+        made = next(op for op in graph.operators if op.primitive == primitive).outputs[0]
+        return fusion_of(graph, fused_reductions=on_gpu).materialised[made]
+
+    assert is_written(twice(jnp.tanh), "tanh", on_gpu=True)
+    assert is_written(twice(jnp.tanh), "tanh", on_gpu=False)
+    assert not is_written(twice(jnp.exp), "exp", on_gpu=True)
+    assert is_written(twice(jnp.exp), "exp", on_gpu=False)
+    assert not is_written(twice(jnp.negative), "neg", on_gpu=False)
+    assert not is_written(once, "tanh", on_gpu=False)
+
+
 def test_a_slice_that_a_product_copies_into_another_layout_counts_as_written_only_if_it_crosses() -> None:
     def scores(x: Any, w: Any) -> Any:
         parts = (x @ w).reshape(8, 16, 2, 4, 8)
