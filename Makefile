@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-controller bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-planning bench-scale bench-workspaces compare soak clean
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-planning bench-scale bench-workspaces compare soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -53,6 +53,9 @@ bench-controller: $(VENV)/.installed ## what deciding for 1 to 64 jobs costs, in
 
 bench-first-call: $(VENV)/.installed ## how long the first call takes beside plain jit's, without and with a warm cache
 	$(BIN)/python -m benchmarks.first_call
+
+bench-constants: $(VENV)/.installed ## what every tuned constant of the planner is worth
+	$(BIN)/python -m benchmarks.constants
 
 bench-gap: $(VENV)/.installed ## how far plans are from the best there are, on small random steps
 	$(BIN)/python -m benchmarks.gap

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 import jax
@@ -47,7 +47,7 @@ class Row:
 
 
 @click.command()
-@click.option("--model", "names", multiple=True, type=click.Choice(list(_MODELS)), help="Only these; nothing is written then.")
+@click.option("--model", "names", multiple=True, type=click.Choice(list(_MODELS)), help="Only these; the others' rows stay.")
 def main(names: tuple[str, ...]) -> None:
     """Plan every model under every budget."""
     rows: list[Row] = []
@@ -62,15 +62,17 @@ def main(names: tuple[str, ...]) -> None:
                     f"{row.planning_s:.1f} s",
                 )  # fmt: skip
     Console().print(table)
-    if not names:
-        document = {
-            "made": datetime.now(UTC).isoformat(timespec="seconds"),
-            "jax": jax.__version__,
-            "command": "make bench-planning",
-            "measured_on": "simulation with the device profile h200",
-            "rows": [asdict(row) for row in rows],
-        }
-        _FILE.write_text(json.dumps(document, indent=1) + "\n")
+    before: dict[str, Any] = json.loads(_FILE.read_text()) if names else {"made": {}, "rows": []}
+    made = {**before["made"], **dict.fromkeys(names or _MODELS, datetime.now(UTC).isoformat(timespec="seconds"))}
+    measured = {(row["model"], row["state_memory"], row["share"]): row for row in (*before["rows"], *map(asdict, rows))}
+    document = {
+        "made": made,
+        "jax": jax.__version__,
+        "command": "make bench-planning",
+        "measured_on": "simulation with the device profile h200",
+        "rows": list(measured.values()),
+    }
+    _FILE.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _rows(name: str, place: Literal["device", "any"]) -> Iterator[Row]:

@@ -34,9 +34,9 @@ _LIKELY = 1.2  # in a second search, times what the first has found: schedules t
 _EVALUATIONS = 2000  # segments that are evaluated to improve one
 _ALL_EVALUATIONS = 4000  # after which no other is improved; of small steps, all are: `make bench-gap` says 7.7 % for 11.6
 _LIMITS = (1.3, 1.15, 1.07, 1.0)
-"""Times the limit: limits under which a schedule is repaired and improved, one after another, where plans are slow. With three pairs
-of weights in the device profile h200, `tensile plan resnet50 --batch-size 16` gives plans at 28 to 35 % that are 4.3 % faster in
-the geometric mean, and 10 % at 30 %; with 1.15, 1.1 and 1.05, they are 3.7 % faster."""
+"""Times the limit: limits under which a schedule is repaired and improved, one after another, where plans are slow. With three
+pairs of weights in the device profile h200, `tensile plan resnet50 --batch-size 16` gives plans at 28 to 35 % that are 4.3 %
+faster in the geometric mean, and 10 % at 30 %; with 1.15, 1.1 and 1.05, they are 3.7 % faster."""
 _TIGHT = 1.4  # times the step as one executable: slower plans count as slow; those of ResNet-50 that are faster gained nothing
 _SHRINK = 0.97  # steps in which the least peak is sought
 

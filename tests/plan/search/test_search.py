@@ -11,7 +11,7 @@ from tensile_jax.plan.search.step_model import StepModel
 from tests.plan.small_steps import small_step
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 def test_plans_from_higher_limits_keep_the_limit_and_are_taken_if_they_are_faster(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
