@@ -1,30 +1,121 @@
-"""The search from higher limits, which is for limits under which plans are slow."""
+"""The search keeps its limit, is the same every time, and has a schedule of least memory."""
+
+import random
 
 import pytest
 
 from tensile_jax.plan import Measured
-from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.auto import floor_bytes
+from tensile_jax.plan.policies.auto import auto, floor_bytes
+from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search import search
-from tensile_jax.plan.search.choice import whole_peak
+from tensile_jax.plan.search.choice import LEAST, peak_of, whole_peak
+from tensile_jax.plan.search.local_search import improve, repair
+from tensile_jax.plan.search.search import fastest, least
 from tensile_jax.plan.search.step_model import StepModel
-from tests.plan.small_steps import small_step
+from tests.builders import PROFILE, training_graph
+from tests.plan.search.schedules import model_of, odd_step, plan_of, random_schedule
+
+NOTHING = Measured()
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_plans_from_higher_limits_keep_the_limit_and_are_taken_if_they_are_faster(
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_found_keeps_the_limit_and_there_is_something_from_the_least_peak_up(seed: int) -> None:
+    rng, step = random.Random(seed), odd_step(seed)
+    lowest = least(step, NOTHING)
+    plan_of(step, lowest)
+    top = max(lowest.peak, whole_peak(step, NOTHING))
+    for part in (0.0, rng.random(), 1.0):
+        limit = lowest.peak + part * (top - lowest.peak)
+        found = fastest(step, limit, NOTHING)
+        assert found is not None
+        assert found.peak <= limit
+        plan_of(step, found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_step_gives_the_same_schedule_whatever_was_asked_before(seed: int) -> None:
+    limit = 0.5 * (least(odd_step(seed), NOTHING).peak + whole_peak(odd_step(seed), NOTHING))
+    asked_before, anew = odd_step(seed), odd_step(seed)
+    fastest(asked_before, 2 * limit, NOTHING)
+    least(asked_before, NOTHING)
+    one, other = fastest(asked_before, limit, NOTHING), fastest(anew, limit, NOTHING)
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert (one.cuts, one.residencies, one.cost) == (other.cuts, other.residencies, other.cost)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_repair_ends_under_the_limit_and_an_improvement_stays_there_and_is_no_slower(seed: int) -> None:
+    rng, step = random.Random(seed), odd_step(seed)
+    schedule = random_schedule(model_of(step), rng)
+    limit = 0.8 * schedule.peak
+    repaired = repair(schedule, limit, 100)
+    if repaired is not None:
+        assert repaired.peak <= limit
+        better = improve(repaired, limit, 200)
+        assert better.peak <= limit
+        assert better.cost <= repaired.cost
+        plan_of(step, better)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_random_schedule_needs_less_than_the_least_peak_of_steps_whose_tensors_may_all_leave(seed: int) -> None:
+    rng, step = random.Random(seed), odd_step(seed)
+    model = model_of(step)
+    if not step.may_swap or model.step.movable != (1 << len(model.step.tensors)) - 1:
+        return
+    lowest = least(step, NOTHING).peak
+    for _ in range(5):
+        assert random_schedule(model, rng).peak >= lowest
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_as_little_as_possible_is_the_floor_and_below_it_there_is_nothing(seed: int) -> None:
+    step = odd_step(seed)
+    floor = floor_bytes(step, NOTHING)
+    lowest = auto(step, LEAST, NOTHING)
+    assert lowest is not None
+    assert peak_of(step, lowest, NOTHING) <= floor
+    at_floor = auto(step, float(floor), NOTHING)
+    assert at_floor is not None and peak_of(step, at_floor, NOTHING) <= floor
+    assert auto(step, 0.5 * floor, NOTHING) is None or floor == 0
+
+
+@pytest.mark.parametrize("state_may_stay_out", [True, False])
+def test_without_swaps_nothing_crosses_the_link(state_may_stay_out: bool) -> None:
+    step = StepModel(training_graph(6, weight=100_000), PROFILE, state_may_stay_out=state_may_stay_out, may_swap=False)
+    lowest = least(step, NOTHING)
+    for limit in (lowest.peak, 0.5 * (lowest.peak + whole_peak(step, NOTHING))):
+        found = fastest(step, limit, NOTHING)
+        assert found is not None and not found.swapped
+        assert not any(r.leaves or r.arrival == COPIED for several in found.residencies for r in several)
+
+
+def test_state_that_may_stay_out_never_makes_a_plan_slower() -> None:
+    """Whatever "device" may do, "any" may do too."""
+    graph = training_graph(5, weight=100_000)
+    inside, outside = (StepModel(graph, PROFILE, state_may_stay_out=out) for out in (False, True))
+    lowest, top = least(inside, NOTHING).peak, whole_peak(inside, NOTHING)
+    for part in (0.0, 0.3, 0.6):
+        limit = lowest + part * (top - lowest)
+        one, other = fastest(inside, limit, NOTHING), fastest(outside, limit, NOTHING)
+        assert one is not None and other is not None
+        assert other.cost <= 1.05 * one.cost  # a local search may end in another optimum
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_schedules_from_higher_limits_keep_the_limit_and_are_taken_if_they_are_faster(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph, profile = small_step(seed, most=20)
-    step, nothing = StepModel(order(graph), profile, state_may_stay_out=True), Measured()
-    least, most = floor_bytes(step, nothing), whole_peak(step, nothing)
+    step = odd_step(seed)
+    lowest, most = least(step, NOTHING).peak, whole_peak(step, NOTHING)
     for part in (0.0, 0.05, 0.2, 0.5):
-        limit = least + part * (most - least)
+        limit = lowest + part * max(most - lowest, 0)
         monkeypatch.setattr(search, "_TIGHT", float("inf"))
-        without = search.fastest(step, limit, nothing)
-        monkeypatch.setattr(search, "_TIGHT", 0.0)  # every plan counts as slow
-        found = search.fastest(step, limit, nothing)
-        assert (found is None) == (without is None)
-        if found is not None and without is not None:
-            assert found.peak <= limit
-            assert found.cost <= without.cost
+        without = fastest(step, limit, NOTHING)
+        monkeypatch.setattr(search, "_TIGHT", 0.0)  # every schedule counts as slow
+        found = fastest(step, limit, NOTHING)
+        assert found is not None and without is not None
+        assert found.peak <= limit
+        assert found.cost <= without.cost
+        plan_of(step, found)
