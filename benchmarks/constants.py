@@ -50,10 +50,11 @@ _SMALL_STEPS = range(40)
 _PARTS = (0.0, 0.2, 0.4, 0.6, 0.8)  # between the least peak and the peak of the whole step
 
 State = Literal["device", "any"]
-Kind = Literal["auto", "capuchin", "tensile", "bound"]
+Kind = Literal["auto", "capuchin", "none", "tensile", "bound"]
 _LARGE: Mapping[Kind, Sequence[tuple[str, State, float]]] = {
     "auto": (("gpt", "device", 0.4), ("gpt", "any", 0.3), ("vgg16", "any", 0.6), ("resnet50", "device", 0.5)),
     "capuchin": (("gpt", "any", 0.6), ("gpt", "any", 0.4), ("vgg16", "any", 0.7), ("vgg16", "any", 0.6)),
+    "none": (("gpt", "device", 0.8), ("vgg16", "device", 0.8), ("resnet50", "device", 0.8)),
     "tensile": (("gpt", "any", 0.6), ("gpt", "any", 0.4), ("vgg16", "any", 0.7), ("vgg16", "any", 0.6)),
     "bound": (("gpt", "device", 0.4), ("vgg16", "any", 0.6), ("resnet50", "device", 0.5)),
 }
@@ -63,7 +64,8 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
     "policies.auto": {"_EVALUATIONS": None, "_REPAIRS": None, "_TRIES": None},
     "policies.capuchin.policy": {"_PARTS": [(1.0,), (1.0, 0.8, 0.6)], "_LEAST_PARTS": [(0.5, 0.0), (0.0,)]},
     "policies.capuchin.feedback": {"_ITERATIONS": None},
-    "policies.tensile.policy": {"_TARGETS": [(1.0, 0.0), (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.25, 0.0)]},
+    "policies.none": {"_NEAR_LEAST": [1.0, 1.2], "_NEAR_WHOLE": [0.0, 0.75]},
+    "policies.tensile.policy": {"_TARGETS": [(1.0, 0.9, 0.75, 0.5, 0.0), (0.0,)]},
     "search.account": {"_DEEPEST": None},
     "search.boundaries": {"_MOST": None},
     "search.condensed": {"_MOST_TENSORS": None, "_SHARE": None, "_CHEAP_US": None, "_CROSSING": [0.0, 0.05, 0.2]},
@@ -98,8 +100,8 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
     },
 }  # fmt: skip
 _KIND_OF: Mapping[str, Kind] = {
-    "policies.capuchin.policy": "capuchin", "policies.capuchin.feedback": "capuchin", "policies.tensile.policy": "tensile",
-    "search.lower_bound": "bound",
+    "policies.capuchin.policy": "capuchin", "policies.capuchin.feedback": "capuchin", "policies.none": "none",
+    "policies.tensile.policy": "tensile", "search.lower_bound": "bound",
 }  # fmt: skip
 
 
