@@ -68,14 +68,15 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
     "policies.tensile.policy": {"_TARGETS": [(1.0, 0.9, 0.75, 0.5, 0.0), (0.0,)]},
     "search.account": {"_DEEPEST": None},
     "search.boundaries": {"_MOST": None},
-    "search.condensed": {"_MOST_TENSORS": None, "_SHARE": None, "_CHEAP_US": None, "_CROSSING": [0.0, 0.05, 0.2]},
+    "search.bundles": {"MOST_TENSORS": [250]},
+    "search.condensed": {"_SHARE": None, "_SMALL_SHARE": [0.1, 1.0], "_CHEAP_US": None, "_CROSSING": [0.0, 0.05, 0.2]},
     "search.cut": {
         "_FEW": None, "_MISSES": None, "_FAR_ABOVE": [1.1, 1.5], "_NEAR": None, "_EXCESS_US_PER_BYTE": None,
         "_SPREAD_US_PER_BYTE": [1e-7, 1e-5],
     },
     "search.cut_choice": {"_TRIES": None},
     "search.local_search": {
-        "_TRUSTED": None, "_TRIED": None, "_LATER": None, "_SENT": None, "_SWAP_RISK": [0.0, 0.025, 0.1], "_EPS": None,
+        "_TRUSTED": [20, 80], "_TRIED": None, "_LATER": None, "_SENT": None, "_SWAP_RISK": [0.0, 0.025, 0.1], "_EPS": None,
         "_WORTH_KEEPING_US": None, "_STAYING": [0.25, 1.0], "_SHIFTED": [0.1, 0.4],
         "_SHIFTS": [((1, 0), (0, -1), (-1, 0), (0, 1))], "_SHIFTS_ACROSS": [((1, 0), (0, -1), (-1, 0), (0, 1))],
         "_MOVES": [(-1, 1), (-1, 1, -2, 2, -3, 3, -4, 4, -8, 8)],

@@ -87,7 +87,8 @@ class Oracle:
         self.count = len(graph.operators)
         self.model = self.step.model_for(tuple(range(self.count + 1)))
         self.condensed = self.model.step
-        n = len(self.condensed.tensors)
+        self.tensors = [t for (t,) in self.condensed.tensors]
+        n = len(self.tensors)
         self.whole_peak = whole_peak(self.step, Measured())
         self.base = [
             self.condensed.base_bytes + int(self.condensed.small_bytes[b, b]) for b in range(self.count + 1)
@@ -100,7 +101,7 @@ class Oracle:
         """By place, the tensors that a segment which begins there or later may use, and those that the step returns."""
         made = [self.condensed.at_begin | self.model.made(0, b) if b else self.condensed.at_begin for b in range(self.count + 1)]
         self.needable = [those & there for those, there in zip(self.needable, made, strict=True)]
-        self.small = {t.id for t in graph.tensors} - set(self.condensed.tensors)
+        self.small = {t.id for t in graph.tensors} - set(self.tensors)
         self.small -= {t for t in self.small if self.step.classes[1][t]}  # derived tensors are never stored
         self.option = cache(self._option)
         self.options = cache(self._options)
@@ -128,7 +129,7 @@ class Oracle:
 
     def _us(self, a: int, b: int, used: int, results: int) -> float:
         """The time of the segment with its launch, as `build_plan` computes it."""
-        liveness, tensors = self.step.liveness, self.condensed.tensors
+        liveness, tensors = self.step.liveness, self.tensors
         there = {t for t in self.small if liveness.begin[t] < a} | {tensors[t] for t in members(used)}
         contents = contents_of(liveness, a, b, there, [tensors[t] for t in members(results)])
         own = sum(self.step.latencies[a:b])
@@ -185,7 +186,7 @@ class Oracle:
 
     def _through(self, weight, together) -> list[np.ndarray]:
         """The least weight of the options from each place on, by the set of promised tensors there."""
-        n, count = len(self.condensed.tensors), self.count
+        n, count = len(self.tensors), self.count
         every = np.arange(1 << n)
         best = [np.full(1 << n, np.inf) for _ in range(count + 1)]
         best[count][self.condensed.at_end] = 0.0
@@ -223,12 +224,12 @@ class Oracle:
 
     def layout(self, boundaries: tuple[int, ...], residencies) -> Layout:
         """The layout of these residencies of significant tensors, by bit."""
-        those = {self.condensed.tensors[t]: several for t, several in residencies.items()}
+        those = {self.tensors[t]: several for t, several in residencies.items()}
         return with_small_tensors(self.step, boundaries, those)
 
     def plan(self, layout: Layout) -> Plan:
         """The plan of a layout, replayed, with the workspaces of the oracle's model."""
-        several = [layout.residencies.get(t, ()) for t in self.condensed.tensors]
+        several = [layout.residencies.get(t, ()) for t in self.tensors]
         schedule = assemble(self.model, list(layout.boundaries), several, as_they_are=True)
         assert schedule is not None
         workspaces = [nbytes for nbytes, _ in workspaces_of(schedule)]

@@ -26,7 +26,7 @@ def unpruned(step: StepModel) -> list[tuple[int, float]]:
                 schedule = assemble(model, cuts, several, as_they_are=True)
                 if schedule is None or not no_longer_than_needed(schedule):
                     continue
-                layout = with_small_tensors(step, cuts, {model.step.tensors[t]: s for t, s in enumerate(several) if s})
+                layout = with_small_tensors(step, cuts, {t: s for (t,), s in zip(model.step.tensors, several, strict=True) if s})
                 workspaces = [nbytes for nbytes, _ in workspaces_of(schedule)]
                 plan = build_plan(layout, step.liveness, workspaces, step.costs, header)
                 check(plan, step.graph)

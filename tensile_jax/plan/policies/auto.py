@@ -2,7 +2,8 @@
 
 If the step as one executable is under the limit, that is the plan. Otherwise `search/search.py` searches. It works on a condensed
 step, whose account of memory may differ a little from that of the whole step. If the plan turns out to be above the limit, the
-search is repeated with a limit that is lower by the difference. If that finds nothing, the plan is the one with the least peak.
+search is repeated with a limit that is lower by the difference, the next time by twice the difference, and so on. If that finds
+nothing, the plan is the one with the least peak.
 """
 
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, choice_of, peak_of, schedule_of, whole_peak
@@ -23,7 +24,7 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     if limit == LEAST:
         return _least(step, measured)
     lower = limit
-    for _ in range(_TRIES):
+    for made in range(_TRIES):
         schedule = fastest(step, lower, measured)
         if schedule is None:
             break
@@ -31,7 +32,7 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
         above = peak_of(step, choice, measured) - limit
         if above <= 0:
             return choice
-        lower -= above
+        lower -= (made + 1) * above
     choice = _least(step, measured)
     return choice if peak_of(step, choice, measured) <= limit else None
 

@@ -58,7 +58,8 @@ def choice_of(step: StepModel, schedule: Schedule) -> Choice:
     """The choice that a schedule describes: its significant tensors, what the caller owns, and small tensors while needed."""
     model = schedule.model
     boundaries = tuple(model.places[cut] for cut in schedule.cuts)
-    residencies = {model.step.tensors[t]: several for t, several in enumerate(schedule.residencies) if several}
+    each = zip(model.step.tensors, schedule.residencies, strict=True)
+    residencies = {t: several for those, several in each if several for t in those}
     return Choice(with_small_tensors(step, boundaries, residencies))
 
 
@@ -129,7 +130,7 @@ def _assembled(step: StepModel, layout: Layout, measured: Measured) -> Schedule 
     model = step.model_for(_uncommon(step, layout.boundaries)).with_measured(measured)
     at_place = {place: cut for cut, place in enumerate(model.places)}
     cuts = [at_place[place] for place in layout.boundaries]
-    several = [layout.residencies.get(t, ()) for t in model.step.tensors]
+    several = [layout.residencies.get(t, ()) for (t,) in model.step.tensors]
     return assemble(model, cuts, several, as_they_are=True)
 
 

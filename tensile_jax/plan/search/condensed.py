@@ -32,8 +32,8 @@ from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import Liveness
 
-_MOST_TENSORS = 1500  # significant tensors
 _SHARE = 1 / 4000  # of the most bytes that are live at once: the size from which a tensor is significant
+_SMALL_SHARE = 0.3  # of them: small tensors have no more bytes together; otherwise the size is less
 _CROSSING = 0.1  # the part of its bytes that counts as written if a tensor that XLA writes anyway is a result of a segment
 _CHEAP_US = 1.0  # a light operator that takes longer to run again makes significant tensors
 
@@ -71,7 +71,8 @@ class Condensed:
     """A condensed step.
 
     Attributes:
-        tensors: the significant tensors, in the order in which they are made; the bit of `tensors[i]` is `1 << i`.
+        tensors: the significant tensors, in the order in which they are made; the bit of `tensors[i]` is `1 << i`. Each is a
+            tuple of one, or, in a bundled step (`bundles.py`), of several tensors that are decided about together.
         nbytes: their sizes.
         recipes: for each, how to compute it again; None if that is impossible.
         made: for each, the node that makes it; -1 for an input.
@@ -92,7 +93,7 @@ class Condensed:
         small_bytes: small tensors that a segment holds, by the indices of its two boundaries.
     """
 
-    tensors: tuple[TensorId, ...]
+    tensors: tuple[tuple[TensorId, ...], ...]
     nbytes: tuple[int, ...]
     recipes: tuple[Recipe | None, ...]
     made: tuple[int, ...]
@@ -165,10 +166,9 @@ def classify(
     fixed[[*liveness.made_once, *liveness.graph.outputs]] = True
     virtual = np.array(fusion.virtual, dtype=bool) & ~fixed
     matters = ~owned & ~virtual & (nbytes > 0) & (fusion.written | expensive | fixed | kept_by_cuts | ~made_by_light)
-    threshold = max(1, int(live_bytes * _SHARE))
-    sizes = np.sort(nbytes[matters])[::-1]
-    if len(sizes) > _MOST_TENSORS:
-        threshold = max(threshold, int(sizes[_MOST_TENSORS]) + 1)
+    ascending = np.sort(nbytes[matters])
+    most_small = ascending[: np.searchsorted(np.cumsum(ascending), _SMALL_SHARE * live_bytes)].max(initial=0)
+    threshold = max(1, min(int(live_bytes * _SHARE), int(most_small) + 1))
     significant = matters & (nbytes >= threshold)
     derived = ~significant & ~owned & ~fixed & ((made_by_light & (nbytes >= threshold)) | virtual)
     both = liveness.makes.sums(significant.astype(np.int64)) > 0  # an operator makes tensors of one of the two classes only
@@ -267,7 +267,7 @@ def condense(
     edges = tuple(int(node_of[b]) if b < count else len(starts) - 1 for b in boundaries)
     ours = [t for t in order if not graph.tensors[t].dtype.startswith("key<")]
     return Condensed(
-        tensors=tuple(TensorId(t) for t in order),
+        tensors=tuple((TensorId(t),) for t in order),
         nbytes=tuple(int(nbytes[t]) for t in order),
         recipes=tuple(recipes),
         made=tuple(int(node_of[begins[t]]) if begins[t] >= 0 else -1 for t in order),

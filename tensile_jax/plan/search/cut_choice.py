@@ -111,13 +111,14 @@ class RetainedSegments:
     def stored(self) -> list[int]:
         """By possible boundary, the set of significant tensors on the device."""
         condensed = self._model.step
-        ids = np.array(condensed.tensors, dtype=np.int64)
+        tensors = [t for (t,) in condensed.tensors]
+        ids = np.array(tensors, dtype=np.int64)
         begin, end = self._liveness.begins[ids], self._retention.ends[ids]
         found: list[int] = []
         for place in self._model.places:
             there = 0
             for bit in np.flatnonzero((begin < max(place, 0)) & (place <= end)).tolist():
-                if not self._is_absent(condensed.tensors[bit], place):
+                if not self._is_absent(tensors[bit], place):
                     there |= 1 << bit
             found.append(there)
         return found

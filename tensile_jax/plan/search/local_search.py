@@ -19,7 +19,9 @@ from tensile_jax.plan.search.moves import Gap
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.start import merged, split
 
-_TRUSTED = 20  # moves after which the speed of a repair is trusted
+# Moves after which the speed of a repair is trusted. `make bench-scale`: with 20, 100,000 operators on a CPU at 50 % take 1.104
+# times plain time, with 40 1.026; plans of smaller steps are the same with either.
+_TRUSTED = 40
 _TRIED = 8  # moves of which the repair evaluates each, the likeliest first
 _LATER = 2  # results of the step that are tried to be made later
 _SENT = 3  # pairs of state that are tried in one move

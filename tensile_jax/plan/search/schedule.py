@@ -48,7 +48,7 @@ class Model:
         self.step = step
         self.profile = profile
         self.places = tuple(step.starts[node] for node in step.boundaries)
-        self.bit = {t: i for i, t in enumerate(step.tensors)}
+        self.bit = {t: i for i, those in enumerate(step.tensors) for t in those}
         self.kept_at: dict[float, tuple[list[int], list[int]]] = {}  # by price, what a minimum cut keeps (`search.py`)
         self._measured = Measured()
         self._latest: Model | None = None  # the same with what was measured last
@@ -159,7 +159,7 @@ class Model:
         tensors = self.step.tensors
         return (
             self.places[a], self.places[b],
-            frozenset(tensors[t] for t in members(again)), frozenset(tensors[t] for t in members(wanted)),
+            frozenset(t for i in members(again) for t in tensors[i]), frozenset(t for i in members(wanted) for t in tensors[i]),
         )  # fmt: skip
 
     def workspace(self, a: int, b: int, contents: Contents, wanted: int) -> tuple[int, bool]:

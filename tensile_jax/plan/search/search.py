@@ -47,7 +47,7 @@ def fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | Non
     If state is on the host across the iteration boundary in it, the search is repeated without that: a plan that may do more is
     then not slower than one that may not.
     """
-    model = step.model.with_measured(measured)
+    model = step.search_model.with_measured(measured)
     best = _fastest(step, model, limit)
     if not model.new_of or (best is not None and not _keeps_state_out(best)):
         return best
@@ -126,7 +126,10 @@ def _kept(step: StepModel, model: Model, price: float) -> tuple[list[int], list[
         retention = step.dropped_at(price)
         bit = model.bit
         nodes = np.searchsorted(np.array(model.step.starts), np.arange(model.step.starts[-1] + 1), side="right") - 1
-        dropped = {bit[t]: int(nodes[last]) for t, last in retention.dropped.items() if t in bit}
+        dropped: dict[int, int] = {}
+        for t, last in retention.dropped.items():
+            if t in bit:
+                dropped[bit[t]] = max(int(nodes[last]), dropped.get(bit[t], 0))
         end = last_held(model.step, dropped)
         model.kept_at[price] = end, held_at(model.step, end)
     return model.kept_at[price]
@@ -134,7 +137,7 @@ def _kept(step: StepModel, model: Model, price: float) -> tuple[list[int], list[
 
 def least(step: StepModel, measured: Measured) -> Schedule:
     """The schedule with the least peak that the search knows."""
-    return _least(step, step.model.with_measured(measured))
+    return _least(step, step.search_model.with_measured(measured))
 
 
 def _least(step: StepModel, model: Model) -> Schedule:

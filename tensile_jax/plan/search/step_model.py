@@ -18,6 +18,7 @@ from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
 from tensile_jax.plan.analysis.rematerialization import drop_tensors
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.search.boundaries import possible_boundaries
+from tensile_jax.plan.search.bundles import MOST_TENSORS, bundled
 from tensile_jax.plan.search.condensed import Condensed, classify, condense
 from tensile_jax.plan.search.schedule import Model
 from tensile_jax.plan.search.swaps import SMALLEST
@@ -169,6 +170,16 @@ class StepModel:
     def model(self) -> Model:
         """The condensed step with the possible boundaries of the search."""
         return self.model_for(())
+
+    @cached_property
+    def search_model(self) -> Model:
+        """The same, as the search sees it: bundled, if it has many significant tensors (`bundles.py`)."""
+        step = self.model.step
+        if len(step.tensors) <= MOST_TENSORS:
+            return self.model
+        dropped = [self.dropped_at(price).dropped for price in PRICES]
+        dropped_by = [sum((t in those) << i for i, those in enumerate(dropped)) for (t,) in step.tensors]
+        return Model(bundled(step, dropped_by), self.profile)
 
     def model_for(self, boundaries: tuple[int, ...]) -> Model:
         """The condensed step with these possible boundaries (places) beside those of the search."""

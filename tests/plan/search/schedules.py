@@ -24,7 +24,7 @@ from tests.builders import PROFILE, graph_of, header_for
 _SIZES = (0, 2_000, 65_536, 100_000, 300_000)
 
 
-def odd_graph(rng: random.Random) -> Graph:
+def odd_graph(rng: random.Random, *, most: int = 14) -> Graph:
     """State that is updated, returned as it came or never read; inputs that the caller keeps; constants, keys and effects."""
     states = [f"s{i}" for i in range(rng.randint(1, 3))]
     sizes = {name: rng.choice(_SIZES) for name in ("x", "k", *states)}
@@ -37,7 +37,7 @@ def odd_graph(rng: random.Random) -> Graph:
         names.extend(made)
         return made[0]
 
-    for _ in range(rng.randint(1, 14)):
+    for _ in range(rng.randint(1, most)):
         kind = rng.choice(("heavy", "heavy", "light", "light", "reduction"))
         make(kind, [*rng.sample(names[-4:], 1), *rng.sample(names, rng.randint(0, min(2, len(names))))])
     carried: dict[str, str] = {}
@@ -63,8 +63,8 @@ def odd_graph(rng: random.Random) -> Graph:
     )
 
 
-def odd_step(seed: int) -> StepModel:
-    """A random step on a random device; half of them may leave state on the host."""
+def odd_step(seed: int, *, most: int = 14) -> StepModel:
+    """A random step of up to `most` operators and some more on a random device; half of them may leave state on the host."""
     rng = random.Random(seed)
     profile: DeviceProfile = dataclasses.replace(
         PROFILE,
@@ -75,7 +75,7 @@ def odd_step(seed: int) -> StepModel:
         early_weight=rng.choice((0.0, 0.5, 1.0)),
         fused_reductions=rng.random() < 0.5,
     )
-    graph, stays_out, swaps = odd_graph(rng), rng.random() < 0.5, rng.random() < 0.9
+    graph, stays_out, swaps = odd_graph(rng, most=most), rng.random() < 0.5, rng.random() < 0.9
     profile = dataclasses.replace(profile, launch_us=rng.choice((1e-6, PROFILE.launch_us)))
     return StepModel(graph, profile, state_may_stay_out=stays_out, may_swap=swaps)
 

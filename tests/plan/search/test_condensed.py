@@ -72,7 +72,8 @@ def test_nodes_and_recipes_read_what_operators_read_through_derived_tensors(seed
         made = {model.bit[t] for op in operators[first:end] for t in op.outputs if t in model.bit}
         assert set(members(condensed.makes[node])) == made
     for i, recipe in enumerate(condensed.recipes):
-        place = liveness.begin[condensed.tensors[i]]
+        (t,) = condensed.tensors[i]
+        place = liveness.begin[t]
         assert (recipe is None) == (place < 0 or operators[place].effectful)
         if recipe is not None:
             assert set(members(recipe.reads)) == set().union(*map(sources, operators[place].inputs))
