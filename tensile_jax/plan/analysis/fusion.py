@@ -37,6 +37,7 @@ import numpy as np
 
 from tensile_jax.plan.analysis.liveness import Liveness
 
+# `make bench-constants`: with half and twice of each, steps take at most 0.3 % longer.
 _SMALL = 16  # a tensor is much smaller than another if it has at most a sixteenth of its bytes
 _MOST_LEAVES = 12
 _PAD = "pad"  # XLA:CPU writes what is padded, as in the gradient of a slice, in a kernel of its own

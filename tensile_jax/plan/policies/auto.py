@@ -2,8 +2,8 @@
 
 If the step as one executable is under the limit, that is the plan. Otherwise `search/search.py` searches. It works on a condensed
 step, whose account of memory may differ a little from that of the whole step. If the plan turns out to be above the limit, the
-search is repeated with a limit that is lower by the difference, the next time by twice the difference, and so on. If that finds
-nothing, the plan is the one with the least peak.
+plan is repaired under a limit that is lower by the difference, the next time by twice the difference, and so on. If no repair
+succeeds, the search is repeated. If that finds nothing, the plan is the one with the least peak.
 """
 
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, choice_of, peak_of, schedule_of, whole_peak
@@ -12,7 +12,8 @@ from tensile_jax.plan.search.search import fastest, least
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
-_EVALUATIONS = 2000  # segments that are evaluated to make the plan with the least peak faster
+# `make bench-constants`: half and twice of each give the same plans.
+_EVALUATIONS = 2000  # segments that are evaluated to make a repaired plan, or the one with the least peak, faster
 _REPAIRS = 100  # moves that may bring a choice under the limit
 _TRIES = 4  # limits that are tried if plans turn out to be above the limit
 
@@ -24,8 +25,8 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     if limit == LEAST:
         return _least(step, measured)
     lower = limit
+    schedule = fastest(step, limit, measured)
     for made in range(_TRIES):
-        schedule = fastest(step, lower, measured)
         if schedule is None:
             break
         choice = choice_of(step, schedule)
@@ -33,6 +34,8 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
         if above <= 0:
             return choice
         lower -= (made + 1) * above
+        repaired = repair(schedule, lower, _REPAIRS)
+        schedule = fastest(step, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
     choice = _least(step, measured)
     return choice if peak_of(step, choice, measured) <= limit else None
 

@@ -10,6 +10,7 @@ from tensile_jax.plan.search.cut_choice import Decision, cut_of, least_cut
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
+# `make bench-constants`: with 1.0 and 1.2, and with 0 and 0.75, steps take at most 0.1 % longer.
 _NEAR_LEAST = 1.04  # of the least peak: the policy may use so much memory if the limit allows it
 _NEAR_WHOLE = 0.95  # of the whole step's peak: the policy may use so much instead if that is more
 

@@ -22,6 +22,7 @@ from tensile_jax.plan.search.start import merged, split
 # Moves after which the speed of a repair is trusted. `make bench-scale`: with 20, 100,000 operators on a CPU at 50 % take 1.104
 # times plain time, with 40 1.026; plans of smaller steps are the same with either.
 _TRUSTED = 40
+# `make bench-constants`: with half and twice of each of the others, steps take up to 1.0 % less and up to 1.3 % more time.
 _TRIED = 8  # moves of which the repair evaluates each, the likeliest first
 _LATER = 2  # results of the step that are tried to be made later
 _SENT = 3  # pairs of state that are tried in one move

@@ -27,6 +27,7 @@ from tensile_jax.plan.search.workspace import Measured, SegmentKey, predicted_wo
 _COMPILING = 0.001
 """The least that a segment counts for, as a part of the step's time, since every one must be compiled. `make bench-first-call`: a
 plan for the decoder at 40 % has 19 segments for 25 without this, and a plan for README's step 11 for 41. Neither is slower."""
+# `make bench-constants`: half and twice of each give the same plans.
 _SHORT = 200  # nodes; so many more count as one more evaluated segment
 _MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made
 

@@ -25,10 +25,11 @@ from tensile_jax.plan.search.swaps import SMALLEST
 
 PRICES = (4.0, 0.6, 0.36, 0.165, 0.05, 0.01)
 """Prices of the minimum cuts from which the search begins: the bytes that one is willing to keep in order to move one byte
-less."""
+less. `make bench-constants`: with three or ten prices, steps take at most 0.2 % longer."""
 
 Made = TypeVar("Made")
 
+# `make bench-constants`: with half and twice the turns, and with 0.97 and 0.995, plans are the same.
 _TURNS = 4  # boundaries at which tensors are dropped, one after another; the one at which most is stored first
 _ENOUGH = 0.99  # the search for such boundaries goes on if the last one lowered the highest footprint below this part of it
 

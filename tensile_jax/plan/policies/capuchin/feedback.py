@@ -18,7 +18,7 @@ from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 from tensile_jax.plan_format import Plan
 
-_ITERATIONS = 20  # with 5 % of the swap-in time in each, an in-trigger comes as much earlier as the whole copy takes
+_ITERATIONS = 20  # with Capuchin's 5 % of the swap-in time in each, an in-trigger comes as much earlier as the whole copy takes
 
 
 def move_in_triggers(step: StepModel, choice: Choice, limit: float, measured: Measured) -> Choice:

@@ -28,6 +28,7 @@ from tensile_jax.plan.policies.tensile.footprint import Footprint, Recomputation
 from tensile_jax.plan.policies.tensile.recompute_scheduling import recompute_scheduling
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut, SwapScheduling
 
+# The values of the paper's Algorithm 3.
 _PAST_ITERATIONS = 3
 _REDUCES_LESS = 0.0005  # 0.05 %
 _AT_LEAST_ITERATIONS = 100
