@@ -81,8 +81,8 @@ from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import Liveness
 
-# That are added in a round, at most. `make bench-planning` with 6: bounds of VGG-16, most of whose memory is state, are lower by 18 to
-# 31 % under 60 to 30 % of its peak, those of the others are higher by at most 0.3 %, and they take three times as long.
+# That are added in a round, at most. `make bench-planning` with 6: bounds of VGG-16, most of whose memory is state, are lower by
+# 18 to 31 % under 60 to 30 % of its peak, those of the others are higher by at most 0.3 %, and they take three times as long.
 _PLACES = 2
 _MOST_ROUNDS = 8  # `make bench-constants`: with 4 and 16, bounds are the same
 # The figures are of `tensile plan resnet50 --batch-size 16 --device-profile h200 --budget 507MB`.
