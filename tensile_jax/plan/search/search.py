@@ -45,20 +45,16 @@ _SHRINK = 0.97  # steps in which the least peak is sought
 def fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
     """The fastest schedule of two segments or more that the search finds under the limit; None if there is none.
 
-    If state is on the host across the iteration boundary in it, the search is repeated without that: a plan that may do more is
+    If state may be on the host across the iteration boundary, the search is repeated without that: a plan that may do more is
     then not slower than one that may not.
     """
     model = step.search_model.with_measured(measured)
     best = _fastest(step, model, limit)
-    if not model.new_of or (best is not None and not _keeps_state_out(best)):
+    if not model.new_of:
         return best
     other = _fastest(step, model.without_state_out(), limit, float("inf") if best is None else _LIKELY * best.cost)
     both = [schedule for schedule in (best, other) if schedule is not None]
     return min(both, key=lambda schedule: schedule.cost, default=None)
-
-
-def _keeps_state_out(schedule: Schedule) -> bool:
-    return any(r.arrival == COPIED for old in schedule.model.new_of for r in schedule.residencies[old][:1])
 
 
 def _fastest(step: StepModel, model: Model, limit: float, upper: float = float("inf")) -> Schedule | None:

@@ -100,7 +100,7 @@ def test_state_that_may_stay_out_never_makes_a_plan_slower() -> None:
         limit = lowest + part * (top - lowest)
         one, other = fastest(inside, limit, NOTHING), fastest(outside, limit, NOTHING)
         assert one is not None and other is not None
-        assert other.cost <= 1.05 * one.cost  # a local search may end in another optimum
+        assert other.cost <= one.cost
 
 
 @pytest.mark.parametrize("seed", range(10))
