@@ -5,8 +5,8 @@ One step is the whole iteration: forward pass, backward pass and optimizer updat
     loss     = mean over the batch of -log softmax(logits)[label]
     accuracy = share of the batch whose greatest logit is the label
 
-One long normal sample is drawn, cut into pieces and scaled to initialise all parameters of two
-dimensions or more. The other parameters are initialised by the module (zeros and ones). Flax would
+One long normal sample is drawn, cut into pieces and scaled to initialise all kernels and embeddings.
+The other parameters are initialised by the module (zeros and ones). Flax would
 draw a sample for each parameter, which takes XLA several times as long to compile (ResNet-50: 9 s
 against 2 s on two cores).
 """
@@ -96,18 +96,19 @@ def adam_or(
 
 
 def draw_kernels(key: jax.Array, params: Any, deviation: Callable[[Shape], float]) -> Any:
-    """`params` with every leaf of two dimensions or more drawn from N(0, deviation(shape)^2)."""
-    leaves, structure = jax.tree.flatten(params)
-    total = sum(leaf.size for leaf in leaves if leaf.ndim >= 2)
+    """`params` with every leaf named `kernel` or `embedding` drawn from N(0, deviation(shape)^2)."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    is_drawn = [getattr(path[-1], "key", "") in ("kernel", "embedding") for path, _ in leaves]
+    total = sum(leaf.size for (_, leaf), drawn in zip(leaves, is_drawn, strict=True) if drawn)
     draw = jax.random.normal(key, (total,))
-    drawn, begin = [], 0
-    for leaf in leaves:
-        if leaf.ndim >= 2:
+    made, begin = [], 0
+    for (_, leaf), drawn in zip(leaves, is_drawn, strict=True):
+        if drawn:
             piece = draw[begin : begin + leaf.size].reshape(leaf.shape)
             begin += leaf.size
             leaf = (deviation(leaf.shape) * piece).astype(leaf.dtype)
-        drawn.append(leaf)
-    return jax.tree.unflatten(structure, drawn)
+        made.append(leaf)
+    return jax.tree.unflatten(structure, made)
 
 
 def make_step(

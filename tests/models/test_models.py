@@ -1,5 +1,6 @@
 """Models: published sizes, steps that learn, readable names, clear refusals."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import optax
 import pytest
 from tensile_models.cnn import cnn
 from tensile_models.densenet import densenet121
-from tensile_models.gpt import gpt, gpt2_small
+from tensile_models.gpt import gpt, gpt2_small, gpt_scan
 from tensile_models.inception_v3 import inceptionv3
 from tensile_models.inception_v4 import inceptionv4
 from tensile_models.mlp import mlp
@@ -27,7 +28,7 @@ CLASSIFIERS: dict[str, Callable[..., Model]] = {
     "resnet50": resnet50,
     "vgg16": vgg16,
 }
-MODELS: dict[str, Callable[..., Model]] = {"cnn": cnn, "gpt": gpt, "mlp": mlp, **CLASSIFIERS}
+MODELS: dict[str, Callable[..., Model]] = {"cnn": cnn, "gpt": gpt, "gpt_scan": gpt_scan, "mlp": mlp, **CLASSIFIERS}
 # XLA compiles each of these for five seconds and more.
 SLOW = ("densenet121", "inceptionv3", "inceptionv4", "resnet50")
 STEPS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS]
@@ -61,8 +62,22 @@ def test_classifiers_have_the_published_sizes(name: str, parameters: int, statis
     assert round(forward / 2e9, 3) == forward_gmacs
 
 
-def test_gpt2_small_has_the_published_size() -> None:
-    assert gpt2_small(batch_size=1).parameters == 124_439_808
+@pytest.mark.parametrize("scan", [False, True])
+def test_gpt2_small_has_the_published_size(scan: bool) -> None:
+    assert gpt2_small(batch_size=1, scan=scan).parameters == 124_439_808
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_decoder_with_its_layers_in_a_loop_computes_what_one_without_computes(remat: bool) -> None:
+    unrolled, looped = gpt(**SMALL["gpt"]), gpt_scan(**SMALL["gpt_scan"], remat=remat)
+    state, batch = looped.init(), next(looped.batches())
+    params = dict(state.params)
+    stacked = params.pop("Blocks")
+    for i in range(SMALL["gpt"]["layers"]):
+        params[f"Block_{i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
+    expected = unrolled.step(dataclasses.replace(unrolled.init(), params=params), batch)[1]
+    assert jax.tree.map(float, looped.step(state, batch)[1]) == pytest.approx(jax.tree.map(float, expected), rel=1e-5)
+    assert bool(jnp.all(stacked["Norm_0"]["scale"] == 1))
 
 
 def test_adam_keeps_two_moments_for_each_parameter() -> None:
