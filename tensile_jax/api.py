@@ -141,6 +141,7 @@ def jit(
     policy: PolicyName = "auto",
     device_profile: str | None = None,
     state_memory: Literal["device", "any"] = "device",
+    open_loops: bool | None = None,
     plan: Plan | None = None,
     progress: Progress | None = None,
     **jit_options: Unpack[JitOptions],
@@ -158,6 +159,9 @@ def jit(
         device_profile: name of a profile, or path of a TOML file. Default: the profile of the device of the arguments.
         state_memory: `"device"`: results are in device memory, as with `jax.jit`. `"any"`: state may be returned in pinned host
             memory, so that it can stay there between its uses; `tensile_jax.to_device` copies it to the device.
+        open_loops: whether the iterations of a loop (`lax.scan`, `nn.scan`, `nnx.scan`, `fori_loop` with constant bounds) are
+            planned one by one, so that what each of them keeps can be dropped or swapped. True: of every such loop. False: of
+            none. None: where it is worth it (`tensile_jax/trace/opening.py`).
         plan: a saved plan to run, instead of making one (`tensile_jax.Plan.load`). Its segments are compiled, and its sizes are
             corrected by XLA's own figures. If it then needs more than its budget, the step is planned again under that budget,
             and the `notes` of the new plan say so. Policy and `state_memory` are those of the plan. If a `budget` is given too, a
@@ -183,7 +187,7 @@ def jit(
 
     plan_options = PlanOptions(
         budget=budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile, state_memory=state_memory,
-        plan=plan, progress=progress,
+        open_loops=open_loops, plan=plan, progress=progress,
     )  # fmt: skip
 
     def wrap(step: Callable[..., Any]) -> PlannedFunction:

@@ -4,7 +4,7 @@
 
     Graph    ::= Operator*  Tensor*  inputs=(TensorId*)  outputs=(TensorId*)  carried=(Carried*)
     Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes relayout relaid=(TensorId*)
-                 effectful over_rows
+                 effectful over_rows inner position=(int*) iterations=(int*)
     Tensor   ::= id name role nbytes shape dtype producer=(OperatorId | none)
     Carried  ::= input=TensorId output=TensorId
     kind     ::= "heavy" | "reduction" | "light"
@@ -60,7 +60,9 @@ class Operator:
 
     `relayout` is the number of bytes that it copies to bring its operands into the layout that the backend needs, if it needs
     one. `relaid` are the operands of a product that every backend copies, since their batch, free and contracted dimensions are
-    mixed. `over_rows` says that it is a reduction over the last axes, as those of a softmax.
+    mixed. `over_rows` says that it is a reduction over the last axes, as those of a softmax. `inner` is what a loop or a branch
+    holds inside, in bytes, beside its inputs and outputs. If the operator belongs to an opened loop, `iterations` are the indices
+    of its iterations, from the outermost loop to the innermost one; operators with the same `position` are the same in each.
     """
 
     id: OperatorId
@@ -75,6 +77,9 @@ class Operator:
     relaid: tuple[TensorId, ...] = ()
     effectful: bool = False
     over_rows: bool = False
+    inner: int = 0
+    position: tuple[int, ...] = ()
+    iterations: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class Planner:
     """Plans one step with one policy.
 
     Args:
+        whole_graph: the graph of the step as plain jit runs it, if loops of `graph` are opened.
         agreed_swaps: for policy `tensile`, the swaps that were chosen for several jobs together (`multi_job/joint_swaps.py`).
 
     Attributes:
@@ -96,9 +97,16 @@ class Planner:
         may_swap: bool = True,
         version: str = "",
         step: StepModel | None = None,
+        whole_graph: Graph | None = None,
         agreed_swaps: tuple[SwappedOut, ...] | None = None,
     ) -> None:
-        self.step = step or StepModel(order(graph), profile, state_may_stay_out=state_memory == "any", may_swap=may_swap)
+        self.step = step or StepModel(
+            order(graph),
+            profile,
+            state_may_stay_out=state_memory == "any",
+            may_swap=may_swap,
+            whole_graph=None if whole_graph is None or whole_graph is graph else order(whole_graph),
+        )
         self.graph = self.step.graph
         self.profile = profile
         self.policy_name: PolicyName = policy
@@ -123,7 +131,7 @@ class Planner:
         """A planner of the same step whose state may be in host memory between two iterations; itself, if it is one."""
         if self.state_memory == "any":
             return self
-        step = StepModel(self.graph, self.profile, state_may_stay_out=True)
+        step = StepModel(self.graph, self.profile, state_may_stay_out=True, whole_graph=self.step.whole_graph)
         return Planner(
             self.graph,
             self.profile,

@@ -8,6 +8,7 @@
     reduces_rows     whether it reduces each row of its input, as a softmax does
     relaid_operands  operands of a product that are copied, since a product needs matrices
     relayout_bytes   bytes that XLA:CPU copies around the equation, to give operands and results another layout or dtype
+    inner_bytes      bytes that a loop or a branch holds inside, beside its inputs and outputs
 
 The kind is looked up in a table of primitives. A primitive that is not in the table is heavy, because the errors are not equally
 bad: a light equation that counts as heavy costs some time, but for a heavy equation that counts as light the planner would
@@ -15,12 +16,12 @@ expect a fusion that does not happen.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensile_jax.ir import Kind
 from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
-from tensile_jax.trace.flatten import Equation, Program
+from tensile_jax.trace.flatten import WRAPPERS, Equation, Program, closed, flatten
 
 _ELEMENTWISE = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex
@@ -53,6 +54,11 @@ def kind_of(equation: Equation) -> Kind:
     if name in _LIGHT:
         return "light"
     return "reduction" if name in _REDUCTION else "heavy"
+
+
+def is_heavy(primitive: str) -> bool:
+    """Whether the equations of a primitive are heavy; wrappers of other equations are not."""
+    return primitive not in _LIGHT and primitive not in _REDUCTION and primitive not in WRAPPERS
 
 
 def reduces_rows(program: Program, equation: Equation) -> bool:
@@ -120,6 +126,28 @@ def relayout_bytes(program: Program, equation: Equation) -> int:
     return widened + sum(nbytes_of(aval) for aval, canonical in (image, kernel, result) if not canonical)
 
 
+def inner_bytes(equation: Equation) -> int:
+    """The most that the body of a loop, or a branch of a `cond`, holds of what its own equations make and write to memory."""
+    rule = _BODIES.get(equation.primitive.name)
+    return 0 if rule is None else max((_most_held(flatten(closed(body))) for body in rule(equation.params)), default=0)
+
+
+def _most_held(program: Program) -> int:
+    heavy = [e for e in program.equations if kind_of(e) == "heavy"]
+    read = {v for e in heavy for v in e.inputs if isinstance(v, int)} - set(program.inputs)
+    written = read | {v for e in program.equations if kind_of(e) != "light" for v in e.outputs}
+    last = {v: place for place, e in enumerate(program.equations) for v in e.inputs if isinstance(v, int)}
+    ends: dict[int, list[int]] = {}
+    for v, place in last.items():
+        ends.setdefault(place, []).append(v)
+    held = most = 0
+    for place, e in enumerate(program.equations):
+        held += sum(nbytes_of(program.avals[v]) for v in e.outputs if v in written)
+        most = max(most, held + inner_bytes(e))
+        held -= sum(nbytes_of(program.avals[v]) for v in ends.get(place, ()) if v in written)
+    return most
+
+
 def flops_of(program: Program, equation: Equation) -> int:
     """Floating-point operations of the equation."""
     rule = _FLOPS.get(equation.primitive.name)
@@ -175,25 +203,26 @@ def _random(program: Program, equation: Equation) -> int:
 
 
 def _scan(program: Program, equation: Equation) -> int:
-    return int(equation.params["length"]) * _body_flops(equation.params["jaxpr"])
+    return int(equation.params["length"]) * body_flops(equation.params["jaxpr"])
 
 
 def _while(program: Program, equation: Equation) -> int:
     """The operations of one turn of the loop, because the program does not say how many turns there will be."""
-    return _body_flops(equation.params["body_jaxpr"])
+    return body_flops(equation.params["body_jaxpr"])
 
 
 def _cond(program: Program, equation: Equation) -> int:
-    return max(_body_flops(branch) for branch in equation.params["branches"])
+    return max(body_flops(branch) for branch in equation.params["branches"])
 
 
-def _body_flops(closed_jaxpr: Any) -> int:
+def body_flops(closed_jaxpr: Any) -> int:
+    """Floating-point operations of the body of a loop or of a branch."""
     from_body = getattr(closed_jaxpr, "jaxpr", closed_jaxpr)
     total = 0
     for inner in from_body.eqns:
         nested = next((v for v in inner.params.values() if hasattr(v, "eqns")), None)
         if nested is not None and inner.primitive.name != "scan":
-            total += _body_flops(nested)
+            total += body_flops(nested)
             continue
         avals = [v.aval for v in (*inner.invars, *inner.outvars)]
         inputs = tuple(range(len(inner.invars)))
@@ -202,6 +231,12 @@ def _body_flops(closed_jaxpr: Any) -> int:
         total += flops_of(body, Equation(inner.primitive, inner.params, inputs, outputs, "", None))
     return total
 
+
+_BODIES: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Any]]] = {
+    "scan": lambda params: (params["jaxpr"],),
+    "while": lambda params: (params["body_jaxpr"],),
+    "cond": lambda params: params["branches"],
+}
 
 _FLOPS: Mapping[str, Callable[[Program, Equation], int]] = {
     "dot_general": _dot_general,

@@ -5,9 +5,10 @@
     Atom     ::= Variable | Immediate(value)
 
 A jaxpr nests: an equation such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` or `checkpoint` holds another
-jaxpr. In the program, the equations of that inner jaxpr take the place of the equation, which changes no result. `scan`, `while`
-and `cond` stay one equation each. `jax.checkpoint` makes JAX repeat equations in the backward pass. The repeated equations are
-merged with their originals, so the user's choice of what to recompute is dropped and the planner makes its own choice.
+jaxpr. In the program, the equations of that inner jaxpr take the place of the equation, which changes no result. The iterations
+of a `scan` take its place if it is opened (`opening.py` says which are). Any other `scan`, `while` and `cond` stay one equation
+each. `jax.checkpoint` makes JAX repeat equations in the backward pass. The repeated equations are merged with their originals, so
+the user's choice of what to recompute is dropped and the planner makes its own choice.
 
 An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never
 removed, and the equations with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program
@@ -28,7 +29,7 @@ environment maps the variables of the jaxpr to those of the program; inputs are 
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NewType
@@ -38,7 +39,8 @@ import numpy as np
 from jax.extend.core import Literal, primitives
 
 from tensile_jax.errors import TraceError
-from tensile_jax.trace.avals import nbytes_of
+from tensile_jax.trace.avals import nbytes_of, shape_of
+from tensile_jax.trace.loops import Loop, Stacked, element, layer, loop_of, stack
 from tensile_jax.trace.mutable_references import Discharged, Reference, is_reference, touches_all, writes
 
 Variable = NewType("Variable", int)
@@ -71,6 +73,8 @@ class Equation:
     scope: str
     context: Any
     effectful: bool = False
+    position: tuple[int, ...] = ()
+    iterations: tuple[int, ...] = ()
 
     def run(self, values: Sequence[Any]) -> Sequence[Any]:
         """The results for these operands, which may be tracers, in the equation's own context."""
@@ -85,6 +89,7 @@ class Program:
 
     `avals[v]` is the abstract value of variable `v`, strongly typed. `used[i]` says whether input i counts as used. `taken[i]`
     says whether input i is donated and an output takes over its memory. `weak` are the outputs that are returned weakly typed.
+    `opened` is the number of loops whose iterations stand in the program.
     """
 
     equations: tuple[Equation, ...]
@@ -95,10 +100,11 @@ class Program:
     used: tuple[bool, ...] = ()
     taken: tuple[bool, ...] = ()
     weak: frozenset[int] = frozenset()
+    opened: int = 0
 
 
 _INNER_JAXPR = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-_OPENED = {
+WRAPPERS = {
     "jit", "pjit", "closed_call", "core_call", "core_closed_call", "remat", "remat2", "checkpoint",
     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin",
 }  # fmt: skip
@@ -111,14 +117,24 @@ JAX has no public names for the classes of effects. What is not in this list cou
 """
 
 
-class _Builder:
-    """The program under construction."""
+Value = Atom | Reference | Stacked
+"""What a variable of a jaxpr stands for while the program is built."""
 
-    def __init__(self) -> None:
+
+class _Builder:
+    """The program under construction. `opens` says of each scan, as an equation of a jaxpr, whether it is opened."""
+
+    def __init__(self, opens: Callable[[Any], bool]) -> None:
         self.equations: list[Equation] = []
         self.avals: list[Any] = []
         self.constants: dict[int, Any] = {}
+        self.opened = 0
+        self._opens = opens
+        self._counts = [0]  # of equations so far: outside of loops, in this iteration of the outermost loop, and so on
+        self._iterations: tuple[int, ...] = ()
         self._constant_ids: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
+        self._helpers: dict[Any, Any] = {}  # jaxprs that take elements of stacks, under the settings of this trace
 
     def variable(self, aval: Any) -> int:
         self.avals.append(_strong(aval))
@@ -134,13 +150,11 @@ class _Builder:
             self._constant_ids[id(value)] = variable
         return self._constant_ids[id(value)]
 
-    def walk(
-        self, jaxpr: Any, constants: Sequence[Atom | Reference], inputs: Sequence[Atom | Reference], scope: str
-    ) -> list[Atom | Reference]:
+    def walk(self, jaxpr: Any, constants: Sequence[Value], inputs: Sequence[Value], scope: str) -> list[Value]:
         """Add the equations of `jaxpr` for these inputs, and return its outputs."""
-        environment: dict[Any, Atom | Reference] = {}
+        environment: dict[Any, Value] = {}
 
-        def read(atom: Any) -> Atom | Reference:
+        def read(atom: Any) -> Value:
             if isinstance(atom, Literal):
                 if np.ndim(atom.val) == 0:
                     return Immediate(atom.val, _strong(atom.aval))
@@ -150,24 +164,92 @@ class _Builder:
         environment.update(zip(jaxpr.constvars, constants, strict=True))
         environment.update(zip(jaxpr.invars, inputs, strict=True))
         for equation in jaxpr.eqns:
-            own_scope = str(equation.source_info.name_stack)
-            full_scope = f"{scope}/{own_scope}" if scope and own_scope else scope or own_scope
             values = [read(atom) for atom in equation.invars]
-            inner = _inner_jaxpr(equation)
-            if inner is not None and len(inner.jaxpr.invars) == len(values):
-                results = self.walk(inner.jaxpr, [self.constant(c) for c in inner.consts], values, full_scope)
-            elif any(is_reference(v.aval) for v in equation.outvars):
-                results = [self._new_reference(equation, values, full_scope)]
-            elif any(isinstance(value, Reference) for value in values):
-                results = self._on_references(equation, values, full_scope)
-            elif _converts_nothing(equation):
-                results = values
-            else:
-                outputs = tuple(self.variable(v.aval) for v in equation.outvars)
-                self._add(equation, equation.primitive, values, outputs, full_scope)
-                results = outputs
+            results = self._results(equation, values, _inside(scope, str(equation.source_info.name_stack)))
             environment.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
+
+    def _results(self, equation: Any, values: list[Value], scope: str) -> Sequence[Value]:
+        """Add what a jaxpr's equation does with these values, and return its results."""
+        inner = _inner_jaxpr(equation)
+        if inner is not None and len(inner.jaxpr.invars) == len(values):
+            return self.walk(inner.jaxpr, [self.constant(c) for c in inner.consts], values, scope)
+        loop = loop_of(equation)
+        if loop is not None and not any(isinstance(value, Reference) for value in values) and self._opens(equation):
+            return self._open(loop, equation, values, scope)
+        whole = [self.whole(value) for value in values]
+        if any(is_reference(v.aval) for v in equation.outvars):
+            return [self._new_reference(equation, whole, scope)]
+        if any(isinstance(value, Reference) for value in whole):
+            return self._on_references(equation, whole, scope)
+        if _converts_nothing(equation):
+            return whole
+        outputs = tuple(self.variable(v.aval) for v in equation.outvars)
+        self._add(equation, equation.primitive, whole, outputs, scope)
+        return outputs
+
+    def _open(self, loop: Loop, equation: Any, values: Sequence[Value], scope: str) -> list[Value]:
+        """Add the iterations of a scan one after another, and return the scan's results.
+
+        A number that the first iteration is given becomes a constant, so that the first iteration is a piece of code like the
+        others.
+        """
+        self.opened += 1
+        self._counts[-1] += 1
+        outside = self._iterations
+        first, last = loop.constants, loop.constants + loop.carried
+        captured = [self.constant(c) for c in loop.body_consts]
+        constants, stacks = values[:first], values[last:]
+        carry: Sequence[Value] = [
+            self.constant(np.asarray(v.value, v.aval.dtype)) if isinstance(v, Immediate) and not _is_extended(v.aval.dtype) else v
+            for v in values[first:last]
+        ]
+        made = [
+            Stacked(v.aval, [None] * loop.length, scope, (*self._counts, -1 - i), outside)  # a position that no equation has
+            for i, v in enumerate(equation.outvars[loop.carried :])
+        ]
+        for i in loop.order:
+            self._counts.append(0)
+            self._iterations = (*outside, i)
+            given = [*constants, *carry, *(self._element(value, i, scope) for value in stacks)]
+            results = self.walk(loop.body, captured, given, _inside(scope, f"iteration_{i}"))
+            carry = results[: loop.carried]
+            for several, result in zip(made, results[loop.carried :], strict=True):
+                several.parts[i] = self.whole(result)
+            self._counts.pop()
+        self._iterations = outside
+        return [*carry, *made]
+
+    def _element(self, value: Value, index: int, scope: str) -> Value:
+        """Element `index` of a stacked value."""
+        if isinstance(value, Stacked):
+            return value.parts[index]
+        assert isinstance(value, int), "what has an axis is no number"
+        if index not in self._indices:
+            self._indices[index] = self.variable(jax.typeof(np.int32(index)))
+            self.constants[self._indices[index]] = np.asarray(index, np.int32)
+        shape, dtype = shape_of(self.avals[value]), self.avals[value].dtype
+        if (shape, dtype) not in self._helpers:
+            self._helpers[shape, dtype] = element(shape, dtype)
+        taken = self._helpers[shape, dtype]
+        return self.walk(taken.jaxpr, (), [value, self._indices[index]], scope)[0]
+
+    def whole(self, value: Value) -> Atom | Reference:
+        """The value; for the results of an opened scan, the array that stacks them."""
+        if not isinstance(value, Stacked):
+            return value
+        if value.whole is None:
+            shape, dtype = shape_of(value.aval)[1:], value.aval.dtype
+            one, joined = layer(shape, dtype), stack(len(value.parts), (1, *shape), dtype)
+            iterations, counts = self._iterations, self._counts  # of whoever needs the stack first
+            layers: list[Value] = []
+            for i, part in enumerate(value.parts):
+                self._iterations, self._counts = (*value.outside, i), [*value.position[:-1], value.position[-1] - 1]
+                layers += self.walk(one.jaxpr, (), [part], _inside(value.scope, f"iteration_{i}"))
+            self._iterations, self._counts = (), [0]
+            value.whole = self.walk(joined.jaxpr, [self.constant(c) for c in joined.consts], layers, value.scope)[0]
+            self._iterations, self._counts = iterations, counts
+        return value.whole
 
     def _add(self, equation: Any, primitive: Any, inputs: Sequence[Any], outputs: Sequence[int], scope: str) -> None:
         """Add a jaxpr's equation to the program, with `primitive` in the place of the equation's own primitive."""
@@ -175,7 +257,20 @@ class _Builder:
         params = dict(equation.params)
         if primitive is primitives.convert_element_type_p:
             params["weak_type"] = False
-        self.equations.append(Equation(primitive, params, tuple(inputs), tuple(outputs), scope, equation.ctx, effectful=acts))
+        self._counts[-1] += 1
+        self.equations.append(
+            Equation(
+                primitive,
+                params,
+                tuple(inputs),
+                tuple(outputs),
+                scope,
+                equation.ctx,
+                effectful=acts,
+                position=tuple(self._counts) if self._iterations else (),
+                iterations=self._iterations,
+            )
+        )
 
     def _new_reference(self, equation: Any, values: Sequence[Any], scope: str) -> Reference:
         """The reference that the equation makes."""
@@ -215,6 +310,10 @@ class _Builder:
         return list(outputs)
 
 
+def _inside(scope: str, own: str) -> str:
+    return f"{scope}/{own}" if scope and own else scope or own
+
+
 def _converts_nothing(equation: Any) -> bool:
     """Whether a jaxpr's equation converts a value to the type that it has already, and leaves it where it is."""
     if equation.primitive is not primitives.convert_element_type_p or equation.params.get("sharding") is not None:
@@ -224,13 +323,18 @@ def _converts_nothing(equation: Any) -> bool:
 
 def _inner_jaxpr(equation: Any) -> Any | None:
     """The closed jaxpr that a call equation wraps, or None for every other equation."""
-    if equation.primitive.name not in _OPENED:
+    if equation.primitive.name not in WRAPPERS:
         return None
     for key in _INNER_JAXPR:
         inner = equation.params.get(key)
         if inner is not None and hasattr(inner, "eqns"):
-            return inner if hasattr(inner, "consts") and hasattr(inner, "jaxpr") else _Closed(inner)
+            return closed(inner)
     return None
+
+
+def closed(jaxpr: Any) -> Any:
+    """The jaxpr with its constants; an open one has none."""
+    return jaxpr if hasattr(jaxpr, "consts") and hasattr(jaxpr, "jaxpr") else _Closed(jaxpr)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,7 +345,17 @@ class _Closed:
     consts: tuple[()] = ()
 
 
-def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_unused: bool = False) -> Program:
+def _opens_nothing(scan: Any) -> bool:
+    return False
+
+
+def flatten(
+    closed_jaxpr: Any,
+    *,
+    donated: Sequence[bool] | None = None,
+    keep_unused: bool = False,
+    opens: Callable[[Any], bool] = _opens_nothing,
+) -> Program:
     """The flat program of a closed jaxpr, without dead or repeated equations.
 
     Every output of the program is either the output of an equation, or a donated input that is taken, and no two outputs are
@@ -251,11 +365,13 @@ def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_un
     Args:
         donated: for each input, whether the caller donates it. None: no input is donated.
         keep_unused: whether inputs that nothing uses count as used, as in `jax.jit`.
+        opens: for a scan, as an equation of a jaxpr, whether its iterations take its place.
     """
-    builder = _Builder()
+    builder = _Builder(opens)
     jaxpr = closed_jaxpr.jaxpr
     inputs = [builder.variable(v.aval) for v in jaxpr.invars]
-    returned: list[Any] = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
+    results = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
+    returned: list[Any] = [builder.whole(value) for value in results]
     returned = _merge_repeated(builder, returned)
     _reuse_relu_output(builder)
     _remove_dead(builder, returned)
@@ -279,6 +395,7 @@ def flatten(closed_jaxpr: Any, *, donated: Sequence[bool] | None = None, keep_un
         used=tuple(used),
         taken=tuple(taken),
         weak=frozenset(v for v, weak in zip(outputs, weak_result, strict=True) if weak),
+        opened=builder.opened,
     )
 
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from tensile_jax.ir import Carried, Graph, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
-from tensile_jax.trace.cost import bytes_touched, flops_of, kind_of, reduces_rows, relaid_operands, relayout_bytes
+from tensile_jax.trace.cost import bytes_touched, flops_of, inner_bytes, kind_of, reduces_rows, relaid_operands, relayout_bytes
 from tensile_jax.trace.flatten import Program, atom_key, params_key
 
 _WRAPPED = re.compile(r"\b(?:jvp|vmap|rematted_computation|checkpoint|remat|jit|pjit)\(([^()]*)\)")
@@ -77,6 +77,9 @@ def build_graph(
             relaid=tuple(ids[v] for v in relaid_operands(program, e)),
             effectful=e.effectful,
             over_rows=reduces_rows(program, e),
+            inner=inner_bytes(e),
+            position=e.position,
+            iterations=e.iterations,
         )
         for o, e in enumerate(program.equations)
     )

@@ -25,6 +25,7 @@ from tensile_jax.ir import Graph
 from tensile_jax.trace.flatten import Program, flatten
 from tensile_jax.trace.graph import build_graph
 from tensile_jax.trace.mutable_references import refuse_outer_references
+from tensile_jax.trace.opening import opening_rule
 from tensile_jax.trace.shardings import shardings_in
 
 
@@ -32,14 +33,16 @@ from tensile_jax.trace.shardings import shardings_in
 class TracedStep:
     """A step for one set of shapes.
 
-    `traced` is JAX's own trace (its `lower()` gives the plain program). `in_tree` is the structure of `(args, kwargs)` without
-    static arguments, and `out_tree` that of the result. `shardings` are the devices and memory spaces that the step itself names
-    (`tensile_jax/trace/shardings.py`).
+    `traced` is JAX's own trace (its `lower()` gives the plain program). `graph` is that of `program`, in which loops may be
+    opened; `whole_graph` is that of plain jit's program, which has every loop as one operator. `in_tree` is the structure of
+    `(args, kwargs)` without static arguments, and `out_tree` that of the result. `shardings` are the devices and memory spaces
+    that the step itself names (`tensile_jax/trace/shardings.py`).
     """
 
     traced: Any
     program: Program
     graph: Graph
+    whole_graph: Graph
     in_tree: Any
     out_tree: Any
     shardings: tuple[Any, ...]
@@ -65,12 +68,15 @@ def trace_step(
     *,
     static: Collection[int] = (),
     keep_unused: bool = False,
+    open_loops: bool | None = None,
 ) -> TracedStep:
     """Trace `jitted`, which is `jax.jit(function, ...)`, on arguments or their `ShapeDtypeStruct`s.
 
     Args:
         static: positions of the static arguments, which have no place among the traced ones.
         keep_unused: as given to `jax.jit`.
+        open_loops: whether the iterations of loops become operators of their own: always, never, or (None) where it is worth it
+            (`opening.py`).
 
     Raises:
         TraceError: the step is given a mutable reference, or captures one.
@@ -87,20 +93,26 @@ def trace_step(
     refuse_outer_references(closed.in_avals, [f"The argument {name}" for name in boundary.arguments], name)
     refuse_outer_references([jax.typeof(c) for c in closed.consts], ["A captured value"] * len(closed.consts), name)
     donated = [bool(info.donated) for info in tree_leaves(traced.args_info)]
-    program = flatten(closed, donated=donated, keep_unused=keep_unused)
+    program = flatten(closed, donated=donated, keep_unused=keep_unused, opens=opening_rule(open_loops))
     _warn_of_unusable(traced, program, donated)
-    graph = build_graph(
-        program,
-        name=name,
-        input_names=boundary.arguments,
-        output_names=boundary.results,
-        carried=boundary.carried,
-        donated=program.taken,
-    )
+
+    def graph_of(program: Program) -> Graph:
+        return build_graph(
+            program,
+            name=name,
+            input_names=boundary.arguments,
+            output_names=boundary.results,
+            carried=boundary.carried,
+            donated=program.taken,
+        )
+
+    graph = graph_of(program)
+    whole_graph = graph_of(flatten(closed, donated=donated, keep_unused=keep_unused)) if program.opened else graph
     return TracedStep(
         traced,
         program,
         graph,
+        whole_graph,
         tree_structure(traced.args_info),
         tree_structure(traced.out_info),
         shardings_in(closed.jaxpr),

@@ -40,6 +40,7 @@ class PlanOptions(TypedDict, total=False):
     policy: PolicyName
     device_profile: str | None
     state_memory: Literal["device", "any"]
+    open_loops: bool | None
     plan: Plan | None
     progress: Progress | None
 
@@ -57,6 +58,7 @@ class PlanRequest:
     policy: PolicyName
     profile: str | None
     state_memory: Literal["device", "any"]
+    open_loops: bool | None
     saved_plan: Plan | None
     progress: Progress | None
 
@@ -74,13 +76,16 @@ def read_options(given: PlanOptions) -> PlanRequest:
         raise ValueError(f'state_memory must be "device" or "any", got {state_memory!r}.')
     if policy not in get_args(PolicyName):
         raise ValueError(f"policy={policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
+    open_loops = given.get("open_loops")
+    if open_loops is not None and not isinstance(open_loops, bool):  # pyright: ignore[reportUnnecessaryIsInstance] # users err
+        raise ValueError(f"open_loops must be True, False or None (where it is worth it), got {shown(open_loops)}.")
     text, slowdown, plan, profile = (given.get(name) for name in ("budget", "max_slowdown", "plan", "device_profile"))
     budget = None if text is None else parse_budget(text)
     max_slowdown = None if slowdown is None else _read_slowdown(slowdown, text)
     saved_plan = None if plan is None else _read_plan(plan, budget, slowdown)
     if profile is not None:
         load_profile(profile)
-    return PlanRequest(budget, max_slowdown, policy, profile, state_memory, saved_plan, given.get("progress"))
+    return PlanRequest(budget, max_slowdown, policy, profile, state_memory, open_loops, saved_plan, given.get("progress"))
 
 
 def _read_slowdown(max_slowdown: Any, budget: Any) -> float:

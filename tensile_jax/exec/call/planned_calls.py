@@ -213,6 +213,7 @@ class PlannedCalls:
             named_shapes,
             static=self._signatures.static_positions(len(args)),
             keep_unused=bool(jit_options.get("keep_unused")),
+            open_loops=request.open_loops,
         )
         trace_s = time.perf_counter() - began
         used = [leaf for leaf, is_used in zip(call.leaves, step.program.used, strict=True) if is_used]

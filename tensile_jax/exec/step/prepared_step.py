@@ -100,6 +100,7 @@ class PreparedStep:
                 state_memory=options.state_memory,
                 may_swap=options.may_swap,
                 version=package_version(),
+                whole_graph=step.whole_graph,
                 agreed_swaps=options.agreed_swaps,
             )
             if same is None

@@ -225,7 +225,7 @@ def condense(
     node_of = np.searchsorted(np.array(starts), np.arange(count + 1), side="right") - 1
     elapsed = np.concatenate([[0.0], np.cumsum(costs.latencies)])
     heavy = np.concatenate([[0], np.cumsum(liveness.kinds == "heavy")])
-    extra = liveness.reads.sums(np.where(derived & fusion.written, nbytes, 0))
+    extra = liveness.reads.sums(np.where(derived & fusion.written, nbytes, 0)) + np.array([op.inner for op in operators], float)
     if relayout:
         extra = extra + liveness.relayout
     reads: list[int] = []

@@ -41,13 +41,23 @@ class StepModel:
         graph: its operators in the order in which plans run them.
         state_may_stay_out: whether state may be on the host when an iteration begins and ends.
         may_swap: whether plans may swap at all.
+        whole_graph: the graph of the step as one executable, if it has loops that are opened in `graph`.
     """
 
-    def __init__(self, graph: Graph, profile: DeviceProfile, *, state_may_stay_out: bool, may_swap: bool = True) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        profile: DeviceProfile,
+        *,
+        state_may_stay_out: bool,
+        may_swap: bool = True,
+        whole_graph: Graph | None = None,
+    ) -> None:
         self.graph = graph
         self.profile = profile
         self.state_may_stay_out = state_may_stay_out
         self.may_swap = may_swap
+        self.whole_graph = whole_graph
         self._dropped: dict[float, Retention] = {}
         self._models: dict[tuple[int, ...], Model] = {}
         self._decided: dict[Hashable, Any] = {}
@@ -57,6 +67,11 @@ class StepModel:
         if key not in self._decided:
             self._decided[key] = make()
         return self._decided[key]
+
+    @cached_property
+    def has_iterations(self) -> bool:
+        """Whether loops of the step are opened."""
+        return any(op.iterations for op in self.graph.operators)
 
     @cached_property
     def liveness(self) -> Liveness:
@@ -111,8 +126,15 @@ class StepModel:
         return StepCosts(self.profile, self.latencies, self.rerun_us)
 
     @cached_property
+    def whole(self) -> "StepModel":
+        """The step as plain jit runs it, with every loop as one operator."""
+        if self.whole_graph is None:
+            return self
+        return StepModel(self.whole_graph, self.profile, state_may_stay_out=False, may_swap=False)
+
+    @cached_property
     def whole_us(self) -> float:
-        """Microseconds of the step as one executable."""
+        """Microseconds of the step as one executable. Loops are taken to run as fast as their iterations one by one."""
         return sum(self.latencies) + self.profile.launch_us
 
     def dropped_at(self, price: float) -> Retention:

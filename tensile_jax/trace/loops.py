@@ -1,0 +1,101 @@
+"""Reads a scan, and makes the equations by which its iterations take what they need from stacked arrays.
+
+`lax.scan` runs a body `length` times. Every loop of JAX with a fixed number of turns is a scan: `nn.scan` and `nnx.scan` over
+the layers of a network, gradient accumulation over parts of a batch, `fori_loop` with constant bounds, and their gradients. The
+inputs and outputs of a scan, and those of its body, are
+
+    scan  : constants, carry, xs (stacked) -> carry, ys (stacked)
+    body  : constants, carry, x            -> carry, y
+
+where xs have one axis more than x, the first, of `length`; so have ys. An *opened* scan is one whose iterations stand in the
+program, one after another, instead of the scan (`flatten.py`). Nothing is then stacked that nobody needs as a stack: what an
+iteration of the forward pass leaves for the same iteration of the backward pass is a variable like any other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """A scan: its body as a jaxpr, that jaxpr's constants, and how many constants and carried values the scan has."""
+
+    body: Any
+    body_consts: Sequence[Any]
+    length: int
+    reverse: bool
+    constants: int
+    carried: int
+
+    @property
+    def order(self) -> range:
+        """The indices of the iterations, in the order in which they run."""
+        return range(self.length - 1, -1, -1) if self.reverse else range(self.length)
+
+
+@dataclass(slots=True, eq=False)
+class Stacked:
+    """A stacked output of an opened scan: `parts[i]` is what iteration i gives. `whole` is the stack, once something needs it.
+
+    `scope`, `position` and `outside` say where the scan is: its name scope, the position of the equation that makes ready a part
+    for the stack, and the iterations of the loops around the scan (`flatten.Equation`).
+    """
+
+    aval: Any
+    parts: list[Any]
+    scope: str
+    position: tuple[int, ...]
+    outside: tuple[int, ...]
+    whole: Any = None
+
+
+def loop_of(equation: Any) -> Loop | None:
+    """The loop of a jaxpr's equation; None if it is no scan.
+
+    How many inputs are constants, carried and stacked is told from their shapes, since JAX says it in another form in every
+    version.
+    """
+    if equation.primitive.name != "scan":
+        return None
+    closed = equation.params["jaxpr"]
+    body = getattr(closed, "jaxpr", closed)
+    stacked = sum(given.aval.ndim == own.aval.ndim + 1 for given, own in zip(equation.invars, body.invars, strict=True))
+    carried = sum(given.aval.ndim == own.aval.ndim for given, own in zip(equation.outvars, body.outvars, strict=True))
+    return Loop(
+        body=body,
+        body_consts=tuple(getattr(closed, "consts", ())),
+        length=int(equation.params["length"]),
+        reverse=bool(equation.params["reverse"]),
+        constants=len(body.invars) - carried - stacked,
+        carried=carried,
+    )
+
+
+def element(shape: tuple[int, ...], dtype: Any) -> Any:
+    """A jaxpr that takes a stacked array and an index (int32), and gives that element of the array.
+
+    The index is an argument and not a part of the program, so that the same segment of every iteration has the same content.
+    """
+
+    def take(stack: Any, index: Any) -> Any:
+        return jax.lax.dynamic_index_in_dim(stack, index, 0, keepdims=False, allow_negative_indices=False)
+
+    return jax.make_jaxpr(take)(jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), np.int32))
+
+
+def layer(shape: tuple[int, ...], dtype: Any) -> Any:
+    """A jaxpr that takes an array and gives it one more axis, the first, of length 1."""
+    return jax.make_jaxpr(lambda part: jax.lax.expand_dims(part, (0,)))(jax.ShapeDtypeStruct(shape, dtype))
+
+
+def stack(count: int, shape: tuple[int, ...], dtype: Any) -> Any:
+    """A jaxpr that takes as many layers of this shape and concatenates them; if there are none, it gives an empty stack."""
+    if count == 0:
+        return jax.make_jaxpr(lambda: jnp.zeros((0, *shape[1:]), dtype))()
+    layers = [jax.ShapeDtypeStruct(shape, dtype)] * count
+    return jax.make_jaxpr(lambda *layers: jax.lax.concatenate(layers, 0))(*layers)
