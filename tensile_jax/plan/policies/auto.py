@@ -4,10 +4,15 @@ If the step as one executable is under the limit, that is the plan. Otherwise `s
 step, whose account of memory may differ a little from that of the whole step. If the plan turns out to be above the limit, the
 plan is repaired under a limit that is lower by the difference, the next time by twice the difference, and so on. If no repair
 succeeds, the search is repeated. If that finds nothing, the plan is the one with the least peak.
+
+If loops of the step are opened, a plan that treats all iterations alike (`search/alike.py`) needs far fewer executables. It is
+the plan if it is hardly slower than the step as one executable, or than what the search finds.
 """
 
+from tensile_jax.plan.search.alike import alike
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, choice_of, peak_of, schedule_of, whole_peak
 from tensile_jax.plan.search.local_search import improve, repair
+from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import fastest, least
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
@@ -16,6 +21,9 @@ from tensile_jax.plan.search.workspace import Measured
 _EVALUATIONS = 2000  # segments that are evaluated to make a repaired plan, or the one with the least peak, faster
 _REPAIRS = 100  # moves that may bring a choice under the limit
 _TRIES = 4  # limits that are tried if plans turn out to be above the limit
+# Not tuned: what compiling every layer of a network, instead of one, is worth.
+_FAST = 1.1  # times the step as one executable: a plan that treats iterations alike and is no slower is taken at once
+_HARDLY_SLOWER = 1.05  # times the plan that the search finds
 
 
 def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
@@ -25,7 +33,7 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     if limit == LEAST:
         return _least(step, measured)
     lower = limit
-    schedule = fastest(step, limit, measured)
+    schedule = _fastest(step, limit, measured)
     for made in range(_TRIES):
         if schedule is None:
             break
@@ -34,10 +42,21 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
         if above <= 0:
             return choice
         lower -= (made + 1) * above
-        repaired = repair(schedule, lower, _REPAIRS)
-        schedule = fastest(step, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
+        repaired = None if step.has_iterations else repair(schedule, lower, _REPAIRS)
+        schedule = _fastest(step, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
     choice = _least(step, measured)
     return choice if peak_of(step, choice, measured) <= limit else None
+
+
+def _fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
+    """The fastest schedule under the limit, or one that treats iterations of loops alike and is hardly slower."""
+    same = alike(step, limit, measured)
+    if same is not None and same.cost <= _FAST * step.whole_us:
+        return same
+    other = fastest(step, limit, measured)
+    if same is None or (other is not None and same.cost > _HARDLY_SLOWER * other.cost):
+        return other
+    return same
 
 
 def revise(step: StepModel, choice: Choice, limit: float, measured: Measured) -> Choice | None:

@@ -1,0 +1,168 @@
+"""Plans all iterations of an opened loop alike, so that they share their executables.
+
+A step whose loops are opened (`trace/loops.py`) runs the same operators in every iteration. Where a plan also cuts every
+iteration at the same places, and keeps the same of its tensors, the segments of all iterations are equal. They are then
+compiled once, however many layers a network has. The search (`search.py`) decides for each tensor by itself, so it finds faster
+plans under tight limits, but hardly two of its segments are equal.
+
+A schedule of this kind follows from a price of the minimum cut and from cuts into segments:
+
+    dropped   A tensor is dropped if the minimum cut at that price drops it in most iterations.
+    cuts      The cheapest cuts under the limit (`cut.py`) are found for the whole step. Of each loop, those inside the iteration
+              that has most of them are made in all iterations, and those outside of loops are kept. If no iteration has any,
+              every one is cut where least is stored.
+
+Two prices may be combined: the lower price, at which more is dropped, in the iterations with indices below k, and the higher one
+in the others. Under the limit, k is the least one. Iterations of nested loops are told apart by the index of the innermost one.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import numpy as np
+
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.absence import stored_unless_swapped
+from tensile_jax.plan.search.cut import cheapest_cuts
+from tensile_jax.plan.search.schedule import Model, Schedule
+from tensile_jax.plan.search.start import held_at, last_held, start
+from tensile_jax.plan.search.step_model import PRICES, StepModel
+from tensile_jax.plan.search.workspace import Measured
+
+_LOWER = (1.0, 0.85, 0.7)  # times the limit: limits under which cuts are sought, since the cuts that are taken over may need more
+
+Iteration = tuple[int, ...]
+
+
+class Iterations:
+    """The iterations of a step's opened loops: where each operator of a body stands in every iteration."""
+
+    def __init__(self, step: StepModel) -> None:
+        self._step = step
+        operators = step.graph.operators
+        self._place = {(op.position, op.iterations): place for place, op in enumerate(operators) if op.iterations}
+        self._of_loop: dict[tuple[int, ...], list[Iteration]] = {}
+        self._places: dict[tuple[tuple[int, ...], Iteration], list[int]] = defaultdict(list)
+        for place, op in enumerate(operators):
+            if op.iterations:
+                loop = op.position[:-1]
+                if (loop, op.iterations) not in self._places:
+                    self._of_loop.setdefault(loop, []).append(op.iterations)
+                self._places[loop, op.iterations].append(place)
+        self._made: dict[tuple[tuple[int, ...], int], list[TensorId]] = defaultdict(list)  # one operator's output, by iteration
+        for op in operators:
+            if op.iterations:
+                for i, t in enumerate(op.outputs):
+                    self._made[op.position, i].append(t)
+        self.index = {t: op.iterations[-1] for op in operators if op.iterations for t in op.outputs}
+        self.most = max((1 + index for index in self.index.values()), default=0)
+
+    def dropped_at(self, price: float) -> dict[TensorId, int]:
+        """The tensors that are dropped at this price in most iterations, each with the last place up to which it is kept."""
+        found = dict(self._step.dropped_at(price).dropped)
+        for made in self._made.values():
+            count = sum(t in found for t in made)
+            if 0 < 2 * count <= len(made):
+                for t in made:
+                    found.pop(t, None)
+            elif 0 < count < len(made):
+                until = self._until(next(t for t in made if t in found), found)
+                for t in made:
+                    if t not in found and (last := until(t)) is not None:
+                        found[t] = last
+        return found
+
+    def _until(self, dropped: TensorId, found: Mapping[TensorId, int]):  # noqa: ANN202
+        """A function that says up to which place another iteration's tensor is kept, if it is dropped as this one is."""
+        operators, made_at = self._step.graph.operators, self._step.liveness.begin
+        last, made = operators[found[dropped]], operators[made_at[dropped]]
+        same_iteration = last.iterations == made.iterations
+
+        def until(t: TensorId) -> int | None:
+            return self._place.get((last.position, operators[made_at[t]].iterations)) if same_iteration else None
+
+        return until
+
+    def everywhere(self, places: Sequence[int], stored: np.ndarray) -> list[int]:
+        """The cuts at `places` outside of loops, and those of each loop's middle iteration, in all of its iterations."""
+        operators = self._step.graph.operators
+        ends = (0, len(operators))
+        found = {p for p in places if p in ends or not operators[p].iterations}
+        for loop, iterations in self._of_loop.items():
+            middle = iterations[len(iterations) // 2]
+            inner = [middle, *iterations[1:-1]]
+            most = max(inner, key=lambda iteration: len(set(places) & set(self._places[loop, iteration])))
+            own = self._places[loop, most]
+            cuts = sorted(set(places) & set(own)) or [min(own, key=lambda p: (int(stored[p]), p))]
+            for cut, other in product(cuts, iterations):
+                same = (self._place.get((operators[p].position, other)) for p in own if p >= cut)
+                found.update([next((p for p in same if p is not None), ends[0])])
+        return sorted(found)
+
+
+def alike(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
+    """The fastest schedule of this kind under the limit; None if none is found, or if no loop of the step is opened.
+
+    The highest price at which a schedule fits is combined with the two above it.
+    """
+    iterations = step.decided("iterations", lambda: Iterations(step))
+    if not iterations.most:
+        return None
+    base = step.model.with_measured(measured)
+    drops: list[dict[TensorId, int]] = []
+    for price in PRICES:
+        drops.append(step.decided(("alike", price), lambda price=price: iterations.dropped_at(price)))
+        held = held_at(base.step, last_held(base.step, _nodes(base, drops[-1])))
+        if base.step.base_bytes + max(map(base.step.bytes_of, held)) > limit:
+            continue
+        stored_bytes = stored_unless_swapped(step.dropped_at(price))
+        for lower in _LOWER:
+            cuts = iterations.everywhere([base.places[c] for c in cheapest_cuts(base, held, lower * limit)], stored_bytes)
+            schedule = _schedule(step, measured, cuts, drops[-1])
+            if schedule is not None and schedule.peak <= limit:
+                mixed = (_mixed(step, iterations, measured, limit, cuts, drops[-1], higher) for higher in drops[-3:-1])
+                return min((schedule, *(s for s in mixed if s is not None)), key=lambda s: s.cost)
+    return None
+
+
+def _mixed(
+    step: StepModel,
+    iterations: Iterations,
+    measured: Measured,
+    limit: float,
+    cuts: list[int],
+    lower: Mapping[TensorId, int],
+    higher: Mapping[TensorId, int],
+) -> Schedule | None:
+    """The schedule that drops `lower` in the first iterations and `higher` in as many others as the limit allows for."""
+    best: Schedule | None = None
+    fits, exceeds = iterations.most, 0
+    while fits - exceeds > 1:
+        k = (fits + exceeds) // 2
+        index = iterations.index
+        dropped = {t: last for t, last in lower.items() if t not in index or index[t] < k}
+        dropped |= {t: last for t, last in higher.items() if t in index and index[t] >= k}
+        schedule = _schedule(step, measured, cuts, dropped)
+        if schedule is not None and schedule.peak <= limit:
+            best, fits = schedule, k
+        else:
+            exceeds = k
+    return best
+
+
+def _schedule(step: StepModel, measured: Measured, cuts: Sequence[int], dropped: Mapping[TensorId, int]) -> Schedule | None:
+    """The schedule with these cuts (places) and dropped tensors."""
+    model = step.model_for(tuple(p for p in cuts if p not in set(step.boundaries))).with_measured(measured)
+    at = {place: c for c, place in enumerate(model.places)}
+    return start(model, [at[p] for p in cuts], last_held(model.step, _nodes(model, dropped)))
+
+
+def _nodes(model: Model, dropped: Mapping[TensorId, int]) -> dict[int, int]:
+    """By tensor of the condensed step, the last node up to which it is kept."""
+    nodes = np.searchsorted(np.array(model.step.starts), np.arange(model.step.starts[-1] + 1), side="right") - 1
+    found: dict[int, int] = {}
+    for t, last in dropped.items():
+        if t in model.bit:
+            found[model.bit[t]] = max(int(nodes[last]), found.get(model.bit[t], 0))
+    return found
