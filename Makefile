@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-planning bench-scale bench-workspaces compare soak clean
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-loops bench-planning bench-scale bench-workspaces compare soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,6 +71,10 @@ compare: $(VENV)/.installed ## every policy on the paper's five models and a dec
 bench-h200: .venv-h200/.installed ## compiled for an H200; needs no GPU
 	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \
 		.venv-h200/bin/python -m benchmarks.h200
+
+bench-loops: .venv-h200/.installed ## decoders written with nn.scan, compiled for an H200; needs no GPU
+	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \
+		.venv-h200/bin/python -m benchmarks.loops
 
 bench-planning: $(VENV)/.installed ## how fast plans for an H200 are, in simulation, beside a bound; and how long planning takes
 	$(BIN)/python -m benchmarks.planning

@@ -5,8 +5,8 @@ memory figures are lower bounds. Needs the CUDA plugin of JAX (see `make bench-h
 """
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
@@ -68,25 +68,73 @@ def placed(tree: Any, device: Any) -> Any:
 
 _ITEM = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8}
 _SHAPE = re.compile(r"\b(" + "|".join(_ITEM) + r")\[([\d,]*)\]")
-_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)(,|$)")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)(,.*|$)")
+_CALLS = re.compile(r"(?:calls|body|to_apply)=%?([\w.\-]+)")
+_TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
+_SLICES = {"dynamic-slice", "slice"}
+
+
+class _Instruction(NamedTuple):
+    name: str
+    nbytes: int
+    opcode: str
+    operands: list[str]
+    rest: str
+    shown: str  # what stands in the parentheses
 
 
 def traffic(compiled: Any) -> int:
-    """Bytes that the kernels of an executable read and write: operands and results of every scheduled instruction."""
+    """Bytes that the kernels of an executable read and write: operands and results of every scheduled instruction.
+
+    Of an operand that a kernel only takes slices of, the slices count. The body of a loop counts as often as it runs.
+    """
     text = compiled.as_text()
-    entry = text[text.index("\nENTRY") :]
+    computations: dict[str, list[_Instruction]] = {}
+    body: list[_Instruction] = []
+    entry = ""
+    for line in text.splitlines():
+        begins, match = _COMPUTATION.match(line), _INSTRUCTION.match(line)
+        if begins is not None:
+            body = computations.setdefault(begins[1], [])
+            entry = begins[1] if line.startswith("ENTRY") else entry
+        elif match is not None:
+            name, shape, opcode, shown, rest = match.groups()
+            operands = [o.strip().split(" ")[-1].lstrip("%") for o in shown.split(",")]
+            body.append(_Instruction(name, _nbytes(_SHAPE.findall(shape)), opcode, operands, rest, shown))
+    return _traffic_of(entry, computations)
+
+
+def _traffic_of(name: str, computations: Mapping[str, Sequence[_Instruction]]) -> int:
     size: dict[str, int] = {}
     total = 0
-    for line in entry[: entry.index("\n}")].splitlines()[2:]:
-        match = _INSTRUCTION.match(line)
-        if match is None:
+    for found in computations[name]:
+        size[found.name] = found.nbytes
+        called = _CALLS.search(found.rest)
+        if found.opcode in _FREE:
             continue
-        name, shape, opcode, operands = match.groups()[:4]
-        size[name] = _nbytes(_SHAPE.findall(shape))
-        if opcode not in _FREE:
-            total += size[name] + sum(size.get(o.strip().lstrip("%"), 0) for o in operands.split(","))
+        if found.opcode in ("while", "call") and called is not None:
+            turns = _TURNS.search(found.rest)
+            total += (int(turns[1]) if turns else 1) * _traffic_of(called[1], computations)
+            continue
+        read = [size.get(o, 0) for o in found.operands]
+        if found.opcode in _SLICES:
+            read = [found.nbytes]
+        elif found.opcode == "fusion" and called is not None:
+            read = [min(n, most) for n, most in zip(read, _sliced(computations[called[1]], len(read)), strict=True)]
+        total += found.nbytes + sum(read)
     return total
+
+
+def _sliced(body: Sequence[_Instruction], count: int) -> list[int]:
+    """Of each parameter of a fused computation, the bytes that it reads at most: those of the slices, if it only takes slices."""
+    most = [2**62] * count
+    for parameter in (i for i in body if i.opcode == "parameter"):
+        users = [i for i in body if parameter.name in i.operands]
+        if users and all(i.opcode in _SLICES and i.operands[0] == parameter.name for i in users):
+            most[int(parameter.shown)] = sum(i.nbytes for i in users)
+    return most
 
 
 def _nbytes(shapes: Sequence[tuple[str, str]]) -> int:

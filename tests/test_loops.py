@@ -18,7 +18,7 @@ from jax import lax
 import tensile_jax as tensile
 from tensile_jax.plan_format import unranged
 from tensile_jax.trace.flatten import Program, flatten
-from tensile_jax.trace.opening import is_worth_opening, opening_rule
+from tensile_jax.trace.opening import Opening
 from tests.builders import batch, device_bytes, fresh, measure_launches, numbers, planned, running, weights
 
 LAYERS, WIDTH = 4, 32
@@ -140,7 +140,7 @@ def descent(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def opened(step: Callable[..., Any], *args: Any) -> Program:
-    return flatten(jax.make_jaxpr(step)(*args), opens=opening_rule(True))
+    return flatten(jax.make_jaxpr(step)(*args), opens=Opening(True))
 
 
 def run(program: Program, *args: Any) -> list[Any]:
@@ -209,7 +209,7 @@ def test_a_loop_without_turns_and_one_with_one_turn_are_opened(length: int) -> N
         y, sums = lax.scan(lambda y, w: (jnp.tanh(y @ w), y.sum()), x, params[:length])
         return y, sums, distance(y, x)
 
-    program = flatten(jax.make_jaxpr(step)(STACK, X), opens=is_worth_opening)
+    program = flatten(jax.make_jaxpr(step)(STACK, X), opens=Opening(None))
     assert loops_in(program) == 0
     for made, expected in zip(run(program, STACK, X), jax.jit(step)(STACK, X), strict=True):
         assert made.shape == expected.shape
@@ -217,7 +217,7 @@ def test_a_loop_without_turns_and_one_with_one_turn_are_opened(length: int) -> N
 
 
 def loop_kept_whole(body: Callable[[Any, Any], Any], x: Any, xs: Any) -> bool:
-    program = flatten(jax.make_jaxpr(lambda x, xs: lax.scan(body, x, xs))(x, xs), opens=is_worth_opening)
+    program = flatten(jax.make_jaxpr(lambda x, xs: lax.scan(body, x, xs))(x, xs), opens=Opening(None))
     return loops_in(program) == 1
 
 

@@ -13,7 +13,6 @@ Layers of a network and parts of a batch are like that. Time steps of a recurren
 those that work on mutable references.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from tensile_jax.trace.avals import nbytes_of
@@ -27,26 +26,36 @@ _LEAST_FLOPS = 1_000_000
 _LEAST_BYTES = 256 * 2**10
 
 
-def opening_rule(open_loops: bool | None) -> Callable[[Any], bool]:
-    """The function that says of a scan, as an equation of a jaxpr, whether it is opened: always, never, or (None) by the rule."""
-    if open_loops is None:
-        return is_worth_opening
-    return lambda scan: open_loops
+class Opening:
+    """Says of each scan, as an equation of a jaxpr, whether it is opened: always, never, or (None) by the rule above.
 
+    `notes` says which loops stay whole since they have too many iterations or equations, in a sentence each.
+    """
 
-def is_worth_opening(scan: Any) -> bool:
-    """Whether the rule above opens this scan."""
-    loop = loop_of(scan)
-    assert loop is not None, "only scans are opened"
-    if loop.length <= 1:
-        return True
-    equations = list(_inner_equations(loop.body))
-    if loop.length > _MOST_ITERATIONS or loop.length * len(equations) > _MOST_EQUATIONS:
+    def __init__(self, open_loops: bool | None) -> None:
+        self.notes: list[str] = []
+        self._open_loops = open_loops
+
+    def __call__(self, scan: Any) -> bool:
+        if self._open_loops is not None:
+            return self._open_loops
+        loop = loop_of(scan)
+        assert loop is not None, "only scans are opened"
+        if loop.length <= 1:
+            return True
+        equations = list(_inner_equations(loop.body))
+        touched = sum(nbytes_of(v.aval) for e in equations for v in e.outvars)
+        heavy = any(is_heavy(equation.primitive.name) for equation in equations)
+        if not heavy or (body_flops(loop.body) < _LEAST_FLOPS and touched < _LEAST_BYTES):
+            return False
+        if loop.length <= _MOST_ITERATIONS and loop.length * len(equations) <= _MOST_EQUATIONS:
+            return True
+        where = f" at {scan.source_info.name_stack}" if str(scan.source_info.name_stack) else ""
+        self.notes.append(
+            f"A loop of {loop.length} iterations of {len(equations)} equations{where} stays one operator: only loops of up to "
+            f"{_MOST_ITERATIONS} iterations and {_MOST_EQUATIONS} equations are opened. open_loops=True opens it."
+        )
         return False
-    if not any(is_heavy(equation.primitive.name) for equation in equations):
-        return False
-    touched = sum(nbytes_of(v.aval) for e in equations for v in e.outvars)
-    return body_flops(loop.body) >= _LEAST_FLOPS or touched >= _LEAST_BYTES
 
 
 def _inner_equations(jaxpr: Any) -> Any:

@@ -15,7 +15,7 @@ user's objects and says which of them are state.
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +25,8 @@ from tensile_jax.ir import Graph
 from tensile_jax.trace.flatten import Program, flatten
 from tensile_jax.trace.graph import build_graph
 from tensile_jax.trace.mutable_references import refuse_outer_references
-from tensile_jax.trace.opening import opening_rule
+from tensile_jax.trace.opening import Opening
+from tensile_jax.trace.row_chunks import Region, find_region, in_row_chunks
 from tensile_jax.trace.shardings import shardings_in
 
 
@@ -36,7 +37,8 @@ class TracedStep:
     `traced` is JAX's own trace (its `lower()` gives the plain program). `graph` is that of `program`, in which loops may be
     opened; `whole_graph` is that of plain jit's program, which has every loop as one operator. `in_tree` is the structure of
     `(args, kwargs)` without static arguments, and `out_tree` that of the result. `shardings` are the devices and memory spaces
-    that the step itself names (`tensile_jax/trace/shardings.py`).
+    that the step itself names (`tensile_jax/trace/shardings.py`). `graph_of` makes the graph of another program of the step.
+    `notes` are sentences about the trace that its user should know.
     """
 
     traced: Any
@@ -46,6 +48,20 @@ class TracedStep:
     in_tree: Any
     out_tree: Any
     shardings: tuple[Any, ...]
+    graph_of: Callable[[Program], Graph]
+    notes: tuple[str, ...] = ()
+
+    def region_of_rows(self) -> Region | None:
+        """The part of the step that could be evaluated in chunks of rows, if there is one (`row_chunks.py`)."""
+        return find_region(self.program)
+
+    def in_row_chunks(self, chunks: int) -> "TracedStep | None":
+        """The same step with that part in so many chunks; None if it has none, or if its rows cannot be divided so."""
+        program = in_row_chunks(self.program, chunks)
+        if program is None:
+            return None
+        note = f"The largest product, and what is computed from it, is evaluated in {chunks} chunks of rows."
+        return replace(self, program=program, graph=self.graph_of(program), notes=(*self.notes, note))
 
 
 KeyPath = tuple[Any, ...]
@@ -93,7 +109,8 @@ def trace_step(
     refuse_outer_references(closed.in_avals, [f"The argument {name}" for name in boundary.arguments], name)
     refuse_outer_references([jax.typeof(c) for c in closed.consts], ["A captured value"] * len(closed.consts), name)
     donated = [bool(info.donated) for info in tree_leaves(traced.args_info)]
-    program = flatten(closed, donated=donated, keep_unused=keep_unused, opens=opening_rule(open_loops))
+    opening = Opening(open_loops)
+    program = flatten(closed, donated=donated, keep_unused=keep_unused, opens=opening)
     _warn_of_unusable(traced, program, donated)
 
     def graph_of(program: Program) -> Graph:
@@ -116,6 +133,8 @@ def trace_step(
         tree_structure(traced.args_info),
         tree_structure(traced.out_info),
         shardings_in(closed.jaxpr),
+        graph_of,
+        tuple(dict.fromkeys(opening.notes)),
     )
 
 

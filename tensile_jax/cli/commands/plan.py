@@ -20,8 +20,8 @@ _READABLE_WIDTH = 120
 @takes_limits
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
 def plan(source: ModelChoice | Path, limits: Limits, output: Path | None) -> None:
-    """Plan MODEL (cnn, densenet121, gpt, inceptionv3, inceptionv4, mlp, resnet50, vgg16) without running it, or all jobs of the
-    file JOBS.toml under their budget.
+    """Plan MODEL (cnn, densenet121, gpt, gpt_scan, inceptionv3, inceptionv4, mlp, resnet50, vgg16) without running it, or
+    all jobs of the file JOBS.toml under their budget.
 
     Workspaces are estimates, and with them the peak, since nothing is compiled; only a budget in per cent compiles plain jit, on
     this machine. tensile run --plan starts from what is written here, corrects the estimates and keeps the budget.

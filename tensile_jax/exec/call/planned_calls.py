@@ -141,8 +141,8 @@ class PlannedCalls:
             return step.running.plan
         prepared, saved = self._trace(call, args, kwargs).prepared, self._request.saved_plan
         if saved is None:
-            return self._within_device(prepared, call, prepared.predict)
-        refuse_saved(prepared, saved)
+            return self._within_device(prepared, call, lambda: prepared.fastest_variant().predict())
+        refuse_saved(_variant_of(prepared, saved), saved)
         return saved
 
     def prepared(self, args: _Args, kwargs: _Kwargs) -> PreparedStep:
@@ -177,7 +177,10 @@ class PlannedCalls:
         """Make the plan for this call and compile it."""
         traced, saved = self._trace(call, args, kwargs), self._request.saved_plan
         prepared = traced.prepared
-        running = self._within_device(prepared, call, prepared.prepare) if saved is None else load(prepared, saved)
+        if saved is None:
+            running = self._within_device(prepared, call, lambda: prepared.fastest_variant().prepare())
+        else:
+            running = load(_variant_of(prepared, saved), saved)
         self._planned[call.signature] = step = PlannedStep(traced, running, _placer_of(traced, running))
         return step
 
@@ -240,11 +243,16 @@ class PlannedCalls:
         return _Traced(prepared, placement, settings, trace_s)
 
 
+def _variant_of(prepared: PreparedStep, saved: Plan) -> PreparedStep:
+    """The variant of the step that the saved plan is for; the step itself, if it is for none."""
+    return next((variant for variant in prepared.variants() if variant.graph.fingerprint == saved.fingerprint), prepared)
+
+
 def _placer_of(traced: _Traced, running: RunningPlan) -> Callable[[list[Any]], list[Any]]:
     """What gives the results of a plan the sharding that `jax.jit` gives them."""
     if running.executor is None:
         return list
-    prepared = traced.prepared
+    prepared = running.prepared
     graph = prepared.graph
     passed_on = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].producer is None]
     shardings = None if traced.placement.plain else jax.tree.leaves(prepared.whole_executable().output_shardings)
@@ -256,7 +264,7 @@ def _plan_for_less(step: PlannedStep, call: Call, error: Exception) -> bool:
 
     Returns whether the step has such a plan now.
     """
-    prepared = step.traced.prepared
+    prepared = step.running.prepared
     effectful = any(operator.effectful for operator in prepared.graph.operators)
     lost = any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in call.leaves)
     if lost or not is_out_of_memory(error, effectful=effectful):
@@ -269,7 +277,7 @@ def _plan_for_less(step: PlannedStep, call: Call, error: Exception) -> bool:
 
 
 def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> Any:
-    prepared, running = step.traced.prepared, step.running
+    prepared, running = step.running.prepared, step.running
     watch = Observation() if is_watched(step.iterations) else None
     began = time.perf_counter()
     results = step.place(executor.run(leaves, watch))

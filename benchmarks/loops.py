@@ -1,0 +1,130 @@
+"""`make bench-loops`: decoders whose layers are one loop, compiled for an NVIDIA H200, with the loop opened. Nothing runs.
+
+GPT-2-small's shapes, batch 8 x 1024 tokens, bf16 compute, AdamW. Peak and traffic (bytes that kernels read and write) of plain
+jit: with the layers in a loop (`nn.scan`), unrolled, and with `nn.remat` for every layer; and of the scanned step under budgets,
+which are shares of the unrolled step's peak. Then, for 12, 24 and 48 layers, the seconds to plan and to compile, and the number
+of distinct executables. Writes `benchmarks/results/loops.json`.
+"""
+
+import json
+import time
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import jax
+import jax.numpy as jnp
+import optax
+from tensile_models.gpt import gpt2_small
+
+from benchmarks.h200_device import H200Compiler, h200, placed, traffic
+from tensile_jax.budget import Budget
+from tensile_jax.device_profiles import load_profile
+from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.plan import Measured
+from tensile_jax.trace import TracedStep, trace_step
+
+_RESULTS = Path(__file__).parent / "results" / "loops.json"
+_SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3)
+_DEPTHS = (12, 24, 48)
+
+
+@click.command()
+@click.option("--layers", type=int, default=12, help="Of the step that is planned under every budget.")
+@click.option("--depth", "depths", type=int, multiple=True, default=_DEPTHS, help="Numbers of layers that are compared.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=_RESULTS)
+def main(layers: int, depths: tuple[int, ...], output: Path) -> None:
+    """Compile every case and write the figures."""
+    warnings.simplefilter("ignore")
+    plain = {form: _plain(layers, **options) for form, options in _FORMS.items()}
+    unrolled = plain["unrolled"]
+    scanned = plain["scan"]["peak_bytes"]
+    budgets = [_planned(layers, share * unrolled["peak_bytes"], scanned) for share in _SHARES]
+    budgets.append(_planned(layers, 1, scanned))
+    for share, row in zip((*_SHARES, None), budgets, strict=True):
+        row["share"] = share
+        if "traffic_bytes" in row:
+            row["traffic_ratio"] = row["traffic_bytes"] / unrolled["traffic_bytes"]
+        print(json.dumps(row), flush=True)
+    deep = []
+    for depth in depths:
+        known = _plain(depth, scan=True)
+        planned = _planned(depth, 0.6 * known["peak_bytes"], known["peak_bytes"])
+        deep.append({"layers": depth, "plain": known, "unrolled": _plain(depth), **planned})
+        print(json.dumps(deep[-1]), flush=True)
+    document = {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "jax": jax.__version__,
+        "what": "compiled for an H200 without a GPU; nothing ran",
+        "command": "make bench-loops",
+        "layers": layers,
+        "plain": plain,
+        "planned": budgets,
+        "depths": deep,
+    }
+    output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+_FORMS: dict[str, dict[str, bool]] = {
+    "unrolled": {},
+    "scan": {"scan": True},
+    "scan, remat": {"scan": True, "remat": True},
+}
+
+
+def _step(layers: int, **options: bool) -> TracedStep:
+    model = gpt2_small(batch_size=8, layers=layers, dtype=jnp.bfloat16, optimizer=optax.adamw(1e-4), **options)
+    arguments = placed((model.state_shape, model.batch_shape), h200())
+    return trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
+
+
+def _plain(layers: int, **options: bool) -> dict[str, Any]:
+    """Plain jit's peak, traffic and seconds of compiling. The bodies of loops count as often as they run."""
+    step, compiler = _step(layers, **options), H200Compiler(h200())
+    began = time.perf_counter()
+    compiled = compiler.compile_whole(step.traced)
+    row = {
+        "peak_bytes": peak_of(compiled),
+        "traffic_bytes": traffic(compiled),
+        "compile_s": time.perf_counter() - began,
+    }
+    print(layers, options, json.dumps(row), flush=True)
+    return row
+
+
+def _planned(layers: int, budget: float, plain_bytes: int) -> dict[str, Any]:
+    """The scanned step under a budget in bytes, where plain jit needs `plain_bytes`; if that is too small, under the least one."""
+    step, compiler = _step(layers, scan=True), H200Compiler(h200())
+    prepared = PreparedStep(step, Budget(int(budget), None), Options("auto", load_profile("h200"), "device"), compiler)
+    prepared.measured = Measured(whole=plain_bytes)
+    began = time.perf_counter()
+    prepared = prepared.fastest_variant()
+    planning_s = time.perf_counter() - began
+    try:
+        found = prepared.choose_and_compile()
+    except BudgetTooSmall as error:
+        return (
+            _planned(layers, error.floor_bytes, plain_bytes) if budget < error.floor_bytes else {"floor_bytes": error.floor_bytes}
+        )
+    plan, executables = found.plan, found.executables
+    assert executables is not None
+    return {
+        "budget_bytes": int(budget),
+        "notes": plan.notes,
+        "peak_bytes": plan.peak_bytes,
+        "traffic_bytes": sum(traffic(e.call) for e in executables),
+        "predicted_ratio": plan.step_us / prepared.planner.step.whole_us,
+        "segments": len(plan.segments),
+        "executables": len(compiler),
+        "rounds": compiler.rounds,
+        "planning_s": planning_s,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+if __name__ == "__main__":
+    main()
