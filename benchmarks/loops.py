@@ -97,7 +97,7 @@ def _plain(layers: int, **options: bool) -> dict[str, Any]:
 
 
 def _planned(layers: int, budget: float, plain_bytes: int) -> dict[str, Any]:
-    """The scanned step under a budget in bytes, where plain jit needs `plain_bytes`; if that is too small, under the least one."""
+    """The scanned step under a budget in bytes, or under the least one if that is too small; plain jit needs `plain_bytes`."""
     step, compiler = _step(layers, scan=True), H200Compiler(h200())
     prepared = PreparedStep(step, Budget(int(budget), None), Options("auto", load_profile("h200"), "device"), compiler)
     prepared.measured = Measured(whole=plain_bytes)

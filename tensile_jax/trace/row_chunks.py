@@ -332,8 +332,8 @@ def _scatter(program: Program, e: Equation, known: Sequence[int | None], result:
 _ELEMENTWISE = frozenset(
     """
     abs add add_any and ceil clamp convert_element_type copy copy_p cos div eq erf exp exp2 expm1 floor ge gt integer_pow
-    is_finite le log log1p logistic lt max min mul ne neg not or pow real rem round rsqrt select_n sign sin sqrt square stop_gradient sub
-    tanh xor
+    is_finite le log log1p logistic lt max min mul ne neg not or pow real rem round rsqrt select_n sign sin sqrt square
+    stop_gradient sub tanh xor
     """.split()
 )
 _RULES: dict[str, Callable[[Program, Equation, Sequence[int | None], int | None], _Followed | str | None]] = {

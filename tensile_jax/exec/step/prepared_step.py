@@ -151,7 +151,10 @@ class PreparedStep:
         return chunked
 
     def fastest_variant(self) -> "PreparedStep":
-        """The variant that is predicted to be the fastest under the budget; this one, if it hardly differs from the fastest."""
+        """The variant that is predicted to be the fastest under the budget; this one, if it hardly differs from the fastest.
+
+        If no variant has a plan, it is the one that needs least.
+        """
         if self.options.max_slowdown is not None or self.planner.whole_peak_bytes(self.measured) <= self.limit():
             return self
         _, *others = self.variants()
@@ -162,6 +165,8 @@ class PreparedStep:
             other_us = _predicted_us(other)
             if other_us < best_us:
                 fastest, best_us = other, other_us
+        if best_us == float("inf"):
+            return min((self, *others), key=lambda variant: variant.planner.floor_bytes(variant.measured))
         return fastest
 
     def swapping_accesses(self) -> AccessSequence | None:
