@@ -74,6 +74,7 @@ _CALLS = re.compile(r"(?:calls|body|to_apply)=%?([\w.\-]+)")
 _TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 _SLICES = {"dynamic-slice", "slice"}
+_PARTS = {*_SLICES, "dynamic-update-slice"}
 
 
 class _Instruction(NamedTuple):
@@ -88,7 +89,7 @@ class _Instruction(NamedTuple):
 def traffic(compiled: Any) -> int:
     """Bytes that the kernels of an executable read and write: operands and results of every scheduled instruction.
 
-    Of an operand that a kernel only takes slices of, the slices count. The body of a loop counts as often as it runs.
+    Of an operand of which a kernel only reads or replaces slices, the slices count. Bodies of loops count as often as they run.
     """
     text = compiled.as_text()
     computations: dict[str, list[_Instruction]] = {}
@@ -118,12 +119,16 @@ def _traffic_of(name: str, computations: Mapping[str, Sequence[_Instruction]]) -
             turns = _TURNS.search(found.rest)
             total += (int(turns[1]) if turns else 1) * _traffic_of(called[1], computations)
             continue
-        read = [size.get(o, 0) for o in found.operands]
+        read, written = [size.get(o, 0) for o in found.operands], found.nbytes
         if found.opcode in _SLICES:
             read = [found.nbytes]
         elif found.opcode == "fusion" and called is not None:
-            read = [min(n, most) for n, most in zip(read, _sliced(computations[called[1]], len(read)), strict=True)]
-        total += found.nbytes + sum(read)
+            inside = computations[called[1]]
+            read = [min(n, most) for n, most in zip(read, _sliced(inside, len(read)), strict=True)]
+            written -= sum(_in_place(inside))
+        elif found.opcode == "dynamic-update-slice":
+            read, written = [size.get(found.operands[1], 0)], size.get(found.operands[1], 0)
+        total += written + sum(read)
     return total
 
 
@@ -131,10 +136,25 @@ def _sliced(body: Sequence[_Instruction], count: int) -> list[int]:
     """Of each parameter of a fused computation, the bytes that it reads at most: those of the slices, if it only takes slices."""
     most = [2**62] * count
     for parameter in (i for i in body if i.opcode == "parameter"):
-        users = [i for i in body if parameter.name in i.operands]
-        if users and all(i.opcode in _SLICES and i.operands[0] == parameter.name for i in users):
-            most[int(parameter.shown)] = sum(i.nbytes for i in users)
+        users = _users(parameter.name, body)
+        if users and all(i.opcode in _PARTS and i.operands[0] == name for name, i in users):
+            most[int(parameter.shown)] = sum(i.nbytes for _, i in users if i.opcode in _SLICES)
     return most
+
+
+def _users(name: str, body: Sequence[_Instruction]) -> list[tuple[str, _Instruction]]:
+    """The instructions that read a value, itself or in another shape; each with the name by which it reads it."""
+    found: list[tuple[str, _Instruction]] = []
+    for i in body:
+        if name in i.operands:
+            found += _users(i.name, body) if i.opcode == "bitcast" else [(name, i)]
+    return found
+
+
+def _in_place(body: Sequence[_Instruction]) -> list[int]:
+    """Of each part of an operand that a fused computation replaces in place, what its result has beside that part."""
+    size = {i.name: i.nbytes for i in body}
+    return [i.nbytes - size.get(i.operands[1], 0) for i in body if i.opcode == "dynamic-update-slice"]
 
 
 def _nbytes(shapes: Sequence[tuple[str, str]]) -> int:

@@ -142,6 +142,7 @@ def jit(
     device_profile: str | None = None,
     state_memory: Literal["device", "any"] = "device",
     open_loops: bool | None = None,
+    respect_checkpoint: bool = False,
     plan: Plan | None = None,
     progress: Progress | None = None,
     **jit_options: Unpack[JitOptions],
@@ -162,6 +163,8 @@ def jit(
         open_loops: whether the iterations of a loop (`lax.scan`, `nn.scan`, `nnx.scan`, `fori_loop` with constant bounds) are
             planned one by one, so that what each of them keeps can be dropped or swapped. True: of every such loop. False: of
             none. None: where it is worth it (`tensile_jax/trace/opening.py`).
+        respect_checkpoint: whether nothing is kept that `jax.checkpoint` (`nn.remat`) in the step says to compute again. By
+            default the planner decides for itself what is computed again.
         plan: a saved plan to run, instead of making one (`tensile_jax.Plan.load`). Its segments are compiled, and its sizes are
             corrected by XLA's own figures. If it then needs more than its budget, the step is planned again under that budget,
             and the `notes` of the new plan say so. Policy and `state_memory` are those of the plan. If a `budget` is given too, a
@@ -187,7 +190,7 @@ def jit(
 
     plan_options = PlanOptions(
         budget=budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile, state_memory=state_memory,
-        open_loops=open_loops, plan=plan, progress=progress,
+        open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan, progress=progress,
     )  # fmt: skip
 
     def wrap(step: Callable[..., Any]) -> PlannedFunction:

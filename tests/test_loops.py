@@ -415,3 +415,61 @@ def test_equal_layers_share_their_executables() -> None:
     few, many = executables(8), executables(24)
     assert many[0] >= 2 * 24
     assert many[1] <= few[1] + 2
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------------
+
+
+def in_checkpoints(params: Any, x: Any) -> Any:
+    y = x
+    for w in params:
+        y = jax.checkpoint(lambda y, w: jnp.tanh(jnp.tanh(y @ w) @ w))(y, w)
+    return distance(y, x)
+
+
+def products_of(step: Callable[..., Any], **options: Any) -> int:
+    program = flatten(jax.make_jaxpr(step)(STACK, X), **options)
+    return sum(e.primitive.name == "dot_general" for e in program.equations)
+
+
+def test_what_a_checkpoint_repeats_is_merged_unless_it_is_to_be_respected() -> None:
+    step = descent(in_checkpoints)
+    merged, respected = products_of(step), products_of(step, respect_checkpoint=True)
+    assert respected == merged + 2 * LAYERS  # the backward pass needs the results of both products of a layer
+    program = flatten(jax.make_jaxpr(step)(STACK, X), respect_checkpoint=True)
+    for made, expected in zip(run(program, STACK, X), jax.jit(step)(STACK, X), strict=True):
+        np.testing.assert_allclose(made, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("respect", [False, True])
+def test_a_step_with_checkpoints_runs_under_a_budget(respect: bool) -> None:
+    step, x = descent(in_checkpoints), batch(rows=2048)
+    function = tensile.jit(step, budget="70%", donate_argnums=0, respect_checkpoint=respect)
+    np.testing.assert_allclose(function(fresh(STACK), x)[1], jax.jit(step)(STACK, x)[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "no"])
+def test_respect_checkpoint_must_be_true_or_false(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="respect_checkpoint must be True or False"):
+        tensile.jit(plain, respect_checkpoint=wrong)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("setting", ["jax_remat3", "jax_custom_vjp3", "jax_custom_jvp3"])
+def test_the_coming_forms_of_jax_are_opened(setting: str) -> None:
+    if not hasattr(jax.config, setting):
+        pytest.skip(f"this jax has no {setting}")
+
+    def loss(params: Any, x: Any) -> Any:
+        return in_checkpoints(params, x) + a_derivative_of_its_own(params, jax.nn.silu(x))
+
+    before = getattr(jax.config, setting)
+    jax.config.update(setting, True)
+    try:
+        step = descent(loss)
+        program = opened(step, STACK, X)
+        assert {e.primitive.name for e in program.equations}.isdisjoint({"call_hi_primitive", "optimization_barrier"})
+        for made, expected in zip(run(program, STACK, X), jax.jit(step)(STACK, X), strict=True):
+            np.testing.assert_allclose(made, expected, rtol=2e-5, atol=2e-6)
+    finally:
+        jax.config.update(setting, before)

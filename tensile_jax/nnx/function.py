@@ -205,6 +205,7 @@ def jit(
     device_profile: str | None = None,
     state_memory: Literal["device", "any"] = "device",
     open_loops: bool | None = None,
+    respect_checkpoint: bool = False,
     plan: Plan | None = None,
     progress: Progress | None = None,
     graph: bool | None = None,
@@ -219,7 +220,8 @@ def jit(
 
     Args:
         step: the step; for training, the whole of it: loss, gradient and optimizer.
-        budget, max_slowdown, policy, device_profile, state_memory, open_loops, plan, progress: as in `tensile_jax.jit`.
+        budget, max_slowdown, policy, device_profile, state_memory, open_loops, respect_checkpoint, plan, progress: as in
+            `tensile_jax.jit`.
         graph, graph_updates: as in `flax.nnx.jit`.
         **jit_options: as in `flax.nnx.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`,
             `keep_unused`, `inline`. Those that say where arrays lie are refused, because a plan is for one device.
@@ -251,7 +253,7 @@ def jit(
         _refuse_placement(name, options.pop(name, None))
     plan_options = PlanOptions(
         budget=budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile, state_memory=state_memory,
-        open_loops=open_loops, plan=plan, progress=progress,
+        open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan, progress=progress,
     )  # fmt: skip
     given = cast(JitOptions, {name: value for name, value in options.items() if value is not None and value is not False})
 

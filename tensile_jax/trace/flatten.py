@@ -8,7 +8,8 @@ A jaxpr nests: an equation such as `jit`, `custom_jvp_call`, `custom_vjp_call`, 
 jaxpr. In the program, the equations of that inner jaxpr take the place of the equation, which changes no result. The iterations
 of a `scan` take its place if it is opened (`opening.py` says which are). Any other `scan`, `while` and `cond` stay one equation
 each. `jax.checkpoint` makes JAX repeat equations in the backward pass. The repeated equations are merged with their originals, so
-the user's choice of what to recompute is dropped and the planner makes its own choice.
+the user's choice of what to recompute is dropped and the planner makes its own choice; unless the user's choice is to be
+respected. Then they stay, and what they repeat is not kept for the backward pass.
 
 An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never
 removed, and the equations with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program
@@ -64,6 +65,11 @@ class Equation:
     JAX keeps one object for each context, so two contexts are equal exactly if they are the same object. An equation is
     `effectful` if it does more than give its outputs. It must then run exactly once an iteration, and effectful equations must
     run in their order.
+
+    In opened loops, `iterations` are the indices of the equation's iterations, from the outermost loop to the innermost one, and
+    `position` says which equation of the loops' bodies it is: equal for the same equation in different iterations. Elsewhere both
+    are empty. `repeat` is the number of the checkpoint in whose backward pass the equation repeats another one; 0 if there is
+    none. Only equations with equal numbers are merged.
     """
 
     primitive: Any
@@ -75,6 +81,7 @@ class Equation:
     effectful: bool = False
     position: tuple[int, ...] = ()
     iterations: tuple[int, ...] = ()
+    repeat: int = 0
 
     def run(self, values: Sequence[Any]) -> Sequence[Any]:
         """The results for these operands, which may be tracers, in the equation's own context."""
@@ -122,14 +129,20 @@ Value = Atom | Reference | Stacked
 
 
 class _Builder:
-    """The program under construction. `opens` says of each scan, as an equation of a jaxpr, whether it is opened."""
+    """The program under construction.
 
-    def __init__(self, opens: Callable[[Any], bool]) -> None:
+    `opens` says of each scan, as an equation of a jaxpr, whether it is opened, and `respects_checkpoints` whether what a
+    checkpoint repeats stays.
+    """
+
+    def __init__(self, opens: Callable[[Any], bool], *, respects_checkpoints: bool) -> None:
         self.equations: list[Equation] = []
         self.avals: list[Any] = []
         self.constants: dict[int, Any] = {}
         self.opened = 0
         self._opens = opens
+        self._respects_checkpoints = respects_checkpoints
+        self._repeats = self._repeat = 0  # how many checkpoints so far, and the number of the one inside of which we are
         self._counts = [0]  # of equations so far: outside of loops, in this iteration of the outermost loop, and so on
         self._iterations: tuple[int, ...] = ()
         self._constant_ids: dict[int, int] = {}
@@ -173,7 +186,15 @@ class _Builder:
         """Add what a jaxpr's equation does with these values, and return its results."""
         inner = _inner_jaxpr(equation)
         if inner is not None and len(inner.jaxpr.invars) == len(values):
-            return self.walk(inner.jaxpr, [self.constant(c) for c in inner.consts], values, scope)
+            outside = self._repeat
+            if self._respects_checkpoints and equation.params.get("differentiated"):
+                self._repeats += 1
+                self._repeat = self._repeats
+            results = self.walk(inner.jaxpr, [self.constant(c) for c in inner.consts], values, scope)
+            self._repeat = outside
+            return results
+        if equation.primitive.name == "optimization_barrier" and not self._respects_checkpoints:
+            return values
         loop = loop_of(equation)
         if loop is not None and not any(isinstance(value, Reference) for value in values) and self._opens(equation):
             return self._open(loop, equation, values, scope)
@@ -269,6 +290,7 @@ class _Builder:
                 effectful=acts,
                 position=tuple(self._counts) if self._iterations else (),
                 iterations=self._iterations,
+                repeat=self._repeat,
             )
         )
 
@@ -323,6 +345,8 @@ def _converts_nothing(equation: Any) -> bool:
 
 def _inner_jaxpr(equation: Any) -> Any | None:
     """The closed jaxpr that a call equation wraps, or None for every other equation."""
+    if equation.primitive.name == "call_hi_primitive":
+        return _expanded(equation)
     if equation.primitive.name not in WRAPPERS:
         return None
     for key in _INNER_JAXPR:
@@ -330,6 +354,18 @@ def _inner_jaxpr(equation: Any) -> Any | None:
         if inner is not None and hasattr(inner, "eqns"):
             return closed(inner)
     return None
+
+
+def _expanded(equation: Any) -> Any | None:
+    """The jaxpr that an equation of the coming kind stands for (jax 0.12: `jax_remat3`, `jax_custom_vjp3`, `jax_custom_jvp3`)."""
+    called = equation.params.get("_prim")
+    if called is None or not hasattr(called, "expand"):
+        return None
+
+    def expand(*flat: Any) -> Any:
+        return jax.tree.leaves(called.expand(*jax.tree.unflatten(called.in_tree, flat)))
+
+    return jax.make_jaxpr(expand)(*[v.aval for v in equation.invars])
 
 
 def closed(jaxpr: Any) -> Any:
@@ -355,6 +391,7 @@ def flatten(
     donated: Sequence[bool] | None = None,
     keep_unused: bool = False,
     opens: Callable[[Any], bool] = _opens_nothing,
+    respect_checkpoint: bool = False,
 ) -> Program:
     """The flat program of a closed jaxpr, without dead or repeated equations.
 
@@ -366,8 +403,9 @@ def flatten(
         donated: for each input, whether the caller donates it. None: no input is donated.
         keep_unused: whether inputs that nothing uses count as used, as in `jax.jit`.
         opens: for a scan, as an equation of a jaxpr, whether its iterations take its place.
+        respect_checkpoint: whether what `jax.checkpoint` repeats in the backward pass is not merged with its originals.
     """
-    builder = _Builder(opens)
+    builder = _Builder(opens, respects_checkpoints=respect_checkpoint)
     jaxpr = closed_jaxpr.jaxpr
     inputs = [builder.variable(v.aval) for v in jaxpr.invars]
     results = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
@@ -433,7 +471,13 @@ def _merge_repeated(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
     for equation in builder.equations:
         inputs = tuple(now(atom) for atom in equation.inputs)
         if not equation.effectful:
-            key = (equation.primitive, params_key(equation.params), tuple(atom_key(a) for a in inputs), equation.context)
+            key = (
+                equation.repeat,
+                equation.primitive,
+                params_key(equation.params),
+                tuple(atom_key(a) for a in inputs),
+                equation.context,
+            )
             earlier = seen.get(key)
             if earlier is not None:
                 replaced.update(zip(equation.outputs, earlier, strict=True))

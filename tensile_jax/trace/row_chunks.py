@@ -70,7 +70,7 @@ class Region:
         followed: what each of them does with rows, by place.
         axes: the rows' axis of each tensor that has rows.
         rows: how many there are.
-        nbytes: the size of the result of its product.
+        nbytes: the size of the largest tensor that its equations make.
     """
 
     places: list[int]
@@ -125,8 +125,8 @@ def _region_of(program: Program, seed: int) -> Region | None:
         for atom, axis in zip(equations[place].inputs, followed[place].operands, strict=True):
             if isinstance(atom, int) and axes.get(atom) != axis:
                 return None
-    aval = program.avals[product]
-    return Region(places, followed, axes, shape_of(aval)[0], nbytes_of(aval))
+    nbytes = max(nbytes_of(program.avals[v]) for place in places for v in equations[place].outputs)
+    return Region(places, followed, axes, shape_of(program.avals[product])[0], nbytes)
 
 
 def _has_rows(program: Program, product: Equation) -> bool:

@@ -85,6 +85,7 @@ def trace_step(
     static: Collection[int] = (),
     keep_unused: bool = False,
     open_loops: bool | None = None,
+    respect_checkpoint: bool = False,
 ) -> TracedStep:
     """Trace `jitted`, which is `jax.jit(function, ...)`, on arguments or their `ShapeDtypeStruct`s.
 
@@ -93,6 +94,7 @@ def trace_step(
         keep_unused: as given to `jax.jit`.
         open_loops: whether the iterations of loops become operators of their own: always, never, or (None) where it is worth it
             (`opening.py`).
+        respect_checkpoint: whether the planner keeps nothing that `jax.checkpoint` in the step says to compute again.
 
     Raises:
         TraceError: the step is given a mutable reference, or captures one.
@@ -110,7 +112,7 @@ def trace_step(
     refuse_outer_references([jax.typeof(c) for c in closed.consts], ["A captured value"] * len(closed.consts), name)
     donated = [bool(info.donated) for info in tree_leaves(traced.args_info)]
     opening = Opening(open_loops)
-    program = flatten(closed, donated=donated, keep_unused=keep_unused, opens=opening)
+    program = flatten(closed, donated=donated, keep_unused=keep_unused, opens=opening, respect_checkpoint=respect_checkpoint)
     _warn_of_unusable(traced, program, donated)
 
     def graph_of(program: Program) -> Graph:

@@ -41,6 +41,7 @@ class PlanOptions(TypedDict, total=False):
     device_profile: str | None
     state_memory: Literal["device", "any"]
     open_loops: bool | None
+    respect_checkpoint: bool
     plan: Plan | None
     progress: Progress | None
 
@@ -59,6 +60,7 @@ class PlanRequest:
     profile: str | None
     state_memory: Literal["device", "any"]
     open_loops: bool | None
+    respect_checkpoint: bool
     saved_plan: Plan | None
     progress: Progress | None
 
@@ -79,13 +81,18 @@ def read_options(given: PlanOptions) -> PlanRequest:
     open_loops = given.get("open_loops")
     if open_loops is not None and not isinstance(open_loops, bool):  # pyright: ignore[reportUnnecessaryIsInstance] # users err
         raise ValueError(f"open_loops must be True, False or None (where it is worth it), got {shown(open_loops)}.")
+    respect_checkpoint = given.get("respect_checkpoint", False)
+    if not isinstance(respect_checkpoint, bool):  # pyright: ignore[reportUnnecessaryIsInstance] # users err
+        raise ValueError(f"respect_checkpoint must be True or False, got {shown(respect_checkpoint)}.")
     text, slowdown, plan, profile = (given.get(name) for name in ("budget", "max_slowdown", "plan", "device_profile"))
     budget = None if text is None else parse_budget(text)
     max_slowdown = None if slowdown is None else _read_slowdown(slowdown, text)
     saved_plan = None if plan is None else _read_plan(plan, budget, slowdown)
     if profile is not None:
         load_profile(profile)
-    return PlanRequest(budget, max_slowdown, policy, profile, state_memory, open_loops, saved_plan, given.get("progress"))
+    return PlanRequest(
+        budget, max_slowdown, policy, profile, state_memory, open_loops, respect_checkpoint, saved_plan, given.get("progress")
+    )
 
 
 def _read_slowdown(max_slowdown: Any, budget: Any) -> float:

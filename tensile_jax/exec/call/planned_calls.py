@@ -217,6 +217,7 @@ class PlannedCalls:
             static=self._signatures.static_positions(len(args)),
             keep_unused=bool(jit_options.get("keep_unused")),
             open_loops=request.open_loops,
+            respect_checkpoint=request.respect_checkpoint,
         )
         trace_s = time.perf_counter() - began
         used = [leaf for leaf, is_used in zip(call.leaves, step.program.used, strict=True) if is_used]

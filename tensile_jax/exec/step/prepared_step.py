@@ -42,7 +42,7 @@ with no margin, they needed 10."""
 # Not tuned: with chunks, results are rounded differently, so they must gain something.
 _FASTER = 0.98  # times the time without chunks
 _MOST_CHUNKS = 8  # of rows
-_LARGE_PRODUCT = 1 / 16  # of plain jit's peak: smaller products are not evaluated in chunks
+_LARGE_PRODUCT = 1 / 16  # of plain jit's peak: if all tensors are smaller, they are not evaluated in chunks
 _LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
 
 Progress = Callable[[str, int, int], None]
