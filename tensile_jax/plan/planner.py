@@ -34,6 +34,7 @@ from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.layout import COPIED
+from tensile_jax.plan.search.alike import alike
 from tensile_jax.plan.search.choice import (
     LEAST,
     WHOLE,
@@ -211,6 +212,19 @@ class Planner:
             return self.step.whole_us
         known = self.step
         return least_step_us(known.liveness, known.fusion, known.costs, limit, state_may_stay_out=self.state_memory == "any")
+
+    def quick_us(self, limit: float, measured: Measured) -> float:
+        """Microseconds of a step under the limit, of a plan that is found quickly; infinite if none is.
+
+        If loops are opened, it is the plan that treats their iterations alike, and otherwise the plan of the policy.
+        """
+        if whole_peak(self.step, measured) <= limit:
+            return self.step.whole_us
+        if self.step.has_iterations:
+            schedule = alike(self.step, limit, measured)
+            return float("inf") if schedule is None else schedule.cost
+        found = self.plan(Goal(limit), measured)
+        return float("inf") if found is None else found.plan.step_us
 
     def stored(self, tensor: TensorId) -> bool:
         """Whether the tensor is expected to be written to device memory, and not to be fused away."""

@@ -1,10 +1,11 @@
 """Predicts, before compiling, which tensors XLA fuses away inside an executable and which ones it writes to device memory.
 
 XLA fuses light operators into their consumers, so most tensors that light operators make never exist in memory. A tensor is
-*materialised* inside an executable if it is an input, or if a heavy operator makes it or reads it. On a backend that does not
-compute the operands of reductions on the fly, what a reduction reads is materialised too. So is the result of an expensive light
-operator that several kernels would have to compute again (`tanh` on a GPU; `exp`, a division and others on a CPU). Everything
-else is computed on the fly from its *leaves*, the tensors that its light operators start from:
+*materialised* inside an executable if it is an input, or if a heavy operator makes it or reads it. A backend that computes the
+operands of reductions on the fly does so for what a gather reads as well; on others, what a reduction reads is materialised too.
+So is the result of an expensive light operator that several kernels would have to compute again (`tanh` on a GPU; `exp`, a
+division and others on a CPU). Everything else is computed on the fly from its *leaves*, the tensors that its light operators start
+from:
 
     leaves(t)  = {t}                                     if t is an input, if a heavy operator or a reduction makes t, if a heavy
                                                          operator reads t, if t is materialised since it is expensive, or if t
@@ -85,8 +86,12 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
     operators = graph.operators
     size = liveness.nbytes.tolist()
     heavy, barrier = liveness.kinds == "heavy", liveness.kinds != "light"
+    if fused_reductions:  # such a backend also computes on the fly what it gathers from
+        heavy_readers = barrier = heavy & np.array([op.primitive != "gather" for op in operators], dtype=bool)
+    else:
+        heavy_readers = heavy
     read_by = np.zeros((2, len(size)), dtype=bool)  # a heavy operator, a barrier
-    for those, which in zip(read_by, (heavy, heavy if fused_reductions else barrier), strict=True):
+    for those, which in zip(read_by, (heavy_readers, barrier), strict=True):
         those[liveness.reads.tensor[which[liveness.reads.place]]] = True
     read_by_heavy = read_by[0].tolist()
     written = (liveness.begins < 0) | read_by[1]
