@@ -4,8 +4,8 @@ XLA fuses light operators into their consumers, so most tensors that light opera
 *materialised* inside an executable if it is an input, or if a heavy operator makes it or reads it. A backend that computes the
 operands of reductions on the fly does so for what a gather reads as well; on others, what a reduction reads is materialised too.
 So is the result of an expensive light operator that several kernels would have to compute again (`tanh` on a GPU; `exp`, a
-division and others on a CPU). Everything else is computed on the fly from its *leaves*, the tensors that its light operators start
-from:
+division and others on a CPU). Everything else is computed on the fly from its *leaves*, the tensors that its light operators
+start from:
 
     leaves(t)  = {t}                                     if t is an input, if a heavy operator or a reduction makes t, if a heavy
                                                          operator reads t, if t is materialised since it is expensive, or if t
