@@ -224,9 +224,30 @@ def loop_kept_whole(body: Callable[[Any, Any], Any], x: Any, xs: Any) -> bool:
 def test_loops_that_are_worth_it_are_opened_and_others_are_not() -> None:
     large, deep = jnp.zeros((512, 256)), jnp.zeros((LAYERS, 256, 256))
     assert not loop_kept_whole(layer, large, deep)
+    assert not loop_kept_whole(layer, large, jnp.zeros((100, 256, 256)))
     assert loop_kept_whole(layer, large, jnp.zeros((1000, 256, 256)))  # too many launches
     assert loop_kept_whole(layer, jnp.zeros((2, 8)), jnp.zeros((LAYERS, 8, 8)))  # too small for a launch
     assert loop_kept_whole(lambda y, w: (y * 2 + w[0, 0], None), large, deep)  # nothing heavy
+
+
+def test_a_recurrence_is_opened_for_few_steps_only() -> None:
+    w = jnp.zeros((256, 256))
+
+    def cell(h: Any, x: Any) -> Any:
+        h = jnp.tanh(h @ w + x @ w)
+        return h, h
+
+    steps = jnp.zeros((100, 64, 256))
+    assert loop_kept_whole(cell, steps[0], steps)
+    assert not loop_kept_whole(cell, steps[0], steps[:20])
+    assert not loop_kept_whole(lambda total, x: (total + jnp.sum(jnp.tanh(x @ w) @ w), None), 0.0, steps)  # parts of a batch
+
+
+def test_a_plan_says_which_loops_stay_whole_and_how_to_open_them() -> None:
+    plan = tensile.jit(descent(plain), policy="none").plan(jnp.zeros((300, WIDTH, WIDTH)), batch())
+    assert not plan.whole
+    assert plan.notes[0].startswith("A loop of 300 iterations")
+    assert "open_loops=True opens it" in plan.notes[0]
 
 
 def test_loops_whose_number_of_turns_is_not_known_stay_whole() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from tensile_jax.ir import Kind
 from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
-from tensile_jax.trace.flatten import WRAPPERS, Equation, Program, closed, flatten
+from tensile_jax.trace.flatten import Equation, Program, closed, flatten
 
 _ELEMENTWISE = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex
@@ -54,11 +54,6 @@ def kind_of(equation: Equation) -> Kind:
     if name in _LIGHT:
         return "light"
     return "reduction" if name in _REDUCTION else "heavy"
-
-
-def is_heavy(primitive: str) -> bool:
-    """Whether the equations of a primitive are heavy; wrappers of other equations are not."""
-    return primitive not in _LIGHT and primitive not in _REDUCTION and primitive not in WRAPPERS
 
 
 def reduces_rows(program: Program, equation: Equation) -> bool:

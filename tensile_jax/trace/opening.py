@@ -5,10 +5,11 @@ from the forward loop to the backward loop. If a scan is opened, each iteration 
 scan is opened if
 
     - it has one iteration or none; or
-    - it has at most 128 iterations and 20,000 equations in all of them, and an iteration is worth a launch: it has a heavy
-      operator, and computes at least a million floating-point operations or touches at least 256 KiB.
+    - an iteration is worth a launch: it has a heavy operator, and computes at least a million floating-point operations or makes
+      at least 256 KiB; and all iterations together have at most 20,000 equations; and there are at most 128 of them, or at most
+      32 if the loop is a recurrence: a heavy operator combines what is carried with what is the same in every iteration.
 
-Layers of a network and parts of a batch are like that. Time steps of a recurrent network mostly are too many or too small.
+Layers of a network and parts of a batch are like that. Time steps of a recurrent network are mostly too many.
 `open_loops=True` opens every scan, and `open_loops=False` none. Loops without a fixed number of iterations stay whole, and so do
 those that work on mutable references.
 """
@@ -16,11 +17,13 @@ those that work on mutable references.
 from typing import Any
 
 from tensile_jax.trace.avals import nbytes_of
-from tensile_jax.trace.cost import body_flops, is_heavy
-from tensile_jax.trace.loops import loop_of
+from tensile_jax.trace.cost import body_flops, kind_of
+from tensile_jax.trace.flatten import Program, closed, flatten
+from tensile_jax.trace.loops import Loop, loop_of
 
 # Not tuned: a launch takes about 10 us, in which a CPU core computes a million operations and copies some 100 KB.
 _MOST_ITERATIONS = 128
+_MOST_STEPS = 32  # of a recurrence
 _MOST_EQUATIONS = 20_000  # planning so many takes about as long as compiling a step
 _LEAST_FLOPS = 1_000_000
 _LEAST_BYTES = 256 * 2**10
@@ -43,26 +46,36 @@ class Opening:
         assert loop is not None, "only scans are opened"
         if loop.length <= 1:
             return True
-        equations = list(_inner_equations(loop.body))
-        touched = sum(nbytes_of(v.aval) for e in equations for v in e.outvars)
-        heavy = any(is_heavy(equation.primitive.name) for equation in equations)
-        if not heavy or (body_flops(loop.body) < _LEAST_FLOPS and touched < _LEAST_BYTES):
+        body = flatten(closed(scan.params["jaxpr"]))
+        made = sum(nbytes_of(body.avals[v]) for e in body.equations for v in e.outputs)
+        heavy = any(kind_of(e) == "heavy" for e in body.equations)
+        if not heavy or (body_flops(loop.body) < _LEAST_FLOPS and made < _LEAST_BYTES):
             return False
-        if loop.length <= _MOST_ITERATIONS and loop.length * len(equations) <= _MOST_EQUATIONS:
+        most = _MOST_STEPS if _is_recurrence(loop, body) else _MOST_ITERATIONS
+        if loop.length <= most and loop.length * len(body.equations) <= _MOST_EQUATIONS:
             return True
         where = f" at {scan.source_info.name_stack}" if str(scan.source_info.name_stack) else ""
         self.notes.append(
-            f"A loop of {loop.length} iterations of {len(equations)} equations{where} stays one operator: only loops of up to "
-            f"{_MOST_ITERATIONS} iterations and {_MOST_EQUATIONS} equations are opened. open_loops=True opens it."
+            f"A loop of {loop.length} iterations of {len(body.equations)} equations{where} stays one operator: loops like it are "
+            f"opened up to {most} iterations and {_MOST_EQUATIONS} equations. open_loops=True opens it."
         )
         return False
 
 
-def _inner_equations(jaxpr: Any) -> Any:
-    """The equations of a jaxpr, and in the place of each that holds another jaxpr, that jaxpr's."""
-    for equation in jaxpr.eqns:
-        inner = [v for v in equation.params.values() if hasattr(v, "eqns") or hasattr(v, "jaxpr")]
-        if not inner or equation.primitive.name in ("scan", "while"):
-            yield equation
-        for body in inner:
-            yield from _inner_equations(getattr(body, "jaxpr", body))
+_SAME, _CARRIED, _OWN = 1, 2, 4  # what a value of a body is computed from: what is the same in every iteration, and so on
+
+
+def _is_recurrence(loop: Loop, body: Program) -> bool:
+    """Whether a heavy operator combines what is carried with what is the same in every iteration, as a recurrent network does."""
+    kinds = [_SAME] * loop.constants + [_CARRIED] * loop.carried
+    kinds += [_OWN] * (len(body.inputs) - len(kinds))
+    found = dict(zip(body.inputs, kinds, strict=True)) | dict.fromkeys(body.constants, _SAME)
+    for e in body.equations:
+        read = [found[v] for v in e.inputs if isinstance(v, int)]
+        if kind_of(e) == "heavy" and _SAME in read and any(kind & _CARRIED for kind in read):
+            return True
+        union = 0
+        for kind in read:
+            union |= kind
+        found.update(dict.fromkeys(e.outputs, union))
+    return False
