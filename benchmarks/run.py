@@ -23,6 +23,7 @@ _CASES: tuple[tuple[str, ...], ...] = (
     *(("vgg16", "--batch-size", "4", "--budget", b, "--steps", "4") for b in ("none", "80%", "75%")),
     ("vgg16", "--batch-size", "4", "--budget", "60%", "--steps", "4", "--state-memory", "any"),
     *(("gpt", "--batch-size", "8", "--sequence-length", "256", "--budget", b) for b in ("none", "75%", "50%", "30%", "20%")),
+    *(("gpt_scan", "--batch-size", "8", "--sequence-length", "256", "--budget", b) for b in ("none", "75%", "50%", "40%", "20%")),
     *(
         (*case, "--steps", "3", "--policy", policy)
         for case in (

@@ -27,7 +27,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
 
 def test_the_models_of_this_project_are_installed() -> None:
     assert list(MODELS) == NAMES
-    assert len(MODELS) == 8
+    assert len(MODELS) == 9
     assert "resnet" not in MODELS
     assert MODELS["mlp"](batch_size=4).name == "mlp"
 
