@@ -222,7 +222,7 @@ class Planner:
             return self.step.whole_us
         if self.step.has_iterations:
             schedule = alike(self.step, limit, measured)
-            return float("inf") if schedule is None else schedule.cost
+            return float("inf") if schedule is None else schedule.step_us
         found = self.plan(Goal(limit), measured)
         return float("inf") if found is None else found.plan.step_us
 

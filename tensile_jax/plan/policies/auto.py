@@ -51,10 +51,10 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
 def _fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
     """The fastest schedule under the limit, or one that treats iterations of loops alike and is hardly slower."""
     same = alike(step, limit, measured)
-    if same is not None and same.cost <= _FAST * step.whole_us:
+    if same is not None and same.step_us <= _FAST * step.whole_us:
         return same
     other = fastest(step, limit, measured)
-    if same is None or (other is not None and same.cost > _HARDLY_SLOWER * other.cost):
+    if same is None or (other is not None and same.step_us > _HARDLY_SLOWER * other.step_us):
         return other
     return same
 

@@ -8,9 +8,9 @@ plans under tight limits, but hardly two of its segments are equal.
 A schedule of this kind follows from a price of the minimum cut and from cuts into segments:
 
     dropped   A tensor is dropped if the minimum cut at that price drops it in most iterations.
-    cuts      The cheapest cuts under the limit (`cut.py`) are found for the whole step. Of each loop, those inside the iteration
-              that has most of them are made in all iterations, and those outside of loops are kept. If no iteration has any,
-              every one is cut where least is stored.
+    cuts      Every iteration is cut once, where least is stored. If that is above the limit, the cheapest cuts under the limit
+              (`cut.py`) are found for the whole step. Of each loop, those inside the iteration that has most of them are made in
+              all iterations, and those outside of loops are kept.
 
 Two prices may be combined: the lower price, at which more is dropped, in the iterations with indices below k, and the higher one
 in the others. Under the limit, k is the least one. Iterations of nested loops are told apart by the index of the innermost one.
@@ -30,7 +30,10 @@ from tensile_jax.plan.search.start import held_at, last_held, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel
 from tensile_jax.plan.search.workspace import Measured
 
-_LOWER = (1.0, 0.85, 0.7)  # times the limit: limits under which cuts are sought, since the cuts that are taken over may need more
+_LOWER = (None, 1.0, 0.85, 0.7)
+"""Times the limit: limits under which cuts are sought, one after another, since the cuts that are taken over may need more. First
+(None), no cuts are sought, which takes long: every iteration is cut once."""
+_FAST = 1.05  # times the step as one executable: a schedule that is no slower is taken although no cuts were sought
 
 Iteration = tuple[int, ...]
 
@@ -102,27 +105,37 @@ class Iterations:
 
 
 def alike(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
-    """The fastest schedule of this kind under the limit; None if none is found, or if no loop of the step is opened.
-
-    The highest price at which a schedule fits is combined with the two above it.
-    """
+    """The fastest schedule of this kind under the limit; None if none is found, or if no loop of the step is opened."""
     iterations = step.decided("iterations", lambda: Iterations(step))
     if not iterations.most:
         return None
+    best: Schedule | None = None
+    for lower in _LOWER:
+        found = _highest(step, iterations, limit, measured, lower)
+        if found is not None and (best is None or found.cost < best.cost):
+            best = found
+        if best is not None and (lower is not None or best.step_us <= _FAST * step.whole_us):
+            break
+    return best
+
+
+def _highest(step: StepModel, iterations: Iterations, limit: float, measured: Measured, lower: float | None) -> Schedule | None:
+    """The schedule of the highest price at which one fits, combined with the two prices above it, if that is faster.
+
+    Cuts are sought under `lower` times the limit; if that is None, every iteration is cut once.
+    """
     base = step.model.with_measured(measured)
-    drops: list[dict[TensorId, int]] = []
-    for price in PRICES:
-        drops.append(step.decided(("alike", price), lambda price=price: iterations.dropped_at(price)))
-        held = held_at(base.step, last_held(base.step, _nodes(base, drops[-1])))
+    drops = [step.decided(("alike", price), lambda price=price: iterations.dropped_at(price)) for price in PRICES]
+    for i, price in enumerate(PRICES):
+        held = held_at(base.step, last_held(base.step, _nodes(base, drops[i])))
         if base.step.base_bytes + max(map(base.step.bytes_of, held)) > limit:
             continue
-        stored_bytes = stored_unless_swapped(step.dropped_at(price))
-        for lower in _LOWER:
-            cuts = iterations.everywhere([base.places[c] for c in cheapest_cuts(base, held, lower * limit)], stored_bytes)
-            schedule = _schedule(step, measured, cuts, drops[-1])
-            if schedule is not None and schedule.peak <= limit:
-                mixed = (_mixed(step, iterations, measured, limit, cuts, drops[-1], higher) for higher in drops[-3:-1])
-                return min((schedule, *(s for s in mixed if s is not None)), key=lambda s: s.cost)
+        found = (0, len(base.places) - 1) if lower is None else cheapest_cuts(base, held, lower * limit)
+        cuts = iterations.everywhere([base.places[c] for c in found], stored_unless_swapped(step.dropped_at(price)))
+        schedule = _schedule(step, measured, cuts, drops[i])
+        if schedule is not None and schedule.peak <= limit:
+            mixed = (_mixed(step, iterations, measured, limit, cuts, drops[i], drop) for drop in drops[max(0, i - 2) : i])
+            return min((schedule, *(s for s in mixed if s is not None)), key=lambda s: s.cost)
     return None
 
 
