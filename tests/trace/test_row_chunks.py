@@ -153,6 +153,6 @@ def test_a_training_in_chunks_gives_the_results_of_jit_and_says_so() -> None:
     for a, b in zip(numbers(state), numbers(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
     plan = function.plan(state, x, labels)
-    assert "in 8 chunks of rows" in plan.notes[0]
+    assert "chunks of rows" in plan.notes[0]
     again = tensile.jit(train_step, plan=plan, donate_argnums=0)
     assert again(fresh(state), x, labels)[1] == function(fresh(state), x, labels)[1]

@@ -152,13 +152,21 @@ class PreparedStep:
     def fastest_variant(self) -> "PreparedStep":
         """The variant that is predicted to be the fastest under the budget, or one with fewer chunks that is hardly slower.
 
-        If no variant is known to have a plan, it is the one that needs least.
+        If no variant is known to have a plan, it is the one that needs least. If the plan of the next higher budget fits, it is
+        the variant of that plan, so that a lower budget does not give a higher peak.
         """
         limit = self.limit()
         if self.options.max_slowdown is not None or self.planner.whole_peak_bytes(self.measured) <= limit:
             return self
         if len(variants := self.variants()) == 1:
             return self
+        entries = [
+            (entry, variant) for variant in variants for entry in confirmed_for(variant._kind).entries if entry.limit >= limit
+        ]
+        if entries:
+            entry, variant = min(entries, key=lambda found: found[0].limit)
+            if entry.peak_bytes <= limit:
+                return variant
         best, best_us = self, float("inf")
         for variant in variants:
             variant_us = variant.planner.quick_us(limit, variant.measured)

@@ -25,6 +25,11 @@ LEAVES = st.fixed_dictionaries(
 )
 
 
+def refusals(plan: tensile.Plan) -> list[str]:
+    """The notes that say that the replay has refused a plan."""
+    return [note for note in plan.notes if "refused" in note]
+
+
 def build(leaves: list[dict[str, str]], shared: bool, returned: bool) -> tuple[Any, Any]:
     """A train step over weights, and one more tensor of state for each of `leaves`."""
     rng = np.random.default_rng(7)
@@ -85,7 +90,7 @@ def holds(
     top = max(plan.floor_bytes, plan.unplanned_peak_bytes)
     for part in parts:
         function = tensile.jit(step, budget=int(plan.floor_bytes + part * (top - plan.floor_bytes)), **options)
-        assert function.plan(state, x).notes == ()
+        assert not refusals(function.plan(state, x))
         if run:
             runs_right(function, step, state, x)
 
@@ -96,7 +101,7 @@ def runs_right(function: Any, step: Any, state: Any, x: Any) -> None:
     except tensile.BudgetTooSmall:  # the floor was an estimate
         return
     made = function.plan(state, x)
-    assert made.notes == ()
+    assert not refusals(made)
     assert made.budget_bytes is not None and function.report().peak_bytes <= made.peak_bytes <= made.budget_bytes
     for a, b in zip(numbers(tensile.to_device(ours)), numbers(jax.jit(step)(state, x)), strict=True):
         np.testing.assert_allclose(a, b, rtol=3e-2, atol=1e-3)  # three digits of bfloat16, rounded elsewhere
@@ -178,4 +183,4 @@ def test_a_scanned_transformer_with_narrow_moments_is_planned_without_a_fault(do
     whole = tensile.jit(vision_step, budget=2**50, **options).plan(state, image)
     for part in (0.0, 0.2, 0.5, 0.8):
         budget = int(whole.floor_bytes + part * (whole.unplanned_peak_bytes - whole.floor_bytes))
-        assert tensile.jit(vision_step, budget=budget, **options).plan(state, image).notes == ()
+        assert not refusals(tensile.jit(vision_step, budget=budget, **options).plan(state, image))
