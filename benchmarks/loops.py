@@ -121,7 +121,8 @@ def _planned(layers: int, budget: float, plain_bytes: int) -> dict[str, Any]:
         "segments": len(plan.segments),
         "executables": len(compiler),
         "rounds": compiler.rounds,
-        "planning_s": planning_s,
+        "planning_s": planning_s + prepared.plan_s,
+        "compile_s": prepared.compile_s,
         "seconds": time.perf_counter() - began,
     }
 
