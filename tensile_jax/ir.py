@@ -4,7 +4,7 @@
 
     Graph    ::= Operator*  Tensor*  inputs=(TensorId*)  outputs=(TensorId*)  carried=(Carried*)
     Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes relayout relaid=(TensorId*)
-                 effectful over_rows inner position=(int*) iterations=(int*)
+                 effectful over_rows inner position=(int*) iterations=(int*) alone least_us
     Tensor   ::= id name role nbytes shape dtype producer=(OperatorId | none)
     Carried  ::= input=TensorId output=TensorId
     kind     ::= "heavy" | "reduction" | "light"
@@ -16,7 +16,8 @@ topological. *Heavy* operators (convolutions, products, sorts, loops) always rea
 operators into their neighbours. A *reduction* is light, except that it reads its whole input once.
 
 An *effectful* operator does more than make its outputs: it prints, or calls back into Python. It runs exactly once in an
-iteration and is never recomputed. Effectful operators run in the order in which the step has them.
+iteration and is never recomputed. Effectful operators run in the order in which the step has them. An operator that is *alone*
+is a segment by itself: a loop whose iterations run under a plan of their own (`trace/driven_loops.py`). It counts as effectful.
 
 A tensor without producer is an input of the step or a constant. `carried` pairs an input of the step with the output that takes
 its place in the next iteration. The step may reuse the memory of donated inputs. All other inputs belong to the caller and stay
@@ -63,6 +64,7 @@ class Operator:
     mixed. `over_rows` says that it is a reduction over the last axes, as those of a softmax. `inner` is what a loop or a branch
     holds inside, in bytes, beside its inputs and outputs. If the operator belongs to an opened loop, `iterations` are the indices
     of its iterations, from the outermost loop to the innermost one; operators with the same `position` are the same in each.
+    `least_us` are microseconds that the operator takes at least, whatever its flops and bytes say.
     """
 
     id: OperatorId
@@ -80,6 +82,8 @@ class Operator:
     inner: int = 0
     position: tuple[int, ...] = ()
     iterations: tuple[int, ...] = ()
+    alone: bool = False
+    least_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

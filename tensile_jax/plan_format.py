@@ -92,6 +92,16 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedLoop:
+    """A loop, an operator of the step, whose iterations run one after another under `plan`, a plan of its body."""
+
+    operator: OperatorId
+    name: str
+    iterations: int
+    plan: "Plan"
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A scheduling plan for one step at one set of shapes, with what it is predicted to need.
 
@@ -113,6 +123,8 @@ class Plan:
         bound_us: no plan under this budget takes less time; None if that was not computed (`PlannedFunction.bound_us`).
         notes: a sentence or two each for people, about how the plan was made: another plan was refused by its replay, or a saved
             plan needed more than its budget and the step was planned again.
+        loops: the loops whose iterations run under plans of their own. Each is a segment by itself, which needs what the plan of
+            its body needs. What the body's plan says is of one iteration.
     """
 
     schema_version: int
@@ -143,6 +155,7 @@ class Plan:
     max_slowdown: float | None = None
     notes: tuple[str, ...] = ()
     budget_basis: str = ""
+    loops: tuple[PlannedLoop, ...] = ()
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
@@ -208,6 +221,7 @@ def contradictions(plan: Plan) -> Iterator[str]:
         yield "it runs whole, and yet has more than one segment, or events"
     yield from _contradictory_tensors(plan)
     yield from _contradictory_segments(plan)
+    yield from _contradictory_loops(plan)
 
 
 def _impossible_numbers(record: Any, what: str) -> Iterator[str]:
@@ -254,6 +268,16 @@ def _contradictory_segments(plan: Plan) -> Iterator[str]:
             yield f"segment {place} has less on the device than is resident and its workspace"
 
 
+def _contradictory_loops(plan: Plan) -> Iterator[str]:
+    alone = {s.operators[0][0] for s in plan.segments if [b - a for a, b in s.operators] == [1] and not s.recomputes}
+    for loop in plan.loops:
+        if loop.operator not in alone:
+            yield f"the loop {loop.name} is not a segment by itself"
+        if not 1 <= loop.iterations < _MOST:
+            yield f"the loop {loop.name} has {loop.iterations} iterations"
+        yield from (f"in the plan of the loop {loop.name}, {story}" for story in contradictions(loop.plan))
+
+
 def save_json(value: Any, path: str | PathLike[str]) -> None:
     """Write records as JSON, indented, with a newline at the end. A file of that name is replaced once everything is written."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
@@ -297,6 +321,9 @@ def describe(plan: Plan) -> str:
             f"{counts['swap_in']} in ({format_bytes(plan.swapped_in_bytes)})",
             f"  recomputes {counts['recompute']} tensors ({format_bytes(recomputed)})",
         ]
+    for loop in plan.loops:
+        lines += [f"  loop       {loop.iterations} iterations of {loop.name}, each under this plan:"]
+        lines += [f"    {line}" for line in describe(loop.plan).splitlines()[1:]]
     if plan.workspaces == "predicted":
         workspace = max(s.workspace_bytes for s in plan.segments)
         lines.append(

@@ -12,7 +12,7 @@ program, one after another, instead of the scan (`flatten.py`). Nothing is then 
 iteration of the forward pass leaves for the same iteration of the backward pass is a variable like any other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,22 +55,27 @@ class Stacked:
 
 
 def loop_of(equation: Any) -> Loop | None:
-    """The loop of a jaxpr's equation; None if it is no scan.
+    """The loop of a jaxpr's equation; None if it is no scan."""
+    if equation.primitive.name != "scan":
+        return None
+    return scan_of(equation.params, [v.aval for v in equation.invars], [v.aval for v in equation.outvars])
+
+
+def scan_of(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> Loop:
+    """The scan with these parameters, and these abstract values of its inputs and outputs.
 
     How many inputs are constants, carried and stacked is told from their shapes, since JAX says it in another form in every
     version.
     """
-    if equation.primitive.name != "scan":
-        return None
-    closed = equation.params["jaxpr"]
+    closed = params["jaxpr"]
     body = getattr(closed, "jaxpr", closed)
-    stacked = sum(given.aval.ndim == own.aval.ndim + 1 for given, own in zip(equation.invars, body.invars, strict=True))
-    carried = sum(given.aval.ndim == own.aval.ndim for given, own in zip(equation.outvars, body.outvars, strict=True))
+    stacked = sum(given.ndim == own.aval.ndim + 1 for given, own in zip(inputs, body.invars, strict=True))
+    carried = sum(given.ndim == own.aval.ndim for given, own in zip(outputs, body.outvars, strict=True))
     return Loop(
         body=body,
         body_consts=tuple(getattr(closed, "consts", ())),
-        length=int(equation.params["length"]),
-        reverse=bool(equation.params["reverse"]),
+        length=int(params["length"]),
+        reverse=bool(params["reverse"]),
         constants=len(body.invars) - carried - stacked,
         carried=carried,
     )

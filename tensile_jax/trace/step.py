@@ -38,7 +38,8 @@ class TracedStep:
     opened; `whole_graph` is that of plain jit's program, which has every loop as one operator. `in_tree` is the structure of
     `(args, kwargs)` without static arguments, and `out_tree` that of the result. `shardings` are the devices and memory spaces
     that the step itself names (`tensile_jax/trace/shardings.py`). `graph_of` makes the graph of another program of the step.
-    `notes` are sentences about the trace that its user should know.
+    `notes` are sentences about the trace that its user should know. `open_loops` and `respect_checkpoint` are what `trace_step` was
+    given.
     """
 
     traced: Any
@@ -50,6 +51,8 @@ class TracedStep:
     shardings: tuple[Any, ...]
     graph_of: Callable[[Program], Graph]
     notes: tuple[str, ...] = ()
+    open_loops: bool | None = None
+    respect_checkpoint: bool = False
 
     def region_of_rows(self) -> Region | None:
         """The part of the step that could be evaluated in chunks of rows, if there is one (`row_chunks.py`)."""
@@ -137,6 +140,8 @@ def trace_step(
         shardings_in(closed.jaxpr),
         graph_of,
         tuple(dict.fromkeys(opening.notes)),
+        open_loops,
+        respect_checkpoint,
     )
 
 

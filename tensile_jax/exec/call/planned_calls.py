@@ -30,6 +30,7 @@ from tensile_jax.exec.step.executor import WATCHED_FIRST, Executor, Observation,
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.exec.step.transfer import Device, Transfer, in_device_memory, to_device
+from tensile_jax.exec.step.variants import fastest_variant, prepare_for_less, variant_of
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace import shape_struct, trace_step
 
@@ -141,8 +142,8 @@ class PlannedCalls:
             return step.running.plan
         prepared, saved = self._trace(call, args, kwargs).prepared, self._request.saved_plan
         if saved is None:
-            return self._within_device(prepared, call, lambda: prepared.fastest_variant().predict())
-        refuse_saved(_variant_of(prepared, saved), saved)
+            return self._within_device(prepared, call, lambda: fastest_variant(prepared).predict())
+        refuse_saved(variant_of(prepared, saved), saved)
         return saved
 
     def prepared(self, args: _Args, kwargs: _Kwargs) -> PreparedStep:
@@ -178,9 +179,9 @@ class PlannedCalls:
         traced, saved = self._trace(call, args, kwargs), self._request.saved_plan
         prepared = traced.prepared
         if saved is None:
-            running = self._within_device(prepared, call, lambda: prepared.fastest_variant().prepare())
+            running = self._within_device(prepared, call, lambda: fastest_variant(prepared).prepare())
         else:
-            running = load(_variant_of(prepared, saved), saved)
+            running = load(variant_of(prepared, saved), saved)
         self._planned[call.signature] = step = PlannedStep(traced, running, _placer_of(traced, running))
         return step
 
@@ -244,11 +245,6 @@ class PlannedCalls:
         return _Traced(prepared, placement, settings, trace_s)
 
 
-def _variant_of(prepared: PreparedStep, saved: Plan) -> PreparedStep:
-    """The variant of the step that the saved plan is for; the step itself, if it is for none."""
-    return next((variant for variant in prepared.variants() if variant.graph.fingerprint == saved.fingerprint), prepared)
-
-
 def _placer_of(traced: _Traced, running: RunningPlan) -> Callable[[list[Any]], list[Any]]:
     """What gives the results of a plan the sharding that `jax.jit` gives them."""
     if running.executor is None:
@@ -270,7 +266,7 @@ def _plan_for_less(step: PlannedStep, call: Call, error: Exception) -> bool:
     lost = any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in call.leaves)
     if lost or not is_out_of_memory(error, effectful=effectful):
         return False
-    lower = prepared.prepare_for_less(step.running)
+    lower = prepare_for_less(step.running)
     if lower.executor is None:
         return False
     step.running, step.place = lower, _placer_of(step.traced, lower)
@@ -287,7 +283,7 @@ def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> A
         running.observations.append(watch)
     if executor.needs_lower_budget:
         executor.needs_lower_budget = False
-        lower = prepared.prepare_for_less(running)
+        lower = prepare_for_less(running)
         if lower is not running:
             lower.observations.append(watch or Observation(running.plan.peak_bytes))
             step.running = lower

@@ -9,7 +9,7 @@ budget that is known to work.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,12 +26,13 @@ from tensile_jax.exec.step.instructions import instructions_of
 from tensile_jax.exec.step.kept_plans import Kept, keep, kept_file, load
 from tensile_jax.exec.step.lower import SegmentBuilder
 from tensile_jax.exec.step.transfer import Transfer
-from tensile_jax.ir import TensorId
+from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.plan import Choice, DeviceProfile, Goal, Measured, Planned, Planner
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan_format import Plan, PolicyName, unranged
 from tensile_jax.trace import TracedStep
+from tensile_jax.trace.driven_loops import DrivenLoop
 
 _MOST_ATTEMPTS = 8
 _MOST_SLOWDOWN_ATTEMPTS = 4
@@ -39,11 +40,6 @@ _MARGIN = 0.01
 """The share of the limit that a plan keeps free for what predictions miss: twice that much at first, and once more after every
 attempt. On an H200 (`make bench-h200`), two budgets each of ResNet-50 and the decoder then need 7 rounds of compiling. Beginning
 with no margin, they needed 10."""
-# Not tuned: with chunks, results are rounded differently, so they must gain something.
-_FASTER = 0.98  # times the time with fewer chunks or without any
-_CHUNKS = (2, 4, 8)  # of rows
-_LARGE_PRODUCT = 1 / 16  # of plain jit's peak: if all tensors are smaller, they are not evaluated in chunks
-_LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
 
 Progress = Callable[[str, int, int], None]
 
@@ -120,61 +116,16 @@ class PreparedStep:
         self.out_of_memory = 0  # how often, under earlier plans
         self._whole: Any = None
         self._without_swaps: PreparedStep | None = None
-        self._variants: list[PreparedStep] | None = None
+        self.origin = self  # the step of which this one is a variant (`variants.py`)
+        self.variants: list[PreparedStep] | None = None  # this step and it in chunks of rows, once they were made
+        self.loops: list[DrivenLoop] | None = None  # those that could be driven, once they were sought
+        self.bodies: dict[OperatorId, PreparedStep] = {}  # of these loops, by the loop's operator, once they were traced
 
     def without_swaps(self) -> "PreparedStep":
         """The same step, from which only plans without swaps are made."""
         if self._without_swaps is None:
             self._without_swaps = PreparedStep(self.step, None, replace(self.options, may_swap=False), self.compiler)
         return self._without_swaps
-
-    def variants(self) -> list["PreparedStep"]:
-        """This step, and if its largest product is large, the same step with that in chunks of rows: fewer chunks first."""
-        if self._variants is None:
-            self._variants = [self, *self._in_row_chunks()]
-        for variant in self._variants:
-            variant.budget = self.budget
-        return self._variants
-
-    def _in_row_chunks(self) -> Iterator["PreparedStep"]:
-        region = self.step.region_of_rows()
-        if self.options.policy != "auto" or region is None:
-            return
-        if region.nbytes < _LARGE_PRODUCT * self.planner.whole_peak_bytes(self.measured):
-            return
-        for chunks in _CHUNKS:
-            step = self.step.in_row_chunks(chunks)
-            if step is not None:
-                variant = PreparedStep(step, self.budget, self.options, self.compiler)
-                variant.measured = Measured(whole=self.measured.whole)
-                yield variant
-
-    def fastest_variant(self) -> "PreparedStep":
-        """The variant that is predicted to be the fastest under the budget, or one with fewer chunks that is hardly slower.
-
-        If no variant is known to have a plan, it is the one that needs least. If the plan of the next higher budget fits, it is
-        the variant of that plan, so that a lower budget does not give a higher peak.
-        """
-        limit = self.limit()
-        if self.options.max_slowdown is not None or self.planner.whole_peak_bytes(self.measured) <= limit:
-            return self
-        if len(variants := self.variants()) == 1:
-            return self
-        entries = [
-            (entry, variant) for variant in variants for entry in confirmed_for(variant._kind).entries if entry.limit >= limit
-        ]
-        if entries:
-            entry, variant = min(entries, key=lambda found: found[0].limit)
-            if entry.peak_bytes <= limit:
-                return variant
-        best, best_us = self, float("inf")
-        for variant in variants:
-            variant_us = variant.planner.quick_us(limit, variant.measured)
-            if variant_us < (_FASTER * best_us if best_us < float("inf") else best_us):
-                best, best_us = variant, variant_us
-        if best_us == float("inf"):
-            return min(variants, key=lambda variant: variant.planner.floor_bytes(variant.measured))
-        return best
 
     def swapping_accesses(self) -> AccessSequence | None:
         """The accesses from which swaps are chosen for several jobs together; None if the policy does not take part in that."""
@@ -243,7 +194,7 @@ class PreparedStep:
         began = time.perf_counter()
         goal = self._goal()
         if self.options.policy == "auto" and goal.max_slowdown is None and not self.measured.workspaces:
-            known = confirmed_for((self._kind, self.measured.whole))
+            known = confirmed_for((self.kind, self.measured.whole))
             found = self._in_line_with(known, goal, self._predict_anew, self._predicted_choice)
             known.add(goal.limit, found.plan.peak_bytes, found.choice)
         else:
@@ -257,7 +208,7 @@ class PreparedStep:
             raise self.planner.no_verified_plan()
         if found is None:
             raise self._too_small(goal.limit, self.planner.floor_bytes(self.measured), "about ")
-        return Compiled(self._with_basis(found.plan), None, found.choice)
+        return Compiled(self.with_basis(found.plan), None, found.choice)
 
     def _predicted_choice(self, choice: Choice, goal: Goal) -> Compiled | None:
         """The plan of `choice` with estimated workspaces; None if the replay, which checks every plan, refuses it."""
@@ -265,7 +216,7 @@ class PreparedStep:
         return None if plan is None else Compiled(plan, None, choice)
 
     @property
-    def _kind(self) -> object:
+    def kind(self) -> object:
         """What must be equal for two steps to have the same plans."""
         options = self.options
         return self.graph.fingerprint, options.profile, options.state_memory, options.may_swap, self.compiler.device.device_kind
@@ -307,7 +258,7 @@ class PreparedStep:
         limit = goal.limit
         if self.options.policy != "auto":
             return self._search(goal)
-        confirmed = confirmed_for(self._kind)
+        confirmed = confirmed_for(self.kind)
         file = self._take_over(confirmed)
         found = self._in_line_with(confirmed, goal, self._search, self._compiled_choice)
         if confirmed.add(limit, found.plan.peak_bytes, found.choice) and file is not None:
@@ -349,7 +300,7 @@ class PreparedStep:
         """Add to `confirmed` what earlier processes have kept, unless this one has confirmed a choice itself; the file to keep
         it in."""
         order = [op.id for op in self.graph.operators]
-        file = kept_file(repr((self._kind, order, package_version(), jax.__version__, version("jaxlib"))))
+        file = kept_file(repr((self.kind, order, package_version(), jax.__version__, version("jaxlib"))))
         kept = None if file is None or confirmed.entries else load(file)
         if kept is None or not all(self.planner.is_possible(entry.choice) for entry in kept.choices):
             return file
@@ -437,9 +388,9 @@ class PreparedStep:
     def _plan_of(self, choice: Choice, goal: Goal) -> Plan | None:
         """The plan of `choice`; None if the replay, which checks every plan, refuses it."""
         plan = self.planner.plan_of(choice, goal, self.measured)
-        return None if plan is None else self._with_basis(plan)
+        return None if plan is None else self.with_basis(plan)
 
-    def _with_basis(self, plan: Plan) -> Plan:
+    def with_basis(self, plan: Plan) -> Plan:
         """The plan, which says what its budget was computed from, and what was done to the step."""
         budget = self.budget_in_bytes()
         mine = budget is not None and budget.nbytes == plan.budget_bytes
@@ -483,24 +434,6 @@ class PreparedStep:
             max(0, e.workspace(outputs=sum(size[t] for t in s.outputs), donated=sum(size[t] for t in s.donated)))
             for s, e in zip(plan.segments, executables, strict=True)
         ]
-
-    def prepare_for_less(self, running: "RunningPlan") -> "RunningPlan":
-        """A plan that needs less memory than `running`, under which the device ran out of memory; `running` if there is none.
-
-        The lower budget holds from then on. If there is no plan for it, the old budget holds again, and `running` continues,
-        which has just recovered.
-        """
-        before = self.budget
-        if running.lowest:
-            return running
-        self.budget = Budget(int(min(self.limit(), running.plan.peak_bytes) * _LOWER), None)
-        try:
-            lower = self.prepare()
-        except BudgetTooSmall:
-            self.budget, running.lowest = before, True
-            return running
-        self.out_of_memory += 1 if running.executor is None else running.executor.out_of_memory
-        return lower
 
     def _tell(self, what: str, done: int, of: int) -> None:
         if self.options.progress is not None:

@@ -1,6 +1,6 @@
 """Predicts, from a device profile, how long each operator of a step takes on a device.
 
-    operator_latency(o) = max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us)        by itself: a roofline
+    operator_latency(o) = max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o))    by itself: a roofline
 
 In an executable, XLA fuses light operators and reductions into the operators that use them, so that they cost what they add to
 the memory traffic:
@@ -38,7 +38,7 @@ class StepCosts:
 
 def operator_latency(operator: Operator, profile: DeviceProfile) -> float:
     """Microseconds that the operator takes by itself."""
-    return max(operator.flops / profile.flops_per_us, operator.nbytes / profile.bytes_per_us)
+    return max(operator.flops / profile.flops_per_us, operator.nbytes / profile.bytes_per_us, operator.least_us)
 
 
 def fused_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) -> tuple[float, ...]:

@@ -71,6 +71,9 @@ def check(plan: Plan, graph: Graph) -> None:
             if t not in device:
                 raise InvalidPlan(f"reads {graph.tensors[t].name}, which is not there", segment=index)
             moving_in.pop(t, None)
+        alone = [o for o in unranged((*segment.recomputes, *segment.operators)) if operator_of[o].alone]
+        if alone and unranged((*segment.recomputes, *segment.operators)) != alone[:1]:
+            raise InvalidPlan(f"runs {operator_of[alone[0]].name} with others, and it is a segment by itself", segment=index)
         made = _run(segment, index, operator_of, graph)
         again = set(unranged(segment.recomputes))
         for o in unranged(segment.operators):

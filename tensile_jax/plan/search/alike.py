@@ -134,7 +134,9 @@ def _highest(step: StepModel, iterations: Iterations, limit: float, measured: Me
         if base.step.base_bytes + max(map(base.step.bytes_of, held)) > limit:
             continue
         found = (0, len(base.places) - 1) if lower is None else cheapest_cuts(base, held, lower * limit)
-        cuts = iterations.everywhere([base.places[c] for c in found], stored_unless_swapped(step.dropped_at(price)))
+        cuts = iterations.everywhere(
+            [base.places[c] for c in {*found, *base.required}], stored_unless_swapped(step.dropped_at(price))
+        )
         schedule = _schedule(step, measured, cuts, drops[i])
         if schedule is not None and schedule.peak <= limit:
             mixed = (_mixed(step, iterations, measured, limit, cuts, drops[i], drop) for drop in drops[max(0, i - 2) : i])

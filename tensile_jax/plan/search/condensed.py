@@ -89,6 +89,7 @@ class Condensed:
         aliases: by the bit index of donated state, the bit index of the update that takes over its memory.
         at_begin, at_end: the sets of tensors on the device when the iteration begins, and that must be there when it ends.
         movable: the set of those that may be swapped.
+        alone: indices of `boundaries` after which one operator must be a segment by itself.
         pairs: bit indices of donated state that may be on the host across the iteration boundary, with its update's.
         base_bytes: the bytes of what the caller owns.
         small_bytes: small tensors that a segment holds, by the indices of its two boundaries.
@@ -114,6 +115,7 @@ class Condensed:
     at_begin: int
     at_end: int
     movable: int
+    alone: frozenset[int]
     pairs: tuple[tuple[int, int], ...]
     base_bytes: int
     small_bytes: np.ndarray
@@ -288,6 +290,7 @@ def condense(
         at_begin=sum(1 << bit[t] for t in order if begins[t] < 0),
         at_end=sum(1 << bit[t] for t in order if t in results),
         movable=sum(1 << bit[t] for t in ours if smallest_swap is not None and nbytes[t] >= smallest_swap),
+        alone=frozenset(i for i, place in enumerate(boundaries) if place < count and operators[place].alone),
         pairs=tuple((bit[old], bit[new]) for old, new in pairs if old in bit and new in bit),
         base_bytes=int(nbytes[owned].sum()),
         small_bytes=_small_bytes(liveness, small, last_needed, boundaries),

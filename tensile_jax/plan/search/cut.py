@@ -47,11 +47,12 @@ def cheapest_cuts(
 
     Args:
         stored: by possible boundary, the set of tensors on the device.
-        required: indices of boundaries that are always taken.
+        required: indices of boundaries that are always taken, beside those of operators that are alone.
         thorough: whether segments are extended farther, for cuts that are not repaired afterwards. It takes longer.
         spread: whether many segments with small excesses are preferred to a few with large ones. There may be excesses although
             there is a way without.
     """
+    required = {*required, *model.required}
     stop = _FAR_ABOVE * limit if thorough else limit
     everything = range(len(model.places))
     few = _narrow(model, stored, required)
@@ -77,6 +78,7 @@ def _narrow(model: Model, stored: Sequence[int], required: Collection[int]) -> l
 def least_peak(model: Model, stored: Sequence[int], required: Collection[int] = ()) -> float:
     """The least peak of any cut into two segments or more, of the boundaries where least is stored or of all of them, in
     bytes."""
+    required = {*required, *model.required}
     few = _narrow(model, stored, required)
     k = len(few)
     most = [0.0] + [float("inf")] * (k - 1)

@@ -59,6 +59,7 @@ class Model:
         self.alias_of = {new: old for old, new in step.aliases.items()}
         self.old_of = {new: old for old, new in step.pairs}
         self.new_of = dict(step.pairs)
+        self.required = frozenset(i + side for i in step.alone for side in (0, 1))  # boundaries that every schedule has
         self.updates = sum(1 << new for new in self.alias_of)
         ancestors: list[int] = []
         for i, recipe in enumerate(step.recipes):
@@ -122,6 +123,8 @@ class Model:
 
     def contents(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
         """The segment between two boundaries (indices of `Condensed.boundaries`); None if it cannot run."""
+        if b - a > 1 and any(a <= i < b for i in self.step.alone):
+            return None
         there &= self.relevant(a, b, wanted)
         key = a, b, there, wanted, aliased
         if key not in self._known:

@@ -1,0 +1,185 @@
+"""Runs a driven loop: every iteration of a long loop under the plan of its body (`trace/driven_loops.py`).
+
+In the plan of the step around it, the loop is a segment by itself, and `DrivenLoop` stands in the place of that segment's
+executable. An iteration takes its elements from the stacked arrays, runs the body's plan, and puts its parts into the stacks of
+results, in place. What is carried from one iteration to the next is the state of the body's plan: it is donated, and may rest in
+host memory between two iterations if the user allows for that. It is on the device when the loop begins and when it ends.
+
+    device bytes = inputs of the loop + stacks of results + copies of carried values that the loop may not overwrite
+                 + peak of the body's plan - its constants - what it carries
+
+since the body's plan counts its constants and what it carries, and they are here already.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import tree_leaves, tree_unflatten
+
+from tensile_jax.errors import OutOfMemory
+from tensile_jax.exec.step.compile import Compiler, Executable
+from tensile_jax.exec.step.executor import WATCHED_FIRST, Executor, Observation
+from tensile_jax.exec.step.lower import SegmentCode
+from tensile_jax.exec.step.prepared_step import RunningPlan
+from tensile_jax.exec.step.transfer import Transfer, on_host
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan_format import Segment
+from tensile_jax.trace import Immediate, nbytes_of, shape_struct
+from tensile_jax.trace.driven_loops import DrivenLoop as Loop
+
+
+def bytes_beside(loop: Loop, body: Graph, peak_bytes: int) -> int:
+    """What a driven loop needs beside its inputs and outputs, if the plan of its body has this peak and nothing is copied."""
+    shared = loop.loop.constants + loop.loop.carried
+    return max(0, peak_bytes - sum(body.tensors[t].nbytes for t in body.inputs[:shared]))
+
+
+class DrivenLoop:
+    """A loop that runs under the plan of its body, called like the executable of the segment that it is.
+
+    Args:
+        running: the plan of the body.
+        segment: the loop's segment in the plan of the step around it.
+        for_less: makes a plan of the body that needs less than this one (`variants.prepare_for_less`).
+    """
+
+    def __init__(
+        self, loop: Loop, running: RunningPlan, segment: Segment, for_less: Callable[[RunningPlan], RunningPlan]
+    ) -> None:
+        self.running = running
+        self._for_less = for_less
+        self._loop = loop
+        self._segment = segment
+        compiler = running.prepared.compiler
+        self._transfer = Transfer(compiler.device)
+        times = Counter(t for t in loop.inputs if not isinstance(t, Immediate))
+        self._waits = compiler.device.platform == "cpu"
+        self._taken = {t for t in segment.donated if times[t] == 1}
+        self._numbers = {
+            i: self._transfer.into(jnp.asarray(given.value, given.aval.dtype))
+            for i, given in enumerate(loop.inputs)
+            if isinstance(given, Immediate)
+        }
+        body, carried = loop.loop.body, loop.loop.carried
+        stacked = [shape_struct(v.aval) for v in body.invars[loop.loop.constants + carried :]]
+        parts = [shape_struct(v.aval) for v in body.outvars[carried:]]
+        self._take, self._begin, self._put = _stack_access(compiler, loop.loop.length, stacked, parts)
+
+    def executable(self, graph: Graph) -> Executable:
+        """This loop as the executable of its segment, with the bytes that it needs."""
+        loop, segment = self._loop, self._segment
+        size = [t.nbytes for t in graph.tensors]
+        inputs = sum(size[t] for t in {t for t in loop.inputs if not isinstance(t, Immediate)})
+        stacks = sum(size[t] for t in loop.outputs[loop.loop.carried :])
+        first = loop.loop.constants
+        carried = loop.inputs[first : first + loop.loop.carried]
+        copies = sum(size[new] for t, new in zip(carried, loop.outputs, strict=False) if t not in self._taken)
+        body = bytes_beside(loop, self.running.prepared.graph, self.running.plan.peak_bytes)
+        needed = inputs + stacks + copies + body
+        held = sum(size[t] for t in segment.inputs) + sum(size[t] for t in segment.outputs) - sum(size[t] for t in segment.donated)
+        outputs, donated = sum(size[t] for t in segment.outputs), sum(size[t] for t in segment.donated)
+        return Executable(self, max(0, needed - held), outputs, donated)
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        given = dict(zip(self._segment.inputs, values, strict=True))
+        try:
+            results = self._run(given)
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise OutOfMemory(
+                f"The device is out of memory in a loop, {self._loop.name}, of which some iterations have run. Lower budget=, or "
+                "free memory on the device. The step did not finish; donated arguments are gone, as after any failed donated call."
+            ) from error
+        return tuple(results[t] for t in self._segment.outputs)
+
+    def _run(self, given: dict[TensorId, Any]) -> dict[TensorId, Any]:
+        loop = self._loop.loop
+        values = [self._numbers[i] if isinstance(t, Immediate) else given[t] for i, t in enumerate(self._loop.inputs)]
+        first, last = loop.constants, loop.constants + loop.carried
+        constants, stacked = values[:first], values[last:]
+        carried = [
+            value if t in self._taken else self._transfer.copy_into(value)
+            for t, value in zip(self._loop.inputs[first:last], values[first:last], strict=True)
+        ]
+        del values
+        given.clear()
+        stacks: Sequence[Any] = ()
+        count = 0
+        for i in loop.order:
+            index = np.int32(i)
+            elements = self._take(index, *stacked) if stacked else ()
+            results = self._iterate([*constants, *carried, *elements], watched=count < WATCHED_FIRST)
+            carried, parts = results[: loop.carried], results[loop.carried :]
+            del results, elements
+            if parts:
+                stacks = self._begin(index, *parts) if count == 0 else self._put(index, *stacks, *parts)
+            del parts
+            if self._waits:  # as in `executor.py`
+                jax.block_until_ready((carried, stacks))
+            count += 1
+        carried = [self._transfer.into(value) if on_host(value) else value for value in carried]
+        return dict(zip(self._loop.outputs, (*carried, *stacks), strict=True))
+
+    def _iterate(self, arguments: list[Any], *, watched: bool) -> list[Any]:
+        """The results of one iteration, under the plan of the body."""
+        running = self.running
+        watch = Observation() if watched and len(running.observations) < WATCHED_FIRST else None
+        if running.executor is None:
+            args, kwargs = tree_unflatten(running.prepared.step.in_tree, arguments)
+            return tree_leaves(running.prepared.whole_executable()(*args, **kwargs))
+        results = running.executor.run(arguments, watch)
+        if watch is not None:
+            running.observations.append(watch)
+        self._plan_for_less(running, running.executor)
+        return results
+
+    def _plan_for_less(self, running: RunningPlan, executor: Executor) -> None:
+        """Run the next iterations under a plan that needs less, if the device was out of memory in this one."""
+        if executor.needs_lower_budget:
+            executor.needs_lower_budget = False
+            self.running = self._for_less(running)
+
+
+def _stack_access(
+    compiler: Compiler, length: int, elements: Sequence[Any], parts: Sequence[Any]
+) -> tuple[Callable[..., Sequence[Any]], Callable[..., Sequence[Any]], Callable[..., Sequence[Any]]]:
+    """Three executables: one takes an element of each stacked array, one begins stacks of parts, and one puts parts into them.
+
+    An array that is stacked has one axis more, the first, of `length`. Taking and putting have the index as their first argument;
+    putting then takes the stacks, whose memory it takes over, and the parts.
+    """
+
+    def take(index: Any, *stacks: Any) -> tuple[Any, ...]:
+        return tuple(_element(stack, index) for stack in stacks)
+
+    def begin(index: Any, *first: Any) -> tuple[Any, ...]:
+        return tuple(jnp.broadcast_to(part[None], (length, *part.shape)) for part in first)
+
+    def put(index: Any, *several: Any) -> tuple[Any, ...]:
+        count = len(several) // 2
+        pairs = zip(several[:count], several[count:], strict=True)
+        return tuple(jax.lax.dynamic_update_index_in_dim(stack, part, index, 0) for stack, part in pairs)
+
+    def code(name: str, function: Callable[..., Any], avals: Sequence[Any], donated: Sequence[int] = ()) -> SegmentCode:
+        content = (name, length, tuple((a.shape, a.dtype, a.weak_type) for a in avals), tuple(donated))
+        return SegmentCode(function, (shape_struct(np.int32(0)), *avals), tuple(donated), content)
+
+    def stacks_of(several: Sequence[Any]) -> list[Any]:
+        return [jax.ShapeDtypeStruct((length, *a.shape), a.dtype, weak_type=a.weak_type) for a in several]
+
+    codes = [
+        code("take an element", take, stacks_of(elements)),
+        code("begin a stack", begin, parts),
+        code("put a part", put, [*stacks_of(parts), *parts], range(1, len(parts) + 1)),
+    ]
+    take_, begin_, put_ = (executable.call for executable in compiler.compile(codes))
+    return take_, begin_, put_
+
+
+def _element(stack: Any, index: Any) -> Any:
+    return jax.lax.dynamic_index_in_dim(stack, index, 0, keepdims=False, allow_negative_indices=False)

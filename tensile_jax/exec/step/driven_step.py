@@ -1,0 +1,90 @@
+"""A step of which some loops run under plans of their own (`trace/driven_loops.py`), as a `PreparedStep`.
+
+The planner sees such a loop as an operator that needs so many bytes and so many microseconds. When the step is compiled, the plan
+of the loop's body is compiled, too, and its figures replace the predicted ones.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tensile_jax.exec.step.compile import Executable
+from tensile_jax.exec.step.driven_loop import DrivenLoop, bytes_beside
+from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
+from tensile_jax.ir import OperatorId
+from tensile_jax.plan import Measured
+from tensile_jax.plan_format import Plan, PlannedLoop, Segment, unranged
+from tensile_jax.trace.driven_loops import DrivenLoop as Loop
+from tensile_jax.trace.driven_loops import with_driven
+
+ForLess = Callable[[RunningPlan], RunningPlan]
+
+
+@dataclass(slots=True, eq=False)
+class Body:
+    """The body of a driven loop: its predicted plan, and what prepares that plan to run. `running` is that plan, once prepared."""
+
+    loop: Loop
+    prepared: PreparedStep
+    plan: Plan
+    prepare: Callable[[], RunningPlan]
+    running: RunningPlan | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the loop needs beside its inputs and outputs."""
+        return bytes_beside(self.loop, self.prepared.graph, self.plan.peak_bytes)
+
+    @property
+    def us(self) -> float:
+        """The predicted microseconds of the loop."""
+        return self.loop.loop.length * self.plan.step_us
+
+
+class DrivenStep(PreparedStep):
+    """The step of `origin`, of which the loops in `bodies` run under plans of their own.
+
+    Args:
+        for_less: makes a plan that needs less than a running one (`variants.prepare_for_less`).
+    """
+
+    def __init__(self, origin: PreparedStep, bodies: Mapping[OperatorId, Body], for_less: ForLess) -> None:
+        step = with_driven(origin.step, {o: (body.loop, body.nbytes, body.us) for o, body in bodies.items()})
+        super().__init__(step, origin.budget, origin.options, origin.compiler)
+        self.measured = Measured(whole=origin.measured.whole)
+        self.origin = origin
+        self.bodies = dict(bodies)
+        self._for_less = for_less
+
+    @property
+    def kind(self) -> object:
+        return super().kind, tuple((o, body.nbytes, body.us) for o, body in self.bodies.items())
+
+    def compile(self, plan: Plan) -> list[Executable]:
+        alone: dict[int, OperatorId] = {}
+        for index, segment in enumerate(plan.segments):
+            first = unranged(segment.operators)[0]
+            if first in self.bodies:
+                alone[index] = first
+        for o in alone.values():
+            self._prepare(self.bodies[o])
+        others = super().compile(replace(plan, segments=tuple(s for i, s in enumerate(plan.segments) if i not in alone)))
+        rest = iter(others)
+        return [self._loop(self.bodies[alone[i]], s) if i in alone else next(rest) for i, s in enumerate(plan.segments)]
+
+    def _prepare(self, body: Body) -> None:
+        """Compile the plan of a body, if that was not done yet."""
+        if body.running is None:
+            body.running = body.prepare()
+            body.plan = body.running.plan
+            self.plan_s += body.running.prepared.plan_s
+            self.compile_s += body.running.prepared.compile_s + body.running.prepared.jit_compile_s
+
+    def _loop(self, body: Body, segment: Segment) -> Executable:
+        assert body.running is not None
+        return DrivenLoop(body.loop, body.running, segment, self._for_less).executable(self.graph)
+
+    def with_basis(self, plan: Plan) -> Plan:
+        loops = () if plan.whole else tuple(
+            PlannedLoop(o, body.loop.name, body.loop.loop.length, body.plan) for o, body in self.bodies.items()
+        )  # fmt: skip
+        return replace(super().with_basis(plan), loops=loops)

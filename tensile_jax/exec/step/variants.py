@@ -1,0 +1,204 @@
+"""Chooses how a step is brought into a form that can be planned: as it is, or as one of its variants.
+
+    in chunks of rows    its largest product, and what is computed from that, is evaluated in 2, 4 or 8 chunks (`row_chunks.py`)
+    with driven loops    long loops run under plans of their own (`driven_step.py`)
+
+Only the policy `auto` has variants. A variant must be predicted to be faster than the step as it is, or the step as it is has no
+plan under the budget.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+from tensile_jax.budget import Budget
+from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.exec.step.confirmed_plans import confirmed_for
+from tensile_jax.exec.step.driven_step import Body, DrivenStep
+from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
+from tensile_jax.exec.step.saved_plan import load, refuse_saved
+from tensile_jax.ir import OperatorId
+from tensile_jax.plan import Measured
+from tensile_jax.plan_format import Plan
+from tensile_jax.trace import Immediate
+from tensile_jax.trace.driven_loops import DrivenLoop, driven_loops
+
+# Not tuned: with chunks, results are rounded differently, so they must gain something.
+_FASTER = 0.98  # times the time with fewer chunks or without any
+_CHUNKS = (2, 4, 8)  # of rows
+_LARGE_PRODUCT = 1 / 16  # of plain jit's peak: if all tensors are smaller, they are not evaluated in chunks
+_LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their inputs and outputs are not driven
+_LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
+_TRIES = 3  # budgets that are tried for the body of a loop, if the step around it holds more than it must
+
+
+def fastest_variant(prepared: PreparedStep) -> PreparedStep:
+    """The variant that is predicted to be the fastest under the budget, or a simpler one that is hardly slower.
+
+    If no variant is known to have a plan, it is the one that needs least. If the plan of the next higher budget fits, it is the
+    variant of that plan, so that a lower budget does not give a higher peak.
+    """
+    limit = prepared.limit()
+    if prepared.options.max_slowdown is not None or prepared.planner.whole_peak_bytes(prepared.measured) <= limit:
+        return prepared
+    if len(variants := [*_in_chunks_or_not(prepared), *_driven(prepared, limit)]) == 1:
+        return prepared
+    entries = [
+        (entry, variant) for variant in variants for entry in confirmed_for(variant.kind).entries if entry.limit >= limit
+    ]
+    if entries:
+        entry, variant = min(entries, key=lambda found: found[0].limit)
+        if entry.peak_bytes <= limit:
+            return variant
+    best, best_us = prepared, float("inf")
+    for variant in variants:
+        variant_us = variant.planner.quick_us(limit, variant.measured)
+        if variant_us < (_FASTER * best_us if best_us < float("inf") else best_us):
+            best, best_us = variant, variant_us
+    if best_us == float("inf"):
+        return min(variants, key=lambda variant: variant.planner.floor_bytes(variant.measured))
+    return best
+
+
+def variant_of(prepared: PreparedStep, saved: Plan) -> PreparedStep:
+    """The variant of the step that the saved plan is for; the step itself, if it is for none."""
+    if saved.loops:
+        return _driven_as(prepared, saved) or prepared
+    found = (variant for variant in _in_chunks_or_not(prepared) if variant.graph.fingerprint == saved.fingerprint)
+    return next(found, prepared)
+
+
+def prepare_for_less(running: RunningPlan) -> RunningPlan:
+    """A plan that needs less memory than `running`, under which the device ran out of memory; `running` if there is none.
+
+    The lower budget holds from then on. If there is no plan for it, the old budget holds again, and `running` continues, which
+    has just recovered.
+    """
+    prepared, origin = running.prepared, running.prepared.origin
+    before = origin.budget
+    if running.lowest:
+        return running
+    origin.budget = Budget(int(min(prepared.limit(), running.plan.peak_bytes) * _LOWER), None)
+    try:
+        lower = fastest_variant(origin).prepare()
+    except BudgetTooSmall:
+        origin.budget, running.lowest = before, True
+        return running
+    lower.prepared.out_of_memory += 1 if running.executor is None else running.executor.out_of_memory
+    return lower
+
+
+# -- in chunks of rows ----------------------------------------------------------------------------------------------------------
+
+
+def _in_chunks_or_not(prepared: PreparedStep) -> list[PreparedStep]:
+    """The step, and if its largest product is large, the same step with that in chunks of rows: fewer chunks first."""
+    if prepared.variants is None:
+        prepared.variants = [prepared, *_in_row_chunks(prepared)]
+    for variant in prepared.variants:
+        variant.budget = prepared.budget
+    return prepared.variants
+
+
+def _in_row_chunks(prepared: PreparedStep) -> Iterator[PreparedStep]:
+    region = prepared.step.region_of_rows()
+    if prepared.options.policy != "auto" or region is None:
+        return
+    if region.nbytes < _LARGE_PRODUCT * prepared.planner.whole_peak_bytes(prepared.measured):
+        return
+    for chunks in _CHUNKS:
+        step = prepared.step.in_row_chunks(chunks)
+        if step is not None:
+            variant = PreparedStep(step, prepared.budget, prepared.options, prepared.compiler)
+            variant.measured = Measured(whole=prepared.measured.whole)
+            variant.origin = prepared
+            yield variant
+
+
+# -- with driven loops ----------------------------------------------------------------------------------------------------------
+
+
+def _driven(prepared: PreparedStep, limit: float) -> list[PreparedStep]:
+    """The step with those loops driven that need too much under the limit as they are; nothing if there are none."""
+    if prepared.options.policy != "auto":
+        return []
+    least = _LARGE_LOOP * prepared.planner.whole_peak_bytes(prepared.measured)
+    inner = {op.id: op.inner for op in prepared.graph.operators}
+    around = {loop.operator: _bytes_around(prepared, loop) for loop in _loops(prepared)}
+    loops = [
+        loop for loop in _loops(prepared)
+        if inner[loop.operator] >= least and around[loop.operator] + inner[loop.operator] > limit
+    ]  # fmt: skip
+    if not loops:
+        return []
+    less = 0
+    for _ in range(_TRIES):
+        bodies = {loop.operator: _body_under(prepared, loop, limit - around[loop.operator] - less) for loop in loops}
+        variant = DrivenStep(prepared, bodies, prepare_for_less)
+        above = variant.planner.floor_bytes(variant.measured) - limit
+        if above <= 0:
+            break
+        less += above
+    return [variant]
+
+
+def _loops(prepared: PreparedStep) -> list[DrivenLoop]:
+    """The loops of a step that could be driven."""
+    if prepared.loops is None:
+        prepared.loops = driven_loops(prepared.step)
+    return prepared.loops
+
+
+def _bytes_around(prepared: PreparedStep, loop: DrivenLoop) -> int:
+    """What is on the device while a loop runs, beside what the loop needs inside: its inputs and outputs, and the caller's."""
+    graph, liveness = prepared.graph, prepared.planner.step.liveness
+    there = {t for t in loop.inputs if not isinstance(t, Immediate)}
+    taken_over = {new for old, new in liveness.aliases if old in there}
+    return sum(graph.tensors[t].nbytes for t in {*there, *liveness.kept_by_caller, *loop.outputs} - taken_over)
+
+
+def _body(prepared: PreparedStep, loop: DrivenLoop) -> PreparedStep:
+    """The body of a loop, traced as a step once."""
+    found = prepared.bodies.get(loop.operator)
+    if found is None:
+        found = PreparedStep(loop.traced_body(prepared.step), None, prepared.options, prepared.compiler)
+        prepared.bodies[loop.operator] = found
+    return found
+
+
+def _body_under(prepared: PreparedStep, loop: DrivenLoop, beside: float) -> Body:
+    """The body of a loop that may need so many bytes beside its inputs and outputs; or that needs the least, if it needs more."""
+    body = _body(prepared, loop)
+    shared = body.graph.inputs[: loop.loop.constants + loop.loop.carried]
+    most = int(beside) + sum(body.graph.tensors[t].nbytes for t in shared)
+    for nbytes in (most, None):
+        if nbytes is None:  # the least is wanted, although it is too much
+            nbytes = min(v.planner.floor_bytes(v.measured) for v in _in_chunks_or_not(body))
+        body.budget = Budget(max(nbytes, 1), None)
+        chosen = fastest_variant(body)
+        try:
+            return Body(loop, chosen, chosen.predict(), partial(_prepared, body, chosen, nbytes))
+        except BudgetTooSmall:
+            continue
+    raise AssertionError("a step has a plan under its own floor")
+
+
+def _prepared(body: PreparedStep, chosen: PreparedStep, nbytes: int) -> RunningPlan:
+    """The plan of a body under this budget, compiled."""
+    body.budget = chosen.budget = Budget(max(nbytes, 1), None)
+    return chosen.prepare()
+
+
+def _driven_as(prepared: PreparedStep, saved: Plan) -> PreparedStep | None:
+    """The step with the loops driven that are driven in a saved plan; None if the step has no such loops."""
+    known = {loop.operator: loop for loop in _loops(prepared)}
+    bodies: dict[OperatorId, Body] = {}
+    for planned in saved.loops:
+        loop = known.get(planned.operator)
+        if loop is None:
+            return None
+        body = _body(prepared, loop)
+        body.budget = None
+        chosen = variant_of(body, planned.plan)
+        refuse_saved(chosen, planned.plan)
+        bodies[planned.operator] = Body(loop, chosen, planned.plan, partial(load, chosen, planned.plan))
+    return DrivenStep(prepared, bodies, prepare_for_less)

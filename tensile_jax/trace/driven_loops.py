@@ -1,0 +1,137 @@
+"""Traces the body of a long loop as a step of its own, so that it can be planned as one.
+
+A loop with too many iterations to be opened (`opening.py`) is one operator. If its body trains a network, as a loop over the
+updates of a training does, the body's memory is that of a whole train step, and no plan of the step around it can lower that. So
+the body is traced as a step: what the loop carries is the state of that step, and what stays the same and the elements of stacked
+arrays are its batch. A *driven* loop runs under a plan of that step, one iteration after another (`exec/step/driven_loop.py`).
+
+In the graph of the step around it, a driven loop is an operator that is `alone`, so that a segment begins before it and ends
+after it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from tensile_jax.ir import OperatorId, TensorId
+from tensile_jax.trace.avals import shape_struct
+from tensile_jax.trace.cost import kind_of
+from tensile_jax.trace.flatten import Equation, Immediate, closed, flatten
+from tensile_jax.trace.graph import variable_ids
+from tensile_jax.trace.loops import Loop, scan_of
+from tensile_jax.trace.step import Boundary, TracedStep, trace_step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrivenLoop:
+    """A loop of a step, as an operator of its graph, whose body can be planned.
+
+    `inputs` are the scan's inputs, constants first, then carried ones, then stacked ones: tensors of the step, or values that are
+    written into its program. `outputs` are the scan's outputs, carried ones first.
+    """
+
+    operator: OperatorId
+    name: str
+    loop: Loop
+    inputs: tuple[TensorId | Immediate, ...]
+    outputs: tuple[TensorId, ...]
+    names: tuple[str, ...]
+
+    def traced_body(self, step: TracedStep) -> TracedStep:
+        """The body of this loop of `step`, as a step `(constants, carried, elements) -> (carried, parts)`.
+
+        The carried values are donated.
+        """
+        iteration = _Body(self)
+        shapes = [shape_struct(v.aval) for v in self.loop.body.invars]
+        first, last = self.loop.constants, self.loop.constants + self.loop.carried
+        return trace_step(
+            jax.jit(iteration, donate_argnums=1),
+            iteration,
+            (shapes[:first], shapes[first:last], shapes[last:]),
+            {},
+            open_loops=step.open_loops,
+            respect_checkpoint=step.respect_checkpoint,
+        )
+
+
+class _Body:
+    """A loop's body as a function, which names its arguments as the step around it does."""
+
+    def __init__(self, driven: DrivenLoop) -> None:
+        loop = driven.loop
+        self.__name__ = driven.name
+        self._driven = driven
+        self._run = jaxpr_as_fun(ClosedJaxpr(loop.body, list(loop.body_consts)))
+
+    def __call__(self, constants: Sequence[Any], carried: Sequence[Any], elements: Sequence[Any]) -> Any:
+        results = self._run(*constants, *carried, *elements)
+        count = self._driven.loop.carried
+        return list(results[:count]), list(results[count:])
+
+    def boundary(self, args_info: Any, out_info: Any, static: Any) -> Boundary:
+        """The names of the body's arguments and results, and pairs of positions of what is carried."""
+        loop, names = self._driven.loop, self._driven.names
+        first, last = loop.constants, loop.constants + loop.carried
+        elements = [f"{name}[i]" for name in names[last:]]
+        parts = [f"part {i} of the results" for i in range(len(loop.body.outvars) - loop.carried)]
+        results = [f"{name} (next)" for name in names[first:last]]
+        return Boundary([*names[:last], *elements], [*results, *parts], [(first + i, i) for i in range(loop.carried)])
+
+
+def driven_loops(step: TracedStep) -> list[DrivenLoop]:
+    """The loops of a step that stayed whole and can be driven: scans without mutable references that do heavy work.
+
+    There are none if the step was traced with `open_loops=False`.
+    """
+    if step.open_loops is False:
+        return []
+    ids = variable_ids(step.program)
+    return [
+        _driven(step, OperatorId(o), equation, ids)
+        for o, equation in enumerate(step.program.equations)
+        if isinstance(equation.primitive, jax.extend.core.Primitive) and equation.primitive.name == "scan" and _is_heavy(equation)
+    ]
+
+
+def _is_heavy(scan: Equation) -> bool:
+    return any(kind_of(e) == "heavy" for e in flatten(closed(scan.params["jaxpr"])).equations)
+
+
+def _driven(step: TracedStep, o: OperatorId, equation: Equation, ids: Mapping[int, TensorId]) -> DrivenLoop:
+    program = step.program
+    avals = [program.avals[atom] if isinstance(atom, int) else atom.aval for atom in equation.inputs]
+    loop = scan_of(equation.params, avals, [program.avals[v] for v in equation.outputs])
+    inputs = tuple(ids[atom] if isinstance(atom, int) else atom for atom in equation.inputs)
+    tensors = step.graph.tensors
+    names = tuple(
+        f"value {i} of the loop" if isinstance(given, Immediate) else tensors[given].name for i, given in enumerate(inputs)
+    )
+    return DrivenLoop(o, step.graph.operators[o].name, loop, inputs, tuple(ids[v] for v in equation.outputs), names)
+
+
+def with_driven(step: TracedStep, needs: Mapping[OperatorId, tuple[DrivenLoop, int, float]]) -> TracedStep:
+    """The same step, in which these loops are driven.
+
+    Args:
+        needs: by operator, the loop, the bytes that it needs beside its inputs and outputs, and its microseconds.
+    """
+    graph = step.graph
+    operators = tuple(
+        replace(op, alone=True, effectful=True, inner=needs[op.id][1], least_us=needs[op.id][2]) if op.id in needs else op
+        for op in graph.operators
+    )
+    fingerprint = sha256(repr((graph.fingerprint, "driven", sorted(needs))).encode()).hexdigest()[:32]
+    lengths = {driven.loop.length for driven, _, _ in needs.values()}
+    notes = [note for note in step.notes if not note.startswith(tuple(f"A loop of {length} iterations" for length in lengths))]
+    notes += [
+        f"The {driven.loop.length} iterations of {driven.name} run one after another, each under a plan of its own."
+        for driven, _, _ in needs.values()
+    ]
+    return replace(step, graph=replace(graph, operators=operators, fingerprint=fingerprint), notes=tuple(dict.fromkeys(notes)))
+
+
