@@ -25,6 +25,7 @@ from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.plan import Measured
 from tensile_jax.trace import TracedStep, trace_step
 
@@ -102,7 +103,7 @@ def _planned(layers: int, budget: float, plain_bytes: int) -> dict[str, Any]:
     prepared = PreparedStep(step, Budget(int(budget), None), Options("auto", load_profile("h200"), "device"), compiler)
     prepared.measured = Measured(whole=plain_bytes)
     began = time.perf_counter()
-    prepared = prepared.fastest_variant()
+    prepared = fastest_variant(prepared)
     planning_s = time.perf_counter() - began
     try:
         found = prepared.choose_and_compile()

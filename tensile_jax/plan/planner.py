@@ -186,6 +186,17 @@ class Planner:
         assert choice is not None  # every policy has a choice for the limit `LEAST`
         return choice
 
+    def least_plan(self, measured: Measured) -> Plan:
+        """The plan of that choice, made for no limit.
+
+        Raises:
+            TensileError: its replay refuses it.
+        """
+        plan = self.plan_of(self.least_choice(measured), Goal(float("inf")), measured)
+        if plan is None:
+            raise self.no_verified_plan()
+        return plan
+
     def least_limit(self, max_slowdown: float, measured: Measured) -> float:
         """The least limit that has a plan of at most `max_slowdown` times the time of the step as one executable.
 
@@ -285,12 +296,15 @@ class Planner:
         """The policy's choice, then others in case its plan is refused.
 
         The others are the policy's choices for lower limits, then the choices of the other policies, then the step as one
-        executable. There are none if the policy has no choice under the limit: then the budget is too small for it.
+        executable. There are none if the policy has no choice under the limit: then the budget is too small for it. Only `auto`
+        knows of operators that are alone.
         """
         first = self._policy(self.step, limit, measured)
         if first is None:
             return
-        for policy in (self._policy, *(p for p in POLICIES.values() if p is not self._policy)):
+        any_alone = any(op.alone for op in self.graph.operators)
+        others = () if any_alone else (p for p in POLICIES.values() if p is not self._policy)
+        for policy in (self._policy, *others):
             lower, choice = limit, first if policy is self._policy else policy(self.step, limit, measured)
             for _ in range(_MOST_REFUSED):
                 if choice is None:

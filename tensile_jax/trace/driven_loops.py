@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.trace.avals import shape_struct
@@ -94,7 +94,7 @@ def driven_loops(step: TracedStep) -> list[DrivenLoop]:
     return [
         _driven(step, OperatorId(o), equation, ids)
         for o, equation in enumerate(step.program.equations)
-        if isinstance(equation.primitive, jax.extend.core.Primitive) and equation.primitive.name == "scan" and _is_heavy(equation)
+        if isinstance(equation.primitive, Primitive) and equation.primitive.name == "scan" and _is_heavy(equation)
     ]
 
 
@@ -133,5 +133,3 @@ def with_driven(step: TracedStep, needs: Mapping[OperatorId, tuple[DrivenLoop, i
         for driven, _, _ in needs.values()
     ]
     return replace(step, graph=replace(graph, operators=operators, fingerprint=fingerprint), notes=tuple(dict.fromkeys(notes)))
-
-

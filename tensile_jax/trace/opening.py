@@ -11,7 +11,7 @@ scan is opened if
 
 Layers of a network and parts of a batch are like that. Time steps of a recurrent network are mostly too many.
 `open_loops=True` opens every scan, and `open_loops=False` none. Loops without a fixed number of iterations stay whole, and so do
-those that work on mutable references.
+those that work on mutable references. Of the scans that stay whole, some run under a plan of their body (`driven_loops.py`).
 """
 
 from typing import Any

@@ -38,8 +38,8 @@ class TracedStep:
     opened; `whole_graph` is that of plain jit's program, which has every loop as one operator. `in_tree` is the structure of
     `(args, kwargs)` without static arguments, and `out_tree` that of the result. `shardings` are the devices and memory spaces
     that the step itself names (`tensile_jax/trace/shardings.py`). `graph_of` makes the graph of another program of the step.
-    `notes` are sentences about the trace that its user should know. `open_loops` and `respect_checkpoint` are what `trace_step` was
-    given.
+    `notes` are sentences about the trace that its user should know. `open_loops` and `respect_checkpoint` are what
+    `trace_step` was given.
     """
 
     traced: Any

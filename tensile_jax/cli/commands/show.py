@@ -2,6 +2,7 @@
 
 Without an option the command prints the whole plan: its memory curve, and tables of segments, swaps, recomputed scopes and the
 largest tensors. `--segment` prints one segment. `--tensor` prints all events of the tensors whose name contains a given text.
+`--loop` does all of that with the plan of a loop's body, for loops whose iterations run under plans of their own.
 
 The memory curve has one bar for each segment:
 
@@ -44,12 +45,15 @@ _WHAT_HAPPENS = {
 @click.argument("plan_file", metavar="PLAN.JSON", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--segment", metavar="N", type=int, help="Only segment N, in detail.")
 @click.option("--tensor", metavar="TEXT", help="Only the life of tensors whose name contains TEXT.")
+@click.option("--loop", metavar="N", type=int, help="The plan of the body of loop N, in place of the whole plan.")
 @click.option("--top", metavar="N", type=POSITIVE_COUNT, default=12, show_default=True, help="Rows in a table.")
-def show(plan_file: Path, segment: int | None, tensor: str | None, top: int) -> None:
+def show(plan_file: Path, segment: int | None, tensor: str | None, loop: int | None, top: int) -> None:
     """Show what the saved plan PLAN.JSON does, when and why, and its memory curve."""
     if segment is not None and tensor is not None:
         raise Refusal("--segment and --tensor exclude each other. Leave one of them out.")
     plan = Plan.load(plan_file)
+    if loop is not None:
+        plan = _body_of_loop(plan, loop)
     console = readable_console(_READABLE_WIDTH, highlight=False, markup=False)
     if segment is not None:
         _show_segment(plan, segment, top, console)
@@ -57,6 +61,13 @@ def show(plan_file: Path, segment: int | None, tensor: str | None, top: int) -> 
         _show_tensors(plan, tensor, top, console)
     else:
         _show_all(plan, top, console)
+
+
+def _body_of_loop(plan: Plan, index: int) -> Plan:
+    if not 0 <= index < len(plan.loops):
+        has = f"the plan has loops 0 to {len(plan.loops) - 1}" if plan.loops else "no loop of the plan has a plan of its own"
+        raise Refusal(f"--loop={index}: {has}. {'Name one of these.' if plan.loops else 'Leave it out.'}")
+    return plan.loops[index].plan
 
 
 def _show_all(plan: Plan, top: int, console: Console) -> None:
@@ -75,7 +86,7 @@ def _show_all(plan: Plan, top: int, console: Console) -> None:
         console,
         [
             f"Released after their last use: {len(released)} tensors, {format_bytes(sum(released))}",
-            "More: --segment N, --tensor TEXT.",
+            "More: --segment N, --tensor TEXT" + (", --loop N." if plan.loops else "."),
         ],
     )
 

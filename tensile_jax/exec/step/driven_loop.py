@@ -28,7 +28,7 @@ from tensile_jax.exec.step.prepared_step import RunningPlan
 from tensile_jax.exec.step.transfer import Transfer, on_host
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan_format import Segment
-from tensile_jax.trace import Immediate, nbytes_of, shape_struct
+from tensile_jax.trace import Immediate, shape_struct
 from tensile_jax.trace.driven_loops import DrivenLoop as Loop
 
 
@@ -80,8 +80,8 @@ class DrivenLoop:
         copies = sum(size[new] for t, new in zip(carried, loop.outputs, strict=False) if t not in self._taken)
         body = bytes_beside(loop, self.running.prepared.graph, self.running.plan.peak_bytes)
         needed = inputs + stacks + copies + body
-        held = sum(size[t] for t in segment.inputs) + sum(size[t] for t in segment.outputs) - sum(size[t] for t in segment.donated)
         outputs, donated = sum(size[t] for t in segment.outputs), sum(size[t] for t in segment.donated)
+        held = sum(size[t] for t in segment.inputs) + outputs - donated
         return Executable(self, max(0, needed - held), outputs, donated)
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
@@ -92,8 +92,8 @@ class DrivenLoop:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             raise OutOfMemory(
-                f"The device is out of memory in a loop, {self._loop.name}, of which some iterations have run. Lower budget=, or "
-                "free memory on the device. The step did not finish; donated arguments are gone, as after any failed donated call."
+                f"The device is out of memory in a loop, {self._loop.name}, of which some iterations have run. Lower budget=, "
+                "or free memory on the device. The step did not finish; donated arguments are gone, as after any such failure."
             ) from error
         return tuple(results[t] for t in self._segment.outputs)
 

@@ -21,7 +21,7 @@ ForLess = Callable[[RunningPlan], RunningPlan]
 
 @dataclass(slots=True, eq=False)
 class Body:
-    """The body of a driven loop: its predicted plan, and what prepares that plan to run. `running` is that plan, once prepared."""
+    """The body of a driven loop: its predicted plan, and what prepares that plan to run. `running` is that plan, prepared."""
 
     loop: Loop
     prepared: PreparedStep

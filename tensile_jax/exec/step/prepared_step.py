@@ -119,7 +119,7 @@ class PreparedStep:
         self.origin = self  # the step of which this one is a variant (`variants.py`)
         self.variants: list[PreparedStep] | None = None  # this step and it in chunks of rows, once they were made
         self.loops: list[DrivenLoop] | None = None  # those that could be driven, once they were sought
-        self.bodies: dict[OperatorId, PreparedStep] = {}  # of these loops, by the loop's operator, once they were traced
+        self.traced_bodies: dict[OperatorId, PreparedStep] = {}  # of these loops, by the loop's operator, once they were traced
 
     def without_swaps(self) -> "PreparedStep":
         """The same step, from which only plans without swaps are made."""

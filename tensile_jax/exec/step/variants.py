@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from tensile_jax.budget import Budget
-from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.errors import BudgetTooSmall, PlanFileError
 from tensile_jax.exec.step.confirmed_plans import confirmed_for
 from tensile_jax.exec.step.driven_step import Body, DrivenStep
 from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
@@ -28,7 +28,7 @@ _CHUNKS = (2, 4, 8)  # of rows
 _LARGE_PRODUCT = 1 / 16  # of plain jit's peak: if all tensors are smaller, they are not evaluated in chunks
 _LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their inputs and outputs are not driven
 _LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
-_TRIES = 3  # budgets that are tried for the body of a loop, if the step around it holds more than it must
+_FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body leaves to the small tensors around the loop
 
 
 def fastest_variant(prepared: PreparedStep) -> PreparedStep:
@@ -42,9 +42,7 @@ def fastest_variant(prepared: PreparedStep) -> PreparedStep:
         return prepared
     if len(variants := [*_in_chunks_or_not(prepared), *_driven(prepared, limit)]) == 1:
         return prepared
-    entries = [
-        (entry, variant) for variant in variants for entry in confirmed_for(variant.kind).entries if entry.limit >= limit
-    ]
+    entries = [(entry, variant) for variant in variants for entry in confirmed_for(variant.kind).entries if entry.limit >= limit]
     if entries:
         entry, variant = min(entries, key=lambda found: found[0].limit)
         if entry.peak_bytes <= limit:
@@ -62,7 +60,7 @@ def fastest_variant(prepared: PreparedStep) -> PreparedStep:
 def variant_of(prepared: PreparedStep, saved: Plan) -> PreparedStep:
     """The variant of the step that the saved plan is for; the step itself, if it is for none."""
     if saved.loops:
-        return _driven_as(prepared, saved) or prepared
+        return _driven_as(prepared, saved)
     found = (variant for variant in _in_chunks_or_not(prepared) if variant.graph.fingerprint == saved.fingerprint)
     return next(found, prepared)
 
@@ -83,6 +81,8 @@ def prepare_for_less(running: RunningPlan) -> RunningPlan:
     except BudgetTooSmall:
         origin.budget, running.lowest = before, True
         return running
+    if lower.prepared is not prepared:
+        lower.prepared.out_of_memory = prepared.out_of_memory
     lower.prepared.out_of_memory += 1 if running.executor is None else running.executor.out_of_memory
     return lower
 
@@ -130,15 +130,14 @@ def _driven(prepared: PreparedStep, limit: float) -> list[PreparedStep]:
     ]  # fmt: skip
     if not loops:
         return []
-    less = 0
-    for _ in range(_TRIES):
-        bodies = {loop.operator: _body_under(prepared, loop, limit - around[loop.operator] - less) for loop in loops}
+    free = _FREE * limit
+    while True:
+        bodies = {loop.operator: _body_under(prepared, loop, limit - around[loop.operator] - free) for loop in loops}
         variant = DrivenStep(prepared, bodies, prepare_for_less)
         above = variant.planner.floor_bytes(variant.measured) - limit
-        if above <= 0:
-            break
-        less += above
-    return [variant]
+        if above <= 0 or free > _MOST_FREE * limit or any(body.plan.budget_bytes is None for body in bodies.values()):
+            return [variant]
+        free += above + _FREE * limit
 
 
 def _loops(prepared: PreparedStep) -> list[DrivenLoop]:
@@ -158,10 +157,10 @@ def _bytes_around(prepared: PreparedStep, loop: DrivenLoop) -> int:
 
 def _body(prepared: PreparedStep, loop: DrivenLoop) -> PreparedStep:
     """The body of a loop, traced as a step once."""
-    found = prepared.bodies.get(loop.operator)
+    found = prepared.traced_bodies.get(loop.operator)
     if found is None:
         found = PreparedStep(loop.traced_body(prepared.step), None, prepared.options, prepared.compiler)
-        prepared.bodies[loop.operator] = found
+        prepared.traced_bodies[loop.operator] = found
     return found
 
 
@@ -170,16 +169,13 @@ def _body_under(prepared: PreparedStep, loop: DrivenLoop, beside: float) -> Body
     body = _body(prepared, loop)
     shared = body.graph.inputs[: loop.loop.constants + loop.loop.carried]
     most = int(beside) + sum(body.graph.tensors[t].nbytes for t in shared)
-    for nbytes in (most, None):
-        if nbytes is None:  # the least is wanted, although it is too much
-            nbytes = min(v.planner.floor_bytes(v.measured) for v in _in_chunks_or_not(body))
-        body.budget = Budget(max(nbytes, 1), None)
-        chosen = fastest_variant(body)
-        try:
-            return Body(loop, chosen, chosen.predict(), partial(_prepared, body, chosen, nbytes))
-        except BudgetTooSmall:
-            continue
-    raise AssertionError("a step has a plan under its own floor")
+    body.budget = Budget(max(most, 1), None)
+    chosen = fastest_variant(body)
+    try:
+        plan = chosen.predict()
+    except BudgetTooSmall as refusal:
+        most, plan = refusal.floor_bytes, chosen.planner.least_plan(chosen.measured)
+    return Body(loop, chosen, plan, partial(_prepared, body, chosen, most))
 
 
 def _prepared(body: PreparedStep, chosen: PreparedStep, nbytes: int) -> RunningPlan:
@@ -188,14 +184,21 @@ def _prepared(body: PreparedStep, chosen: PreparedStep, nbytes: int) -> RunningP
     return chosen.prepare()
 
 
-def _driven_as(prepared: PreparedStep, saved: Plan) -> PreparedStep | None:
-    """The step with the loops driven that are driven in a saved plan; None if the step has no such loops."""
+def _driven_as(prepared: PreparedStep, saved: Plan) -> PreparedStep:
+    """The step with the loops driven that are driven in a saved plan.
+
+    Raises:
+        PlanFileError: the step has no such loops, or the plan of a body is for another one.
+    """
     known = {loop.operator: loop for loop in _loops(prepared)}
     bodies: dict[OperatorId, Body] = {}
     for planned in saved.loops:
         loop = known.get(planned.operator)
-        if loop is None:
-            return None
+        if loop is None or loop.loop.length != planned.iterations:
+            raise PlanFileError(
+                f"plan= has a loop of {planned.iterations} iterations, {planned.name}, which is not in this step. Make a new one "
+                "with step.plan(...)."
+            )
         body = _body(prepared, loop)
         body.budget = None
         chosen = variant_of(body, planned.plan)

@@ -70,8 +70,10 @@ class Liveness:
 
     @cached_property
     def made_once(self) -> frozenset[TensorId]:
-        """The results of effectful operators. They are kept as long as they are needed, since their operators never run again."""
-        return frozenset(t for op in self.graph.operators if op.effectful for t in op.outputs)
+        """The results of effectful operators, and what operators read that are alone. They are kept as long as they are needed:
+        effectful operators never run again, and nothing else runs in the segment of an operator that is alone."""
+        results = {t for op in self.graph.operators if op.effectful for t in op.outputs}
+        return frozenset(results.union(*(op.inputs for op in self.graph.operators if op.alone)))
 
     @cached_property
     def relayout(self) -> np.ndarray:

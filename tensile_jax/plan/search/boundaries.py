@@ -12,9 +12,9 @@ _MOST = 192  # possible boundaries; `make bench-constants`: steps take as long w
 def possible_boundaries(retention: Retention, stored: np.ndarray) -> tuple[int, ...]:
     """Places before which a segment may begin, with 0 and the number of operators.
 
-    An operator that is alone has one on each side. Between any two heavy operators, it is the earliest place at which least is stored. Where light operators between them make
-    much, as an optimizer does, there are several. A late place would split what XLA fuses (measured for the design: 15 % more
-    memory traffic).
+    An operator that is alone has one on each side. Between any two heavy operators, it is the earliest place at which least is
+    stored. Where light operators between them make much, as an optimizer does, there are several. A late place would split what
+    XLA fuses (measured for the design: 15 % more memory traffic).
 
     Args:
         stored: bytes stored at each boundary, by place.

@@ -252,7 +252,7 @@ def condense(
     recipes: list[Recipe | None] = []
     for t in order:
         place = int(begins[t])
-        if place < 0 or operators[place].effectful:
+        if place < 0 or t in liveness.made_once:
             recipes.append(None)
             continue
         op = operators[place]

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from tensile_jax.cli import main
 from tensile_jax.cli.commands.show import memory_curve
-from tensile_jax.plan_format import Plan
+from tensile_jax.ir import OperatorId
+from tensile_jax.plan_format import Plan, PlannedLoop
 from tests.cli.plans import PLAN
 
 
@@ -100,11 +101,23 @@ def test_a_parameter_is_on_the_device_from_the_beginning(plan_file: Path) -> Non
     assert "0 us  on the device when the iteration begins" in show(plan_file, "--tensor", "state.w").stdout
 
 
+def test_the_plan_of_a_loop_is_shown_like_any_other(tmp_path: Path) -> None:
+    loop = PlannedLoop(OperatorId(PLAN.segments[0].operators[0][0]), "update", 1000, dataclasses.replace(PLAN, program="body"))
+    first = dataclasses.replace(PLAN.segments[0], operators=((loop.operator, loop.operator + 1),), recomputes=())
+    plan = dataclasses.replace(PLAN, loops=(loop,), segments=(first, *PLAN.segments[1:]))
+    plan.save(tmp_path / "plan.json")
+    whole = show(tmp_path / "plan.json").stdout
+    assert "1000 iterations of update, each under this plan" in whole and "--loop N" in whole
+    assert show(tmp_path / "plan.json", "--loop", "0").stdout.startswith("Plan of 'body'")
+    assert "loops 0 to 0" in show(tmp_path / "plan.json", "--loop", "1").stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--segment", "2"], "Error: --segment=2: the plan has segments 0 to 1. Name one of these."),
         (["--tensor", "no such"], "Error: --tensor=no such: no tensor's name contains it. The largest is Net/Block_0:dot."),
+        (["--loop", "0"], "Error: --loop=0: no loop of the plan has a plan of its own. Leave it out."),
         (["--segment", "0", "--tensor", "w"], "Error: --segment and --tensor exclude each other. Leave one of them out."),
     ],
 )
