@@ -9,7 +9,8 @@ jaxpr. In the program, the equations of that inner jaxpr take the place of the e
 of a `scan` take its place if it is opened (`opening.py` says which are). Any other `scan`, `while` and `cond` stay one equation
 each. `jax.checkpoint` makes JAX repeat equations in the backward pass. The repeated equations are merged with their originals, so
 the user's choice of what to recompute is dropped and the planner makes its own choice; unless the user's choice is to be
-respected. Then they stay, and what they repeat is not kept for the backward pass.
+respected. Then they stay, and what they repeat is not kept for the backward pass. The same holds for copies to host memory and
+back, which a policy of `jax.checkpoint` may ask for.
 
 An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never
 removed, and the equations with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program
@@ -411,6 +412,8 @@ def flatten(
     results = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
     returned: list[Any] = [builder.whole(value) for value in results]
     returned = _merge_repeated(builder, returned)
+    if not respect_checkpoint:
+        returned = _stay_on_the_device(builder, returned)
     _reuse_relu_output(builder)
     _remove_dead(builder, returned)
     read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)} | {v for v in returned if isinstance(v, int)}
@@ -486,6 +489,47 @@ def _merge_repeated(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
         kept.append(replace(equation, inputs=inputs))
     builder.equations = kept
     return [now(atom) for atom in outputs]
+
+
+def _stay_on_the_device(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
+    """Leave out copies to host memory of values that are only copied back, as the offloading policies of `jax.checkpoint` make.
+
+    The planner decides for itself what is swapped, and when.
+    """
+    source: dict[int, Atom] = {}
+    for equation in builder.equations:
+        if _destination(equation) is jax.memory.Space.Host:
+            source[equation.outputs[0]] = equation.inputs[0]
+    for equation in builder.equations:
+        if _destination(equation) is not jax.memory.Space.Device:
+            for atom in equation.inputs:
+                if isinstance(atom, int):
+                    source.pop(atom, None)
+    for atom in outputs:
+        if isinstance(atom, int):
+            source.pop(atom, None)
+    replaced: dict[int, Atom] = {}
+
+    def now(atom: Atom) -> Atom:
+        return replaced.get(atom, atom) if isinstance(atom, int) else atom
+
+    kept: list[Equation] = []
+    for equation in builder.equations:
+        given = equation.inputs[0] if equation.inputs else None
+        if equation.outputs and equation.outputs[0] in source:
+            continue
+        if isinstance(given, int) and given in source:
+            replaced[equation.outputs[0]] = now(source[given])
+            continue
+        kept.append(replace(equation, inputs=tuple(map(now, equation.inputs))))
+    builder.equations = kept
+    return [now(atom) for atom in outputs]
+
+
+def _destination(equation: Equation) -> Any:
+    """The memory space to which the equation copies one value; None for any other equation."""
+    places = equation.params.get("devices", ()) if equation.primitive.name == "device_put" else ()
+    return places[0] if len(places) == 1 else None
 
 
 def _reuse_relu_output(builder: _Builder) -> None:

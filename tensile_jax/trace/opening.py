@@ -6,8 +6,9 @@ scan is opened if
 
     - it has one iteration or none; or
     - an iteration is worth a launch: it has a heavy operator, and computes at least a million floating-point operations or makes
-      at least 256 KiB; and all iterations together have at most 20,000 equations; and there are at most 128 of them, or at most
-      32 if the loop is a recurrence: a heavy operator combines what is carried with what is the same in every iteration.
+      at least 256 KiB; and there are at most 128 iterations, or at most 32 if the loop is a recurrence (a heavy operator combines
+      what is carried with what is the same in every iteration); and all of them together have at most 20,000 equations, counted
+      with the loops inside of them opened by the same rule.
 
 Layers of a network and parts of a batch are like that. Time steps of a recurrent network are mostly too many.
 `open_loops=True` opens every scan, and `open_loops=False` none. Loops without a fixed number of iterations stay whole, and so do
@@ -52,14 +53,19 @@ class Opening:
         if not heavy or (body_flops(loop.body) < _LEAST_FLOPS and made < _LEAST_BYTES):
             return False
         most = _MOST_STEPS if _is_recurrence(loop, body) else _MOST_ITERATIONS
-        if loop.length <= most and loop.length * len(body.equations) <= _MOST_EQUATIONS:
+        equations = self._count(scan)
+        if loop.length <= most and loop.length * equations <= _MOST_EQUATIONS:
             return True
         where = f" at {scan.source_info.name_stack}" if str(scan.source_info.name_stack) else ""
         self.notes.append(
-            f"A loop of {loop.length} iterations of {len(body.equations)} equations{where} stays one operator: loops like it are "
+            f"A loop of {loop.length} iterations of {equations} equations{where} stays one operator: loops like it are "
             f"opened up to {most} iterations and {_MOST_EQUATIONS} equations. open_loops=True opens it."
         )
         return False
+
+    def _count(self, scan: Any) -> int:
+        """The equations of an iteration, in which loops are opened by the same rule."""
+        return len(flatten(closed(scan.params["jaxpr"]), opens=Opening(self._open_loops)).equations)
 
 
 _SAME, _CARRIED, _OWN = 1, 2, 4  # what a value of a body is computed from: what is the same in every iteration, and so on
