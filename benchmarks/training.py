@@ -53,8 +53,8 @@ def _step_by_step(model: str, batch_size: int, budget: float, steps: int) -> dic
     built = MODELS[model](batch_size=batch_size)
     mine: Any = built.init()
     theirs = _copy(mine)
-    feed = built.batches()
-    plain = jax.jit(built.step, donate_argnums=0).lower(mine, next(feed)).compile()
+    batch = next(_arrays(built.batches()))
+    plain = jax.jit(built.step, donate_argnums=0).lower(mine, batch).compile()
     peak_bytes = peak_of(plain)
     step = tensile.jit(built.step, budget=int(budget * peak_bytes), donate_argnums=0)
     losses: list[tuple[float, float]] = []
