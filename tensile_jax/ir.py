@@ -4,7 +4,7 @@
 
     Graph    ::= Operator*  Tensor*  inputs=(TensorId*)  outputs=(TensorId*)  carried=(Carried*)
     Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes relayout relaid=(TensorId*)
-                 effectful over_rows inner position=(int*) iterations=(int*) alone least_us
+                 effectful over_rows inner position=(int*) iterations=(int*) alone least_us features=(float*)
     Tensor   ::= id name role nbytes shape dtype producer=(OperatorId | none)
     Carried  ::= input=TensorId output=TensorId
     kind     ::= "heavy" | "reduction" | "light"
@@ -64,7 +64,8 @@ class Operator:
     mixed. `over_rows` says that it is a reduction over the last axes, as those of a softmax. `inner` is what a loop or a branch
     holds inside, in bytes, beside its inputs and outputs. If the operator belongs to an opened loop, `iterations` are the indices
     of its iterations, from the outermost loop to the innermost one; operators with the same `position` are the same in each.
-    `least_us` are microseconds that the operator takes at least, whatever its flops and bytes say.
+    `least_us` are microseconds that the operator takes at least, whatever its flops and bytes say. `features` describe a heavy
+    operator to those who predict its latency (`trace/features.py`); none if it cannot be predicted.
     """
 
     id: OperatorId
@@ -84,6 +85,7 @@ class Operator:
     iterations: tuple[int, ...] = ()
     alone: bool = False
     least_us: float = 0.0
+    features: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,8 @@ class Plan:
         bound_us: no plan under this budget takes less time; None if that was not computed (`PlannedFunction.bound_us`).
         notes: a sentence or two each for people, about how the plan was made: another plan was refused by its replay, or a saved
             plan needed more than its budget and the step was planned again.
+        rates: where the rates of the device profile come from, on which all times depend: measurements, figures that the device's
+            vendor has published, or nowhere, since the device is not known.
         loops: the loops whose iterations run under plans of their own. Each is a segment by itself, which needs what the plan of
             its body needs. What the body's plan says is of one iteration.
     """
@@ -156,6 +158,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     budget_basis: str = ""
     loops: tuple[PlannedLoop, ...] = ()
+    rates: Literal["measured", "published", "unknown"] = "measured"
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
@@ -289,6 +292,11 @@ def plan_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tensile_jax plan", **schema}
 
 
+def _profile(plan: Plan) -> str:
+    said = {"measured": "", "published": ", rates not measured", "unknown": ", uncalibrated"}[plan.rates]
+    return f"profile {plan.device_profile}{said}"
+
+
 def describe(plan: Plan) -> str:
     """A dozen lines: what the plan does and what it costs."""
     basis = f" ({plan.budget_basis})" if plan.budget_basis else ""
@@ -299,12 +307,13 @@ def describe(plan: Plan) -> str:
     counts = {kind: sum(e.kind == kind for e in plan.events) for kind in ("swap_out", "swap_in", "recompute")}
     recomputed = sum(e.nbytes for e in plan.events if e.kind == "recompute")
     about = "about " if plan.workspaces == "predicted" else ""
+    uncalibrated = "uncalibrated, " if plan.rates == "unknown" else ""
     lines = [
-        f"Plan of {plan.program!r} ({plan.policy}, profile {plan.device_profile}, {plan.workspaces} workspaces)",
+        f"Plan of {plan.program!r} ({plan.policy}, {_profile(plan)}, {plan.workspaces} workspaces)",
         f"  budget     {budget}",
         f"  peak       {about}{format_bytes(plan.peak_bytes)} in {plan.segments[plan.peak_segment].name}"
         f" (floor {format_bytes(plan.floor_bytes)}{jit})",
-        f"  step       {plan.step_us / 1e3:.1f} ms, of which {plan.recomputed_us / 1e3:.1f} ms recomputation, "
+        f"  step       {uncalibrated}{plan.step_us / 1e3:.1f} ms, of which {plan.recomputed_us / 1e3:.1f} ms recomputation, "
         f"{plan.stall_us / 1e3:.1f} ms waiting for copies",
     ]
     if plan.bound_us is not None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 
 import jax
@@ -30,6 +31,12 @@ def compiled_programs_are_kept(pytestconfig: pytest.Config) -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def calibrations_of_this_machine_are_not_used(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests plan with the profiles that come with the package, whatever this machine's user has measured."""
+    os.environ["TENSILE_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def plans_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on what was planned before it; `exec/step/test_kept_plans.py` tests what is kept."""
@@ -48,5 +55,6 @@ def fast_link(tmp_path_factory: pytest.TempPathFactory) -> str:
         host_to_device_bytes_per_us=1e7,
     )
     path = tmp_path_factory.mktemp("profiles") / "fast_link.toml"
-    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in dataclasses.asdict(profile).items()))
+    values = {key: value for key, value in dataclasses.asdict(profile).items() if value is not None}
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     return str(path)

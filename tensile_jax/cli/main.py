@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from tensile_jax.cli.commands.calibrate import calibrate
 from tensile_jax.cli.commands.compare import compare
 from tensile_jax.cli.commands.control import budget, cancel, pause, resume, status
 from tensile_jax.cli.commands.demo import demo
@@ -75,5 +76,5 @@ def main() -> None:
     """
 
 
-for command in (run, plan, compare, status, pause, resume, cancel, budget, show, picture, schema, demo):
+for command in (run, plan, compare, calibrate, status, pause, resume, cancel, budget, show, picture, schema, demo):
     main.add_command(command)

@@ -174,7 +174,9 @@ def _readable_budget(ctx: click.Context, parameter: click.Parameter, value: str 
 
 
 device_profile_option = click.option(
-    "--device-profile", metavar="NAME", help="Rates to plan with: cpu, h200, or a .toml file. Without it: this machine's."
+    "--device-profile",
+    metavar="NAME",
+    help="Rates to plan with: a100, b200, cpu, h100, h200, l4, rtx4090, or a .toml file. Without it: those of this machine.",
 )
 state_memory_option = click.option(
     "--state-memory",

@@ -1,13 +1,17 @@
 """Finds and reads the device profiles that come with the package, and chooses the one for a device.
 
-A profile is a TOML file with the rates of one device, in bytes or operations per microsecond.
+A profile is a TOML file with the rates of one kind of device, in bytes or operations per microsecond. The profile of a device is,
+in this order: what `tensile calibrate` has measured of this kind of device (`calibrations.py`); the profile of this kind that
+comes with the package; the profile `unknown`, whose times mean nothing.
 """
 
+import re
 import tomllib
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from importlib.resources import files
 from pathlib import Path
 
+from tensile_jax.device_profiles import calibrations
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 
 
@@ -17,13 +21,28 @@ def profile_names() -> tuple[str, ...]:
     return tuple(sorted(p.name.removesuffix(".toml") for p in here.iterdir() if p.name.endswith(".toml")))
 
 
-def profile_for(platform: str, name: str | None = None) -> DeviceProfile:
-    """The profile for a device of a JAX platform: the one called `name`, or else `cpu` for a CPU and `h200` for others.
+def profile_for(device_kind: str, name: str | None = None) -> DeviceProfile:
+    """The profile called `name`, or else the one for devices of this kind (`jax.Device.device_kind`), as above.
 
     Raises:
         ValueError: as `load_profile`.
     """
-    return load_profile(name or ("cpu" if platform == "cpu" else "h200"))
+    if name is not None:
+        return load_profile(name)
+    shipped = shipped_profile(device_kind)
+    measured = calibrations.read(device_kind)
+    if measured is None or not measured.complete:
+        return shipped
+    return measured.profile(shipped, calibrations.read_model(device_kind, measured.made))
+
+
+def shipped_profile(device_kind: str) -> DeviceProfile:
+    """The profile that comes with the package for devices of this kind; `unknown` if there is none."""
+    for name in profile_names():
+        profile = load_profile(name)
+        if any(re.fullmatch(kind, device_kind) for kind in profile.kinds):
+            return profile
+    return load_profile("unknown")
 
 
 def load_profile(name: str) -> DeviceProfile:
@@ -48,7 +67,10 @@ def load_profile(name: str) -> DeviceProfile:
             f"device_profile {name!r} is not known. Known: {', '.join(profile_names())}; or give the path of a .toml file."
         )
     wanted = {field.name for field in fields(DeviceProfile)}
-    missing, unknown = sorted(wanted - set(values)), sorted(set(values) - wanted)
+    optional = {field.name for field in fields(DeviceProfile) if field.default is not MISSING}
+    missing, unknown = sorted(wanted - optional - set(values)), sorted(set(values) - wanted)
     if missing or unknown:
         raise ValueError(f"device_profile {name!r}: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}.")
+    if isinstance(values.get("kinds"), list):
+        values["kinds"] = tuple(values["kinds"])
     return DeviceProfile(**values)

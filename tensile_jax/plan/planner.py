@@ -326,6 +326,7 @@ class Planner:
             tensile_version=self._version,
             policy=self.policy_name,
             device_profile=self.profile.name,
+            rates=self.profile.basis,
             state_memory=self.state_memory,
             budget_bytes=None if unlimited else int(goal.limit),
             max_slowdown=goal.max_slowdown,
@@ -333,11 +334,15 @@ class Planner:
             unplanned_peak_bytes=self.step.unplanned_bytes,
             floor_bytes=self.floor_bytes(measured),
             floor_tensors=tuple(t.name for t in held[:_NAMED_TENSORS]),
-            notes=tuple(
-                f"Another plan was refused when it was verified ({fault}), and this one was taken. Please report that."
-                for fault in self.faults
-            ),
+            notes=tuple(self._notes()),
         )
+
+    def _notes(self) -> Iterator[str]:
+        unlike, heavy = self.step.unpredicted
+        if unlike:
+            yield f"The times of {unlike} of {heavy} heavy operators are rough: a calibration measures none like them."
+        for fault in self.faults:
+            yield f"Another plan was refused when it was verified ({fault}), and this one was taken. Please report that."
 
     # -- state on the host between its uses -------------------------------------------------------------------------------------
 

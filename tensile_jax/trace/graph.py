@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from tensile_jax.ir import Carried, Graph, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
 from tensile_jax.trace.cost import bytes_touched, flops_of, inner_bytes, kind_of, reduces_rows, relaid_operands, relayout_bytes
+from tensile_jax.trace.features import features_of
 from tensile_jax.trace.flatten import Program, atom_key, params_key
 
 _WRAPPED = re.compile(r"\b(?:jvp|vmap|rematted_computation|checkpoint|remat|jit|pjit)\(([^()]*)\)")
@@ -80,6 +81,7 @@ def build_graph(
             inner=inner_bytes(e),
             position=e.position,
             iterations=e.iterations,
+            features=features_of(program, e) if kind_of(e) == "heavy" else (),
         )
         for o, e in enumerate(program.equations)
     )

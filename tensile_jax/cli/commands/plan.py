@@ -23,8 +23,9 @@ def plan(source: ModelChoice | Path, limits: Limits, output: Path | None) -> Non
     """Plan MODEL (cnn, densenet121, gpt, gpt_scan, inceptionv3, inceptionv4, mlp, resnet50, vgg16) without running it, or
     all jobs of the file JOBS.toml under their budget.
 
-    Workspaces are estimates, and with them the peak, since nothing is compiled; only a budget in per cent compiles plain jit, on
-    this machine. tensile run --plan starts from what is written here, corrects the estimates and keeps the budget.
+    Workspaces are estimates, and with them the peak, since nothing is compiled. Only for JOBS.toml, a budget in per cent
+    compiles plain jit, unless the profile is that of another device. tensile run --plan starts from what is written here,
+    corrects the estimates and keeps the budget.
     Exit code 3: no plan keeps the budget.
     """
     if isinstance(source, Path):
@@ -63,7 +64,5 @@ def _plan_jobs(file: Path, output: Path | None) -> None:
     readable_console(_READABLE_WIDTH).print(plan_table(joint))
     for line in plan_lines(joint):
         click.echo(line)
-    if jobs.device.budget.share is not None and jobs.device.device_profile is not None:
-        click.echo("The budget is a share of plain jit's peaks as compiled for this machine, not for the profile.", err=True)
     if output is not None:
         click.echo(f"Written to {output}")

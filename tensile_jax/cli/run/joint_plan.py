@@ -14,10 +14,10 @@ from tensile_jax.cli.jobs_file import JobEntry, JobsFile
 from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.job_source import Shapes, find_modules_here, resolve_budget, same_source, shapes_of
 from tensile_jax.cli.run.report import JointPlan, PlannedJob
-from tensile_jax.device_profiles import profile_for
 from tensile_jax.errors import BudgetTooSmall, JobsFileError, TraceError
 from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, program_under
 from tensile_jax.exec.actor.plan_memory import metrics_bytes
+from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.exec.step.transfer import Transfer
@@ -77,9 +77,9 @@ def plan_jobs_file(jobs: JobsFile, phases: Phases) -> JointPlan:
         Refusal: a job cannot be made.
     """
     find_modules_here()
-    budget_bytes, peaks = resolve_budget(jobs, phases)
-    profile = profile_for(jax.devices()[0].platform, jobs.device.device_profile)
+    profile = profile_of(jax.devices()[0], jobs.device.device_profile, phases.update)
     candidates = _candidates(jobs.jobs, profile, phases)
+    budget_bytes, peaks = resolve_budget(jobs, phases, _peaks_for_another_device(jobs, candidates, profile))
     phases.begin("planning all jobs for one budget")
     _refuse_host(candidates, jobs.device.host_budget_bytes)
     host_bytes = float("inf") if jobs.device.host_budget_bytes is None else jobs.device.host_budget_bytes
@@ -94,6 +94,16 @@ def plan_jobs_file(jobs: JobsFile, phases: Phases) -> JointPlan:
         why = too_small_for_jobs(budget_bytes, len(candidates), smallest, least[1].name, least[0].floor_bytes)
         raise BudgetRefused(f"{jobs.file}: {why}")
     return _joint(jobs, offload_states(planned, plannable, budget_bytes, profile), candidates, budget_bytes, peaks)
+
+
+def _peaks_for_another_device(
+    jobs: JobsFile, candidates: "Sequence[_Candidate]", profile: DeviceProfile
+) -> dict[str, int] | None:
+    """The peaks of plain jit as predicted, by job, if this machine's compiler cannot know them; otherwise None."""
+    if jobs.device.budget.share is None or (profile.platform == "cpu") == (jax.devices()[0].platform == "cpu"):
+        return None
+    planners = [(entry.name, c.traced.planner, c.traced.measured) for entry, c in zip(jobs.jobs, candidates, strict=True)]
+    return {name: planner.whole_peak_bytes(measured) for name, planner, measured in planners}
 
 
 def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, phases: Phases) -> list[_Candidate]:

@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 import jax
 from jax.tree_util import tree_unflatten
 
-from tensile_jax.device_profiles import profile_for
 from tensile_jax.errors import BudgetTooSmall, TraceError
+from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.device_memory import free_memory
 from tensile_jax.exec.call.donation import refuse_unusable
 from tensile_jax.exec.call.options import JitOptions, PlanRequest
@@ -223,7 +223,7 @@ class PlannedCalls:
         trace_s = time.perf_counter() - began
         used = [leaf for leaf, is_used in zip(call.leaves, step.program.used, strict=True) if is_used]
         placement = placement_of(used, jit_options, step.shardings)
-        profile = profile_for(placement.device.platform, request.profile)
+        profile = profile_of(placement.device, request.profile, request.progress)
         options = Options(request.policy, profile, request.state_memory, request.progress, request.max_slowdown)
         if request.saved_plan is not None:  # if the step must be planned again, use the options of the saved plan
             policy = cast(PolicyName, request.saved_plan.policy)  # `contradictions` knows only these

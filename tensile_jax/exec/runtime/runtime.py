@@ -33,13 +33,13 @@ from typing import Any, Literal, Self
 
 import jax
 
-from tensile_jax.device_profiles import profile_for
 from tensile_jax.exec.actor.actor import Actor
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed import Feed
 from tensile_jax.exec.actor.local_actor import LocalActor
 from tensile_jax.exec.actor.missing import NO_BATCH
 from tensile_jax.exec.actor.pure_job import PutBack, pure_job
+from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tensile_jax.exec.controller.messages import BudgetRequested
@@ -93,7 +93,7 @@ class Runtime:
             raise TypeError(f"device must be one of jax.devices(), such as jax.devices()[0]: got {device!r}.")
         self._device = jax.devices()[0] if device is None else device
         self._on_cpu = self._device.platform == "cpu"
-        self._profile = profile_for(self._device.platform, device_profile)
+        self._profile = profile_of(self._device, device_profile)
         self._transfer = Transfer(self._device)
         self._folder = None if checkpoints is None else Path(checkpoints).absolute()
         if look not in ("sampled", "always"):

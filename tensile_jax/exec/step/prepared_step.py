@@ -165,12 +165,14 @@ class PreparedStep:
     def budget_in_bytes(self) -> Budget | None:
         """The budget as a number of bytes. A share is one of plain jit's compiled peak, if the whole step was compiled already.
 
-        Otherwise it is a share of the peak that the planner predicts, and nothing is compiled.
+        Otherwise it is a share of the peak that the planner predicts, and nothing is compiled. So it is if the profile is that of
+        another platform, of which this machine's compiler knows nothing.
         """
         if self.budget is None or self.budget.share is None:
             return self.budget
-        peak_bytes = self.planner.whole_peak_bytes(self.measured)
-        return self.budget.in_bytes(peak_bytes, compiled=self.measured.whole is not None)
+        for_this = (self.options.profile.platform == "cpu") == (self.compiler.device.platform == "cpu")
+        measured = self.measured if for_this else replace(self.measured, whole=None)
+        return self.budget.in_bytes(self.planner.whole_peak_bytes(measured), compiled=measured.whole is not None)
 
     def _goal(self) -> Goal:
         """The limit, as far as it is known now: with `max_slowdown` it may change when segments have been compiled."""

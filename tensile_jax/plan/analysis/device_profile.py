@@ -4,6 +4,12 @@ Rates are in bytes (or operations) per microsecond. `tensile_jax/device_profiles
 """
 
 from dataclasses import dataclass, fields
+from typing import Any, Literal, cast, get_args
+
+from tensile_jax.plan.analysis.latency_model import LatencyModel
+
+Basis = Literal["measured", "published", "unknown"]
+"""Where the rates of a profile come from: measurements on such a device, figures that its vendor has published, or nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +24,10 @@ class DeviceProfile:
         late_weight, early_weight: predict a segment's workspace from the two extremes of XLA's order (`search/workspace.py`).
         copy_share: the part of a copy's time that computation loses: 0 where copies have engines and memory to themselves, 1
             where the cores that compute also do the copying.
+        kinds: regular expressions; the profile is that of a device whose whole `device_kind` one of them matches.
+        basis: where the rates come from.
+        source: the same for people, in a sentence.
+        latency_model: predicts the latency of heavy operators, if operators were measured on such a device.
     """
 
     name: str
@@ -33,11 +43,24 @@ class DeviceProfile:
     late_weight: float
     early_weight: float
     copy_share: float
+    kinds: tuple[str, ...] = ()
+    basis: Basis = "measured"
+    source: str = ""
+    latency_model: LatencyModel | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type in (str, bool):
+            if field.name == "latency_model":
+                right, wanted = value is None or isinstance(value, LatencyModel), "a LatencyModel"
+            elif field.name == "kinds":
+                right, wanted = (
+                    isinstance(value, tuple) and all(type(kind) is str for kind in cast(tuple[Any, ...], value)),
+                    "texts",
+                )
+            elif field.name == "basis":
+                right, wanted = value in get_args(Basis), f"one of {', '.join(get_args(Basis))}"
+            elif field.type in (str, bool):
                 right, wanted = isinstance(value, field.type), "a string" if field.type is str else "true or false"
             else:
                 share = field.name == "copy_share"

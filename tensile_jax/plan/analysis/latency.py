@@ -1,6 +1,7 @@
 """Predicts, from a device profile, how long each operator of a step takes on a device.
 
     operator_latency(o) = max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o))    by itself: a roofline
+    own_latencies       what the latency model of the device predicts of its heavy operators, and the roofline of all others
 
 In an executable, XLA fuses light operators and reductions into the operators that use them, so that they cost what they add to
 the memory traffic:
@@ -12,11 +13,12 @@ the memory traffic:
                         takes as long as the first time; any other one takes the time of the bytes that it reads once more and
                         of twice those that it writes, at most the time of four times the bytes that it touches.
 
-Difference from the paper: TENSILE (section IV-A) trains an MLP for each operator and GPU. XLA combines operators into kernels, so
-an MLP for single operators would precisely predict times that do not occur. Operators are heavy or light (`ir.py`). Latencies are
-in microseconds.
+Difference from the paper: TENSILE (section IV-A) trains an MLP for each operator and GPU. XLA combines light operators into
+kernels, so MLPs for these would precisely predict times that do not occur. So only heavy operators are predicted by MLPs
+(`latency_model.py`), on a device that was calibrated. Operators are heavy or light (`ir.py`). Latencies are in microseconds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,22 +43,32 @@ def operator_latency(operator: Operator, profile: DeviceProfile) -> float:
     return max(operator.flops / profile.flops_per_us, operator.nbytes / profile.bytes_per_us, operator.least_us)
 
 
+def own_latencies(operators: Sequence[Operator], profile: DeviceProfile) -> np.ndarray:
+    """Microseconds that each operator takes by itself: predicted where the profile's latency model knows such operators."""
+    rooflines = np.array([operator_latency(op, profile) for op in operators], float)
+    if profile.latency_model is None or not operators:
+        return rooflines
+    predicted = profile.latency_model.predict(operators)
+    least = np.array([op.least_us for op in operators], float)
+    return np.where(np.isnan(predicted), rooflines, np.maximum(predicted, least))
+
+
 def fused_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) -> tuple[float, ...]:
     """Microseconds of every operator where it runs first, by place."""
     tensors = liveness.graph.tensors
     found: list[float] = []
-    for op in liveness.graph.operators:
+    for op, own_us in zip(liveness.graph.operators, own_latencies(liveness.graph.operators, profile).tolist(), strict=True):
         if op.kind == "light":
             written = sum(2 * tensors[t].nbytes for t in op.outputs if fusion.materialised[t])
             found.append(min(written, op.nbytes) / profile.bytes_per_us)
         else:
-            found.append(operator_latency(op, profile))
+            found.append(own_us)
     return tuple(found)
 
 
 def rerun_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) -> np.ndarray:
     """Microseconds that a segment takes longer if it runs the operator again, for each operator by place."""
-    heavy = np.maximum(liveness.flops / profile.flops_per_us, liveness.touched / profile.bytes_per_us)
+    heavy = own_latencies(liveness.graph.operators, profile)
     virtual = liveness.makes.sums(np.array(fusion.virtual, dtype=np.int64)) > 0
     extra = np.array(fusion.reread) + np.where((liveness.kinds == "reduction") & ~virtual, liveness.touched, 0.0)
     extra += 2 * liveness.makes.sums(liveness.nbytes * fusion.written_as_made)

@@ -121,6 +121,14 @@ class StepModel:
         return tuple(rerun_latencies(self.liveness, self.fusion, self.profile).tolist())
 
     @cached_property
+    def unpredicted(self) -> tuple[int, int]:
+        """Of how many heavy operators the latency is a roofline's, since the device's latency model does not know such
+        operators; and how many heavy operators there are. Nothing is said of a device without such a model."""
+        model = self.profile.latency_model
+        heavy = [op for op in self.graph.operators if op.kind == "heavy" and not op.alone]
+        return (0, len(heavy)) if model is None else (int(np.isnan(model.predict(heavy)).sum()), len(heavy))
+
+    @cached_property
     def costs(self) -> StepCosts:
         """The profile and the latencies, for building plans."""
         return StepCosts(self.profile, self.latencies, self.rerun_us)

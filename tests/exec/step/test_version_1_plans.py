@@ -29,7 +29,8 @@ def test_a_plan_of_version_1_is_read_and_written_with_nothing_but_new_defaults(t
     plan = tensile.Plan.load(SAVED)
     assert [segment.name for segment in plan.segments] == ["segment_000", "segment_001", "segment_002"]
     plan.save(tmp_path / "again.json")
-    assert json.loads((tmp_path / "again.json").read_text()) == {**json.loads(SAVED.read_text()), "budget_basis": ""}
+    new = {"budget_basis": "", "loops": [], "rates": "measured"}
+    assert json.loads((tmp_path / "again.json").read_text()) == {**json.loads(SAVED.read_text()), **new}
 
 
 def test_a_plan_of_version_1_runs_or_is_refused_with_the_reason() -> None:
