@@ -3,10 +3,14 @@
 A calibration is kept after each of its stages (`measure.py`), so one that was interrupted goes on where it stopped.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+
+from rich.console import Console
+from rich.progress import Progress
 
 from tensile_jax.device_profiles import calibrations, profile_for
 from tensile_jax.device_profiles.calibrations import SCHEMA_VERSION, Calibration
@@ -22,10 +26,10 @@ SECONDS, QUICK_SECONDS = 60.0, 10.0
 _RATES = 0.3
 """The part of the time in which rates are measured; in the rest, it is operators."""
 
-Progress = Callable[[str, int, int], None]
+ProgressShown = Callable[[str, int, int], None]
 
 
-def calibrate(device: Device, *, quick: bool = False, progress: Progress | None = None) -> Calibration:
+def calibrate(device: Device, *, quick: bool = False, progress: ProgressShown | None = None) -> Calibration:
     """Measure a device and keep the result. What an interrupted calibration has measured is not measured again.
 
     Args:
@@ -56,17 +60,37 @@ def calibrate(device: Device, *, quick: bool = False, progress: Progress | None 
     return made
 
 
-def profile_of(device: Device, name: str | None = None, progress: Progress | None = None) -> DeviceProfile:
+def profile_of(device: Device, name: str | None = None, progress: ProgressShown | None = None) -> DeviceProfile:
     """The profile called `name`, or else that of the device. A device of an unknown kind is calibrated now, quickly.
+
+    If that fails, a warning says so, and the profile is `unknown`.
+
+    Args:
+        progress: called as `progress(what, done, of)`. None: a bar on stderr, if that is a terminal.
 
     Raises:
         ValueError: there is no such profile.
     """
-    found = profile_for(device.device_kind, name)
-    if name is None and found.basis == "unknown":
-        calibrate(device, quick=True, progress=progress)
-        return profile_for(device.device_kind)
-    return found
+    kind = device.device_kind
+    found = profile_for(kind, name)
+    if name is not None or found.basis != "unknown":
+        return found
+    try:
+        with Progress(console=Console(stderr=True), transient=True, disable=progress is not None) as bars:
+            bar = bars.add_task(f"tensile_jax does not know {kind}, and measures it once", total=None)
+
+            def show(what: str, done: int, of: int) -> None:
+                bars.update(bar, completed=done, total=of)
+
+            calibrate(device, quick=True, progress=progress or show)
+    except Exception as error:
+        warnings.warn(
+            f"{kind} could not be measured ({type(error).__name__}: {error}), so plans for it are made with guessed rates. "
+            "tensile calibrate tries again; device_profile= names a profile.",
+            stacklevel=2,
+        )
+        return found
+    return profile_for(kind)
 
 
 def _now() -> str:

@@ -160,6 +160,17 @@ def test_where_nothing_can_be_written_the_calibration_is_used_all_the_same(
     assert len(ran) == 7
 
 
+def test_a_device_that_cannot_be_measured_is_planned_for_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: Any, seconds: float) -> Iterator[Sample]:
+        raise ValueError("no such memory")
+        yield
+
+    monkeypatch.setattr(module, "STAGES", {"launch": broken})
+    unknown: Any = OfKind("Nobody's GPU 11")
+    with pytest.warns(UserWarning, match="could not be measured .*no such memory"):
+        assert profile_of(unknown).basis == "unknown"
+
+
 def test_sizes_for_which_the_device_has_no_memory_are_left_out() -> None:
     def measured(nbytes: int) -> Iterator[Sample]:
         if nbytes > 2:
