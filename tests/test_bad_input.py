@@ -99,7 +99,9 @@ def test_a_budget_and_a_max_slowdown_ask_for_two_things() -> None:
 def test_unknown_choices_are_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="policy='fast' is not known. Known: auto, capuchin, checkpoint, none, tensile, vdnn"):
         tensile.jit(sgd_step, policy="fast")  # pyright: ignore[reportCallIssue, reportArgumentType]  (the mistake under test)
-    with pytest.raises(ValueError, match="device_profile 'tpu' is not known. Known: cpu, h200; or give the path"):
+    with pytest.raises(
+        ValueError, match="device_profile 'tpu' is not known. Known: a100, b200, cpu, h100, h200, l4, rtx4090; or give the path"
+    ):
         tensile.jit(sgd_step, device_profile="tpu")
     with pytest.raises(ValueError, match="device_profile 'nowhere.toml': there is no such file"):
         tensile.jit(sgd_step, device_profile="nowhere.toml")

@@ -15,10 +15,15 @@ from tensile_jax.device_profiles import calibrations
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 
 
+_UNKNOWN = "unknown"
+"""The profile of a device of which nothing is known."""
+
+
 def profile_names() -> tuple[str, ...]:
-    """The names of the profiles that come with the package."""
+    """The names of the profiles that come with the package for kinds of devices."""
     here = files("tensile_jax.device_profiles")
-    return tuple(sorted(p.name.removesuffix(".toml") for p in here.iterdir() if p.name.endswith(".toml")))
+    names = {p.name.removesuffix(".toml") for p in here.iterdir() if p.name.endswith(".toml")}
+    return tuple(sorted(names - {_UNKNOWN}))
 
 
 def profile_for(device_kind: str, name: str | None = None) -> DeviceProfile:
@@ -42,7 +47,7 @@ def shipped_profile(device_kind: str) -> DeviceProfile:
         profile = load_profile(name)
         if any(re.fullmatch(kind, device_kind) for kind in profile.kinds):
             return profile
-    return load_profile("unknown")
+    return load_profile(_UNKNOWN)
 
 
 def load_profile(name: str) -> DeviceProfile:
@@ -60,7 +65,7 @@ def load_profile(name: str) -> DeviceProfile:
         except (OSError, ValueError) as error:
             what = error.strerror if isinstance(error, OSError) else error
             raise ValueError(f"device_profile {name!r} cannot be read: {what}. Give the .toml file of a profile.") from error
-    elif name in profile_names():
+    elif name in (*profile_names(), _UNKNOWN):
         values = tomllib.loads((files("tensile_jax.device_profiles") / f"{name}.toml").read_text(encoding="utf-8"))
     else:
         raise ValueError(

@@ -77,7 +77,7 @@ def test_a_saved_plan_is_valid_under_the_printed_schema(tmp_path: Path) -> None:
         (["plan", "cnn", "--sequence-length", "8"], "Error: --sequence-length=8 is not for cnn, which reads images."),
         (["run", "cnn", "--image-size", "4"], "Error: --image-size must be at least 8: got 4. Pass --image-size=8 or more."),
         (["run", "cnn", "--batch-size", "0"], "Error: --batch-size must be at least 1: got 0."),
-        (["plan", "mlp", "--device-profile", "x"], "Error: --device-profile 'x' is not known. Known: cpu, h200;"),
+        (["plan", "mlp", "--device-profile", "x"], "Error: --device-profile 'x' is not known. Known: a100, b200, cpu, h100,"),
         (["plan", "mlp", "-o", "no/such/plan.json"], "Error: --output=no/such/plan.json: there is no folder no/such."),
         (["run", "mlp", "--save-plan", "."], "Error: --save-plan=. is a folder."),
     ],

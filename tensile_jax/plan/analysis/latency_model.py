@@ -11,7 +11,7 @@ microseconds.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 
 import numpy as np
@@ -19,7 +19,9 @@ import numpy as np
 from tensile_jax.ir import Operator
 
 _FLOOR_US = 5.0  # not tuned: no executable that does anything takes less
-_BEYOND = 1.0  # by how much an input (a logarithm to base 2) may lie outside of what was measured
+# Not tuned. Far above what was measured, latency grows as the roofline does, so that their ratio is that of the largest.
+_BEYOND = 3.0  # by how much an input (a logarithm to base 2) may lie outside of what was measured
+_SAME = 0.01  # by how much, if it was the same in all that was measured, such as the size of a number
 _MOST = 4.0  # the most standard deviations of what was measured that a network may predict
 
 
@@ -42,8 +44,9 @@ class Network:
 
     def log_ratios(self, inputs: np.ndarray) -> np.ndarray:
         """The logarithm of latency / roofline for each row of inputs; NaN for rows unlike what was measured."""
-        known = ((inputs >= self.least - _BEYOND) & (inputs <= self.greatest + _BEYOND)).all(axis=1)
-        values = ((inputs - self.mean) / self.deviation)[None]
+        beyond = np.where(self.greatest > self.least, _BEYOND, _SAME)
+        known = ((inputs >= self.least - beyond) & (inputs <= self.greatest + beyond)).all(axis=1)
+        values = ((np.clip(inputs, self.least, self.greatest) - self.mean) / self.deviation)[None]
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             values = values @ weight + bias[:, None]
             if i < len(self.weights) - 1:
@@ -66,7 +69,7 @@ def roofline_us(flops: np.ndarray, nbytes: np.ndarray, flops_per_us: float, byte
 class LatencyModel:
     """The networks by primitive, and the rates of the roofline to which they are fitted."""
 
-    networks: Mapping[str, Network]
+    networks: Mapping[str, Network] = field(repr=False)
     flops_per_us: float
     bytes_per_us: float
 
