@@ -2,14 +2,17 @@
 
 import dataclasses
 import json
-import os
 import signal
+from itertools import count
+from pathlib import Path
 
 import jax
 import pytest
 
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.step import prepared_step
+
+_CACHES = count()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,10 +34,16 @@ def compiled_programs_are_kept(pytestconfig: pytest.Config) -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def calibrations_of_this_machine_are_not_used(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Tests plan with the profiles that come with the package, whatever this machine's user has measured."""
-    os.environ["TENSILE_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the caches of all tests."""
+    return tmp_path_factory.mktemp("caches")
+
+
+@pytest.fixture(autouse=True)
+def calibrations_of_this_machine_are_not_used(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests plan with the profiles that come with the package, whatever this machine's user or another test has measured."""
+    monkeypatch.setenv("TENSILE_CACHE_DIR", str(caches / str(next(_CACHES))))
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 from tensile_jax.device_profiles import calibrations
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 
-
 _UNKNOWN = "unknown"
 """The profile of a device of which nothing is known."""
 
