@@ -3,6 +3,7 @@
 import functools
 import types
 from collections.abc import Callable
+from os import PathLike
 from typing import Any, Literal, Unpack, overload
 
 import jax
@@ -90,6 +91,11 @@ class PlannedFunction:
         """
         return self._calls.plan(args, kwargs)
 
+    def plans(self, /, *args: Any, **kwargs: Any) -> tuple[Plan, ...]:
+        """All plans under which calls with these arguments have run, in their order; the last one is in use. There are several if
+        latencies have drifted (`renew_above`), or if the device has run out of memory."""
+        return self._calls.plans(args, kwargs)
+
     def bound_us(self, /, *args: Any, **kwargs: Any) -> float:
         """A lower bound, in microseconds, on the time of a step under any plan that keeps the budget; infinite without a plan.
 
@@ -144,6 +150,8 @@ def jit(
     open_loops: bool | None = None,
     respect_checkpoint: bool = False,
     plan: Plan | None = None,
+    renew_above: float | None = None,
+    keep_plans: str | PathLike[str] | None = None,
     progress: Progress | None = None,
     **jit_options: Unpack[JitOptions],
 ) -> PlannedFunction | Callable[[Callable[..., Any]], PlannedFunction]:
@@ -170,6 +178,11 @@ def jit(
             corrected by XLA's own figures. If it then needs more than its budget, the step is planned again under that budget,
             and the `notes` of the new plan say so. Policy and `state_memory` are those of the plan. If a `budget` is given too, a
             plan above that budget is refused. `max_slowdown` cannot be given together with a plan.
+        renew_above: the drift above which a plan is replaced while training goes on, such as 0.3: segments take 30 % longer, or
+            less long, than the plan was made for. The new plan is made from measured latencies, mostly in another process, and
+            holds from some later call on. Where it cuts or recomputes the step in another way, results are rounded in another
+            way from then on, so two equal trainings may differ by rounding. None: a plan is never replaced because of its times.
+        keep_plans: a folder in which every plan is kept that comes to use: `plan-000.json`, `plan-001.json`, and so on.
         progress: called as `progress(what, done, of)` while the step is compiled.
         **jit_options: as in `jax.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`, `keep_unused`,
             `inline`, `compiler_options`, and on one device `in_shardings`, `out_shardings`, `device` and `backend`.
@@ -191,7 +204,8 @@ def jit(
 
     plan_options = PlanOptions(
         budget=budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile, state_memory=state_memory,
-        open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan, progress=progress,
+        open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above,
+        keep_plans=keep_plans, progress=progress,
     )  # fmt: skip
 
     def wrap(step: Callable[..., Any]) -> PlannedFunction:

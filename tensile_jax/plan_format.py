@@ -127,6 +127,7 @@ class Plan:
             vendor has published, or nowhere, since the device is not known.
         loops: the loops whose iterations run under plans of their own. Each is a segment by itself, which needs what the plan of
             its body needs. What the body's plan says is of one iteration.
+        reason: why this plan has replaced an earlier one of the same run (`plan/update.py`); empty for the first plan.
     """
 
     schema_version: int
@@ -159,6 +160,7 @@ class Plan:
     budget_basis: str = ""
     loops: tuple[PlannedLoop, ...] = ()
     rates: Literal["measured", "published", "unknown"] = "measured"
+    reason: str = ""
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
@@ -338,6 +340,8 @@ def describe(plan: Plan) -> str:
         lines.append(
             f"  estimates  workspaces (the largest {format_bytes(workspace)}), and so the peak; running the plan corrects them"
         )
+    if plan.reason:
+        lines += textwrap.wrap(plan.reason, _WIDTH, initial_indent="  reason     ", subsequent_indent=" " * 13)
     for note in plan.notes:
         lines += textwrap.wrap(note, _WIDTH, initial_indent="  note       ", subsequent_indent=" " * 13)
     return "\n".join(lines)

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from importlib.metadata import version
+from os import PathLike
 from typing import Any, Literal, Unpack, cast
 
 import jax
@@ -73,6 +74,10 @@ class NnxFunction:
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """See `PlannedFunction.plan`. The objects may be abstract, as `flax.nnx.eval_shape` makes them."""
         return self._ask(self._planned.plan, args, kwargs)
+
+    def plans(self, *args: Any, **kwargs: Any) -> tuple[Plan, ...]:
+        """See `PlannedFunction.plans`."""
+        return self._ask(self._planned.plans, args, kwargs)
 
     def bound_us(self, *args: Any, **kwargs: Any) -> float:
         """See `PlannedFunction.bound_us`."""
@@ -207,6 +212,8 @@ def jit(
     open_loops: bool | None = None,
     respect_checkpoint: bool = False,
     plan: Plan | None = None,
+    renew_above: float | None = None,
+    keep_plans: str | PathLike[str] | None = None,
     progress: Progress | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
@@ -220,8 +227,8 @@ def jit(
 
     Args:
         step: the step; for training, the whole of it: loss, gradient and optimizer.
-        budget, max_slowdown, policy, device_profile, state_memory, open_loops, respect_checkpoint, plan, progress: as in
-            `tensile_jax.jit`.
+        budget, max_slowdown, policy, device_profile, state_memory, open_loops, respect_checkpoint, plan, renew_above, keep_plans,
+            progress: as in `tensile_jax.jit`.
         graph, graph_updates: as in `flax.nnx.jit`.
         **jit_options: as in `flax.nnx.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`,
             `keep_unused`, `inline`. Those that say where arrays lie are refused, because a plan is for one device.
@@ -253,7 +260,8 @@ def jit(
         _refuse_placement(name, options.pop(name, None))
     plan_options = PlanOptions(
         budget=budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile, state_memory=state_memory,
-        open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan, progress=progress,
+        open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above,
+        keep_plans=keep_plans, progress=progress,
     )  # fmt: skip
     given = cast(JitOptions, {name: value for name, value in options.items() if value is not None and value is not False})
 

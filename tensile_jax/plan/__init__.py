@@ -4,6 +4,7 @@ The same input always gives the same plan. Nothing here runs on a device or impo
 
 planner.py      plans one step: the `Planner`
 comparison.py   compares the plans of all policies for one step
+update.py       follows the latencies of a running plan, and chooses a new plan from them
 policies/       the policies, which choose plans: `auto`, the paper's algorithms, and the baselines
 search/         how `auto` searches: the condensed step, the account of memory, schedules and moves
 analysis/       computes facts about a step: latencies, copy times, lifetimes, fusion

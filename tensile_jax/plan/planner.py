@@ -18,13 +18,15 @@ times in microseconds.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tensile_jax.errors import InvalidPlan, TensileError
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
+from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import revise
@@ -132,7 +134,10 @@ class Planner:
         """A planner of the same step whose state may be in host memory between two iterations; itself, if it is one."""
         if self.state_memory == "any":
             return self
-        step = StepModel(self.graph, self.profile, state_may_stay_out=True, whole_graph=self.step.whole_graph)
+        step = StepModel(
+            self.graph, self.profile, state_may_stay_out=True, whole_graph=self.step.whole_graph,
+            corrections=self.step.corrections,
+        )  # fmt: skip
         return Planner(
             self.graph,
             self.profile,
@@ -141,6 +146,21 @@ class Planner:
             version=self._version,
             step=step,
         )
+
+    def corrected(self, corrections: Corrections) -> "Planner":
+        """A planner of the same step with these corrections of its latencies, with the same policy and options."""
+        made = copy(self)
+        made.step, made._floor, made._faults = self.step.corrected(corrections), None, {}
+        return made
+
+    def __reduce__(self) -> Any:
+        """A planner is pickled without what it has computed."""
+        step = self.step
+        return _remade, (step.graph, step.whole_graph, self.profile, step.state_may_stay_out, step.may_swap, self._kept())
+
+    def _kept(self) -> dict[str, Any]:
+        names = ("policy_name", "state_memory", "_policy", "_version")
+        return {name: getattr(self, name) for name in names}
 
     def swapping_accesses(self) -> AccessSequence | None:
         """What the choice of swaps for several jobs must know of the step; None if the policy does not take part in it."""
@@ -360,3 +380,18 @@ class Planner:
         residencies = choice.layout.residencies
         away = {t for t, several in residencies.items() if any(r.leaves or r.arrival == COPIED for r in several)}
         return tuple((old, self.graph.tensors[old].nbytes) for old, new in self.step.pairs if old not in away and new not in away)
+
+
+def _remade(
+    graph: Graph,
+    whole_graph: Graph | None,
+    profile: DeviceProfile,
+    state_may_stay_out: bool,
+    may_swap: bool,
+    kept: dict[str, Any],
+) -> Planner:
+    """The planner that was pickled. Its corrections are not pickled with it."""
+    step = StepModel(graph, profile, state_may_stay_out=state_may_stay_out, may_swap=may_swap, whole_graph=whole_graph)
+    planner = Planner(graph, profile, step=step)
+    planner.__dict__.update(kept)
+    return planner

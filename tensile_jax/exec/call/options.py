@@ -5,7 +5,8 @@ The options of `jax.jit` are passed on to `jax.jit` unchecked.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args
+from os import PathLike
+from typing import Any, Literal, TypedDict, cast, get_args
 
 from tensile_jax.arguments import MOST, read_number, shown
 from tensile_jax.budget import Budget, parse_budget
@@ -43,6 +44,8 @@ class PlanOptions(TypedDict, total=False):
     open_loops: bool | None
     respect_checkpoint: bool
     plan: Plan | None
+    renew_above: float | None
+    keep_plans: str | PathLike[str] | None
     progress: Progress | None
 
 
@@ -62,6 +65,8 @@ class PlanRequest:
     open_loops: bool | None
     respect_checkpoint: bool
     saved_plan: Plan | None
+    renew_above: float | None
+    keep_plans: str | PathLike[str] | None
     progress: Progress | None
 
 
@@ -91,8 +96,34 @@ def read_options(given: PlanOptions) -> PlanRequest:
     if profile is not None:
         load_profile(profile)
     return PlanRequest(
-        budget, max_slowdown, policy, profile, state_memory, open_loops, respect_checkpoint, saved_plan, given.get("progress")
-    )
+        budget, max_slowdown, policy, profile, state_memory, open_loops, respect_checkpoint, saved_plan,
+        read_threshold(given.get("renew_above"), saved_plan), _read_folder(given.get("keep_plans")), given.get("progress"),
+    )  # fmt: skip
+
+
+def read_threshold(renew_above: Any, saved_plan: Plan | None = None) -> float | None:
+    """The drift above which a plan is renewed; None for never.
+
+    Raises:
+        ValueError: it is not a number above zero, or a plan was given that is to be run.
+    """
+    if renew_above is None:
+        return None
+    number = read_number(renew_above)
+    if number is None or not 0 < number < float("inf"):
+        raise ValueError(
+            f"renew_above must be a number above zero, or None to keep the plan: got {shown(renew_above)}. Pass 0.3 to plan "
+            "again when segments take 30 % longer, or less long, than the plan was made for."
+        )
+    if saved_plan is not None:
+        raise ValueError(f"renew_above={renew_above!r} makes new plans, and plan= is one that was made. Pass one of them.")
+    return float(number)
+
+
+def _read_folder(folder: Any) -> str | PathLike[str] | None:
+    if folder is not None and not isinstance(folder, str | PathLike):
+        raise TypeError(f"keep_plans must be the path of a folder, got {shown(folder)} of type {type(folder).__name__}.")
+    return cast("str | PathLike[str] | None", folder)
 
 
 def _read_slowdown(max_slowdown: Any, budget: Any) -> float:

@@ -20,8 +20,10 @@ from tensile_jax.errors import BudgetTooSmall, TraceError
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.device_memory import free_memory
 from tensile_jax.exec.call.donation import refuse_unusable
+from tensile_jax.exec.call.followed_plan import FollowedPlan
 from tensile_jax.exec.call.options import JitOptions, PlanRequest
 from tensile_jax.exec.call.placement import Placement, placement_of
+from tensile_jax.exec.call.plan_folder import PlanFolder
 from tensile_jax.exec.call.report import Report, report_of
 from tensile_jax.exec.call.results import ResultPlacer
 from tensile_jax.exec.call.signature import Call, Signature, SignatureReader, debugs_numbers
@@ -54,12 +56,15 @@ class PlannedStep:
     """The function for one signature of its calls, with a plan that can run.
 
     `place` gives results the sharding that `jax.jit` gives them. When the device has run out of memory, `running` is replaced by
-    a plan that needs less.
+    a plan that needs less, and when latencies have drifted, by a renewed plan (`followed_plan.py`). `plans` are all plans so far,
+    each with the number of iterations that had ended before it.
     """
 
     traced: _Traced
     running: RunningPlan
     place: Callable[[list[Any]], list[Any]]
+    plans: list[tuple[int, Plan]]
+    followed: FollowedPlan | None = None
     iterations: int = 0
 
 
@@ -83,6 +88,7 @@ class PlannedCalls:
         self._planned: dict[Signature, PlannedStep] = {}
         self._latest: Signature | None = None
         self._preparing = threading.RLock()
+        self._folder = None if request.keep_plans is None else PlanFolder(request.keep_plans)
 
     def read(self, args: _Args, kwargs: _Kwargs) -> Call | None:
         """The call with these arguments; None if plain `jax.jit` must run it."""
@@ -110,6 +116,8 @@ class PlannedCalls:
 
     def run(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
         """Run the call and return its result. Once this is called, donated arguments may be deleted."""
+        if step.followed is not None:
+            self._renew(step, step.followed)
         step.iterations += 1
         if step.running.executor is None:
             try:
@@ -117,9 +125,27 @@ class PlannedCalls:
             except Exception as error:
                 if not _plan_for_less(step, call, error):
                     raise
+                self._keep(step)
         executor, device = step.running.executor, step.traced.placement.device
         assert executor is not None  # a plan for less memory than the whole step needs has segments
-        return _run_segments(step, executor, call.leaves if call.devices <= {device} else _copied_to_device(call.leaves, device))
+        leaves = call.leaves if call.devices <= {device} else _copied_to_device(call.leaves, device)
+        results, replaced = _run_segments(step, executor, leaves)
+        if replaced:
+            self._keep(step)
+        return results
+
+    def _renew(self, step: PlannedStep, followed: FollowedPlan) -> None:
+        """Replace the plan, if a new one was made. Nothing of this call has happened yet."""
+        renewed = followed.next_plan(step.running)
+        if renewed is not None:
+            step.running = renewed
+            self._keep(step)
+
+    def _keep(self, step: PlannedStep) -> None:
+        """Record that the step has a plan that it has not had before."""
+        step.plans.append((step.iterations, step.running.plan))
+        if self._folder is not None:
+            self._folder.add(step.running.plan)
 
     def _run_whole(self, step: PlannedStep, any_on_host: bool, args: _Args, kwargs: _Kwargs) -> Any:
         began = time.perf_counter()
@@ -146,6 +172,11 @@ class PlannedCalls:
         refuse_saved(variant_of(prepared, saved), saved)
         return saved
 
+    def plans(self, args: _Args, kwargs: _Kwargs) -> tuple[Plan, ...]:
+        """All plans under which calls with these arguments have run, in their order."""
+        step = self._planned.get(self._read_outermost(args, kwargs).signature)
+        return () if step is None else tuple(plan for _, plan in step.plans)
+
     def prepared(self, args: _Args, kwargs: _Kwargs) -> PreparedStep:
         """The step for these arguments, traced but not planned."""
         return self._trace(self._read_outermost(args, kwargs), args, kwargs).prepared
@@ -155,7 +186,10 @@ class PlannedCalls:
         step = None if self._latest is None else self._planned.get(self._latest)
         if step is None or not step.running.observations:
             raise RuntimeError("There is nothing to report before the first call.")
-        return report_of(step.running, trace_s=step.traced.trace_s, iterations=step.iterations)
+        drift = None if step.followed is None else step.followed.drift(step.running)
+        return report_of(
+            step.running, trace_s=step.traced.trace_s, iterations=step.iterations, plans=len(step.plans), drift=drift
+        )
 
     def forget(self) -> None:
         """Forget every trace and plan."""
@@ -182,7 +216,12 @@ class PlannedCalls:
             running = self._within_device(prepared, call, lambda: fastest_variant(prepared).prepare())
         else:
             running = load(variant_of(prepared, saved), saved)
-        self._planned[call.signature] = step = PlannedStep(traced, running, _placer_of(traced, running))
+        step = PlannedStep(traced, running, _placer_of(traced, running), [])
+        if self._request.renew_above is not None:
+            settings = traced.settings
+            step.followed = FollowedPlan(self._request.renew_above, lambda: self._signatures.settings() == settings)
+        self._keep(step)
+        self._planned[call.signature] = step
         return step
 
     def _within_device(self, prepared: PreparedStep, call: Call, make: Callable[[], _Made]) -> _Made:
@@ -273,21 +312,28 @@ def _plan_for_less(step: PlannedStep, call: Call, error: Exception) -> bool:
     return True
 
 
-def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> Any:
-    prepared, running = step.running.prepared, step.running
-    watch = Observation() if is_watched(step.iterations) else None
+def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> tuple[Any, bool]:
+    """The results of the step, and whether another plan has replaced its plan, for less memory."""
+    prepared, running, followed = step.running.prepared, step.running, step.followed
+    replaced = False
+    if followed is not None:
+        watch = followed.watch(running)
+    else:
+        watch = Observation() if is_watched(step.iterations) else None
     began = time.perf_counter()
     results = step.place(executor.run(leaves, watch))
     if watch is not None:
         watch.step_us = (time.perf_counter() - began) * 1e6
         running.observations.append(watch)
+    if followed is not None:
+        followed.seen(running, watch)
     if executor.needs_lower_budget:
         executor.needs_lower_budget = False
         lower = prepare_for_less(running)
         if lower is not running:
             lower.observations.append(watch or Observation(running.plan.peak_bytes))
-            step.running = lower
-    return tree_unflatten(prepared.step.out_tree, results)
+            step.running, replaced = lower, True
+    return tree_unflatten(prepared.step.out_tree, results), replaced
 
 
 def _copied_to_device(leaves: Sequence[Any], device: Device) -> list[Any]:

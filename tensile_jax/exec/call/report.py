@@ -13,6 +13,7 @@ class Report:
     Attributes:
         peak_bytes: the most at any launch of the step's live bytes on the device plus the running segment's workspace. For a step
             that runs whole, XLA's own figure.
+        first_step_us: the time of the first iteration under this plan, without planning and compiling.
         step_us: the median time over the watched iterations but the first. None before the second iteration.
         swapped_bytes: what the plan copies over the link, in both directions added up.
         stall_us: the time spent waiting for copies.
@@ -21,6 +22,9 @@ class Report:
         out_of_memory: how often the device refused an allocation.
         compile_s: the time that the first call spent on compiling segments and plain jit. An executable that an earlier call of
             the function has compiled is not compiled again.
+        plans: how many plans such calls have had so far.
+        drift: |s' - s| / s, where s is the sum of the segments' latencies that the plan was made for, and s' the measured one.
+            None if the plan is not followed (`renew_above`).
     """
 
     peak_bytes: int
@@ -36,19 +40,23 @@ class Report:
     plan_s: float
     compile_s: float
     iterations: int
+    first_step_us: float = 0.0
+    plans: int = 1
+    drift: float | None = None
 
 
-def report_of(running: RunningPlan, *, trace_s: float, iterations: int) -> Report:
+def report_of(running: RunningPlan, *, trace_s: float, iterations: int, plans: int, drift: float | None) -> Report:
     """What was measured of `running`, of which at least one iteration was watched."""
     plan, prepared, executor, seen = running.plan, running.prepared, running.executor, running.observations
     settled = seen[1:] or seen
+    stalls = [o.stall_us for o in settled if not o.copies_timed] or [0.0]
     segment_us = [statistics.median(us) for us in zip(*(o.segment_us for o in settled), strict=False)]
     shares = [s.recomputed_us / s.latency_us if s.latency_us else 0.0 for s in plan.segments]
     return Report(
         peak_bytes=max(o.peak_bytes for o in seen),
         step_us=statistics.median(o.step_us for o in settled) if len(seen) > 1 else None,
         swapped_bytes=plan.swapped_out_bytes + plan.swapped_in_bytes,
-        stall_us=statistics.median(o.stall_us for o in settled),
+        stall_us=statistics.median(stalls),
         passive_swap_ins=executor.passive_swap_ins if executor else 0,
         recomputed_us=sum(us * share for us, share in zip(segment_us, shares, strict=False)),
         segments=len(plan.segments),
@@ -58,4 +66,7 @@ def report_of(running: RunningPlan, *, trace_s: float, iterations: int) -> Repor
         plan_s=prepared.plan_s,
         compile_s=prepared.compile_s + prepared.jit_compile_s,
         iterations=iterations,
+        first_step_us=seen[0].step_us,
+        plans=plans,
+        drift=drift,
     )

@@ -64,7 +64,9 @@ class Observation:
     """What was measured in one watched iteration: bytes on the device, microseconds of each segment and of waiting for copies.
 
     `live_bytes` are the bytes of live arrays plus the workspace at the latest launch, and `peak_bytes` the most of all launches.
-    Unless the iteration is `timed`, only bytes are measured, and the executor does not wait for segments to end.
+    Unless the iteration is `timed`, only bytes are measured, and the executor does not wait for segments to end. If
+    `copies_timed` is set, each copy is waited for at once, and `out` and `into` are the (bytes, microseconds) of all copies in
+    each direction; `stall_us` then says nothing.
     """
 
     peak_bytes: int = 0
@@ -73,6 +75,9 @@ class Observation:
     step_us: float = 0.0
     timed: bool = True
     live_bytes: int = 0
+    copies_timed: bool = False
+    out: tuple[int, float] = (0, 0.0)
+    into: tuple[int, float] = (0, 0.0)
 
 
 class Executor:
@@ -162,6 +167,13 @@ class Executor:
             env[slot] = self._transfer.into(value)
 
 
+def _with_copies(before: tuple[int, float], copies: Sequence[Any], began: float) -> tuple[int, float]:
+    """The bytes and microseconds `before`, and in addition those of `copies`, which began at `began` and are waited for here."""
+    jax.block_until_ready(copies)
+    us = (time.perf_counter() - began) * 1e6
+    return before[0] + sum(nbytes_of(copy.aval) for copy in copies), before[1] + us
+
+
 def _slots_used(program: Instructions) -> frozenset[int]:
     """The slots that an instruction reads or moves, or that hold a result."""
     used = set(program.outputs)
@@ -193,7 +205,10 @@ class Iteration:
                 if self._careful:  # recovery may have copied some to the host already
                     host.update((slot, env[slot]) for slot in slots if on_host(env[slot]))
                     slots = [slot for slot in slots if slot not in host]
+                began = time.perf_counter()
                 host.update(zip(slots, self._transfer.out([env[slot] for slot in slots]), strict=True))
+                if self.watch is not None and self.watch.copies_timed:
+                    self.watch.out = _with_copies(self.watch.out, [host[slot] for slot in slots], began)
             case FinishSwapOut(slots):
                 began = time.perf_counter()
                 for slot in slots:
@@ -204,10 +219,13 @@ class Iteration:
                 if self.watch is not None:
                     self.watch.stall_us += (time.perf_counter() - began) * 1e6
             case StartSwapIn(slots, forgotten):
+                began = time.perf_counter()
                 for slot, value in zip(slots, self._transfer.into([host[slot] for slot in slots]), strict=True):
                     env[slot] = value
                 for slot in forgotten:
                     del host[slot]
+                if self.watch is not None and self.watch.copies_timed:
+                    self.watch.into = _with_copies(self.watch.into, [env[slot] for slot in slots], began)
             case FinishSwapIn(slots):
                 for slot in slots:
                     env[slot].block_until_ready()

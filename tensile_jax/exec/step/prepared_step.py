@@ -10,6 +10,7 @@ budget that is known to work.
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,6 +30,7 @@ from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.plan import Choice, DeviceProfile, Goal, Measured, Planned, Planner
 from tensile_jax.plan.analysis.access import AccessSequence
+from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan_format import Plan, PolicyName, unranged
 from tensile_jax.trace import TracedStep
@@ -126,6 +128,12 @@ class PreparedStep:
         if self._without_swaps is None:
             self._without_swaps = PreparedStep(self.step, None, replace(self.options, may_swap=False), self.compiler)
         return self._without_swaps
+
+    def corrected(self, corrections: Corrections) -> "PreparedStep":
+        """The same step, whose planner predicts latencies with these corrections. The two share all executables."""
+        made = copy(self)
+        made.planner = self.planner.corrected(corrections)
+        return made
 
     def swapping_accesses(self) -> AccessSequence | None:
         """The accesses from which swaps are chosen for several jobs together; None if the policy does not take part in that."""
@@ -244,7 +252,7 @@ class PreparedStep:
             BudgetTooSmall: there is no such plan; the error names the least peak that compiling has confirmed.
         """
         found = self.choose_and_compile()
-        return RunningPlan(self, found.plan, found.executables)
+        return RunningPlan(self, found.plan, found.executables, found.choice)
 
     def choose_and_compile(self) -> Compiled:
         """A plan whose compiled peak is within the budget, and the executables of its segments.
@@ -262,7 +270,7 @@ class PreparedStep:
             return self._search(goal)
         confirmed = confirmed_for(self.kind)
         file = self._take_over(confirmed)
-        found = self._in_line_with(confirmed, goal, self._search, self._compiled_choice)
+        found = self._in_line_with(confirmed, goal, self._search, self.compiled)
         if confirmed.add(limit, found.plan.peak_bytes, found.choice) and file is not None:
             keep(file, Kept(confirmed.entries, self.measured.workspaces, self.planner.floor_bytes(self.measured)))
         return found
@@ -320,7 +328,7 @@ class PreparedStep:
             if best is not None and best.plan.peak_bytes <= goal.limit:
                 break
             chosen = self.planner.plan(goal, self.measured)
-            found = None if chosen is None else self._compiled_choice(chosen.choice, goal)
+            found = None if chosen is None else self.compiled(chosen.choice, goal)
             if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
                 best = found
         if best is None:
@@ -349,7 +357,7 @@ class PreparedStep:
             self.plan_s += time.perf_counter() - began
             if chosen is None:
                 break
-            found = self._compiled_choice(chosen.choice, goal)
+            found = self.compiled(chosen.choice, goal)
             if found is not None and found.plan.peak_bytes <= goal.limit:
                 return found
         return self._smallest_plan(goal)
@@ -362,7 +370,7 @@ class PreparedStep:
             if choice.key in seen or (best is not None and best.plan.peak_bytes <= goal.limit):
                 break
             seen.add(choice.key)
-            found = self._compiled_choice(choice, goal)
+            found = self.compiled(choice, goal)
             if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
                 best = found
         if best is None:
@@ -371,7 +379,7 @@ class PreparedStep:
             return best
         raise self._too_small(goal.limit, best.plan.peak_bytes, "")
 
-    def _compiled_choice(self, choice: Choice, goal: Goal) -> Compiled | None:
+    def compiled(self, choice: Choice, goal: Goal) -> Compiled | None:
         """The plan of `choice`, compiled; None if the replay, which checks every plan, refuses it."""
         if choice.runs_whole:
             self.whole_executable()
@@ -411,7 +419,7 @@ class PreparedStep:
         budget_bytes = found.plan.budget_bytes
         goal = Goal(float("inf") if budget_bytes is None else budget_bytes, found.plan.max_slowdown)
         if found.executables is not None:
-            return self._compiled_choice(choice, goal) or found
+            return self.compiled(choice, goal) or found
         plan = self._plan_of(choice, goal)
         return found if plan is None else Compiled(plan, None, choice)
 
@@ -445,8 +453,12 @@ class PreparedStep:
 class RunningPlan:
     """A compiled plan, the executor that runs it, and what was observed of it."""
 
-    def __init__(self, prepared: PreparedStep, plan: Plan, executables: Sequence[Executable] | None) -> None:
+    def __init__(
+        self, prepared: PreparedStep, plan: Plan, executables: Sequence[Executable] | None, choice: Choice | None = None
+    ) -> None:
         self.prepared = prepared
+        self.choice = choice  # None for a saved plan
+        self.executables = None if executables is None else list(executables)
         self.plan = plan
         self.observations: list[Observation] = []
         self.executor: Executor | None = None

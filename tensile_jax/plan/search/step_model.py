@@ -11,6 +11,7 @@ import numpy as np
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.absence import stored_unless_swapped
+from tensile_jax.plan.analysis.corrections import Corrections, no_corrections
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
 from tensile_jax.plan.analysis.latency import StepCosts, fused_latencies, rerun_latencies
@@ -42,6 +43,10 @@ class StepModel:
         state_may_stay_out: whether state may be on the host when an iteration begins and ends.
         may_swap: whether plans may swap at all.
         whole_graph: the graph of the step as one executable, if it has loops that are opened in `graph`.
+        corrections: what was measured of the step's operators and of the link, in relation to what `profile` predicts.
+
+    Attributes:
+        profile: with the rates of the link corrected.
     """
 
     def __init__(
@@ -52,15 +57,30 @@ class StepModel:
         state_may_stay_out: bool,
         may_swap: bool = True,
         whole_graph: Graph | None = None,
+        corrections: Corrections | None = None,
     ) -> None:
         self.graph = graph
-        self.profile = profile
+        self.corrections = corrections or no_corrections(len(graph.operators))
+        self.given_profile = profile
+        self.profile = self.corrections.of_link(profile)
         self.state_may_stay_out = state_may_stay_out
         self.may_swap = may_swap
         self.whole_graph = whole_graph
         self._dropped: dict[float, Retention] = {}
         self._models: dict[tuple[int, ...], Model] = {}
         self._decided: dict[Hashable, Any] = {}
+
+    def corrected(self, corrections: Corrections) -> "StepModel":
+        """The same step with other corrections. What does not depend on latencies is shared, and so are the classes of tensors:
+        a measured workspace names its segment by them (`workspace.py`)."""
+        made = StepModel(
+            self.graph, self.given_profile, state_may_stay_out=self.state_may_stay_out, may_swap=self.may_swap,
+            whole_graph=self.whole_graph, corrections=corrections,
+        )  # fmt: skip
+        shared = {name: getattr(self, name) for name in ("liveness", "fusion", "undropped", "classes", "boundaries")}
+        made.__dict__.update(shared)
+        made._dropped.update(self._dropped)
+        return made
 
     def decided(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` returns; it is called once for each key."""
@@ -113,12 +133,14 @@ class StepModel:
     @cached_property
     def latencies(self) -> tuple[float, ...]:
         """Microseconds of each operator where it runs first, by place."""
-        return fused_latencies(self.liveness, self.fusion, self.profile)
+        predicted = fused_latencies(self.liveness, self.fusion, self.profile)
+        return tuple(us * factor for us, factor in zip(predicted, self.corrections.first, strict=True))
 
     @cached_property
     def rerun_us(self) -> tuple[float, ...]:
         """Microseconds that it adds to a segment to run each operator again, by place."""
-        return tuple(rerun_latencies(self.liveness, self.fusion, self.profile).tolist())
+        predicted = rerun_latencies(self.liveness, self.fusion, self.profile)
+        return tuple((predicted * np.array(self.corrections.again)).tolist())
 
     @cached_property
     def unpredicted(self) -> tuple[int, int]:

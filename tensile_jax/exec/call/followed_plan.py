@@ -1,0 +1,142 @@
+"""Follows the plan of one step while it runs, and replaces it when its latencies have drifted (TENSILE section IV-E).
+
+    pace        the time from one call to the next one. Where it is unusual, the next calls are watched
+    tracked     moving averages of the latencies of segments, from watched calls
+    a drift     above the threshold in several watched calls makes a new plan due
+    renewal     the new plan is made in a thread, and mostly in a process of its own (`exec/step/renewal.py`). The next call after
+                that runs under the new plan
+
+`plan/update.py` decides; this file measures and waits. A new plan is begun only after the plan in use has run for `_WORTH` times
+as long as making a plan takes, so that planning takes one per cent of the time of training, or little more.
+
+If making a plan fails, training goes on under the plan in use, the next call warns, and no further plan is made.
+"""
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+
+from tensile_jax.exec.step.executor import Observation, is_watched
+from tensile_jax.exec.step.prepared_step import Compiled, RunningPlan
+from tensile_jax.exec.step.renewal import Renewed, renew
+from tensile_jax.plan.update import Copied, Pace, Tracked
+from tensile_jax.plan_format import Plan
+
+_WORTH = 10.0  # not tuned: the planning process has the lowest priority, so it takes time that would be idle, if there is any
+_START_S = 0.5  # what it takes to start the planning process (0.4 s on the CPU of `benchmarks/results/renewal.json`)
+_AFTER_UNUSUAL = 3  # calls that are watched after an unusual one
+
+
+class FollowedPlan:
+    """The plan in use of one step, and its successors.
+
+    Args:
+        threshold: the drift above which a plan is replaced.
+        same_settings: whether the settings of JAX in the thread that calls it are those under which the step was traced. Segments
+            are compiled in another thread, in which settings of a `with` block do not hold.
+    """
+
+    def __init__(self, threshold: float, same_settings: Callable[[], bool]) -> None:
+        self.threshold = threshold
+        self.tracked = Tracked()
+        self._same_settings = same_settings
+        self._pace = Pace()
+        self._called: float | None = None
+        self._calls = 0  # under the plan in use
+        self._watch_next = 0
+        self._watched = 0
+        self._began = time.perf_counter()  # when the plan in use began to run
+        self._thread: threading.Thread | None = None
+        self._made: tuple[RunningPlan, Renewed] | None = None
+        self._failure: BaseException | None = None
+        self._given_up = False
+
+    def next_plan(self, running: RunningPlan) -> RunningPlan | None:
+        """Called before each call: the plan that replaces `running` from now on; None if `running` goes on.
+
+        Warns if a plan could not be made.
+        """
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            warnings.warn(
+                f"No new plan could be made after the latencies of {running.plan.program!r} had drifted ({failure}). Training "
+                "goes on under the plan that it has.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if self._made is None:
+            return None
+        (of, renewed), self._made, self._thread = self._made, None, None
+        if of is not running:  # it was replaced meanwhile, since the device was out of memory
+            return None
+        self.tracked, self._pace, self._calls, self._began = Tracked(), Pace(), 0, time.perf_counter()
+        found = renewed.found
+        return RunningPlan(renewed.prepared, found.plan, found.executables, found.choice)
+
+    def watch(self, running: RunningPlan) -> Observation | None:
+        """Called when a call begins: what is to be measured in it; None for nothing."""
+        now = time.perf_counter()
+        if self._called is not None:
+            us = (now - self._called) * 1e6
+            if self._pace.is_unusual(us, self.threshold) and not self._watch_next:
+                self._watch_next, self._pace = _AFTER_UNUSUAL, Pace()
+            self._pace = self._pace.with_iteration(us)
+        self._called = now
+        self._calls += 1
+        watched = is_watched(self._calls) or self._watch_next > 0
+        self._watch_next = max(self._watch_next - 1, 0)
+        if not watched:
+            return None
+        plan = running.plan
+        swaps = plan.swapped_out_bytes + plan.swapped_in_bytes
+        self._watched += 1
+        return Observation(copies_timed=swaps > 0 and self._watched % 2 == 0)  # in turn with the time of waiting for copies
+
+    def seen(self, running: RunningPlan, watch: Observation | None) -> None:
+        """Called when a call has ended: what was measured in it."""
+        if watch is not None and self._calls > 1:  # the first iteration of a plan is slower
+            self.tracked = self.tracked.with_iteration(
+                running.plan,
+                watch.segment_us,
+                out=Copied(*watch.out),
+                into=Copied(*watch.into),
+                launch_us=running.prepared.options.profile.launch_us,
+                threshold=self.threshold,
+            )
+        if self.tracked.is_due and self._thread is None and not self._given_up and running.choice is not None:
+            cost_s = running.prepared.plan_s + _START_S
+            if time.perf_counter() - self._began >= _WORTH * cost_s:
+                self._begin(running)
+
+    def drift(self, running: RunningPlan) -> float:
+        """|s' - s| / s of the plan in use."""
+        return self.tracked.drift(running.plan, running.prepared.options.profile.launch_us)
+
+    def _begin(self, running: RunningPlan) -> None:
+        """Begin to make the next plan."""
+        drift, tracked = self.drift(running), self.tracked
+        now_us = sum(tracked.segment_us)
+        reason = (
+            f"After {self._calls} iterations under the plan before, segments took {now_us / 1e3:.4g} ms, and that plan was made "
+            f"for {drift:.0%} {'less' if now_us > _planned_us(running.plan) else 'more'} (threshold {self.threshold:.0%})."
+        )
+        self._thread = threading.Thread(target=self._make, args=(running, tracked, reason), name="tensile-renewal", daemon=True)
+        with suppress(RuntimeError):  # the system starts no more threads, or the interpreter ends
+            self._thread.start()
+
+    def _make(self, running: RunningPlan, tracked: Tracked, reason: str) -> None:
+        """Make the next plan. In a thread of its own."""
+        try:
+            if not self._same_settings():
+                raise RuntimeError("the step was traced under settings of JAX that hold in one thread only")
+            assert running.choice is not None
+            made = renew(running.prepared, Compiled(running.plan, running.executables, running.choice), tracked, reason)
+            self._made = running, made
+        except Exception as error:
+            self._failure, self._given_up = error, True
+
+
+def _planned_us(plan: Plan) -> float:
+    return sum(s.latency_us for s in plan.segments)

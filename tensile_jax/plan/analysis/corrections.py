@@ -1,0 +1,39 @@
+"""What measurements say of predicted latencies: by how much each operator of a step, and each direction of the link, is slower.
+
+    corrected latency = predicted latency * factor
+
+Factors are ratios of what was measured to what was predicted. `plan/update.py` computes them from the latencies of segments.
+"""
+
+from dataclasses import dataclass, replace
+
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Corrections:
+    """Factors of predicted times.
+
+    Attributes:
+        first: of each operator where it runs first, by its place among the step's operators.
+        again: of each operator where a segment runs it again, by its place.
+        out, into: of copies to the host, and of copies to the device.
+    """
+
+    first: tuple[float, ...]
+    again: tuple[float, ...]
+    out: float = 1.0
+    into: float = 1.0
+
+    def of_link(self, profile: DeviceProfile) -> DeviceProfile:
+        """The profile with the rates of the link corrected."""
+        return replace(
+            profile,
+            device_to_host_bytes_per_us=profile.device_to_host_bytes_per_us / self.out,
+            host_to_device_bytes_per_us=profile.host_to_device_bytes_per_us / self.into,
+        )
+
+
+def no_corrections(operators: int) -> Corrections:
+    """The corrections of a step of so many operators of which nothing was measured."""
+    return Corrections((1.0,) * operators, (1.0,) * operators)

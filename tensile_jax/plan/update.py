@@ -1,0 +1,189 @@
+"""Follows the latencies of a plan while it runs, and chooses a new plan from them (TENSILE section IV-E, "Scheduling Plan
+Updating").
+
+    average <- (1 - w) * average + w * measured     an exponentially weighted moving average, for every segment
+    s                                               the sum of the segments' latencies that the plan was made from
+    s'                                              the newest sum of the averages
+    drift = |s' - s| / s                            the paper's average latency rate of change
+
+If the drift exceeds the user's threshold in several measured iterations one after another, a new plan is due. The ratio of a
+segment's average to its predicted latency then corrects the latency of each of its operators, and the step is planned again.
+
+The paper measures every operator. Here an operator runs inside an executable, so the latency of a segment is measured, and all
+operators of a segment are corrected by the same factor. The paper updates the plan whenever the threshold is exceeded. Here the
+new plan must in addition be predicted to be faster than the old one, because its segments must be compiled. If it is not, the
+plan keeps its segments and copies, and only the times that it states are new.
+
+Latencies are in microseconds.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tensile_jax.ir import OperatorId
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
+from tensile_jax.plan.analysis.corrections import Corrections
+from tensile_jax.plan.planner import Choice, Goal, Measured, Planner
+from tensile_jax.plan_format import Plan, Segment, unranged
+
+_WEIGHT = 0.5
+"""Of the newest measurement in an average. With 0.5, a change of the load by a factor of 2 is seen to 75 % after two measured
+iterations. Iterations are measured rarely, so a smaller weight would follow too late."""
+_MOST_FACTOR = 32.0  # not tuned: a measurement further from the prediction than this is not of the same operation
+_LEAST_COPIED = 1_000_000  # bytes: the time of smaller copies says nothing of the link's rate
+_CONFIRMING = 2  # measured iterations, one after another, whose drift must exceed the threshold
+_FASTER = 0.95  # times the predicted time of the plan in use: what a plan with other segments or copies must reach
+_SETTLING = 3  # iterations whose pace is known before one is called unusual
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Copies of one iteration, in one direction: their bytes, and how long they took."""
+
+    nbytes: int = 0
+    us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """What was measured of one plan so far. A new plan begins with an empty record.
+
+    Attributes:
+        segment_us: the moving average of each segment's latency, with its launch; empty before the first iteration.
+        out, into: the latest copies that were measured.
+        above: in how many of the latest measured iterations, one after another, the drift exceeded the threshold.
+    """
+
+    segment_us: tuple[float, ...] = ()
+    out: Copied = Copied()
+    into: Copied = Copied()
+    above: int = 0
+
+    def with_iteration(
+        self, plan: Plan, segment_us: Sequence[float], *, out: Copied, into: Copied, launch_us: float, threshold: float
+    ) -> "Tracked":
+        """The record after one more measured iteration; the same record if the measurement is none.
+
+        Args:
+            segment_us: the latency of each segment of `plan`. If any of them is not a positive number, nothing is recorded: a
+                clock may have been set back, or may be too coarse.
+        """
+        if len(segment_us) != len(plan.segments) or not all(0 < us < math.inf for us in segment_us):
+            return self
+        average = tuple(segment_us)
+        if self.segment_us:
+            average = tuple((1 - _WEIGHT) * old + _WEIGHT * new for old, new in zip(self.segment_us, segment_us, strict=True))
+        found = replace(
+            self,
+            segment_us=average,
+            out=out if _is_measured(out) else self.out,
+            into=into if _is_measured(into) else self.into,
+        )
+        above = found.drift(plan, launch_us) > threshold
+        return replace(found, above=self.above + 1 if above else 0)
+
+    def drift(self, plan: Plan, launch_us: float) -> float:
+        """|s' - s| / s, as above; 0 if nothing was measured."""
+        if not self.segment_us:
+            return 0.0
+        then, now = _sum_us(plan, launch_us), sum(self.segment_us)
+        return abs(now - then) / then if then > 0 else 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a new plan is due."""
+        return self.above >= _CONFIRMING
+
+
+def _is_measured(copied: Copied) -> bool:
+    return copied.nbytes >= _LEAST_COPIED and 0 < copied.us < math.inf
+
+
+def _sum_us(plan: Plan, launch_us: float) -> float:
+    return sum(s.latency_us for s in plan.segments) + launch_us * len(plan.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long iterations take from one's begin to the next one's, which is known without measuring: a moving average.
+
+    An unusual iteration is a reason to measure the next ones, and nothing more. The user's own work between two iterations counts
+    here, too.
+    """
+
+    average_us: float = 0.0
+    iterations: int = 0
+
+    def with_iteration(self, us: float) -> "Pace":
+        """The pace after one more iteration."""
+        if not 0 < us < math.inf:
+            return self
+        average = us if not self.iterations else (1 - _WEIGHT) * self.average_us + _WEIGHT * us
+        return Pace(average, self.iterations + 1)
+
+    def is_unusual(self, us: float, threshold: float) -> bool:
+        """Whether an iteration that took `us` differs from those before it by more than the threshold."""
+        known = self.iterations >= _SETTLING and 0 < us < math.inf
+        return known and abs(us - self.average_us) > threshold * self.average_us
+
+
+def corrections_from(planner: Planner, plan: Plan, tracked: Tracked) -> Corrections:
+    """The corrections with which `planner` predicts for the segments of `plan` what was measured of them.
+
+    `plan` was made by `planner`. If that was corrected itself, the result includes its corrections. An operator that several
+    segments run again gets the mean of their factors.
+    """
+    before, profile = planner.step.corrections, planner.step.profile
+    place = {op.id: place for place, op in enumerate(planner.graph.operators)}
+    first, again = list(before.first), list(before.again)
+    factors = [_factor(s, us - profile.launch_us) for s, us in zip(plan.segments, tracked.segment_us, strict=True)]
+    reruns: dict[OperatorId, list[float]] = {}
+    for segment, factor in zip(plan.segments, factors, strict=True):
+        for o in unranged(segment.operators):
+            first[place[o]] *= factor
+        for o in unranged(segment.recomputes):
+            reruns.setdefault(o, []).append(factor)
+    own = {o: factor for s, factor in zip(plan.segments, factors, strict=True) for o in unranged(s.operators)}
+    for o, factor in own.items():
+        several = reruns.get(o) or [factor]
+        again[place[o]] *= sum(several) / len(several)
+    out, into = before.out, before.into
+    if tracked.out.nbytes:
+        out *= _limited(tracked.out.us / copy_out_us(tracked.out.nbytes, profile))
+    if tracked.into.nbytes:
+        into *= _limited(tracked.into.us / copy_in_us(tracked.into.nbytes, profile))
+    return Corrections(tuple(first), tuple(again), out, into)
+
+
+def _factor(segment: Segment, measured_us: float) -> float:
+    """What was measured of a segment, without its launch, by what was predicted."""
+    return _limited(measured_us / segment.latency_us) if measured_us > 0 and segment.latency_us > 0 else 1.0
+
+
+def _limited(factor: float) -> float:
+    return min(max(factor, 1 / _MOST_FACTOR), _MOST_FACTOR)
+
+
+class Renewal(NamedTuple):
+    """What to run from now on. `changed` is false if the choice is the one in use, so that nothing must be compiled."""
+
+    choice: Choice
+    changed: bool
+
+
+def choose_again(planner: Planner, corrections: Corrections, choice: Choice, goal: Goal, measured: Measured) -> Renewal:
+    """What to run with these corrections: what `planner`'s policy chooses now, if that is predicted to be faster than `choice`.
+
+    Args:
+        planner: without corrections.
+        choice: the choice in use, which keeps the limit.
+    """
+    corrected = planner.corrected(corrections)
+    found = corrected.plan(goal, measured)
+    now = corrected.plan_of(choice, goal, measured)
+    if found is None or now is None or found.choice.runs_whole or found.choice.key == choice.key:
+        return Renewal(choice, False)
+    faster = found.plan.step_us <= _FASTER * now.step_us
+    return Renewal(found.choice, True) if faster else Renewal(choice, False)
