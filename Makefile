@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-loops bench-planning bench-predictor bench-scale bench-training bench-workspaces compare soak clean
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -78,6 +78,9 @@ bench-loops: .venv-h200/.installed ## decoders written with nn.scan, compiled fo
 
 bench-planning: $(VENV)/.installed ## how fast plans for an H200 are, in simulation, beside a bound; and how long planning takes
 	$(BIN)/python -m benchmarks.planning
+
+bench-renewal: $(VENV)/.installed ## plans that follow a load that changes, the first iteration, and what following costs
+	$(BIN)/python -m benchmarks.renewal
 
 bench-predictor: $(VENV)/.installed ## predicted latencies of operators beside measured ones, on networks that were not fitted to
 	$(BIN)/python -m benchmarks.predictor

@@ -33,6 +33,23 @@ def read_count(value: Any) -> int | None:
     return number if isinstance(number, int) and 1 <= number < MOST else None
 
 
+def read_threshold(renew_above: Any) -> float | None:
+    """The drift of latencies above which a plan is renewed; None for never.
+
+    Raises:
+        ValueError: it is not a number above zero.
+    """
+    if renew_above is None:
+        return None
+    number = read_number(renew_above)
+    if number is None or not 0 < number < math.inf:
+        raise ValueError(
+            f"renew_above must be a number above zero, or None to keep the plan: got {shown(renew_above)}. Pass 0.3 to plan "
+            "again when segments take 30 % longer, or less long, than the plan was made for."
+        )
+    return float(min(number, MOST))
+
+
 def shown(value: Any) -> str:
     """`repr(value)` for a message, cut short where it is long."""
     try:

@@ -21,8 +21,8 @@ JobState = Literal["preparing", "queued", "running", "paused", "finished", "fail
 FINAL: frozenset[JobState] = frozenset({"finished", "failed", "cancelled"})
 
 EventName = Literal[
-    "submitted", "planned", "queued", "started", "step", "renewed", "paused", "resumed", "parked", "checkpointed",
-    "checkpoint_failed", "budget", "finished", "failed", "cancelled",
+    "submitted", "planned", "queued", "started", "step", "renewed", "renewal_failed", "paused", "resumed", "parked",
+    "checkpointed", "checkpoint_failed", "budget", "finished", "failed", "cancelled",
 ]  # fmt: skip
 
 LaneName = Literal["compute", "out", "into"]

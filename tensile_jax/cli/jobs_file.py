@@ -83,6 +83,7 @@ class JobEntry:
         priority: the job's weight when jobs share the device.
         start_after: seconds since the run began, or another job.
         max_slowdown: None: not limited.
+        renew_above: the drift above which the plan is renewed. None: it is not renewed because of its times.
         checkpoint_every: steps between checkpoints. None: no checkpoints by the number of steps.
     """
 
@@ -96,6 +97,7 @@ class JobEntry:
     start_after: float | AfterJob = 0.0
     max_swap_rate: float = 1.0
     max_slowdown: float | None = None
+    renew_above: float | None = None
     checkpoint_every: int | None = None
     isolation: Literal["thread", "process"] = "thread"
     policy: PolicyName = "auto"
@@ -160,6 +162,7 @@ class _DefaultKeys(msgspec.Struct, forbid_unknown_fields=True):
     count: Annotated[int, _meta(f"a whole number from 1 to {_MOST_COPIES}", "3", ge=1, le=_MOST_COPIES)] | None = None
     max_swap_rate: Annotated[float, _meta("a number above 0, at most 1", "0.5", gt=0, le=1)] | None = None
     max_slowdown: Annotated[float, _meta("a number of at least 1", "1.2", ge=1, le=_FINITE)] | None = None
+    renew_above: Annotated[float, _meta("a number above 0", "0.3", gt=0, le=_FINITE)] | None = None
     checkpoint_every: Annotated[int, _count("50")] | None = None
     isolation: Annotated[Literal["thread", "process"] | None, _meta('"thread" or "process"', '"process"')] = None
     policy: Annotated[PolicyName | None, _meta(f"one of: {', '.join(get_args(PolicyName))}", '"auto"')] = None

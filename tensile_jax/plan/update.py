@@ -28,6 +28,10 @@ from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.planner import Choice, Goal, Measured, Planner
 from tensile_jax.plan_format import Plan, Segment, unranged
 
+WORTH = 10.0
+"""A new plan is begun only after the plan in use has run for so many times as long as making a plan takes. Not tuned: planning
+then takes a tenth of the time at most, in a process of the lowest priority, and usually much less."""
+
 _WEIGHT = 0.5
 """Of the newest measurement in an average. With 0.5, a change of the load by a factor of 2 is seen to 75 % after two measured
 iterations. Iterations are measured rarely, so a smaller weight would follow too late."""
@@ -164,6 +168,16 @@ def _factor(segment: Segment, measured_us: float) -> float:
 
 def _limited(factor: float) -> float:
     return min(max(factor, 1 / _MOST_FACTOR), _MOST_FACTOR)
+
+
+def reason_for(plan: Plan, tracked: Tracked, *, iterations: int, launch_us: float, threshold: float) -> str:
+    """A sentence about why `plan` is replaced, after so many iterations under it."""
+    now_us = sum(tracked.segment_us)
+    drift = tracked.drift(plan, launch_us)
+    return (
+        f"After {iterations} iterations under the plan before, segments took {now_us / 1e3:.4g} ms, {drift:.0%} "
+        f"{'more' if now_us > _sum_us(plan, launch_us) else 'less'} than that plan was made for (threshold {threshold:.0%})."
+    )
 
 
 class Renewal(NamedTuple):

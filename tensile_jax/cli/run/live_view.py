@@ -42,7 +42,9 @@ _REFRESH_S = 0.25
 _LINES_AROUND = 8  # lines of the terminal for the header, the head of the table and the prompt of the shell
 _LONGEST_END_S = 2.0  # to wait for the last status, which is late only if the runtime hangs
 
-_KEPT_ABOVE: frozenset[EventName] = frozenset({"budget", "checkpoint_failed", "finished", "failed", "cancelled"})
+_KEPT_ABOVE: frozenset[EventName] = frozenset(
+    {"budget", "checkpoint_failed", "renewal_failed", "finished", "failed", "cancelled"}
+)
 """Of what a terminal gets a line as well; the others are seen in the table."""
 
 _LONGEST_NOTE = 60  # of a note in a log

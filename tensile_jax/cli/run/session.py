@@ -292,6 +292,7 @@ class JobsRun:
                 priority=entry.priority,
                 max_swap_rate=entry.max_swap_rate,
                 max_slowdown=entry.max_slowdown,
+                renew_above=entry.renew_above,
                 policy=entry.policy,
                 checkpoint_every=entry.checkpoint_every,
                 resume=True,  # from this run's folder, which holds checkpoints only if the run is resumed

@@ -26,6 +26,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
+from tensile_jax.plan.update import Tracked
 from tensile_jax.plan_format import Plan
 
 Wait = Callable[[], Any]
@@ -74,6 +75,14 @@ class Program(Protocol):
 
     def offload_state(self, tensors: frozenset[TensorId]) -> "Program":
         """The same segments with these state tensors on the host between their uses."""
+        ...
+
+    def renewed(self, tracked: Tracked, reason: str) -> "Program":
+        """The next plan of the step, from what was measured of this one's segments (`exec/step/renewal.py`).
+
+        Raises:
+            TensileError: planning has failed.
+        """
         ...
 
     def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:

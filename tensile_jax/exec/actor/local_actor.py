@@ -22,10 +22,12 @@ from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.executor import Executor, Iteration, Observation
 from tensile_jax.exec.step.instructions import Instruction, Instructions, StartSwapIn, StartSwapOut, instructions_of
 from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep
+from tensile_jax.exec.step.renewal import renew
 from tensile_jax.exec.step.transfer import Transfer, on_host
 from tensile_jax.exec.step.whole_step import LaunchWhole, WholeIteration, WholeStep
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, WAIT, MemoryProfile
+from tensile_jax.plan.update import Tracked
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import LaneName
 from tensile_jax.trace import shape_struct, trace_step
@@ -46,6 +48,10 @@ class LocalProgram:
 
     def offload_state(self, tensors: frozenset[TensorId]) -> "LocalProgram":
         return program_of(self.prepared, self.prepared.offload_state(self.compiled, tensors), offloaded=tensors)
+
+    def renewed(self, tracked: Tracked, reason: str) -> "LocalProgram":
+        prepared, found = renew(self.prepared, self.compiled, tracked, reason)
+        return program_of(prepared, found)
 
     def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
         return self.prepared.may_be_offloaded(self.compiled)

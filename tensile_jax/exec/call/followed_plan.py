@@ -6,7 +6,7 @@
     renewal     the new plan is made in a thread, and mostly in a process of its own (`exec/step/renewal.py`). The next call after
                 that runs under the new plan
 
-`plan/update.py` decides; this file measures and waits. A new plan is begun only after the plan in use has run for `_WORTH` times
+`plan/update.py` decides; this file measures and waits. A new plan is begun only after the plan in use has run for `WORTH` times
 as long as making a plan takes, so that planning takes one per cent of the time of training, or little more.
 
 If making a plan fails, training goes on under the plan in use, the next call warns, and no further plan is made.
@@ -21,10 +21,8 @@ from contextlib import suppress
 from tensile_jax.exec.step.executor import Observation, is_watched
 from tensile_jax.exec.step.prepared_step import Compiled, RunningPlan
 from tensile_jax.exec.step.renewal import Renewed, renew
-from tensile_jax.plan.update import Copied, Pace, Tracked
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan.update import WORTH, Copied, Pace, Tracked, reason_for
 
-_WORTH = 10.0  # not tuned: the planning process has the lowest priority, so it takes time that would be idle, if there is any
 _START_S = 0.5  # what it takes to start the planning process (0.4 s on the CPU of `benchmarks/results/renewal.json`)
 _AFTER_UNUSUAL = 3  # calls that are watched after an unusual one
 
@@ -107,7 +105,7 @@ class FollowedPlan:
             )
         if self.tracked.is_due and self._thread is None and not self._given_up and running.choice is not None:
             cost_s = running.prepared.plan_s + _START_S
-            if time.perf_counter() - self._began >= _WORTH * cost_s:
+            if time.perf_counter() - self._began >= WORTH * cost_s:
                 self._begin(running)
 
     def drift(self, running: RunningPlan) -> float:
@@ -116,13 +114,16 @@ class FollowedPlan:
 
     def _begin(self, running: RunningPlan) -> None:
         """Begin to make the next plan."""
-        drift, tracked = self.drift(running), self.tracked
-        now_us = sum(tracked.segment_us)
-        reason = (
-            f"After {self._calls} iterations under the plan before, segments took {now_us / 1e3:.4g} ms, and that plan was made "
-            f"for {drift:.0%} {'less' if now_us > _planned_us(running.plan) else 'more'} (threshold {self.threshold:.0%})."
+        reason = reason_for(
+            running.plan,
+            self.tracked,
+            iterations=self._calls,
+            launch_us=running.prepared.options.profile.launch_us,
+            threshold=self.threshold,
         )
-        self._thread = threading.Thread(target=self._make, args=(running, tracked, reason), name="tensile-renewal", daemon=True)
+        self._thread = threading.Thread(
+            target=self._make, args=(running, self.tracked, reason), name="tensile-renewal", daemon=True
+        )
         with suppress(RuntimeError):  # the system starts no more threads, or the interpreter ends
             self._thread.start()
 
@@ -136,7 +137,3 @@ class FollowedPlan:
             self._made = running, made
         except Exception as error:
             self._failure, self._given_up = error, True
-
-
-def _planned_us(plan: Plan) -> float:
-    return sum(s.latency_us for s in plan.segments)

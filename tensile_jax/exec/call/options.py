@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal, TypedDict, cast, get_args
 
-from tensile_jax.arguments import MOST, read_number, shown
+from tensile_jax.arguments import MOST, read_number, read_threshold, shown
 from tensile_jax.budget import Budget, parse_budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import PlanFileError
@@ -97,27 +97,14 @@ def read_options(given: PlanOptions) -> PlanRequest:
         load_profile(profile)
     return PlanRequest(
         budget, max_slowdown, policy, profile, state_memory, open_loops, respect_checkpoint, saved_plan,
-        read_threshold(given.get("renew_above"), saved_plan), _read_folder(given.get("keep_plans")), given.get("progress"),
+        _read_threshold(given.get("renew_above"), saved_plan), _read_folder(given.get("keep_plans")), given.get("progress"),
     )  # fmt: skip
 
 
-def read_threshold(renew_above: Any, saved_plan: Plan | None = None) -> float | None:
-    """The drift above which a plan is renewed; None for never.
-
-    Raises:
-        ValueError: it is not a number above zero, or a plan was given that is to be run.
-    """
-    if renew_above is None:
-        return None
-    number = read_number(renew_above)
-    if number is None or not 0 < number < float("inf"):
-        raise ValueError(
-            f"renew_above must be a number above zero, or None to keep the plan: got {shown(renew_above)}. Pass 0.3 to plan "
-            "again when segments take 30 % longer, or less long, than the plan was made for."
-        )
-    if saved_plan is not None:
+def _read_threshold(renew_above: Any, saved_plan: Plan | None) -> float | None:
+    if renew_above is not None and saved_plan is not None:
         raise ValueError(f"renew_above={renew_above!r} makes new plans, and plan= is one that was made. Pass one of them.")
-    return float(number)
+    return read_threshold(renew_above)
 
 
 def _read_folder(folder: Any) -> str | PathLike[str] | None:

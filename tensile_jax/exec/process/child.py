@@ -37,6 +37,7 @@ from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.exec.step.transfer import Device, Transfer
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
+from tensile_jax.plan.update import Tracked
 
 _SIGN_OF_LIFE_S = 2.0
 _WAITING_THREADS = 16
@@ -113,6 +114,7 @@ class _Work:
         self._elsewhere: dict[str, Executor] = {
             "trace": self._planner, "without_swaps": self._planner, "swapping_accesses": self._planner,
             "with_swaps": self._planner, "prepare": self._planner, "offload_state": self._planner,
+            "renew": self._planner,
             "save": self._saver, "fetch": self._saver,
         }  # fmt: skip
         channel.send(News(Made(self._actor.state_bytes, structure)))
@@ -186,6 +188,11 @@ class _Work:
 
     def on_offload_state(self, key: int, program: int, tensors: frozenset[Any]) -> Summary:
         return self._keep_program(key, self._kept[program].offload_state(tensors))
+
+    def on_renew(self, key: int, step: int, program: int, tracked: Tracked, reason: str) -> Summary:
+        made = self._kept[program].renewed(tracked, reason)
+        self._kept[step] = made.prepared
+        return self._keep_program(key, made)
 
     def _keep_program(self, key: int, program: LocalProgram) -> Summary:
         self._kept[key] = program

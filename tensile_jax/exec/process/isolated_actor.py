@@ -35,6 +35,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, MemoryProfile
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
+from tensile_jax.plan.update import Tracked
 from tensile_jax.plan_format import Plan
 
 
@@ -111,6 +112,12 @@ class RemoteProgram(_Remote):
     def offload_state(self, tensors: frozenset[TensorId]) -> "RemoteProgram":
         """The same segments with these state tensors on the host between their uses."""
         return RemoteProgram(self.actor, self.prepared, "offload_state", self.key, tensors)
+
+    def renewed(self, tracked: Tracked, reason: str) -> "RemoteProgram":
+        """The next plan of the step, from what was measured of this one's segments."""
+        step = RemoteStep(self.actor)
+        step._swaps = self.prepared._swaps
+        return RemoteProgram(self.actor, step, "renew", step.key, self.key, tracked, reason)
 
     def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
         """(tensor, bytes) of each state tensor that `offload_state` could keep on the host and that is not kept there yet."""

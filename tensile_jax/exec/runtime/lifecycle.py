@@ -40,6 +40,7 @@ from tensile_jax.exec.runtime.messages import (
     DropPlan,
     Effect,
     ExplainWait,
+    FollowPlan,
     JoinController,
     LoseJob,
     Lost,
@@ -65,6 +66,7 @@ from tensile_jax.exec.runtime.messages import (
     TellController,
     UsePlan,
     UserWished,
+    Watched,
 )
 from tensile_jax.runtime_records import FINAL, EventName, JobState
 
@@ -232,6 +234,8 @@ class _Change:
                 if record.last is not None and self.record.done >= record.last:
                     self.do(TellController(Wished(record.job, "stop")))
                 self.do(Deliver(self.record.done, metrics))
+            case Watched(segment_us):
+                self.do(FollowPlan(segment_us))
             case Parked() if record.wish == "run":
                 self.report("parked")
             case Paused(kept, steps):

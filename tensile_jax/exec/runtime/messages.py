@@ -88,6 +88,12 @@ class Stepped(NamedTuple):
     values: dict[str, float]
 
 
+class Watched(NamedTuple):
+    """In an iteration that was watched, the launches of the job's segments took `segment_us` microseconds each."""
+
+    segment_us: tuple[float, ...]
+
+
 class Parked(NamedTuple):
     """The job's state is in host memory: the job is parked."""
 
@@ -131,7 +137,8 @@ class StateFetched(NamedTuple):
 
 News = (
     Submitted | UserWished | FeedNews | PreparationFailed | Planned | ProcessDied | Admitted | Pending | CannotRunNow |
-    BudgetSuffices | PlanAdopted | PlanDeclined | Stepped | Parked | Paused | Released | Lost | CheckpointMade | StateFetched
+    BudgetSuffices | PlanAdopted | PlanDeclined | Stepped | Watched | Parked | Paused | Released | Lost | CheckpointMade |
+    StateFetched
 )  # fmt: skip
 
 # -- effects ------------------------------------------------------------------------------------------------------------------
@@ -178,6 +185,12 @@ class UsePlan(NamedTuple):
     steps: int
 
 
+class FollowPlan(NamedTuple):
+    """Add the latencies of one iteration to what is known of the plan in use, and plan again if they have drifted."""
+
+    segment_us: tuple[float, ...]
+
+
 class DropPlan(NamedTuple):
     """Drop the job's new plan, with memory profile `memory`. If the old plan cannot run either, `CannotRunNow` reports that."""
 
@@ -212,6 +225,6 @@ class ReleaseFolder(NamedTuple):
 
 
 Effect = (
-    Report | StartPreparing | JoinController | TellController | LoseJob | ExplainWait | UsePlan | DropPlan | ShareState | Deliver
-    | StartSaving | StopFeed | Close | ReleaseFolder
+    Report | StartPreparing | JoinController | TellController | LoseJob | ExplainWait | UsePlan | FollowPlan | DropPlan
+    | ShareState | Deliver | StartSaving | StopFeed | Close | ReleaseFolder
 )  # fmt: skip

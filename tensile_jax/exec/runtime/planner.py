@@ -1,11 +1,12 @@
 """The planner of a runtime: plans and compiles for all jobs, one at a time, in a thread of its own (TENSILE section III-D).
 
-The paper calls it the Memory Scheduler. It does four things:
+The paper calls it the Memory Scheduler. It does five things:
 
     - It makes the first plan of a new job.
     - Whenever a new job of policy `tensile` comes, it chooses the swaps of all jobs of this policy together, and plans those jobs
       again whose swaps have changed.
     - It plans again for a job whose plan needs more memory than a lowered budget.
+    - It plans again for a job whose latencies have drifted, if the user wants that (`plan/update.py`).
     - Whenever a job starts, pauses, resumes or ends, or the budget changes, it chooses again which parts of all jobs' states are
       in host memory while other jobs run.
 
@@ -21,13 +22,14 @@ code.
 import queue
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 from tensile_jax.budget import too_small_for_parked_job
-from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.errors import BudgetTooSmall, ProcessDied, TensileError
 from tensile_jax.exec.actor.actor import Program, Traced
 from tensile_jax.exec.controller.messages import Prepared
 from tensile_jax.exec.controller.state import JobRecord
@@ -42,6 +44,7 @@ from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.plan.multi_job.state_offload import offload_state
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
+from tensile_jax.plan.update import WORTH, Copied, Tracked, reason_for
 from tensile_jax.plan_format import Plan
 from tensile_jax.units import format_bytes
 
@@ -126,6 +129,7 @@ class Planner:
         """Make the first plan of a job that was traced, and compile it. In the planner's thread."""
         if job.life.is_given_up:
             return
+        began = time.perf_counter()
         try:
             others = self._others_with_plans(job)
             accesses = [traced.swapping_accesses(), *(program.prepared.swapping_accesses() for _, program in others)]
@@ -152,6 +156,7 @@ class Planner:
                 return
             job.program = job.own_program = program
             job.plans.append((job.life.done, plan))
+            job.preparing_s, job.plan_since = time.perf_counter() - began, time.perf_counter()
             job.actor.use(program)
             note = f"{len(plan.segments)} segments, peak {format_bytes(plan.peak_bytes)}"
             values = {
@@ -285,6 +290,43 @@ class Planner:
         with suppress(BudgetTooSmall):
             self._plan_again(job, make)
 
+    def follow(self, job: StoredJob, segment_us: tuple[float, ...]) -> None:
+        """Record the latencies of one iteration, and queue the planning of a new plan if they have drifted. The store's lock must
+        be held."""
+        threshold, program = job.asked.renew_above, job.program
+        if threshold is None or program is None or job.renewing or job.renewed is not None:
+            return
+        copied = Copied()  # the times of copies are not measured here
+        launch_us = self._profile.launch_us
+        job.tracked = job.tracked.with_iteration(
+            program.plan, segment_us, out=copied, into=copied, launch_us=launch_us, threshold=threshold
+        )
+        if job.tracked.is_due and time.perf_counter() - job.plan_since >= WORTH * job.preparing_s:
+            tracked, iterations, job.renewing = job.tracked, job.life.done - job.plans[-1][0], True
+            reason = reason_for(program.plan, tracked, iterations=iterations, launch_us=launch_us, threshold=threshold)
+            self.thread.call(lambda: self._renew_drifted(job, tracked, reason))
+
+    def _renew_drifted(self, job: StoredJob, tracked: Tracked, reason: str) -> None:
+        """Make a new plan for a job whose latencies have drifted. If that fails, the job keeps the plan that it has."""
+
+        def make(program: Program) -> Program | None:
+            own = job.own_program
+            if own is None or len(own.plan.segments) != len(tracked.segment_us):  # it was planned again meanwhile
+                return None
+            try:
+                return own.renewed(tracked, reason)
+            except TensileError as error:
+                if isinstance(error, ProcessDied):
+                    raise
+                with self._store.changed:
+                    note = f"no new plan could be made after its latencies had drifted: {error}"
+                    self._store.report("renewal_failed", job.name, job.life.done, note)
+                return None
+
+        self._plan_again(job, make)
+        with self._store.changed:
+            job.renewing, job.tracked = False, Tracked()
+
     def _plan_again(self, job: StoredJob, make: Callable[[Program], Program | None]) -> None:
         """Let a job run by the program that `make` returns for the one that it has; None if it is to keep this one.
 
@@ -323,12 +365,14 @@ class Planner:
 
     def use_plan(self, job: StoredJob, steps: int) -> None:
         """Record that the job uses its new plan after `steps` steps. The store's lock must be held."""
-        program, job.renewed = job.renewed, None
+        program, job.renewed, job.tracked, job.plan_since = job.renewed, None, Tracked(), time.perf_counter()
         assert program is not None  # the planner made it
         job.program, plan = program, program.plan
         job.plans.append((steps, plan))
         out = f", {len(program.offloaded)} tensors of its state out while others run" if program.offloaded else ""
         note = f"{len(plan.segments)} segments, peak {format_bytes(plan.peak_bytes)}{out}"
+        if plan.reason:
+            note += f". {plan.reason}"
         self._store.report("renewed", job.name, job.life.done, note)
 
     def drop_plan(self, job: StoredJob, memory: MemoryProfile) -> None:

@@ -135,6 +135,7 @@ class Runtime:
         max_swap_rate: float = 1.0,
         max_slowdown: float | None = None,
         policy: PolicyName = "auto",
+        renew_above: float | None = None,
         on_step: Callable[[int, Any], None] | None = None,
         checkpoint_every: int | None = None,
         resume: bool = False,
@@ -156,6 +157,8 @@ class Runtime:
             max_swap_rate: the most bytes that the job may swap, as a part of what all jobs swap (TENSILE section IV-D).
             max_slowdown: use as little memory as is possible with a step of at most `max_slowdown` times plain jit's predicted
                 time.
+            renew_above: the drift of the segments' latencies above which the job's plan is renewed, as in `tensile_jax.jit`. The
+                results of such a job are rounded differently from then on. None: only its copies may change.
             on_step: called with the number of the step and its metrics, as NumPy arrays.
             checkpoint_every: a checkpoint is made after every `checkpoint_every` steps; needs the runtime's `checkpoints`.
             resume: continue from the job's latest checkpoint, if there is one. Without `resume` there must be no checkpoint.
@@ -178,7 +181,8 @@ class Runtime:
         lock: FolderLock | None = None
         try:
             asked = Submission(
-                step, steps, free, priority, cap, max_swap_rate, max_slowdown, policy, checkpoint_every, isolation
+                step, steps, free, priority, cap, max_swap_rate, max_slowdown, policy, checkpoint_every, isolation,
+                renew_above,
             )  # fmt: skip
             checkpoints, resumed = None, ""
             if self._folder is not None:
@@ -415,6 +419,8 @@ class Runtime:
                 self._dispatcher.call(lambda: self._planner.explain_wait(job))
             case messages.UsePlan(steps):
                 self._planner.use_plan(job, steps)
+            case messages.FollowPlan(segment_us):
+                self._planner.follow(job, segment_us)
             case messages.DropPlan(memory):
                 self._planner.drop_plan(job, memory)
             case messages.ShareState():

@@ -20,6 +20,7 @@ from tensile_jax.exec.controller.state import JobId
 from tensile_jax.exec.runtime.lifecycle import Lifecycle
 from tensile_jax.exec.runtime.messages import News
 from tensile_jax.exec.runtime.submission import Submission, name_of, refuse_unfit_name
+from tensile_jax.plan.update import Tracked
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import EventName, JobEvent
 
@@ -42,6 +43,10 @@ class StoredJob:
         program: the compiled plan in use.
         renewed: the compiled plan that the job is to use next; None if there is none.
         own_program: the latest compiled plan without state that is kept in host memory for the sake of other jobs.
+        tracked: the latencies that were measured of the plan in use, if the job's plans are to be renewed.
+        renewing: whether a new plan is being made because of these latencies.
+        preparing_s: how long planning and compiling the first plan took, in seconds.
+        plan_since: when the plan in use came into use, in seconds of `time.perf_counter`.
         plans: (steps, plan) for every plan that was used: how many steps were done when the plan came into use.
     """
 
@@ -57,6 +62,10 @@ class StoredJob:
     program: Program | None = None
     renewed: Program | None = None
     own_program: Program | None = None
+    tracked: Tracked = Tracked()
+    renewing: bool = False
+    preparing_s: float = 0.0
+    plan_since: float = 0.0
     plans: list[tuple[int, Plan]] = field(default_factory=list[tuple[int, Plan]])
 
     @property

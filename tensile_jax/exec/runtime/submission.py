@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import jax
 from jax.core import Tracer
 
-from tensile_jax.arguments import MOST, read_count, read_number, shown
+from tensile_jax.arguments import MOST, read_count, read_number, read_threshold, shown
 from tensile_jax.budget import parse_budget
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.step.transfer import Device
@@ -35,6 +35,7 @@ class Submission:
     policy: PolicyName
     checkpoint_every: int | None
     isolation: Isolation
+    renew_above: float | None = None
     first: int = 0
 
     def __post_init__(self) -> None:
@@ -62,6 +63,7 @@ class Submission:
             raise ValueError(f"policy={self.policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
         if self.isolation not in get_args(Isolation):
             raise ValueError(f'isolation must be "thread" or "process", got {self.isolation!r}.')
+        object.__setattr__(self, "renew_above", read_threshold(self.renew_above))
         refuse_unfit_name(self.name)
 
 

@@ -126,7 +126,8 @@ class PreparedStep:
     def without_swaps(self) -> "PreparedStep":
         """The same step, from which only plans without swaps are made."""
         if self._without_swaps is None:
-            self._without_swaps = PreparedStep(self.step, None, replace(self.options, may_swap=False), self.compiler)
+            made = PreparedStep(self.step, None, replace(self.options, may_swap=False), self.compiler)
+            self._without_swaps = made.corrected(self.planner.step.corrections)
         return self._without_swaps
 
     def corrected(self, corrections: Corrections) -> "PreparedStep":
@@ -143,7 +144,8 @@ class PreparedStep:
         """The same step, for which several jobs have agreed on these swaps; itself, if it has them already."""
         if swaps == self.options.agreed_swaps:
             return self
-        return PreparedStep(self.step, None, replace(self.options, agreed_swaps=swaps), self.compiler)
+        made = PreparedStep(self.step, None, replace(self.options, agreed_swaps=swaps), self.compiler)
+        return made.corrected(self.planner.step.corrections)
 
     # -- planning ---------------------------------------------------------------------------------------------------
 

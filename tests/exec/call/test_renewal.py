@@ -28,7 +28,7 @@ _LONGEST_S = 90.0
 @pytest.fixture(autouse=True)
 def renewed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are renewed however short the training is, and not only where planning takes one per cent of it."""
-    monkeypatch.setattr(followed_plan, "_WORTH", 0.0)
+    monkeypatch.setattr(followed_plan, "WORTH", 0.0)
 
 
 @pytest.fixture
