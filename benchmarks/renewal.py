@@ -43,7 +43,7 @@ _TRACKED = 200
 _FIRST = {
     "gpt": _SIZES,
     "resnet50": {"batch_size": 16, "image_size": 96},
-    "cnn": {"batch_size": 128},
+    "gpt_scan": {"batch_size": 16, "sequence_length": 256, "width": 256},
 }
 _BURN = "while True: pass"
 

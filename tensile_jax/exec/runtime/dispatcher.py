@@ -70,6 +70,8 @@ class DispatchedJob:
         segment: the index of the segment that is launched next.
         since_plan: how many iterations of the plan in use have ended.
         watched: whether live bytes are read in this iteration.
+        follows: whether the latencies of watched iterations are posted; the pace of the others then says when to watch.
+        segment_us: the latencies of the segments in this iteration, as far as they have ended, if it is watched and followed.
         checkpoint_due: whether the job pauses for a checkpoint after this iteration, even if the user asks meanwhile that it run.
     """
 
@@ -79,11 +81,13 @@ class DispatchedJob:
     memory: MemoryProfile
     checkpoint_every: int | None
     steps: int
+    follows: bool = False
     measured: Measured = field(default_factory=Measured)
     began: float = 0.0
     segment: int = 0
     since_plan: int = 0
     watched: bool = False
+    segment_us: list[float] = field(default_factory=list[float])
     checkpoint_due: bool = False
 
 
@@ -286,7 +290,7 @@ class Dispatcher:
         began = self.now()
         if move == 0:
             entry.watched = self._look_always or is_watched(entry.since_plan + 1)
-            entry.began, entry.segment = began, 0
+            entry.began, entry.segment, entry.segment_us = began, 0, []
             if entry.checkpoint_every is not None and (entry.steps + 1) % entry.checkpoint_every == 0:
                 entry.checkpoint_due = True
                 self.tell(Wished(job, "pause"))  # the controller gets this event before the iteration ends
@@ -332,6 +336,10 @@ class Dispatcher:
         wait()
         ended = self._lane_free = self.now()
         self._span("compute", entry, label, began, ended, 0)
+        if entry.watched and entry.follows and entry.since_plan:  # the first iteration of a plan is slower
+            entry.segment_us.append(ended - began)
+            if len(entry.segment_us) == len(entry.memory.labels):
+                self._post(job, messages.Watched(tuple(entry.segment_us)))
         if looks:
             with suppress(Exception):  # another job's process may have died since
                 found = [look() for look in looks]

@@ -170,7 +170,8 @@ class Planner:
     def join_controller(self, job: StoredJob, record: JobRecord) -> None:
         """Give a prepared job to the dispatcher and the controller. In the dispatcher's thread."""
         entry = DispatchedJob(
-            job.name, job.actor, job.take_batch, record.memory, job.asked.checkpoint_every, job.life.first
+            job.name, job.actor, job.take_batch, record.memory, job.asked.checkpoint_every, job.life.first,
+            follows=job.asked.renew_above is not None,
         )  # fmt: skip
         self._dispatcher.join(job.number, entry)
         self._dispatcher.handle(Prepared(record))
@@ -294,7 +295,7 @@ class Planner:
         """Record the latencies of one iteration, and queue the planning of a new plan if they have drifted. The store's lock must
         be held."""
         threshold, program = job.asked.renew_above, job.program
-        if threshold is None or program is None or job.renewing or job.renewed is not None:
+        if threshold is None or program is None or program.plan.whole or job.renewing or job.renewed is not None:
             return
         copied = Copied()  # the times of copies are not measured here
         launch_us = self._profile.launch_us
