@@ -2,11 +2,11 @@
 
 Calibrates this machine in a folder of its own (`--calibrate-s` seconds), and then measures on the model `gpt`:
 
-    first       in a process of its own, with the calibration cached: the first iteration, without planning and compiling, over the
-                median of later ones; for plain jit too
+    first       in a process of its own, with the calibration cached: the first iteration, without planning and compiling, over
+                the median of later ones; for plain jit too
     tracking    200 steps of a plan that is followed and never renewed, over 200 steps of the same plan that is not followed
-    load        other processes take away compute (`_LOADS`), one load after another. After how many iterations the plan is renewed,
-                the peaks and the time of a step, beside a plan that was made from scratch under the same load
+    load        other processes take away compute (`_LOADS`), one load after another. After how many iterations the plan is
+                renewed, the peaks and the time of a step, beside a plan that was made from scratch under the same load
 
 Losses are compared with plain jit's at the end. Writes `benchmarks/results/renewal.json`.
 """

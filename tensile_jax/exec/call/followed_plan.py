@@ -64,9 +64,10 @@ class FollowedPlan:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if self._made is None:
+        made, self._made = self._made, None  # several threads may call
+        if made is None:
             return None
-        (of, renewed), self._made, self._thread = self._made, None, None
+        (of, renewed), self._thread = made, None
         if of is not running:  # it was replaced meanwhile, since the device was out of memory
             return None
         self.tracked, self._pace, self._calls, self._began = Tracked(), Pace(), 0, time.perf_counter()
