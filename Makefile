@@ -32,7 +32,7 @@ lint: $(VENV)/.installed ## ruff, pyright, import-linter
 docs: $(VENV)/.installed ## the documentation as a site, in site/
 	$(BIN)/mkdocs build --quiet --strict
 
-bench: $(VENV)/.installed bench-scale bench-gap bench-jobs bench-call bench-controller ## the figures of the README, on this CPU
+bench: $(VENV)/.installed bench-scale bench-gap bench-jobs bench-call bench-controller bench-predictor bench-renewal ## the figures of the README, on this CPU
 	$(BIN)/python -m benchmarks.run
 
 bench-gpu: $(VENV)/.installed ## the same on this machine's GPU (install an extra: cuda12 or cuda13)

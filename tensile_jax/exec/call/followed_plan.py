@@ -109,8 +109,10 @@ class FollowedPlan:
             if time.perf_counter() - self._began >= WORTH * cost_s:
                 self._begin(running)
 
-    def drift(self, running: RunningPlan) -> float:
-        """|s' - s| / s of the plan in use."""
+    def drift(self, running: RunningPlan) -> float | None:
+        """|s' - s| / s of the plan in use; None before anything was measured of it."""
+        if not self.tracked.segment_us:
+            return None
         return self.tracked.drift(running.plan, running.prepared.options.profile.launch_us)
 
     def _begin(self, running: RunningPlan) -> None:

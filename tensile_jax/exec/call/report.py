@@ -24,7 +24,7 @@ class Report:
             the function has compiled is not compiled again.
         plans: how many plans such calls have had so far.
         drift: |s' - s| / s, where s is the sum of the segments' latencies that the plan was made for, and s' the measured one.
-            None if the plan is not followed (`renew_above`).
+            None if the plan is not followed (`renew_above`), or runs the step whole, or nothing was measured yet.
     """
 
     peak_bytes: int
