@@ -10,6 +10,7 @@ from tensile_jax.cli.commands.calibrate import calibrate
 from tensile_jax.cli.commands.compare import compare
 from tensile_jax.cli.commands.control import budget, cancel, pause, resume, status
 from tensile_jax.cli.commands.demo import demo
+from tensile_jax.cli.commands.max_batch import max_batch
 from tensile_jax.cli.commands.picture import picture
 from tensile_jax.cli.commands.plan import plan
 from tensile_jax.cli.commands.run import run
@@ -76,5 +77,5 @@ def main() -> None:
     """
 
 
-for command in (run, plan, compare, calibrate, status, pause, resume, cancel, budget, show, picture, schema, demo):
+for command in (run, plan, max_batch, compare, calibrate, status, pause, resume, cancel, budget, show, picture, schema, demo):
     main.add_command(command)
