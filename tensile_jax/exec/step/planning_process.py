@@ -13,6 +13,8 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
+import time
 import traceback
 import weakref
 from collections.abc import Sequence
@@ -25,6 +27,7 @@ _COMMAND = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from tensile_jax.exec.step.planning_process import main; main()"
 )
 _NICE = 19  # the lowest priority
+_LOOK_S = 0.5
 _LONGEST_S = 600.0  # not tuned: a plan that takes longer comes too late
 
 
@@ -68,6 +71,7 @@ def choose_in_process(arguments: Sequence[Any]) -> Renewal:
 def main() -> None:
     """In the planning process: reads the arguments from standard input, and writes the answer to standard output."""
     os.nice(_NICE)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)  # what else is printed must not get into the answer
         try:
@@ -75,3 +79,10 @@ def main() -> None:
         except Exception as error:
             found = "".join(traceback.format_exception_only(error)).strip()
         answer.write(pickle.dumps(found))
+
+
+def _end_with(parent: int) -> None:
+    """End this process once the training process, its parent, has ended in whatever way."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)
