@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare soak clean
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,7 +32,7 @@ lint: $(VENV)/.installed ## ruff, pyright, import-linter
 docs: $(VENV)/.installed ## the documentation as a site, in site/
 	$(BIN)/mkdocs build --quiet --strict
 
-bench: $(VENV)/.installed bench-scale bench-gap bench-jobs bench-call bench-controller bench-predictor bench-renewal ## the figures of the README, on this CPU
+bench: $(VENV)/.installed bench-scale bench-gap bench-jobs bench-call bench-controller bench-dispatch bench-predictor bench-renewal ## the figures of the README, on this CPU
 	$(BIN)/python -m benchmarks.run
 
 bench-gpu: $(VENV)/.installed ## the same on this machine's GPU (install an extra: cuda12 or cuda13)
@@ -50,6 +50,9 @@ bench-call: $(VENV)/.installed ## what a call costs beside plain jit's, for a st
 
 bench-controller: $(VENV)/.installed ## what deciding for 1 to 64 jobs costs, in a simulation
 	$(BIN)/python -m benchmarks.controller
+
+bench-dispatch: $(VENV)/.installed ## what a runtime adds to the launches and steps of 1 to 8 jobs
+	$(BIN)/python -m benchmarks.dispatch
 
 bench-first-call: $(VENV)/.installed ## how long the first call takes beside plain jit's, without and with a warm cache
 	$(BIN)/python -m benchmarks.first_call

@@ -36,9 +36,9 @@ from tensile_jax.exec.controller.messages import (
     BatchLoaded,
     Event,
     Issue,
-    LaunchEnded,
     Park,
     Prepared,
+    RunEnded,
     StateMoved,
     Unpark,
     WaitEnded,
@@ -163,7 +163,7 @@ class Simulation:
         took = time.perf_counter() - began
         for order in orders:
             if isinstance(order, Issue):
-                self.do(order.job, order.move)
+                self.do(order)
             elif isinstance(order, Park | Unpark):
                 state_us = self.works[order.job].memory.switch_us / 2
                 lane = "out" if isinstance(order, Park) else "into"
@@ -172,26 +172,32 @@ class Simulation:
         self.run.decisions.append((took, self.launches - launches))
         self.run.peak_bytes = max(self.run.peak_bytes, self.state.held_bytes)
 
-    def occupy(self, lane: str, us: float) -> float:
-        """Occupy the lane for `us` microseconds after its present work, and return when that ends."""
-        self.free[lane] = max(self.free[lane], self.now) + us
+    def occupy(self, lane: str, us: float, *, since: float = 0.0) -> float:
+        """Occupy the lane for `us` microseconds after its present work, not before `since`, and return when that ends."""
+        self.free[lane] = max(self.free[lane], self.now, since) + us
         return self.free[lane]
 
-    def do(self, job: JobId, move: int) -> None:
-        """Execute one move of the job."""
+    def do(self, order: Issue) -> None:
+        """Execute a run of the job's moves. A copy begins when the launches before it in the run are over."""
+        job, begin, end = order
         work = self.works[job]
-        kind, us = work.memory.kinds[move], work.us[move]
-        if move == 0:
+        kinds = work.memory.kinds[begin:end]
+        if begin == 0:
             self.run.longest_wait_us = max(self.run.longest_wait_us, self.now - self.wants_since[job])
-        if kind == LAUNCH:
-            self.launches += 1
-            self.run.busy_us += us
-            self.after(self.occupy("compute", us) - self.now, LaunchEnded(job, us))
-        elif kind == WAIT:
+        compute_us = 0.0
+        for move, kind in enumerate(kinds, start=begin):
+            if kind == LAUNCH:
+                self.launches += 1
+                compute_us += work.us[move]
+            elif kind == INSTANT and work.lanes[move]:
+                copied = max(self.free["compute"], self.now) + compute_us if compute_us else self.now
+                self.copied[job] = self.occupy(work.lanes[move], work.us[move], since=copied)
+        if LAUNCH in kinds:
+            self.run.busy_us += compute_us
+            self.after(self.occupy("compute", compute_us) - self.now, RunEnded(job, compute_us))
+        elif WAIT in kinds:
             self.after(max(self.copied[job] - self.now, 0.0), WaitEnded(job))
-        elif work.lanes[move]:
-            self.copied[job] = self.occupy(work.lanes[move], us)
-        if move == len(work.us) - 1:
+        if end == len(work.us):
             self.batches[job] -= 1
             self.wants_since[job] = self.now
             if self.batches[job] == _AHEAD - 1:

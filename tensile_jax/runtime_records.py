@@ -130,7 +130,11 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One use of a lane by a job, over `[begin_us, end_us)`: the segment `name` ran, or `nbytes` were copied."""
+    """One use of a lane by a job, over `[begin_us, end_us)`: the segment `name` ran, or `nbytes` were copied.
+
+    In an iteration in which live bytes are not read, a span is that of several segments that ran one after another, and `name` is
+    `"FIRST .. LAST"`.
+    """
 
     lane: LaneName
     job: str

@@ -1,13 +1,14 @@
-"""The protocol `Actor`: the object that holds one job's state and compiled plan, and carries out the plan's moves one by one.
+"""The protocol `Actor`: the object that holds one job's state and compiled plan, and carries out the plan's moves.
 
 An actor does what the paper's Executor and Swap Executor do for a job (TENSILE section III-D). There are two kinds of actors:
 
     LocalActor     runs the job in this process (`local_actor.py`)
     IsolatedActor  starts a process for the job, in which a LocalActor runs it (`exec/process/isolated_actor.py`)
 
-Moves are the steps of an iteration that the controller orders one by one, such as a launch or a wait for copies
-(`plan_memory.py`). A call for a move never waits for the device. If there is something to wait for, the call returns a function
-that waits, which the dispatcher calls in another thread. Otherwise the call returns None.
+Moves are the steps of an iteration, such as a launch or a wait for copies (`plan_memory.py`). The controller orders them in runs.
+A call for a run never waits for the device. If there is something to wait for, the call returns a function that waits, which the
+dispatcher calls in another thread. On a CPU, that function also carries out the moves of a run that has launches. If there is
+nothing to wait for, the call returns None.
 
 The calls come in this order, where `(...)*` is repeated. For a new plan of the job, `prepare` and `use` are called again, and
 `adopt` puts that plan to use while the state is on the host.
@@ -143,8 +144,12 @@ class Actor(Protocol):
         """Carry out move 0: begin an iteration on the state and `batch`. If `watch`, read live bytes at each launch."""
         ...
 
-    def issue(self, move: int) -> Wait | None:
-        """Carry out move `move`, which is not 0. Returns a function that waits for it, or None."""
+    def issue(self, begin: int, end: int) -> Wait | None:
+        """Carry out the moves `[begin, end)`, a run that does not begin with move 0. Returns a function that waits, or None.
+
+        If the run has launches, the function must be called once; it may carry out the run. No other run of this job may be
+        issued before that function returns, unless the device allocates memory in the order of launches.
+        """
         ...
 
     def take_metrics(self) -> Wait:
@@ -191,7 +196,10 @@ class Actor(Protocol):
         ...
 
     def drop(self) -> None:
-        """Free everything that the job holds on the device, even in the middle of an iteration."""
+        """Free everything that the job holds on the device, even in the middle of an iteration.
+
+        If another thread is carrying out a run, that thread ends the run after the move under way, and frees everything then.
+        """
         ...
 
     # -- after the end ----------------------------------------------------------------------------------------------------------

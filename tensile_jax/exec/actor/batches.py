@@ -24,6 +24,12 @@ def take_in(batch: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), batch)
 
 
+def signature_of(batch: Any) -> Any:
+    """An object that is equal for batches of equal types. It is made much faster than a `BatchType`, and names nothing."""
+    leaves, structure = jax.tree.flatten(batch)
+    return structure, [(type(leaf), leaf.shape, leaf.dtype) for leaf in leaves]
+
+
 def type_of(batch: Any, *, index: int) -> BatchType:
     """The type of a batch that `take_in` has returned.
 

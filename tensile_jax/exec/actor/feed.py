@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tensile_jax.exec.actor.batches import BatchType, expect_same_type, take_in, type_of
+from tensile_jax.exec.actor.batches import BatchType, expect_same_type, signature_of, take_in, type_of
 from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, FeedNews, FeedStopped, UserCodeFailed
 
 
@@ -68,6 +68,7 @@ class Feed:
         self._calling = on_step is not None
         self._drawn = 0
         self._type: BatchType | None = None
+        self._signature: Any = None  # of the latest batch
 
     def start(self, *, held: bool = False) -> None:
         """Start the thread. It draws at once or, if `held`, once `release` is called."""
@@ -184,10 +185,13 @@ class Feed:
 
     def _take_in(self, given: Any, index: int) -> Any:
         batch = take_in(given)
-        found = type_of(batch, index=index)
-        if self._type is None:
-            self._type = found
-        expect_same_type(self._type, found, index=index)
+        signature = signature_of(batch)
+        if signature != self._signature:
+            found = type_of(batch, index=index)
+            if self._type is None:
+                self._type = found
+            expect_same_type(self._type, found, index=index)
+            self._signature = signature
         return batch
 
     def _close(self) -> None:

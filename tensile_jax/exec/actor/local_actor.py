@@ -3,6 +3,7 @@
 The protocol is `Actor` (`actor.py`).
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +21,22 @@ from tensile_jax.exec.actor.pure_job import PutBack
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.executor import Executor, Iteration, Observation
-from tensile_jax.exec.step.instructions import Instruction, Instructions, StartSwapIn, StartSwapOut, instructions_of
+from tensile_jax.exec.step.instructions import (
+    FinishSwapIn,
+    FinishSwapOut,
+    Instruction,
+    Instructions,
+    Launch,
+    StartSwapIn,
+    StartSwapOut,
+    instructions_of,
+)
 from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep
 from tensile_jax.exec.step.renewal import renew
 from tensile_jax.exec.step.transfer import Transfer, on_host
 from tensile_jax.exec.step.whole_step import LaunchWhole, WholeIteration, WholeStep
 from tensile_jax.ir import TensorId
-from tensile_jax.plan.multi_job.memory_profile import INSTANT, WAIT, MemoryProfile
+from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
 from tensile_jax.plan.update import Tracked
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import LaneName
@@ -133,6 +143,9 @@ class LocalActor:
         self._watch: Observation | None = None
         self._metrics: Any = None
         self._passive_swap_ins = self._out_of_memory = 0
+        # Only with the lock may a thread begin or end to carry out moves, or note that everything is to be dropped.
+        self._lock = threading.Lock()
+        self._carrying_out = self._dropping = False
 
     # -- before it is admitted --------------------------------------------------------------------------------------------------
 
@@ -204,7 +217,7 @@ class LocalActor:
             self._executor = WholeStep(compiled, in_tree, plan.peak_bytes, self._transfer)
         else:
             constants = tuple(prepared.step.program.constants.values())
-            # the controller says when to launch, so the executor itself waits for nothing
+            # `issue` waits for a launch where that is needed, so the executor itself waits for nothing
             self._executor = Executor(instructions, constants, self._transfer, run_ahead=True)
 
     def adopt(self) -> None:
@@ -216,8 +229,10 @@ class LocalActor:
         assert self._executor is not None
         self._watch = Observation(timed=False) if watch else None
         given = self._brought_here(tree_leaves(batch))  # if this raises, the state is still complete
-        leaves, self._leaves = self._leaves, []
-        self._iteration = self._executor.begin([*leaves, *given], self._watch)
+        try:
+            self._iteration = self._executor.begin([*self._leaves, *given], self._watch)
+        finally:
+            self._leaves = []  # not before, since another thread may read live bytes
 
     def _brought_here(self, batch: list[Any]) -> list[Any]:
         """The leaves of a batch; those that are not committed to a device are copied to the job's device, as `jax.jit` does."""
@@ -232,22 +247,59 @@ class LocalActor:
                 )
         return [self._transfer.into(v) if isinstance(v, jax.Array) and v.devices() != here else v for v in batch]
 
-    def issue(self, move: int) -> Wait | None:
+    def issue(self, begin: int, end: int) -> Wait | None:
         executor, iteration = self._executor, self._iteration
-        assert executor is not None and iteration is not None
-        if move > len(executor.code):
+        assert executor is not None and iteration is not None and self._program is not None
+        if begin > len(executor.code):
             self._end(executor, iteration)
             return None
-        instruction = executor.code[move - 1]
-        assert self._program is not None
-        kind = self._program.memory.kinds[move]
-        if kind == WAIT:
-            return lambda: iteration.perform(instruction)  # pyright: ignore[reportArgumentType] # as below
-        iteration.perform(instruction)  # pyright: ignore[reportArgumentType] # each kind of iteration has its own instructions
-        if kind == INSTANT:
-            return _copies(iteration, instruction) if self._watch is not None else None
+        instructions, kinds = executor.code[begin - 1 : end - 1], self._program.memory.kinds[begin:end]
+        if WAIT in kinds:
+            if _is_over(iteration, instructions[0]):
+                self._carry_out(iteration, instructions)
+                return None
+            return lambda: iteration.perform(instructions[0])  # pyright: ignore[reportArgumentType] # as below
+        if LAUNCH not in kinds:
+            self._carry_out(iteration, instructions)
+            return _copies(iteration, instructions[0]) if self._watch is not None else None
+        if not self._in_order:
+            return lambda: self._carry_out(iteration, instructions, one_by_one=True)
+        self._carry_out(iteration, instructions)
         latest = iteration.latest
         return lambda: _wait_for(latest)
+
+    @property
+    def _in_order(self) -> bool:
+        """Whether the device allocates memory in the order of launches. On a CPU a launch takes its memory when it is issued."""
+        return self._transfer.device.platform != "cpu"
+
+    def _carry_out(
+        self,
+        iteration: "Iteration | WholeIteration",
+        instructions: "Sequence[Instruction | LaunchWhole]",
+        *,
+        one_by_one: bool = False,
+    ) -> None:
+        """Perform instructions, in any thread, until all are performed or the job is dropped.
+
+        If `one_by_one`, each instruction is performed when the launch before it is over.
+        """
+        with self._lock:
+            if self._dropping:
+                return
+            self._carrying_out = True
+        try:
+            for instruction in instructions:
+                if self._dropping:
+                    break
+                iteration.perform(instruction)  # pyright: ignore[reportArgumentType] # each kind of iteration has its own instructions
+                if one_by_one and isinstance(instruction, Launch | LaunchWhole):
+                    _wait_for(iteration.latest)
+        finally:
+            with self._lock:
+                self._carrying_out, dropping = False, self._dropping
+            if dropping:
+                self._drop()
 
     def _end(self, executor: "Executor | WholeStep", iteration: "Iteration | WholeIteration") -> None:
         results = executor.end(iteration)  # pyright: ignore[reportArgumentType] # each has its own kind of iteration
@@ -261,7 +313,7 @@ class LocalActor:
         return lambda: jax.tree.map(_as_numpy, metrics)
 
     def park(self) -> Wait:
-        leaves = self._leaves
+        leaves: list[Any] = self._leaves
         there = {self._transfer.device}
         here = [
             i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and not (on_host(leaf) and leaf.devices() == there)
@@ -293,11 +345,13 @@ class LocalActor:
         return lambda: _wait_for_all(copies)
 
     def live_bytes(self) -> Wait:
-        nbytes = _device_bytes([*self._leaves, *self._going] if self._iteration is None else self._iteration.env)
+        iteration = self._iteration
+        nbytes = _device_bytes([*self._leaves, *self._going] if iteration is None else iteration.env)
         return lambda: nbytes
 
     def watched_bytes(self) -> Wait:
-        nbytes = None if self._watch is None or self._iteration is None else self._watch.live_bytes
+        watch = self._watch
+        nbytes = None if watch is None or self._iteration is None else watch.live_bytes
         return lambda: nbytes
 
     def state(self) -> StateSnapshot:
@@ -314,6 +368,13 @@ class LocalActor:
         self.drop()
 
     def drop(self) -> None:
+        with self._lock:
+            self._dropping = True
+            if self._carrying_out:
+                return  # the thread that carries out a run calls `_drop` at its end
+        self._drop()
+
+    def _drop(self) -> None:
         self._count()
         if self._iteration is not None:
             for leaf in self._iteration.owned():
@@ -361,6 +422,14 @@ def _copies(iteration: "Iteration | WholeIteration", instruction: Instruction | 
         return lane, sum(a.nbytes for a in arrays)
 
     return wait
+
+
+def _is_over(iteration: "Iteration | WholeIteration", instruction: Instruction | LaunchWhole) -> bool:
+    """Whether the copies for which `instruction` waits have ended."""
+    if not isinstance(iteration, Iteration) or not isinstance(instruction, FinishSwapOut | FinishSwapIn):
+        return False
+    held = iteration.host if isinstance(instruction, FinishSwapOut) else iteration.env
+    return all(held[slot].is_ready() for slot in instruction.slots)
 
 
 def _as_numpy(leaf: Any) -> np.ndarray:

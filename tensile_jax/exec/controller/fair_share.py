@@ -70,7 +70,7 @@ def begin(ledger: Ledger) -> bool:
         elif record.place is _ON_DEVICE and not record.busy and not full:
             if ledger.issue(index):
                 _count_overtaking(ledger, blocked, index)
-                ledger.orders.append(Issue(record.job, 0))
+                ledger.orders.append(Issue(record.job, 0, 1))
                 return True
             short = ledger.settled_bytes - record.settled_bytes + record.memory.peak_bytes > ledger.budget_bytes
             if first and short and park_one(ledger, but=index):

@@ -1,7 +1,7 @@
 """The memory ledger: counts the device memory that all jobs hold while the controller handles one event, and answers what fits.
 
     held       the bytes that all jobs hold now, by their memory profiles (`plan/multi_job/memory_profile.py`)
-    transient  the most bytes that any launch in flight needs beyond what its job holds after that launch
+    transient  the most bytes that any run in flight needs beyond what its job holds after that run
     free       budget - held - transient
     settled    the bytes that all jobs hold once every iteration is over: a parked job holds its parked bytes, and any other job
                its idle bytes
@@ -26,7 +26,7 @@ from tensile_jax.plan.multi_job.safety import is_safe
 class Ledger:
     """A mutable copy of a `State`, and the orders that were given while the present event was handled.
 
-    `held_bytes` is without the transient bytes of launches in flight; `State.held_bytes` includes them.
+    `held_bytes` is without the transient bytes of runs in flight; `State.held_bytes` includes them.
     """
 
     __slots__ = (
@@ -79,51 +79,97 @@ class Ledger:
         self.settled_bytes += sign * record.settled_bytes
         self.parked_bytes += sign * record.memory.parked_bytes
 
-    def issue(self, index: int) -> bool:
-        """Enter the job's next move, an INSTANT or a LAUNCH; False if it would exceed the budget or lead to an unsafe state."""
+    def issue(self, index: int) -> int:
+        """Enter the job's next run of INSTANT and LAUNCH moves, and return where it ends; 0 if there can be none now.
+
+        The run has as many moves as fit into the budget, if the state after them is safe. Otherwise it ends at a position that
+        is certainly safe. If no such position is known, the run is the next move alone, provided that the state after it is safe.
+        """
         record = self.records[index]
-        memory, position = record.memory, record.position
-        other = self.held_bytes - memory.holds[position]
-        need, held = memory.needs[position], memory.holds[position + 1]
-        if other + need > self.budget_bytes:
-            return False
-        launched = memory.kinds[position] == LAUNCH
-        if self.in_flight:  # a launch runs after those in flight, but an instant move needs its memory while they run
-            transient = self.in_flight[0][1] if len(self.in_flight) == 1 else self.transient_bytes
-            if other + (held if launched else need) + transient > self.budget_bytes:
-                return False
-        after = position + 1
-        if position == 0:
-            # if the whole iteration fits now, the state after this move is as safe as the state before it
-            safe = other + memory.peak_bytes <= self.budget_bytes
-        else:
-            # the same holds if the iteration fits up to a position at which it holds no more than now
-            low = memory.lower[position]
-            safe = low == after or (low != -1 and other + memory.hill[position] <= self.budget_bytes)
-        busy = launched and self.depth == 1
-        if after == len(memory.kinds):
-            left = record.steps_left - 1
-            self.records[index] = replace(record, position=0, busy=busy, batches=record.batches - 1, steps_left=left)
-        else:
-            self.records[index] = record.at(after, busy=busy)
-        if not safe and not self.is_safe(other + held):
-            self.records[index] = record
-            return False
-        self.held_bytes = other + held
+        memory, begin = record.memory, record.position
+        other = self.held_bytes - memory.holds[begin]
+        end = self._fitting_end(memory, begin, other)
+        if end == begin:
+            return 0
+        lowest = self._lowest(memory, begin, other)
+        if end > lowest and not self._is_safe_after(index, end, other):
+            if lowest > begin:
+                end = lowest
+            elif end > begin + 1 and self._is_safe_after(index, begin + 1, other):
+                end = begin + 1
+            else:
+                return 0
+        launched = LAUNCH in memory.kinds[begin:end]
+        self.records[index] = _after(record, end, busy=launched and self.depth == 1)
+        self.held_bytes = other + memory.holds[end]
         if launched:
-            self.in_flight = (*self.in_flight, (record.job, need - held))
-        return True
+            self.in_flight = (*self.in_flight, (record.job, self._transient_of(memory, begin, end)))
+        return end
+
+    def _fitting_end(self, memory: MemoryProfile, begin: int, other: int) -> int:
+        """Where the longest run from `begin` ends that fits into the budget, while the other jobs hold `other` bytes."""
+        room, kinds, needs, holds = self.budget_bytes - other, memory.kinds, memory.needs, memory.holds
+        last = memory.run_end[begin]
+        end, in_flight = begin, self.in_flight
+        if self.depth == 1 and not in_flight:  # each move is carried out when the one before it is over
+            if max(needs[begin:last]) <= room:
+                return last
+            while needs[end] <= room:
+                end += 1
+            return end
+        full, transient = len(in_flight) >= self.depth, self.transient_bytes
+        runs = bool(in_flight)
+        while end < last:
+            need, held = needs[end], holds[end + 1]
+            if kinds[end] == LAUNCH:  # it runs after those in flight
+                if full or need > room or (runs and held + transient > room):
+                    break
+                runs, transient = True, max(transient, need - held)
+            elif need + transient > room:  # an instant move needs its memory while the launches in flight run
+                break
+            end += 1
+        return end
+
+    def _lowest(self, memory: MemoryProfile, begin: int, other: int) -> int:
+        """A position such that a run from `begin` to there, or to any position on the way, leads from a safe to a safe state.
+
+        If the job can advance to a position where it holds no more than now, the state there is as safe as now, and so is every
+        state on the way. The same holds of a whole iteration that fits.
+        """
+        if begin == 0:
+            return 1 if other + memory.peak_bytes <= self.budget_bytes else 0
+        lower, hill, room = memory.lower, memory.hill, self.budget_bytes - other
+        position, last = begin, memory.run_end[begin]
+        while position < last and lower[position] != -1 and hill[position] <= room:
+            position = lower[position]
+        return position if position <= last else last
+
+    def _is_safe_after(self, index: int, end: int, other: int) -> bool:
+        """Whether the state is safe once the job has reached position `end`."""
+        record = self.records[index]
+        self.records[index] = _after(record, end, busy=False)
+        safe = self.is_safe(other + record.memory.holds[end])
+        self.records[index] = record
+        return safe
+
+    def _transient_of(self, memory: MemoryProfile, begin: int, end: int) -> int:
+        """The most that a run needs beyond what its job holds after the run."""
+        transient = max(memory.needs[begin:end]) - memory.holds[end]
+        if self.depth > 1:  # the moves after a launch are carried out, and allocate, while that launch runs
+            moves = zip(memory.kinds[begin:end], memory.needs[begin:end], memory.holds[begin + 1 : end + 1], strict=True)
+            transient = max(transient, *[need - held for kind, need, held in moves if kind == LAUNCH])
+        return transient
 
     # -- arithmetic -------------------------------------------------------------------------------------------------------------
 
     @property
     def transient_bytes(self) -> int:
-        """The most that a launch in flight needs beyond what its job holds once the launch has ended."""
+        """The most that a run in flight needs beyond what its job holds once the run has ended."""
         return max([transient for _, transient in self.in_flight]) if self.in_flight else 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether no iteration, launch or copy is under way."""
+        """Whether no iteration, run or copy is under way."""
         return not self.in_flight and not any([r.position or r.busy for r in self.records])
 
     def is_safe(self, held_bytes: int) -> bool:
@@ -182,3 +228,10 @@ class Ledger:
             host_budget_bytes=self.host_budget_bytes,
             replaces=record.memory,
         )
+
+
+def _after(record: JobRecord, end: int, *, busy: bool) -> JobRecord:
+    """The record once the job has reached position `end`; at the end of an iteration that is position 0 of the next one."""
+    if end < len(record.memory.kinds):
+        return record.at(end, busy=busy)
+    return replace(record, position=0, busy=busy, batches=record.batches - 1, steps_left=record.steps_left - 1)

@@ -5,8 +5,13 @@ dispatcher (`exec/runtime/dispatcher.py`) reports events to it and carries out i
 `JobRecord`. A job's iteration is a sequence of moves, such as a launch or a wait for copies. A job between iterations is at
 position 0. Its state is then on the device, or in host memory, in which case the job is parked.
 
-    held       the bytes that all jobs hold, by their memory profiles; a launch holds its outputs from the moment it is issued
-    transient  the most bytes that any launch in flight needs beyond what its job holds after that launch
+The moves of an iteration are issued in runs. A run is as long as it can be: it ends before the next wait for copies, before the
+last move of the iteration, or before the first move for which there is no memory. The controller is told only the end of the
+whole run. The launches of a run are carried out one after another, so a run with launches counts as one launch.
+
+    held       the bytes that all jobs hold, by their memory profiles; a job holds what it holds after a run from the moment when
+               that run is issued
+    transient  the most bytes that any run in flight needs beyond what its job holds after that run
 
 The controller guarantees, for any order of events:
 
@@ -41,12 +46,12 @@ from tensile_jax.exec.controller.messages import (
     Issue,
     JobEvent,
     JobLost,
-    LaunchEnded,
     Order,
     PlanRenewed,
     Prepared,
     Release,
     ReportPaused,
+    RunEnded,
     StateMoved,
     WaitEnded,
     Wished,
@@ -85,11 +90,11 @@ def _record(ledger: Ledger, event: Event) -> None:
     else:
         _record_of_others(ledger, event)
         return
-    if isinstance(event, LaunchEnded):
-        if _end_launch(ledger, job):
+    if isinstance(event, RunEnded):
+        if _end_run(ledger, job):
             virtual_us = max(record.virtual_us, ledger.clock_us) + event.us / record.weight
-            busy = record.busy and ledger.depth > 1  # only at depth 1 does a launch make its job busy
-            records[index] = record.after_launch(virtual_us, busy=busy)
+            busy = record.busy and ledger.depth > 1  # only at depth 1 does a run make its job busy
+            records[index] = record.after_run(virtual_us, busy=busy)
     elif isinstance(event, WaitEnded):
         ledger.put(index, record.at(record.position + 1, busy=False))
     elif isinstance(event, StateMoved):
@@ -99,7 +104,7 @@ def _record(ledger: Ledger, event: Event) -> None:
         records[index] = replace(record, renewal=event.memory)
     elif isinstance(event, JobLost):
         ledger.remove(index)
-        _end_all_launches(ledger, job)
+        _end_all_runs(ledger, job)
     else:
         records[index] = _with_batch_or_wish(record, event)
 
@@ -107,11 +112,11 @@ def _record(ledger: Ledger, event: Event) -> None:
 def _record_of_others(ledger: Ledger, event: JobEvent) -> None:
     """Enter an event of a job that is not admitted: a pending one, whose plan is replaced at once, or one that is not known."""
     job = event.job
-    if isinstance(event, LaunchEnded):
-        _end_launch(ledger, job)  # the job was released: its state was on the host before the end of this launch was reported
+    if isinstance(event, RunEnded):
+        _end_run(ledger, job)  # the job was released: its state was on the host before the end of this run was reported
     elif isinstance(event, JobLost):
         ledger.pending = tuple([r for r in ledger.pending if r.job != job])
-        _end_all_launches(ledger, job)
+        _end_all_runs(ledger, job)
     elif isinstance(event, PlanRenewed):
         ledger.pending = tuple([replace(r, memory=event.memory) if r.job == job else r for r in ledger.pending])
     elif isinstance(event, BatchLoaded | Wished):
@@ -124,8 +129,8 @@ def _with_batch_or_wish(record: JobRecord, event: BatchLoaded | Wished) -> JobRe
     return record if record.wish == "stop" else replace(record, wish=event.wish, pause_reported=False)  # a stop is final
 
 
-def _end_launch(ledger: Ledger, job: JobId) -> bool:
-    """Remove the job's oldest launch from those in flight; False if there is none, since the job was lost."""
+def _end_run(ledger: Ledger, job: JobId) -> bool:
+    """Remove the job's oldest run from those in flight; False if there is none, since the job was lost."""
     in_flight = ledger.in_flight
     for k, (one, _) in enumerate(in_flight):
         if one == job:
@@ -134,7 +139,7 @@ def _end_launch(ledger: Ledger, job: JobId) -> bool:
     return False
 
 
-def _end_all_launches(ledger: Ledger, job: JobId) -> None:
+def _end_all_runs(ledger: Ledger, job: JobId) -> None:
     ledger.in_flight = tuple([one for one in ledger.in_flight if one[0] != job])
 
 
@@ -231,7 +236,7 @@ def _admit(ledger: Ledger) -> bool:
 
 
 def _proceed(ledger: Ledger) -> bool:
-    """Issue moves of iterations under way, in order of virtual time; True if every decision must be looked at again."""
+    """Issue runs of iterations under way, in order of virtual time; True if every decision must be looked at again."""
     records, orders = ledger.records, ledger.orders
     full, clock_us = len(ledger.in_flight) >= ledger.depth, ledger.clock_us
     ready = [
@@ -248,17 +253,19 @@ def _proceed(ledger: Ledger) -> bool:
             kind = record.memory.kinds[position]
             if kind == WAIT:
                 records[index] = record.at(position, busy=True)
-                orders.append(Issue(record.job, position))
+                orders.append(Issue(record.job, position, position + 1))
                 break
             if kind == LAUNCH and full:
                 break
-            if not ledger.issue(index):
+            in_flight = ledger.in_flight
+            end = ledger.issue(index)
+            if not end:
                 blocked = True
                 break
-            orders.append(Issue(record.job, position))
+            orders.append(Issue(record.job, position, end))
             record = records[index]
-            if not record.position or (blocked and kind != LAUNCH):
-                return True  # an earlier job may wait for the memory that this move freed; what a launch frees is free at its end
+            if not record.position or (blocked and ledger.in_flight is in_flight):
+                return True  # an earlier job may wait for the memory that this run freed; what a launch frees is free at its end
             full = len(ledger.in_flight) >= ledger.depth
             if record.busy:
                 break

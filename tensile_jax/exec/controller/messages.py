@@ -17,8 +17,8 @@ class Prepared(NamedTuple):
     record: JobRecord
 
 
-class LaunchEnded(NamedTuple):
-    """The job's oldest launch in flight has ended; it took `us` microseconds."""
+class RunEnded(NamedTuple):
+    """The job's oldest run in flight has ended: all its launches are over. They took `us` microseconds."""
 
     job: JobId
     us: float
@@ -53,7 +53,7 @@ class Wished(NamedTuple):
 
 
 class JobLost(NamedTuple):
-    """The job failed and is gone. The device memory that it held is free, and its launches in flight have ended."""
+    """The job failed and is gone. The device memory that it held is free, and its runs in flight have ended."""
 
     job: JobId
 
@@ -75,17 +75,22 @@ class BudgetRequested(NamedTuple):
     nbytes: int
 
 
-JobEvent = LaunchEnded | WaitEnded | StateMoved | BatchLoaded | Wished | JobLost | PlanRenewed
+JobEvent = RunEnded | WaitEnded | StateMoved | BatchLoaded | Wished | JobLost | PlanRenewed
 Event = JobEvent | Prepared | BudgetRequested
 
 # -- orders -------------------------------------------------------------------------------------------------------------------
 
 
 class Issue(NamedTuple):
-    """Carry out one move of the job's iteration. `LaunchEnded` reports the end of a LAUNCH, `WaitEnded` that of a WAIT."""
+    """Carry out the moves `[begin, end)` of the job's iteration, a run.
+
+    `RunEnded` reports the end of a run with a LAUNCH, and `WaitEnded` that of a WAIT, which is issued alone. A run of INSTANT
+    moves is over at once.
+    """
 
     job: JobId
-    move: int
+    begin: int
+    end: int
 
 
 class Park(NamedTuple):

@@ -31,7 +31,7 @@ class JobRecord:
         memory: the memory profile of one iteration of the job's plan.
         weight: the job's priority: its share of the device's time in proportion to the weights of the other jobs.
         position: the index of the next move of the iteration under way; 0 between iterations.
-        busy: whether a launch or a copy of the job must end before the job's next move can be issued.
+        busy: whether a run or a copy of the job must end before the job's next move can be issued.
         batches: how many batches are loaded, including the one of the iteration under way.
         renewal: the memory profile of a new plan, which is put to use once the job's state is on the host.
         pause_reported: whether the job is paused and `ReportPaused` has been ordered.
@@ -56,7 +56,7 @@ class JobRecord:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that the job holds on the device, without the transient bytes of its launches in flight."""
+        """The bytes that the job holds on the device, without the transient bytes of its runs in flight."""
         if self.place is StatePlace.ON_DEVICE:
             return self.memory.holds[self.position]
         return self.memory.parked_bytes if self.place is StatePlace.ON_HOST else self.memory.holds[0]
@@ -73,8 +73,8 @@ class JobRecord:
             self.renewal, self.pause_reported, self.virtual_us, self.overtaken,
         )  # fmt: skip
 
-    def after_launch(self, virtual_us: float, *, busy: bool) -> "JobRecord":
-        """The record after one of the job's launches has ended."""
+    def after_run(self, virtual_us: float, *, busy: bool) -> "JobRecord":
+        """The record after one of the job's runs has ended."""
         return JobRecord(
             self.job, self.memory, self.weight, self.steps_left, self.wish, self.place, self.position, busy, self.batches,
             self.renewal, self.pause_reported, virtual_us, self.overtaken,
@@ -92,10 +92,10 @@ class State:
     """Everything that the controller knows. A `State` begins without jobs; only `machine.step` adds them.
 
     Attributes:
-        depth: the most launches that may be in flight at once: issued to the device and not yet over.
+        depth: the most runs with launches that may be in flight at once: issued and not yet over.
         records: the admitted jobs.
         pending: the jobs that wait to be admitted.
-        in_flight: (job, transient bytes) of each launch in flight, in order of issue.
+        in_flight: (job, transient bytes) of each run in flight, in order of issue.
         next_budget_bytes: a budget that was requested and is not applied yet; None if there is none.
         clock_us: the least virtual time of the jobs that contended for the device when an iteration last began.
         jobs_bytes: the sum of `held_bytes` over the records.
@@ -117,7 +117,7 @@ class State:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that are accounted for on the device: `jobs_bytes` and the most transient bytes of a launch in flight."""
+        """The bytes that are accounted for on the device: `jobs_bytes` and the most transient bytes of a run in flight."""
         return self.jobs_bytes + max([transient for _, transient in self.in_flight], default=0)
 
     def record(self, job: JobId) -> JobRecord | None:

@@ -33,7 +33,7 @@ from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.exec.step.transfer import Device, on_host
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
-from tensile_jax.plan.multi_job.memory_profile import INSTANT, MemoryProfile
+from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.update import Tracked
 from tensile_jax.plan_format import Plan
@@ -271,11 +271,12 @@ class IsolatedActor:
         self._watch = watch
         self.process.tell("begin", watch)
 
-    def issue(self, move: int) -> Wait | None:
+    def issue(self, begin: int, end: int) -> Wait | None:
         summary = self.program.summary
-        if summary.memory.kinds[move] != INSTANT or (self._watch and move in summary.copies):
-            return self.process.ask("issue", move)
-        self.process.tell("issue", move)
+        kinds = summary.memory.kinds[begin:end]
+        if LAUNCH in kinds or WAIT in kinds or (self._watch and begin in summary.copies):
+            return self.process.ask("issue", begin, end)
+        self.process.tell("issue", begin, end)
         return None
 
     def take_metrics(self) -> Wait:

@@ -1,14 +1,19 @@
 """The dispatcher: the thread that carries out the controller's orders for all jobs, and reports to the controller what happened.
 
-This one thread issues every launch and every copy for a device, one after another. On a GPU, the order of issue is the order in
-which launches run. The thread never waits for the device and never runs user code. Other threads wait for the device, and put an
-event into the dispatcher's queue when what they waited for is over:
+This thread decides when each run of moves begins, and begins and ends every iteration itself. It never waits for the device and
+never runs user code. Other threads wait for the device, and put an event into the dispatcher's queue when what they waited for is
+over:
 
-    launches    one thread, which waits for the launches in their order, and measures when each ended and how long it took
+    launches    one thread, which takes the runs with launches in their order, waits for each, and measures how long it took. On a
+                GPU, which allocates memory in the order of launches, the dispatcher's thread issues all moves of a run at once.
+                On a CPU, the launches' thread carries out the moves itself, one after another
     copies      several threads, which wait for the copies that a job's WAIT move waits for, for the copies of a whole state
                 (parking and unparking), and, in watched iterations, for copies whose times are recorded
     metrics     one thread, which reads the metrics of each step, in the order of the steps, and posts them as news of the job.
                 After a job's last metrics it posts that the job is paused, has ended, or is lost
+
+A run is recorded as one span, and its end is one event. In a watched iteration, the moves of a run are issued one by one instead:
+each launch has a span of its own, and live bytes are read after it.
 
 An exception from an actor fails only the actor's own job. Any other exception in the dispatcher's thread is an error of this
 project, and all jobs fail with it, so that no thread waits for them forever.
@@ -21,11 +26,13 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from tensile_jax.exec.actor.actor import Actor, StateSnapshot, Wait
 from tensile_jax.exec.controller import machine as controller
@@ -37,12 +44,12 @@ from tensile_jax.exec.controller.messages import (
     Event,
     Issue,
     JobLost,
-    LaunchEnded,
     Order,
     Park,
     PlanRenewed,
     Release,
     ReportPaused,
+    RunEnded,
     StateMoved,
     Unpark,
     WaitEnded,
@@ -51,10 +58,11 @@ from tensile_jax.exec.controller.messages import (
 from tensile_jax.exec.controller.state import JobId, State
 from tensile_jax.exec.runtime import messages
 from tensile_jax.exec.runtime.job_measurements import Measured, numbers_of
+from tensile_jax.exec.runtime.lane import Lane
 from tensile_jax.exec.runtime.recorder import Recorder
 from tensile_jax.exec.step.executor import is_watched
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
-from tensile_jax.runtime_records import LaneName, Level, Span
+from tensile_jax.runtime_records import LaneName, Span
 
 _COPY_THREADS = 16
 
@@ -91,6 +99,15 @@ class DispatchedJob:
     checkpoint_due: bool = False
 
 
+class _Launched(NamedTuple):
+    """A run, or a part of it, that was issued at `issued` and has launches. `wait` waits for it, and `looks` read live bytes."""
+
+    wait: Wait
+    label: str
+    issued: float
+    looks: Sequence[Wait]
+
+
 class Dispatcher:
     """The dispatcher's thread and the threads that wait for it.
 
@@ -123,11 +140,13 @@ class Dispatcher:
         self._inbox: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._jobs: dict[JobId, DispatchedJob] = {}
         self._renewals: dict[JobId, MemoryProfile] = {}
-        self._lane = ThreadPoolExecutor(1, "tensile-launches")
+        self._in_order = state.depth > 1  # the device allocates memory in the order of launches
+        self._lane = Lane("tensile-launches")
         self._copies = ThreadPoolExecutor(_COPY_THREADS, "tensile-copies")
-        self._metrics = ThreadPoolExecutor(1, "tensile-metrics")
+        self._metrics = Lane("tensile-metrics")
         self._thread = threading.Thread(target=self._run, name="tensile-dispatcher", daemon=True)
         self._lane_free = 0.0
+        self._for_metrics: list[Callable[[], None]] = []  # for the metrics' thread, after the orders that are carried out now
 
     def start(self) -> None:
         """Start the dispatcher's thread."""
@@ -137,8 +156,9 @@ class Dispatcher:
         """End all threads once everything in the queue is done, and wait for that. All jobs must have ended."""
         self.end()
         self._thread.join()
-        for pool in (self._lane, self._copies, self._metrics):
-            pool.shutdown()
+        self._lane.join()
+        self._copies.shutdown()
+        self._metrics.join()
 
     def end(self) -> None:
         """Let the thread end once everything in the queue is done. Takes no lock, so a finalizer may call it in any thread."""
@@ -147,8 +167,9 @@ class Dispatcher:
     def abandon(self) -> None:
         """End without waiting for launches and copies that are under way."""
         self.end()
-        for pool in (self._lane, self._copies, self._metrics):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._lane.abandon()
+        self._copies.shutdown(wait=False, cancel_futures=True)
+        self._metrics.abandon()
 
     def tell(self, event: Event) -> None:
         """Queue an event for the controller; from any thread."""
@@ -165,6 +186,7 @@ class Dispatcher:
     def join(self, job: JobId, entry: DispatchedJob) -> None:
         """Register a job, before the controller is sent its `Prepared` event. In the dispatcher's thread."""
         self.measured[job] = entry.measured
+        self.recorder.names[job] = entry.name
         self._jobs[job] = entry
 
     def renew(self, job: JobId, memory: MemoryProfile) -> None:
@@ -183,6 +205,8 @@ class Dispatcher:
         while True:
             event = self._inbox.get()
             if event is None:
+                self._lane.end()
+                self._metrics.end()
                 return
             try:
                 if callable(event):
@@ -221,12 +245,17 @@ class Dispatcher:
                 self._lose(job, error)
         if orders:
             self._record_level()
+        if self._for_metrics:  # only now, so that the next run begins before the metrics of the last iteration are read
+            for function in self._for_metrics:
+                self._metrics.put(function)
+            self._for_metrics.clear()
 
     def _lose(self, job: JobId, error: BaseException) -> None:
         """Forget a job that has failed, and free its device memory.
 
-        The controller is told once the job's launches in flight have ended; only then may other jobs use that memory. If the job
-        failed between two iterations, its state is still complete and is copied to the host.
+        The controller is told once the job's runs in flight have ended; only then may other jobs use that memory. A run that the
+        launches' thread is carrying out ends early, after the move under way. If the job failed between two iterations, its state
+        is still complete and is copied to the host.
         """
         entry = self._jobs.pop(job, None)
         if entry is None:
@@ -248,9 +277,9 @@ class Dispatcher:
 
         def report(kept: StateSnapshot | None) -> None:
             self.handle(JobLost(job))
-            self._metrics.submit(self._post, job, messages.Lost(error, kept, entry.steps))
+            self._metrics.put(partial(self._post, job, messages.Lost(error, kept, entry.steps)))
 
-        self._lane.submit(give_back)
+        self._lane.put(give_back)
 
     def _carry_out(self, order: Order, entry: DispatchedJob | None) -> None:
         if isinstance(order, ApplyBudget):
@@ -259,8 +288,8 @@ class Dispatcher:
         assert entry is not None  # every other order concerns a job
         job, actor = order.job, entry.actor
         match order:
-            case Issue(_, move):
-                self._issue(job, entry, move)
+            case Issue(_, begin, end):
+                self._issue(job, entry, begin, end)
             case Park():
                 self._move(job, entry, actor.park(), "out")
             case Unpark():
@@ -277,74 +306,95 @@ class Dispatcher:
                 self._post(job, messages.PlanDeclined(self._renewals.pop(job, entry.memory)))
             case ReportPaused():
                 entry.checkpoint_due = False
-                self._metrics.submit(self._post_last, job, messages.Paused(actor.state(), entry.steps))
+                self._for_metrics.append(partial(self._post_last, job, messages.Paused(actor.state(), entry.steps)))
             case Release():
                 news = messages.Released(actor.state(), entry.steps)
                 actor.free_device_arrays()
                 del self._jobs[job]
-                self._metrics.submit(self._post_last, job, news)
+                self._for_metrics.append(partial(self._post_last, job, news))
 
-    def _issue(self, job: JobId, entry: DispatchedJob, move: int) -> None:
-        memory, actor = entry.memory, entry.actor
-        kind, last = memory.kinds[move], len(memory.kinds) - 1
-        began = self.now()
-        if move == 0:
+    def _issue(self, job: JobId, entry: DispatchedJob, begin: int, end: int) -> None:
+        kinds, actor = entry.memory.kinds, entry.actor
+        if begin == 0:
             entry.watched = self._look_always or is_watched(entry.since_plan + 1)
-            entry.began, entry.segment, entry.segment_us = began, 0, []
+            entry.began, entry.segment, entry.segment_us = self.now(), 0, []
             if entry.checkpoint_every is not None and (entry.steps + 1) % entry.checkpoint_every == 0:
                 entry.checkpoint_due = True
                 self.tell(Wished(job, "pause"))  # the controller gets this event before the iteration ends
             actor.begin(entry.take_batch(), watch=entry.watched)
-            return
-        wait = actor.issue(move)
-        if kind == LAUNCH:
-            assert wait is not None
-            self.launches += 1
-            looks = self._look(job, entry) if entry.watched else []
-            label = memory.labels[entry.segment] if entry.segment < len(memory.labels) else f"move {move}"
-            entry.segment += 1
-            self._run_in_pool(self._lane, self._launched, job, entry, wait, label, began, looks)
-        elif wait is not None:
-            if kind == WAIT:
-                self._run_in_pool(self._copies, self._waited, job, entry, wait)
-            else:
-                self._copies.submit(self._copied, entry, wait, began)
-        elif move == last:
+        elif end == len(kinds):
+            actor.issue(begin, end)
             entry.steps += 1
             entry.since_plan += 1
-            self._run_in_pool(self._metrics, self._read, job, actor.take_metrics(), began - entry.began)
+            self._for_metrics.append(partial(self._try, self._read, job, actor.take_metrics(), self.now() - entry.began))
+        elif kinds[begin] == WAIT:
+            wait = actor.issue(begin, end)
+            if wait is None:  # the copies have ended already
+                self.tell(WaitEnded(job))
+            else:
+                self._copies.submit(self._try, self._waited, job, entry, wait)
+        else:
+            self._issue_run(job, entry, begin, end)
+
+    def _issue_run(self, job: JobId, entry: DispatchedJob, begin: int, end: int) -> None:
+        """Issue a run: as a whole or, in a watched iteration, each of its moves alone."""
+        cuts = range(begin, end + 1) if entry.watched else (begin, end)
+        parts = (self._issue_part(job, entry, a, b) for a, b in pairwise(cuts))
+        launches = entry.memory.kinds[begin:end].count(LAUNCH)
+        self.launches += launches
+        if self._in_order or not launches or not entry.watched:
+            parts = list(parts)  # otherwise the launches' thread issues them, each when the one before it is over
+        if launches:
+            self._lane.put(partial(self._try, self._launched, job, entry, parts))
+
+    def _issue_part(self, job: JobId, entry: DispatchedJob, begin: int, end: int) -> _Launched | None:
+        """Issue the moves `[begin, end)`; None if there is no launch among them."""
+        issued, memory = self.now(), entry.memory
+        wait = entry.actor.issue(begin, end)
+        launches = memory.kinds[begin:end].count(LAUNCH)
+        if not launches:
+            if wait is not None:
+                self._copies.submit(self._copied, entry, wait, issued)
+            return None
+        assert wait is not None
+        labels = memory.labels[entry.segment : entry.segment + launches] or (f"move {begin}",)
+        entry.segment += launches
+        label = labels[0] if len(labels) == 1 else f"{labels[0]} .. {labels[-1]}"
+        return _Launched(wait, label, issued, self._look(job, entry) if entry.watched and self._in_order else ())
 
     def _move(self, job: JobId, entry: DispatchedJob, wait: Wait, lane: LaneName) -> None:
         nbytes = entry.memory.idle_bytes - entry.memory.parked_bytes
-        self._run_in_pool(self._copies, self._moved, job, entry, wait, lane, nbytes)
+        self._copies.submit(self._try, self._moved, job, entry, wait, lane, nbytes)
 
     # -- in other threads -------------------------------------------------------------------------------------------------------
 
-    def _run_in_pool(self, pool: ThreadPoolExecutor, what: Callable[..., None], job: JobId, *arguments: Any) -> None:
-        """Call `what` in a thread of `pool`. If it raises, the job fails."""
+    def _try(self, what: Callable[..., None], job: JobId, *arguments: Any) -> None:
+        """Call `what`, in another thread than the dispatcher's. If it raises, the job fails."""
+        try:
+            what(job, *arguments)
+        except Exception as error:
+            self.fail(job, error)
 
-        def work() -> None:
-            try:
-                what(job, *arguments)
-            except Exception as error:
-                self.fail(job, error)
-
-        pool.submit(work)
-
-    def _launched(self, job: JobId, entry: DispatchedJob, wait: Wait, label: str, issued: float, looks: Sequence[Wait]) -> None:
-        began = max(issued, self._lane_free)
-        wait()
-        ended = self._lane_free = self.now()
-        self._span("compute", entry, label, began, ended, 0)
-        if entry.watched and entry.follows and entry.since_plan:  # the first iteration of a plan is slower
-            entry.segment_us.append(ended - began)
-            if len(entry.segment_us) == len(entry.memory.labels):
-                self._post(job, messages.Watched(tuple(entry.segment_us)))
-        if looks:
-            with suppress(Exception):  # another job's process may have died since
-                found = [look() for look in looks]
-                self.call(lambda: self._looked(entry, found))
-        self.tell(LaunchEnded(job, ended - began))
+    def _launched(self, job: JobId, entry: DispatchedJob, parts: Iterable[_Launched | None]) -> None:
+        """Wait for the parts of a run, and measure them. In the launches' thread."""
+        us = 0.0
+        for part in parts:
+            if part is None:
+                continue
+            began = max(part.issued, self._lane_free) if self._in_order else self.now()
+            part.wait()
+            ended = self._lane_free = self.now()
+            us += ended - began
+            self._span("compute", entry, part.label, began, ended, 0)
+            if entry.watched and entry.follows and entry.since_plan:  # the first iteration of a plan is slower
+                entry.segment_us.append(ended - began)
+                if len(entry.segment_us) == len(entry.memory.labels):
+                    self._post(job, messages.Watched(tuple(entry.segment_us)))
+            if entry.watched:
+                with suppress(Exception):  # another job's process may have died since
+                    looks = part.looks if self._in_order else self._look(job, entry)
+                    self.call(partial(self._looked, entry, [look() for look in looks]))
+        self.tell(RunEnded(job, us))
 
     def _waited(self, job: JobId, entry: DispatchedJob, wait: Wait) -> None:
         began = self.now()
@@ -383,11 +433,15 @@ class Dispatcher:
     # -- what is recorded -------------------------------------------------------------------------------------------------------
 
     def _look(self, job: JobId, entry: DispatchedJob) -> list[Wait]:
-        """Functions that return the bytes on the device right after a launch: first those of the job, then of each other job."""
-        return [entry.actor.watched_bytes(), *(one.actor.live_bytes() for other, one in self._jobs.items() if other != job)]
+        """Functions that return the bytes on the device at the latest launch: first those of the job, then of each other job.
+
+        In the launches' thread, if that thread carries out the moves. Other jobs may then begin or end iterations meanwhile.
+        """
+        others = [one.actor for other, one in self._jobs.copy().items() if other != job]  # the dispatcher's thread changes it
+        return [entry.actor.watched_bytes(), *(actor.live_bytes() for actor in others)]
 
     def _looked(self, entry: DispatchedJob, found: Sequence[int | None]) -> None:
-        """Record the bytes that were found. In the dispatcher's thread, before it handles the end of that launch."""
+        """Record the bytes that were found. In the dispatcher's thread, before it handles the end of that run."""
         watched = found[0]
         if watched is None:
             return
@@ -398,13 +452,8 @@ class Dispatcher:
             self._record_level(sum(known))
 
     def _record_level(self, measured: int | None = None) -> None:
-        state = self.state
-        jobs = {self._jobs[s.job].name: s.held_bytes for s in state.records if s.job in self._jobs}
-        for job, surge in state.in_flight[:1]:
-            if job in self._jobs:
-                name = self._jobs[job].name
-                jobs[name] = jobs.get(name, 0) + surge
-        self.recorder.add_level(Level(self.now(), state.budget_bytes, jobs, measured))
+        if self.recorder.add(self.now(), self.state, measured):
+            self._metrics.put(self.recorder.condense)
 
     def _span(self, lane: LaneName, entry: DispatchedJob, name: str, began: float, ended: float, nbytes: int) -> None:
         self.recorder.spans.append(Span(lane, entry.name, name, entry.steps, began, ended, nbytes))

@@ -1,6 +1,7 @@
 """Defines the memory profile of a job: how many bytes each move of its iteration needs, and how many it leaves on the device.
 
-A job's iteration is a chain of *moves*, which the runtime issues one by one. Position i of the chain lies before move i.
+A job's iteration is a chain of *moves*. Position i of the chain lies before move i. The runtime issues the moves in *runs*: a run
+`[begin, end)` leads from position `begin` to position `end`.
 
     move i      uses needs[i] bytes while it runs; when it is over, the job holds holds[i + 1]
     kinds       INSTANT   issued and over at once: copies are started, the batch comes, results are taken
@@ -17,6 +18,8 @@ fast:
     lower[i]    the first position after i at which no more is held than at i; -1 if there is none
     hill[i]     the most that is needed on the way to lower[i]; if that is -1, on the way to the end
     ahead[i]    the most that is needed from position i to the end;   floor[i]   the least that is held from there to the end
+    run_end[i]  where a run that begins at position i ends at the latest: before the next WAIT and before the last move. The first
+                move, the last move and a WAIT are each issued alone
 
 This is the hill and valley form of a chain (Abdel-Wahab and Kameda, "Scheduling to minimize maximum cumulative cost subject to
 series-parallel precedence constraints", 1978). Sizes in bytes, times in microseconds.
@@ -53,6 +56,7 @@ class MemoryProfile:
     hill: tuple[int, ...] = field(init=False)
     ahead: tuple[int, ...] = field(init=False)
     floor: tuple[int, ...] = field(init=False)
+    run_end: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         if len(self.holds) != len(self.kinds) + 1 or len(self.needs) != len(self.kinds) or not self.kinds:
@@ -84,6 +88,7 @@ class MemoryProfile:
         object.__setattr__(self, "lower", lower)
         object.__setattr__(self, "hill", hill)
         object.__setattr__(self, "floor", tuple(accumulate(reversed(self.holds), min))[::-1])
+        object.__setattr__(self, "run_end", _run_ends(self.kinds))
         object.__setattr__(self, "ahead", tuple(accumulate(reversed((*self.needs, 0)), max))[::-1])
 
 
@@ -101,3 +106,13 @@ def descents(needs: Sequence[int], holds: Sequence[int]) -> tuple[tuple[int, ...
             high, at = max(high, hill[at]), lower[at]
         lower[i], hill[i] = at, high
     return tuple(lower), tuple(hill)
+
+
+def _run_ends(kinds: Sequence[int]) -> tuple[int, ...]:
+    """`run_end` of a chain, as above."""
+    last = len(kinds) - 1
+    ends = list(range(1, last + 2))
+    for i in range(last - 2, 0, -1):
+        if WAIT not in (kinds[i], kinds[i + 1]):
+            ends[i] = ends[i + 1]
+    return tuple(ends)

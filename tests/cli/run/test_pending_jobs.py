@@ -10,7 +10,9 @@ def event(kind: EventName, time_s: float, step: int, **values: float) -> JobEven
 
 
 def entry(name: str, start_after: float | AfterJob) -> JobEntry:
-    return JobEntry(f"jobs.toml, line 1: {name}", name, "mlp", None, {}, 10, 1.0, start_after, 1.0, None, None, "thread", "auto")
+    return JobEntry(
+        f"jobs.toml, line 1: {name}", name, "mlp", None, {}, 10, 1.0, start_after, 1.0, None, None, None, "thread", "auto"
+    )
 
 
 def test_progress_counts_the_earlier_parts_of_a_resumed_run() -> None:

@@ -33,7 +33,7 @@ class Explored:
 def check(state: State, world: World) -> None:
     """What must hold in every node."""
     bodies = {b.job: b for b in world.bodies}
-    held = sum(b.device_bytes for b in world.bodies) + max([need for _, need, _ in world.launches], default=0)
+    held = sum(b.device_bytes for b in world.bodies) + max([need for _, need, _ in world.runs], default=0)
     if not state.held_bytes == held <= state.budget_bytes == world.budget:
         raise Broken(f"{state.held_bytes} bytes by account, {held} in the world, of {state.budget_bytes}")
     sums = (sum(s.settled_bytes for s in state.records), sum(s.memory.parked_bytes for s in state.records))
@@ -81,7 +81,7 @@ def react(state: State, world: World, event: Event) -> tuple[State, World, tuple
     began: list[int] = []
     for order in orders:
         world = world.obey(order)
-        if isinstance(order, Issue) and order.move == 0:
+        if isinstance(order, Issue) and order.begin == 0:
             began.append(order.job)
     check(after, world)
     return after, world, tuple(began)
@@ -168,7 +168,7 @@ def without_ends(after: list[list[int]]) -> list[int]:
 def longest_waits(world: World, records: Iterable[JobRecord], *, overtakes: int, most: int = 1_000_000) -> dict[JobId, int]:
     """For jobs that never end and always have a batch: the most iterations of others that can begin between two of each job.
 
-    A launch or copy ends before more than `overtakes` others that are under way end. Raises `Broken` if a job can wait forever.
+    A run or copy ends before more than `overtakes` others that are under way end. Raises `Broken` if a job can wait forever.
     """
     state, at = begin(world, records)
     for body in at.bodies:
@@ -205,7 +205,7 @@ def longest_waits(world: World, records: Iterable[JobRecord], *, overtakes: int,
 
 
 def _name(event: Event) -> tuple[type, JobId]:
-    """A name for a thing that is under way for a job: the oldest of its launches, its wait, or the copy of its state."""
+    """A name for a thing that is under way for a job: the oldest of its runs, its wait, or the copy of its state."""
     assert not isinstance(event, Prepared | BudgetRequested)
     return type(event), event.job
 

@@ -25,7 +25,12 @@ VALLEY = memory("ILWLI", 2, 3, 3, 8, 3, 3, 1, 8, 3, 3, 2, switch_us=0.0625)  # l
 RISING = memory("LLL", 0, 4, 4, 6, 6, 8, 0)
 STREAMED = memory("ILWLL", 4, 5, 5, 5, 1, 1, 0, 6, 4, 5, 4)  # its state comes and goes while it runs
 CONSTANT = memory("ILL", 4, 4, 4, 6, 3, 6, 4, parked=2, us=2.0, switch_us=0.0625)
-SHAPES = {"hill": HILL, "waits": WAITS, "valley": VALLEY, "rising": RISING, "streamed": STREAMED, "constant": CONSTANT}
+LONG = memory("ILILLI", 1, 2, 2, 5, 3, 4, 4, 7, 0, 6, 3, 4, 1)  # a run of four moves, with a valley and two hills in it
+RUNS = memory("IILLWLILI", 2, 3, 3, 3, 3, 5, 4, 6, 5, 5, 3, 6, 2, 4, 4, 5, 3, 3, 2)  # a run, a wait, and a run
+SHAPES = {
+    "hill": HILL, "waits": WAITS, "valley": VALLEY, "rising": RISING, "streamed": STREAMED, "constant": CONSTANT, "long": LONG,
+    "runs": RUNS,
+}  # fmt: skip
 PAIRS = [(a, b) for k, a in enumerate(SHAPES) for b in list(SHAPES)[k:]]
 
 USERS: dict[str, tuple[tuple[Event, ...], ...]] = {

@@ -15,13 +15,13 @@ from tensile_jax.exec.controller.messages import (
     Event,
     Issue,
     JobLost,
-    LaunchEnded,
     Order,
     Park,
     PlanRenewed,
     Prepared,
     Release,
     ReportPaused,
+    RunEnded,
     StateMoved,
     Unpark,
     WaitEnded,
@@ -57,32 +57,32 @@ def here(budget: int, *memories: object, depth: int = 1, steps: int = 2, **optio
 def test_a_lonely_job_is_admitted_unparked_run_and_released_with_its_state_on_the_host() -> None:
     state = State(6, 100)
     told: list[list[Order]] = []
-    for event in (Prepared(record(0, HILL, steps=1)), BatchLoaded(A), StateMoved(A), LaunchEnded(A, 5.0), StateMoved(A)):
+    for event in (Prepared(record(0, HILL, steps=1)), BatchLoaded(A), StateMoved(A), RunEnded(A, 5.0), StateMoved(A)):
         state, orders = step(state, event)
         told.append(orders)
-    assert told == [[Admit(A)], [Unpark(A)], [Issue(A, 0), Issue(A, 1)], [Issue(A, 2), Park(A)], [Release(A)]]
+    assert told == [[Admit(A)], [Unpark(A)], [Issue(A, 0, 1), Issue(A, 1, 2)], [Issue(A, 2, 3), Park(A)], [Release(A)]]
     assert state == State(6, 100)
 
 
 def test_two_launches_are_in_flight_where_the_depth_is_two() -> None:
     state, orders = say(State(6, 100, depth=2), Prepared(record(0, HILL)), BatchLoaded(A), BatchLoaded(A), StateMoved(A))
-    twice = [Issue(A, 0), Issue(A, 1), Issue(A, 2)] * 2
+    twice = [Issue(A, 0, 1), Issue(A, 1, 2), Issue(A, 2, 3)] * 2
     assert orders == [Admit(A), Unpark(A), *twice, Park(A)]
     assert state.in_flight == ((A, 3), (A, 3))
     assert state.held_bytes == 2 + 3  # the state, and what one of them needs besides: they run one after the other
-    assert say(state, StateMoved(A), LaunchEnded(A, 1.0), LaunchEnded(A, 1.0)) == (State(6, 100, depth=2), [Release(A)])
+    assert say(state, StateMoved(A), RunEnded(A, 1.0), RunEnded(A, 1.0)) == (State(6, 100, depth=2), [Release(A)])
 
 
 def test_a_valley_is_filled_by_another_job() -> None:
     state = here(10, VALLEY, LOW, steps=1)
     state, orders = say(state, StateMoved(B))
     assert orders == []  # 8 + 5 bytes are too many
-    state, orders = say(state, LaunchEnded(A, 1.0))
-    assert orders == [Issue(A, 2), Issue(B, 0), Issue(B, 1)]  # while the first waits for its copy
+    state, orders = say(state, RunEnded(A, 1.0))
+    assert orders == [Issue(A, 2, 3), Issue(B, 0, 1), Issue(B, 1, 2)]  # while the first waits for its copy
     state, orders = say(state, WaitEnded(A))
     assert orders == []
-    state, orders = say(state, LaunchEnded(B, 1.0))
-    assert orders == [Issue(A, 3), Issue(B, 2), Park(B)]
+    state, orders = say(state, RunEnded(B, 1.0))
+    assert orders == [Issue(A, 3, 4), Issue(B, 2, 3), Park(B)]
 
 
 def test_memory_that_is_given_back_goes_first_to_the_job_whose_turn_is_earlier() -> None:
@@ -96,47 +96,55 @@ def test_memory_that_is_given_back_goes_first_to_the_job_whose_turn_is_earlier()
         StateMoved(B),
         StateMoved(A),
     )
-    assert orders == [Admit(A), Admit(B), Unpark(A), Unpark(B), Issue(B, 0), Issue(B, 1), Issue(A, 0)]  # 9 + 5 bytes are too many
-    assert say(state, WaitEnded(B))[1] == [Issue(B, 2), Issue(A, 1)]
+    assert orders == [
+        Admit(A),
+        Admit(B),
+        Unpark(A),
+        Unpark(B),
+        Issue(B, 0, 1),
+        Issue(B, 1, 2),
+        Issue(A, 0, 1),
+    ]  # 9 + 5 bytes are too many
+    assert say(state, WaitEnded(B))[1] == [Issue(B, 2, 3), Issue(A, 1, 2)]
 
 
 def test_an_iteration_does_not_begin_where_two_could_not_both_be_finished() -> None:
     rising = memory("LLL", 0, 4, 4, 4, 4, 8, 0)
     state, orders = say(here(8, rising, rising, depth=2), StateMoved(B))
     assert orders == []
-    assert say(state, LaunchEnded(A, 1.0))[1] == [Issue(A, 2)]
+    assert say(state, RunEnded(A, 1.0))[1] == [Issue(A, 2, 3)]
 
 
 def test_the_job_whose_turn_it_is_has_another_parked() -> None:
     state = here(7, HILL, HILL)
-    state, orders = say(state, BatchLoaded(A), LaunchEnded(A, 1.0))
-    assert orders == [Issue(A, 2), Park(A)]  # 2 + 6 bytes are too many; the other has waited longer
+    state, orders = say(state, BatchLoaded(A), RunEnded(A, 1.0))
+    assert orders == [Issue(A, 2, 3), Park(A)]  # 2 + 6 bytes are too many; the other has waited longer
     state, orders = say(state, StateMoved(A))
     assert orders == [Unpark(B)]
-    assert say(state, StateMoved(B))[1] == [Issue(B, 0), Issue(B, 1)]
+    assert say(state, StateMoved(B))[1] == [Issue(B, 0, 1), Issue(B, 1, 2)]
 
 
 def test_a_job_stays_while_bringing_the_other_back_is_not_worth_the_copies() -> None:
     slow = memory("ILI", 2, 3, 3, 6, 3, 3, 2, switch_us=1.0)  # worth 20 microseconds
     state = here(7, slow, slow, steps=9)
-    state, orders = say(state, BatchLoaded(A), LaunchEnded(A, 15.0))
-    assert orders == [Issue(A, 2), Issue(A, 0), Issue(A, 1)]
-    state, orders = say(state, BatchLoaded(A), LaunchEnded(A, 15.0))
-    assert orders == [Issue(A, 2), Park(A)]
+    state, orders = say(state, BatchLoaded(A), RunEnded(A, 15.0))
+    assert orders == [Issue(A, 2, 3), Issue(A, 0, 1), Issue(A, 1, 2)]
+    state, orders = say(state, BatchLoaded(A), RunEnded(A, 15.0))
+    assert orders == [Issue(A, 2, 3), Park(A)]
 
 
 def test_a_paused_job_ends_its_iteration_and_is_reported_on_the_host() -> None:
     state, orders = say(here(6, HILL), Wished(A, "pause"))
     assert orders == []
-    state, orders = say(state, LaunchEnded(A, 1.0), StateMoved(A), BatchLoaded(A))
-    assert orders == [Issue(A, 2), Park(A), ReportPaused(A)]
+    state, orders = say(state, RunEnded(A, 1.0), StateMoved(A), BatchLoaded(A))
+    assert orders == [Issue(A, 2, 3), Park(A), ReportPaused(A)]
     state, orders = say(state, Wished(A, "run"), StateMoved(A))
-    assert orders == [Unpark(A), Issue(A, 0), Issue(A, 1)]
+    assert orders == [Unpark(A), Issue(A, 0, 1), Issue(A, 1, 2)]
 
 
 def test_a_cancelled_job_ends_its_iteration_first_and_there_is_no_way_back() -> None:
-    state, orders = say(here(6, HILL), Wished(A, "stop"), Wished(A, "run"), LaunchEnded(A, 1.0), StateMoved(A))
-    assert orders == [Issue(A, 2), Park(A), Release(A)]
+    state, orders = say(here(6, HILL), Wished(A, "stop"), Wished(A, "run"), RunEnded(A, 1.0), StateMoved(A))
+    assert orders == [Issue(A, 2, 3), Park(A), Release(A)]
     assert state == State(6, 100)
 
 
@@ -155,7 +163,7 @@ def test_what_a_lost_job_held_is_free_and_late_events_are_dropped() -> None:
     before = state
     state, orders = say(
         state,
-        LaunchEnded(A, 1.0),
+        RunEnded(A, 1.0),
         WaitEnded(A),
         StateMoved(A),
         BatchLoaded(A),
@@ -164,18 +172,18 @@ def test_what_a_lost_job_held_is_free_and_late_events_are_dropped() -> None:
         JobLost(A),
     )
     assert (state, orders) == (before, [])
-    assert say(state, StateMoved(B))[1] == [Issue(B, 0), Issue(B, 1)]
+    assert say(state, StateMoved(B))[1] == [Issue(B, 0, 1), Issue(B, 1, 2)]
 
 
 def test_a_renewed_plan_is_adopted_once_the_state_has_been_away() -> None:
-    state, orders = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, LOW), LaunchEnded(A, 1.0), StateMoved(A), StateMoved(A))
-    assert orders == [Issue(A, 2), Park(A), AdoptPlan(A), Unpark(A), Issue(A, 0), Issue(A, 1)]
+    state, orders = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, LOW), RunEnded(A, 1.0), StateMoved(A), StateMoved(A))
+    assert orders == [Issue(A, 2, 3), Park(A), AdoptPlan(A), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 2)]
     assert state.records[0].memory is LOW
 
 
 def test_a_renewed_plan_that_could_not_run_or_would_shut_another_out_is_declined() -> None:
-    state, orders = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, VALLEY), LaunchEnded(A, 1.0), StateMoved(A))
-    assert orders == [Issue(A, 2), Park(A), DeclinePlan(A), Unpark(A)]  # 8 of 6 bytes
+    state, orders = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, VALLEY), RunEnded(A, 1.0), StateMoved(A))
+    assert orders == [Issue(A, 2, 3), Park(A), DeclinePlan(A), Unpark(A)]  # 8 of 6 bytes
     events = (Prepared(record(0, LOW)), Prepared(record(1, HILL)), PlanRenewed(B, CONSTANT), PlanRenewed(A, CONSTANT))
     state, orders = say(State(8, 100), *events)
     assert orders == [Admit(A), Admit(B), AdoptPlan(B), DeclinePlan(A)]  # 3 bytes stay: 3 + 5 are possible, 3 + 6 are not
@@ -183,11 +191,11 @@ def test_a_renewed_plan_that_could_not_run_or_would_shut_another_out_is_declined
 
 def test_a_renewed_plan_waits_for_room_for_its_constants() -> None:
     half = memory("ILI", 4, 4, 4, 5, 4, 4, 4)
-    state = say(here(9, half, half), StateMoved(B), LaunchEnded(A, 1.0), LaunchEnded(B, 1.0), Prepared(record(2, LOW)))[0]
+    state = say(here(9, half, half), StateMoved(B), RunEnded(A, 1.0), RunEnded(B, 1.0), Prepared(record(2, LOW)))[0]
     assert state.held_bytes == 8
     state, orders = say(state, PlanRenewed(C, CONSTANT), BatchLoaded(A))
     assert orders == [Park(B)]
-    assert say(state, StateMoved(B))[1] == [AdoptPlan(C), Issue(A, 0), Issue(A, 1)]
+    assert say(state, StateMoved(B))[1] == [AdoptPlan(C), Issue(A, 0, 1), Issue(A, 1, 2)]
 
 
 def test_a_pending_job_takes_a_renewed_plan_at_once() -> None:
@@ -201,30 +209,30 @@ def test_a_higher_budget_holds_at_once_and_a_lower_one_when_iterations_are_over(
     assert say(state, BudgetRequested(20))[1] == [ApplyBudget(20)]
     state, orders = say(state, BatchLoaded(A), StateMoved(B), BudgetRequested(6))
     assert orders == []
-    state, orders = say(state, LaunchEnded(A, 1.0))
-    assert orders == [Issue(A, 2), ApplyBudget(6), Park(A)]  # and the second needs all of them
+    state, orders = say(state, RunEnded(A, 1.0))
+    assert orders == [Issue(A, 2, 3), ApplyBudget(6), Park(A)]  # and the second needs all of them
     assert state.budget_bytes == 6
 
 
 def test_a_lower_budget_parks_the_jobs_it_must_and_is_refused_where_that_is_not_enough() -> None:
-    state, orders = say(here(9, CONSTANT, HILL, steps=1), StateMoved(B), BudgetRequested(2), LaunchEnded(A, 1.0))
-    assert orders == [Issue(A, 2), Park(A)]
+    state, orders = say(here(9, CONSTANT, HILL, steps=1), StateMoved(B), BudgetRequested(2), RunEnded(A, 1.0))
+    assert orders == [Issue(A, 2, 3), Park(A)]
     state, orders = say(state, StateMoved(A))
     assert orders == [Release(A), ApplyBudget(2)]
-    state, orders = say(here(9, CONSTANT), BudgetRequested(2), LaunchEnded(A, 1.0), StateMoved(A))
-    assert orders == [Issue(A, 2), Park(A), ApplyBudget(9)]
+    state, orders = say(here(9, CONSTANT), BudgetRequested(2), RunEnded(A, 1.0), StateMoved(A))
+    assert orders == [Issue(A, 2, 3), Park(A), ApplyBudget(9)]
 
 
 def test_a_job_that_no_longer_fits_waits_and_makes_room_for_others() -> None:
     state = say(
-        here(9, VALLEY, steps=9), Prepared(record(1, LOW)), BatchLoaded(A), BudgetRequested(6), LaunchEnded(A, 1.0), WaitEnded(A)
+        here(9, VALLEY, steps=9), Prepared(record(1, LOW)), BatchLoaded(A), BudgetRequested(6), RunEnded(A, 1.0), WaitEnded(A)
     )[0]
-    state, orders = say(state, LaunchEnded(A, 1.0))
-    assert orders == [Issue(A, 4), ApplyBudget(6)]
+    state, orders = say(state, RunEnded(A, 1.0))
+    assert orders == [Issue(A, 4, 5), ApplyBudget(6)]
     state, orders = say(state, BatchLoaded(B), StateMoved(A), StateMoved(B))
-    assert orders == [Park(A), Unpark(B), Issue(B, 0), Issue(B, 1)]
-    state, orders = say(state, LaunchEnded(B, 1.0), BudgetRequested(8), StateMoved(B), StateMoved(A))
-    assert orders == [Issue(B, 2), ApplyBudget(8), Park(B), Unpark(A), Issue(A, 0), Issue(A, 1)]
+    assert orders == [Park(A), Unpark(B), Issue(B, 0, 1), Issue(B, 1, 2)]
+    state, orders = say(state, RunEnded(B, 1.0), BudgetRequested(8), StateMoved(B), StateMoved(A))
+    assert orders == [Issue(B, 2, 3), ApplyBudget(8), Park(B), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 2)]
 
 
 def test_a_job_that_no_longer_fits_is_parked_before_those_that_do() -> None:
@@ -232,13 +240,13 @@ def test_a_job_that_no_longer_fits_is_parked_before_those_that_do() -> None:
         here(20, VALLEY, LOW, steps=9),
         StateMoved(B),
         BatchLoaded(A),
-        LaunchEnded(A, 1.0),
+        RunEnded(A, 1.0),
         WaitEnded(A),
-        LaunchEnded(B, 1.0),
+        RunEnded(B, 1.0),
         BudgetRequested(7),
     )[0]
-    state, orders = say(state, LaunchEnded(A, 1.0), BatchLoaded(B))
-    assert orders == [Issue(A, 4), ApplyBudget(7), Issue(B, 0), Issue(B, 1)]
+    state, orders = say(state, RunEnded(A, 1.0), BatchLoaded(B))
+    assert orders == [Issue(A, 4, 5), ApplyBudget(7), Issue(B, 0, 1), Issue(B, 1, 2)]
     state, orders = say(state, Prepared(record(2, LOW)), BatchLoaded(C))
     assert orders == [Admit(C), Park(A)]  # 2 + 2 + 5 bytes are too many, 2 + 5 are not; and the first needs 8
 
@@ -272,31 +280,31 @@ def test_constants_do_not_come_while_a_launch_needs_the_room() -> None:
     small = memory("ILI", 0, 0, 0, 6, 0, 0, 0)
     state, orders = say(here(9, small, memory("ILI", 2, 2, 2, 2, 2, 2, 2), steps=9), StateMoved(B), Prepared(record(2, CONSTANT)))
     assert orders == []
-    assert say(state, LaunchEnded(A, 1.0))[1][:2] == [Admit(C), Issue(A, 2)]
+    assert say(state, RunEnded(A, 1.0))[1][:2] == [Admit(C), Issue(A, 2, 3)]
 
 
 def test_jobs_between_iterations_make_room_for_a_new_jobs_constants() -> None:
     half = memory("ILI", 4, 4, 4, 5, 4, 4, 4)
-    state = say(here(9, half, half), StateMoved(B), LaunchEnded(A, 1.0), LaunchEnded(B, 1.0))[0]
+    state = say(here(9, half, half), StateMoved(B), RunEnded(A, 1.0), RunEnded(B, 1.0))[0]
     assert state.held_bytes == 8
     state, orders = say(state, Prepared(record(2, memory("ILI", 3, 3, 3, 4, 3, 3, 3, parked=3))))
     assert orders == [Park(B)]
     state, orders = say(state, BatchLoaded(A))
     assert orders == []  # nothing begins before
-    assert say(state, StateMoved(B))[1] == [Admit(C), Issue(A, 0), Issue(A, 1)]
+    assert say(state, StateMoved(B))[1] == [Admit(C), Issue(A, 0, 1), Issue(A, 1, 2)]
 
 
 def test_a_job_that_was_paused_for_long_begins_again_where_the_others_are() -> None:
     state = here(20, HILL, HILL, steps=100)
     state = say(state, StateMoved(B), Wished(B, "pause"), StateMoved(B))[0]
     for _ in range(50):
-        state = say(state, BatchLoaded(A), LaunchEnded(A, 10.0))[0]
+        state = say(state, BatchLoaded(A), RunEnded(A, 10.0))[0]
     state = say(state, Wished(B, "run"), *[BatchLoaded(B)] * 9, *[BatchLoaded(A)] * 9, StateMoved(B))[0]
     turns: list[int] = []
     for _ in range(8):
         running = state.in_flight[0][0]
         turns.append(running)
-        state = say(state, LaunchEnded(running, 10.0))[0]
+        state = say(state, RunEnded(running, 10.0))[0]
     assert turns == [A, B, A, B, A, B, A, B]
 
 
@@ -310,7 +318,7 @@ def test_compute_time_is_shared_by_weight() -> None:
     for _ in range(700):
         job = state.in_flight[0][0]
         launches[job] += 1
-        state = say(state, LaunchEnded(job, 3.0))[0]
+        state = say(state, RunEnded(job, 3.0))[0]
     assert launches == {A: 100, B: 200, C: 400}
 
 
@@ -318,3 +326,73 @@ def test_a_jobs_number_is_never_used_again() -> None:
     state = here(6, HILL)
     with pytest.raises(ValueError, match="never be used again: got a second job 0"):
         step(state, Prepared(record(0, LOW)))
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------------------
+
+FLAT = memory("ILLIWLLILI", 1, 2, 2, 4, 3, 5, 4, 4, 4, 4, 2, 6, 4, 5, 3, 5, 5, 6, 4, 4, 1)
+
+
+def test_a_run_ends_before_a_wait_and_before_the_last_move() -> None:
+    state, orders = say(State(9, 100), Prepared(record(0, FLAT, steps=1)), BatchLoaded(A), StateMoved(A))
+    assert orders == [Admit(A), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 4)]
+    assert state.in_flight == ((A, 1),)  # 5 bytes at most, and 4 after it
+    assert state.held_bytes == 5
+    state, orders = say(state, RunEnded(A, 2.0))
+    assert orders == [Issue(A, 4, 5)]  # the wait
+    state, orders = say(state, WaitEnded(A))
+    assert orders == [Issue(A, 5, 9)]
+    assert state.held_bytes == 6
+    assert say(state, RunEnded(A, 3.0))[1] == [Issue(A, 9, 10), Park(A)]
+
+
+def test_a_run_ends_before_the_first_move_for_which_there_is_no_memory() -> None:
+    rising = memory("ILLLI", 0, 1, 1, 2, 2, 3, 3, 8, 1, 1, 0)
+    other = memory("LWL", 0, 4, 3, 3, 3, 3, 0)
+    state = say(State(8, 100), Prepared(record(0, other)), BatchLoaded(A), StateMoved(A), RunEnded(A, 1.0))[0]
+    assert state.held_bytes == 3  # the first waits for a copy
+    state, orders = say(state, Prepared(record(1, rising)), BatchLoaded(B), StateMoved(B))
+    assert orders == [Admit(B), Unpark(B), Issue(B, 0, 1), Issue(B, 1, 3)]  # 3 + 8 bytes are too many, 3 + 3 are not
+    state, orders = say(state, RunEnded(B, 1.0))
+    assert orders == []
+    state, orders = say(state, WaitEnded(A))
+    assert orders == [Issue(A, 2, 3)]
+    assert say(state, RunEnded(A, 1.0))[1][0] == Issue(B, 3, 4)
+
+
+def test_a_run_ends_where_the_state_after_it_is_safe() -> None:
+    """After three launches neither job could go on: one holds 4 of 9 bytes and needs 5 more, the other 3 and needs 4 more."""
+    climbing = memory("ILLLWLI", 1, 1, 1, 2, 1, 2, 2, 4, 4, 4, 4, 9, 1, 1, 1)
+    waiting = memory("LWLI", 0, 3, 3, 3, 3, 7, 0, 0, 0)
+    state = say(State(9, 100), Prepared(record(0, waiting)), BatchLoaded(A), StateMoved(A), RunEnded(A, 1.0))[0]
+    state, orders = say(state, Prepared(record(1, climbing)), BatchLoaded(B), StateMoved(B))
+    assert orders == [Admit(B), Unpark(B), Issue(B, 0, 1), Issue(B, 1, 2)]
+    state, orders = say(state, RunEnded(B, 1.0))
+    assert orders == [Issue(B, 2, 3)]  # 2 + 7 bytes are enough
+    state, orders = say(state, RunEnded(B, 1.0))
+    assert orders == []
+    state, orders = say(state, WaitEnded(A))
+    assert orders == [Issue(A, 2, 3)]
+
+
+@pytest.mark.parametrize(("budget", "end"), [(12, 5), (11, 4), (10, 3)])
+def test_beside_a_run_in_flight_a_run_has_no_launch_and_fits_beside_all_that_run_needs(budget: int, end: int) -> None:
+    instants = memory("LWIIILI", 1, 2, 2, 2, 2, 2, 2, 3, 3, 4, 4, 5, 1, 1, 1)
+    tall = memory("ILLI", 1, 1, 1, 8, 1, 3, 1, 1, 1)
+    state = say(State(budget, 100), Prepared(record(1, instants)), BatchLoaded(B), StateMoved(B), RunEnded(B, 1.0))[0]
+    state = say(state, Prepared(record(0, tall)), BatchLoaded(A), StateMoved(A))[0]
+    assert state.in_flight == ((A, 7),)  # the run holds 1 byte at its end
+    assert say(state, WaitEnded(B))[1] == [
+        Issue(B, 2, end)
+    ]  # beside the 8 bytes of the other's first launch, whether that is over or not
+
+
+def test_runs_in_flight_are_as_many_as_the_depth_and_each_counts_what_its_launches_need() -> None:
+    state, orders = say(
+        State(20, 100, depth=2), Prepared(record(0, FLAT)), Prepared(record(1, FLAT)), BatchLoaded(A), BatchLoaded(B),
+        StateMoved(A), StateMoved(B),
+    )  # fmt: skip
+    runs = [order for order in orders if isinstance(order, Issue)]
+    assert runs == [Issue(A, 0, 1), Issue(A, 1, 4), Issue(A, 4, 5), Issue(B, 0, 1), Issue(B, 1, 4), Issue(B, 4, 5)]
+    assert state.in_flight == ((A, 1), (B, 1))
+    assert state.held_bytes == 4 + 4 + 1

@@ -1,14 +1,15 @@
 """Simulates everything around the controller, without JAX: the jobs, their states, launches and copies, and the user.
 
-    World ::= Body* launches late scripts     hashable: two worlds in which the same can happen are equal
+    World ::= Body* runs late scripts         hashable: two worlds in which the same can happen are equal
 
 `World.happens` gives the events that are possible now, and `World.obey` executes an order of the controller. From the executed
 orders alone, the world keeps its own account of where every state is and how many bytes are on the device. It raises `Broken` if
 the controller gives an order that it must never give:
 
-    - a move out of order, or while the job's state is not on the device or is being copied
-    - more launches at once than allowed
-    - an order after which more bytes are on the device or the host than the budgets allow, even for a moment
+    - a run out of order, or longer than a run may be, or while the job's state is not on the device or is being copied
+    - more runs with launches at once than allowed
+    - an order after which more bytes are on the device or the host than the budgets allow, even for a moment: at every move of a
+      run, and at every moment until its end is reported, whatever other jobs do meanwhile
     - parking a job in the middle of an iteration
     - a new plan for a job whose state is on the device
     - any order for a job after its `Release`
@@ -27,13 +28,13 @@ from tensile_jax.exec.controller.messages import (
     Event,
     Issue,
     JobLost,
-    LaunchEnded,
     Order,
     Park,
     PlanRenewed,
     Prepared,
     Release,
     ReportPaused,
+    RunEnded,
     StateMoved,
     Unpark,
     WaitEnded,
@@ -78,7 +79,7 @@ class Body:
 
     @property
     def device_bytes(self) -> int:
-        """The bytes that the job holds on the device, without the workspaces of launches in flight."""
+        """The bytes that the job holds on the device, without the transient bytes of runs in flight."""
         if not self.admitted:
             return 0
         if self.moving:
@@ -97,7 +98,7 @@ class World:
     """The world at one moment.
 
     Attributes:
-        launches: (job, bytes that the launch needs beyond what the job holds, microseconds) of each launch in flight, in order.
+        runs: (job, bytes that the run needs beyond what the job holds, microseconds) of each run in flight, in order.
         late: events of jobs that died, which arrive after the death.
         scripts: sequences of events that users or jobs still cause.
         asked: the budget that was requested and not yet applied.
@@ -108,7 +109,7 @@ class World:
     host_budget: float
     depth: int
     bodies: tuple[Body, ...] = ()
-    launches: tuple[tuple[JobId, int, float], ...] = ()
+    runs: tuple[tuple[JobId, int, float], ...] = ()
     late: tuple[Event, ...] = ()
     scripts: tuple[tuple[Event, ...], ...] = ()
     asked: int | None = None
@@ -116,8 +117,8 @@ class World:
 
     @property
     def device_bytes(self) -> int:
-        """The bytes on the device now: those that all jobs hold, and those that the running launch needs in addition."""
-        return sum(b.device_bytes for b in self.bodies) + (self.launches[0][1] if self.launches else 0)
+        """The bytes on the device now: those that all jobs hold, and those that the oldest run in flight needs in addition."""
+        return sum(b.device_bytes for b in self.bodies) + (self.runs[0][1] if self.runs else 0)
 
     @property
     def host_bytes(self) -> int:
@@ -126,8 +127,8 @@ class World:
 
     @property
     def underway(self) -> bool:
-        """Whether a launch or a copy is under way."""
-        return bool(self.launches) or any(b.waiting or b.moving for b in self.bodies)
+        """Whether a run or a copy is under way."""
+        return bool(self.runs) or any(b.waiting or b.moving for b in self.bodies)
 
     def body(self, job: JobId) -> Body | None:
         """The job, if it is not gone."""
@@ -145,10 +146,10 @@ class World:
     # -- what can happen --------------------------------------------------------------------------------------------------------
 
     def completions(self) -> Iterator[tuple[Event, "World"]]:
-        """The events by which work under way may end next: launches end in order, and copies at any time."""
-        if self.launches:
-            job, _, us = self.launches[0]
-            yield LaunchEnded(job, us), replace(self, launches=self.launches[1:])
+        """The events by which work under way may end next: runs end in order, and copies at any time."""
+        if self.runs:
+            job, _, us = self.runs[0]
+            yield RunEnded(job, us), replace(self, runs=self.runs[1:])
         for body in self.bodies:
             if body.waiting:
                 yield WaitEnded(body.job), self.with_body(replace(body, waiting=False, position=body.position + 1))
@@ -179,12 +180,12 @@ class World:
             return replace(self, asked=event.nbytes)
         body = self.body(event.job)
         if isinstance(event, JobLost):
-            launches = tuple(one for one in self.launches if one[0] != event.job)
-            late: list[Event] = [LaunchEnded(job, us) for job, _, us in self.launches if job == event.job]
+            runs = tuple(one for one in self.runs if one[0] != event.job)
+            late: list[Event] = [RunEnded(job, us) for job, _, us in self.runs if job == event.job]
             if body is not None:
                 late += [WaitEnded(event.job)] * body.waiting + [StateMoved(event.job)] * body.moving + [BatchLoaded(event.job)]
             after = self if body is None else self.gone(body, "died")
-            return replace(after, launches=launches, late=(*self.late, *late))
+            return replace(after, runs=runs, late=(*self.late, *late))
         if body is None:
             return self
         if isinstance(event, Wished):
@@ -211,7 +212,7 @@ class World:
             body = self.body(order.job)
             if body is None:
                 raise Broken(f"{order}, but the job is gone")
-            after = self._do(body, order.move) if isinstance(order, Issue) else self._say(body, order)
+            after = self._do(body, order.begin, order.end) if isinstance(order, Issue) else self._say(body, order)
         if after.device_bytes > after.budget:
             raise Broken(f"{order} brings {after.device_bytes} bytes on the device, of {after.budget}")
         if after.host_bytes > after.host_budget:
@@ -228,32 +229,49 @@ class World:
             raise Broken(f"a budget of {nbytes} bytes while something is under way")
         return replace(self, budget=nbytes, asked=None)
 
-    def _do(self, body: Body, move: int) -> "World":
-        own = [one for one in self.launches if one[0] == body.job]
-        if not body.here or body.moving or body.waiting or move != body.position or (own and self.depth == 1):
-            raise Broken(f"move {move} of {body}, with {own} in flight")
-        if move == 0 and (not body.wants or self.asked is not None):
+    def _do(self, body: Body, begin: int, end: int) -> "World":
+        own = [one for one in self.runs if one[0] == body.job]
+        if not body.here or body.moving or body.waiting or begin != body.position or (own and self.depth == 1):
+            raise Broken(f"moves {begin} to {end} of {body}, with {own} in flight")
+        if begin == 0 and (not body.wants or self.asked is not None):
             raise Broken(f"an iteration of {body}, which must not begin now")
         memory = body.memory
-        kind, held = memory.kinds[move], memory.holds[move + 1]
-        if self.device_bytes - body.device_bytes + memory.needs[move] > self.budget and kind != LAUNCH:
-            raise Broken(f"move {move} of {body} needs more than there is while it is under way")
-        if kind == WAIT:
+        kinds = memory.kinds[begin:end]
+        alone = begin == 0 or end == len(memory.kinds) or WAIT in kinds
+        if not kinds or end > len(memory.kinds) or (alone and len(kinds) > 1):
+            raise Broken(f"moves {begin} to {end} of {body}, which are no run")
+        others = sum(b.device_bytes for b in self.bodies) - body.device_bytes
+        transients = [need for _, need, _ in self.runs]
+        for move in range(begin, end):
+            self._check_move(memory, move, others, transients)
+            if kinds[move - begin] == LAUNCH and self.depth > 1:  # the moves after it are carried out while it runs
+                transients.append(memory.needs[move] - memory.holds[move + 1])
+        if WAIT in kinds:
             return self.with_body(replace(body, waiting=True))
-        position, steps, loaded = move + 1, body.steps, body.loaded
+        position, steps, loaded = end, body.steps, body.loaded
         if position == len(memory.kinds):
             position, steps, loaded = 0, steps - 1, loaded - 1
         after = self.with_body(replace(body, position=position, steps=steps, loaded=loaded))
-        if kind == LAUNCH:
-            after = replace(after, launches=(*self.launches, (body.job, memory.needs[move] - held, memory.step_us)))
-            if len(after.launches) > self.depth:
-                raise Broken(f"{len(after.launches)} launches in flight")
+        if LAUNCH in kinds:
+            most = max([max(memory.needs[begin:end]) - memory.holds[end], *transients[len(self.runs) :]])
+            after = replace(after, runs=(*self.runs, (body.job, most, memory.step_us * kinds.count(LAUNCH))))
+            if len(after.runs) > self.depth:
+                raise Broken(f"{len(after.runs)} runs in flight")
         return after
+
+    def _check_move(self, memory: MemoryProfile, move: int, others: int, transients: list[int]) -> None:
+        """Assert that there is memory for a move while other jobs hold `others` bytes and the oldest of the launches runs."""
+        launches, need = memory.kinds[move] == LAUNCH, memory.needs[move]
+        needed = [others + need]  # a launch runs when those before it are over
+        if transients:
+            needed.append(others + (memory.holds[move + 1] if launches else need) + max(transients))
+        if max(needed) > self.budget:
+            raise Broken(f"move {move} brings {max(needed)} bytes on the device, of {self.budget}")
 
     def _say(self, body: Body, order: Order) -> "World":
         away = not body.here and not body.moving
         between = body.position == 0 and not body.waiting and not body.moving
-        own = self.depth == 1 and any(one[0] == body.job for one in self.launches)
+        own = self.depth == 1 and any(one[0] == body.job for one in self.runs)
         match order:
             case Admit() if not body.admitted and body.wish == "run":
                 return self.with_body(replace(body, admitted=True))

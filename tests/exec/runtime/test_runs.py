@@ -1,0 +1,146 @@
+"""Moves are issued in runs: what is recorded of a run, and jobs that fail in the middle of one."""
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import tensile_jax as tensile
+from tensile_jax.exec.actor.local_actor import LocalActor
+from tensile_jax.exec.controller.state import State
+from tensile_jax.exec.runtime import runtime as runtimes
+from tensile_jax.exec.runtime.job import Job
+from tensile_jax.exec.step.executor import WATCHED_FIRST, Iteration
+from tensile_jax.exec.step.instructions import Instruction, Launch
+from tests.exec.conftest import MakeRuntime
+from tests.exec.small_jobs import PATIENCE_S, assert_lonely, heavy, until, wide
+
+WORK = wide(0)
+BUDGET = "460KiB"  # cuts the step into several segments
+
+
+def submit(run: tensile.Runtime, *, steps: int) -> Job:
+    return run.submit(WORK.step, WORK.state(), WORK.batches, steps=steps, budget=BUDGET)
+
+
+def test_a_run_is_one_span_and_in_a_watched_iteration_each_launch_is_one(runtime: MakeRuntime) -> None:
+    with runtime() as run:
+        job = submit(run, steps=WATCHED_FIRST + 3)
+    assert_lonely(WORK, job)
+    assert job.plan is not None and not job.plan.swapped_out_bytes, "there is no wait, so an iteration is one run"
+    names = [s.name for s in job.plan.segments]
+    assert len(names) > 2
+    spans = [span for span in run.record().spans if span.lane == "compute"]
+    assert Counter(span.step for span in spans) == {
+        **dict.fromkeys(range(WATCHED_FIRST), len(names)),
+        **dict.fromkeys(range(WATCHED_FIRST, WATCHED_FIRST + 3), 1),
+    }
+    assert [span.name for span in spans if span.step == 0] == names
+    assert {span.name for span in spans if span.step >= WATCHED_FIRST} == {f"{names[0]} .. {names[-1]}"}
+    assert all(a.end_us <= b.begin_us for a, b in zip(spans, spans[1:], strict=False))
+    assert run.controller_us[1] == len(names) * (WATCHED_FIRST + 3)
+
+
+def test_plans_that_swap_are_cut_into_runs_by_their_waits_and_change_no_bit(runtime: MakeRuntime, fast_link: str) -> None:
+    works = wide(0), wide(1), heavy(2)
+    budgets = BUDGET, BUDGET, None
+    with runtime("3MiB", device_profile=fast_link) as run:
+        jobs = [
+            run.submit(w.step, w.state(), w.batches, steps=12, name=f"job{k}", budget=budget)
+            for k, (w, budget) in enumerate(zip(works, budgets, strict=True))
+        ]
+    for work, job in zip(works, jobs, strict=True):
+        assert_lonely(work, job)
+    plan = jobs[0].plan
+    assert plan is not None and plan.swapped_out_bytes
+    counts = Counter(span.step for span in run.record().spans if span.lane == "compute" and span.job == "job0")
+    assert 1 < counts[WATCHED_FIRST] < counts[0] == len(plan.segments)
+
+
+@pytest.fixture
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are issued as on a GPU: all moves at once, and three runs may be in flight."""
+    monkeypatch.setattr(LocalActor, "_in_order", True)
+    monkeypatch.setattr(runtimes, "State", lambda budget, host, depth: State(budget, host, depth=3))
+
+
+def test_runs_that_are_issued_at_once_give_the_same_and_a_failure_in_one_costs_its_job_only(
+    runtime: MakeRuntime, monkeypatch: pytest.MonkeyPatch, in_order: None
+) -> None:
+    perform, well = Iteration.perform, wide(1)
+
+    def failing(self: Any, instruction: Instruction) -> None:
+        if self.watch is None and isinstance(instruction, Launch) and instruction.index == 2:
+            raise RuntimeError("broken")
+        perform(self, instruction)
+
+    with runtime() as run:
+        other = run.submit(well.step, well.state(), well.batches, steps=8, name="well", budget=BUDGET)
+        other.wait(PATIENCE_S)
+        monkeypatch.setattr(Iteration, "perform", failing)
+        assert isinstance(submit(run, steps=8).exception(PATIENCE_S), RuntimeError)
+        monkeypatch.setattr(Iteration, "perform", perform)
+        job = submit(run, steps=8)
+    for work, one in ((well, other), (WORK, job)):
+        assert_lonely(work, one)
+
+
+@pytest.mark.parametrize("launch", [0, 2])
+def test_a_launch_that_raises_in_a_run_costs_its_job_only(
+    runtime: MakeRuntime, monkeypatch: pytest.MonkeyPatch, launch: int
+) -> None:
+    perform, seen = Iteration.perform, list[Any]()
+
+    def failing(self: Any, instruction: Instruction) -> None:
+        if self.watch is None and isinstance(instruction, Launch) and instruction.index == launch and not seen:
+            seen.append(instruction)
+            raise RuntimeError("broken")
+        perform(self, instruction)
+
+    monkeypatch.setattr(Iteration, "perform", failing)
+    well = wide(1)
+    with runtime() as run:
+        ill = submit(run, steps=8)
+        assert isinstance(ill.exception(), RuntimeError)
+        other = run.submit(well.step, well.state(), well.batches, steps=8, name="well")
+    assert (ill.status.state, ill.status.step) == ("failed", WATCHED_FIRST)
+    assert_lonely(well, other)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_job_that_fails_while_its_run_is_carried_out_gives_its_memory_back_after_the_move_under_way(
+    runtime: MakeRuntime, monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    perform, entered, go = Iteration.perform, threading.Event(), threading.Event()
+    after: list[Instruction] = []
+
+    def slow(self: Any, instruction: Instruction) -> None:
+        if entered.is_set():
+            after.append(instruction)
+        here = (self.watch is not None) == watched and isinstance(instruction, Launch) and instruction.index == 1
+        if here and not entered.is_set():
+            entered.set()
+            assert go.wait(PATIENCE_S)
+        perform(self, instruction)
+
+    monkeypatch.setattr(Iteration, "perform", slow)
+    well = heavy(1)
+    with runtime() as run:
+        ill = submit(run, steps=8)
+        assert entered.wait(PATIENCE_S)
+        dispatcher, number = run._dispatcher, ill._stored.number
+        dispatcher.fail(number, RuntimeError("broken elsewhere"))
+        handled = threading.Event()
+        dispatcher.call(handled.set)
+        assert handled.wait(PATIENCE_S)
+        record = dispatcher.state.record(number)
+        assert record is not None and dispatcher.state.in_flight, "the controller is not told before the move has ended"
+        go.set()
+        assert "broken elsewhere" in str(ill.exception(PATIENCE_S))
+        until(lambda: dispatcher.state.record(number) is None)
+        assert not after, "no further move is carried out"
+        monkeypatch.undo()
+        other = run.submit(well.step, well.state(), well.batches, steps=4, name="well")
+    assert ill.status.state == "failed"
+    assert_lonely(well, other)
