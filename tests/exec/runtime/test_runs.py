@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tensile_jax.exec.runtime import runtime as runtimes
 from tensile_jax.exec.runtime.job import Job
 from tensile_jax.exec.step.executor import WATCHED_FIRST, Iteration
 from tensile_jax.exec.step.instructions import Instruction, Launch
+from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
 from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, assert_lonely, heavy, until, wide
 
@@ -42,7 +44,7 @@ def test_a_run_is_one_span_and_in_a_watched_iteration_each_launch_is_one(runtime
     assert run.controller_us[1] == len(names) * (WATCHED_FIRST + 3)
 
 
-def test_plans_that_swap_are_cut_into_runs_by_their_waits_and_change_no_bit(runtime: MakeRuntime, fast_link: str) -> None:
+def test_plans_that_swap_change_no_bit_in_runs(runtime: MakeRuntime, fast_link: str) -> None:
     works = wide(0), wide(1), heavy(2)
     budgets = BUDGET, BUDGET, None
     with runtime("3MiB", device_profile=fast_link) as run:
@@ -52,10 +54,18 @@ def test_plans_that_swap_are_cut_into_runs_by_their_waits_and_change_no_bit(runt
         ]
     for work, job in zip(works, jobs, strict=True):
         assert_lonely(work, job)
-    plan = jobs[0].plan
-    assert plan is not None and plan.swapped_out_bytes
-    counts = Counter(span.step for span in run.record().spans if span.lane == "compute" and span.job == "job0")
-    assert 1 < counts[WATCHED_FIRST] < counts[0] == len(plan.segments)
+    assert jobs[0].plan is not None and jobs[0].plan.swapped_out_bytes
+
+
+def test_a_wait_ends_a_run(runtime: MakeRuntime, fast_link: str) -> None:
+    with runtime(device_profile=fast_link) as run:
+        job = submit(run, steps=WATCHED_FIRST + 1)
+    assert_lonely(WORK, job)
+    kinds = job._stored.program.memory.kinds if job._stored.program is not None else ()
+    waits = [k for k, kind in enumerate(kinds) if kind == WAIT]
+    between = [kinds[a:b] for a, b in pairwise([0, *waits, len(kinds)])]
+    spans = [span for span in run.record().spans if span.lane == "compute" and span.step == WATCHED_FIRST]
+    assert len(waits) > 1 and len(spans) == sum(LAUNCH in moves for moves in between)
 
 
 @pytest.fixture
