@@ -6,8 +6,7 @@ Two cases are measured, and written to `benchmarks/results/dispatch.json`:
                           next to nothing, so the time is that of the threads around it. XLA runs it in the thread that calls
                           it (`jax_cpu_enable_async_dispatch` is false), since its own change of threads takes 30 us more
     steps of 25 ms        one job in a `Runtime` beside `tensile_jax.jit` with the same plan, with JAX's own settings; once with a
-                          plan of the policy `checkpoint`, which does not swap, and once with a plan that swaps: its runs end at
-                          every wait for a copy
+                          plan of the policy `checkpoint`, which does not swap, and once with a plan that swaps
 
 Other threads of the runtime draw the batches and read the metrics of each step; all of that counts. All jobs of a case begin
 a chunk of steps at the same moment, when a gate lets their batches through. A chunk in the runtime and the same steps under
@@ -82,7 +81,7 @@ class Network:
 
 
 EMPTY = Network(layers=24, width=8, rows=64)
-LONG = Network(layers=24, width=256, rows=320)
+LONG = Network(layers=24, width=256, rows=420)
 
 
 def step(state: dict[str, jax.Array], batch: Any) -> Any:

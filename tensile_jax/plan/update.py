@@ -32,6 +32,9 @@ WORTH = 10.0
 """A new plan is begun only after the plan in use has run for so many times as long as making a plan takes. Not tuned: planning
 then takes a tenth of the time at most, in a process of the lowest priority, and usually much less."""
 
+WATCHED_AFTER_UNUSUAL = 3
+"""So many iterations are measured after an unusual one: as many as confirm a drift, and one more."""
+
 _WEIGHT = 0.5
 """Of the newest measurement in an average. With 0.5, a change of the load by a factor of 2 is seen to 75 % after two measured
 iterations. Iterations are measured rarely, so a smaller weight would follow too late."""

@@ -31,7 +31,11 @@ from tensile_jax.plan.update import Tracked
 from tensile_jax.plan_format import Plan
 
 Wait = Callable[[], Any]
-"""Returns when what was issued is over, and raises what went wrong with it. Of a copy it returns the lane and the bytes."""
+"""Returns when what was issued is over, and raises what went wrong with it.
+
+Of a copy it returns the lane and the bytes. Of a run whose moves it carries out it returns the microseconds for which copies
+were waited for.
+"""
 
 
 class StateSnapshot(Protocol):

@@ -4,6 +4,7 @@ The protocol is `Actor` (`actor.py`).
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -254,7 +255,7 @@ class LocalActor:
             self._end(executor, iteration)
             return None
         instructions, kinds = executor.code[begin - 1 : end - 1], self._program.memory.kinds[begin:end]
-        if WAIT in kinds:
+        if kinds[0] == WAIT:
             if _is_over(iteration, instructions[0]):
                 self._carry_out(iteration, instructions)
                 return None
@@ -279,27 +280,33 @@ class LocalActor:
         instructions: "Sequence[Instruction | LaunchWhole]",
         *,
         one_by_one: bool = False,
-    ) -> None:
+    ) -> float:
         """Perform instructions, in any thread, until all are performed or the job is dropped.
 
-        If `one_by_one`, each instruction is performed when the launch before it is over.
+        If `one_by_one`, each instruction is performed when the launch before it is over. Returns the microseconds for which
+        copies were waited for.
         """
+        stall_us = 0.0
         with self._lock:
             if self._dropping:
-                return
+                return stall_us
             self._carrying_out = True
         try:
             for instruction in instructions:
                 if self._dropping:
                     break
+                began = time.perf_counter()
                 iteration.perform(instruction)  # pyright: ignore[reportArgumentType] # each kind of iteration has its own instructions
-                if one_by_one and isinstance(instruction, Launch | LaunchWhole):
+                if isinstance(instruction, FinishSwapOut | FinishSwapIn):
+                    stall_us += (time.perf_counter() - began) * 1e6
+                elif one_by_one and isinstance(instruction, Launch | LaunchWhole):
                     _wait_for(iteration.latest)
         finally:
             with self._lock:
                 self._carrying_out, dropping = False, self._dropping
             if dropping:
                 self._drop()
+        return stall_us
 
     def _end(self, executor: "Executor | WholeStep", iteration: "Iteration | WholeIteration") -> None:
         results = executor.end(iteration)  # pyright: ignore[reportArgumentType] # each has its own kind of iteration

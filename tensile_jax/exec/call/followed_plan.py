@@ -21,10 +21,9 @@ from contextlib import suppress
 from tensile_jax.exec.step.executor import Observation, is_watched
 from tensile_jax.exec.step.prepared_step import Compiled, RunningPlan
 from tensile_jax.exec.step.renewal import Renewed, renew
-from tensile_jax.plan.update import WORTH, Copied, Pace, Tracked, reason_for
+from tensile_jax.plan.update import WATCHED_AFTER_UNUSUAL, WORTH, Copied, Pace, Tracked, reason_for
 
 _START_S = 0.5  # what it takes to start the planning process (0.4 s on the CPU of `benchmarks/results/renewal.json`)
-_AFTER_UNUSUAL = 3  # calls that are watched after an unusual one
 
 
 class FollowedPlan:
@@ -80,7 +79,7 @@ class FollowedPlan:
         if self._called is not None:
             us = (now - self._called) * 1e6
             if self._pace.is_unusual(us, self.threshold) and not self._watch_next:
-                self._watch_next, self._pace = _AFTER_UNUSUAL, Pace()
+                self._watch_next, self._pace = WATCHED_AFTER_UNUSUAL, Pace()
             self._pace = self._pace.with_iteration(us)
         self._called = now
         self._calls += 1

@@ -80,7 +80,7 @@ class Ledger:
         self.parked_bytes += sign * record.memory.parked_bytes
 
     def issue(self, index: int) -> int:
-        """Enter the job's next run of INSTANT and LAUNCH moves, and return where it ends; 0 if there can be none now.
+        """Enter the job's next run, and return where it ends; 0 if there can be none now. It does not begin with a WAIT.
 
         The run has as many moves as fit into the budget, if the state after them is safe. Otherwise it ends at a position that
         is certainly safe. If no such position is known, the run is the next move alone, provided that the state after it is safe.
@@ -88,10 +88,11 @@ class Ledger:
         record = self.records[index]
         memory, begin = record.memory, record.position
         other = self.held_bytes - memory.holds[begin]
-        end = self._fitting_end(memory, begin, other)
+        last = self._last(memory, begin)
+        end = self._fitting_end(memory, begin, last, other)
         if end == begin:
             return 0
-        lowest = self._lowest(memory, begin, other)
+        lowest = self._lowest(memory, begin, last, other)
         if end > lowest and not self._is_safe_after(index, end, other):
             if lowest > begin:
                 end = lowest
@@ -106,10 +107,15 @@ class Ledger:
             self.in_flight = (*self.in_flight, (record.job, self._transient_of(memory, begin, end)))
         return end
 
-    def _fitting_end(self, memory: MemoryProfile, begin: int, other: int) -> int:
-        """Where the longest run from `begin` ends that fits into the budget, while the other jobs hold `other` bytes."""
+    def _last(self, memory: MemoryProfile, begin: int) -> int:
+        """Where a run from `begin` ends at the latest. A wait does not end it if no other job could run meanwhile."""
+        last = len(memory.kinds) - 1
+        alone = self.depth == 1 and len(self.records) == 1
+        return last if alone and 0 < begin < last and LAUNCH in memory.kinds[begin:last] else memory.run_end[begin]
+
+    def _fitting_end(self, memory: MemoryProfile, begin: int, last: int, other: int) -> int:
+        """Where the longest run from `begin` to `last` ends that fits into the budget, if the other jobs hold `other` bytes."""
         room, kinds, needs, holds = self.budget_bytes - other, memory.kinds, memory.needs, memory.holds
-        last = memory.run_end[begin]
         end, in_flight = begin, self.in_flight
         if self.depth == 1 and not in_flight:  # each move is carried out when the one before it is over
             if max(needs[begin:last]) <= room:
@@ -130,8 +136,8 @@ class Ledger:
             end += 1
         return end
 
-    def _lowest(self, memory: MemoryProfile, begin: int, other: int) -> int:
-        """A position such that a run from `begin` to there, or to any position on the way, leads from a safe to a safe state.
+    def _lowest(self, memory: MemoryProfile, begin: int, last: int, other: int) -> int:
+        """A position up to `last` such that a run from `begin` to there, or to any position before it, ends in a safe state.
 
         If the job can advance to a position where it holds no more than now, the state there is as safe as now, and so is every
         state on the way. The same holds of a whole iteration that fits.
@@ -139,7 +145,7 @@ class Ledger:
         if begin == 0:
             return 1 if other + memory.peak_bytes <= self.budget_bytes else 0
         lower, hill, room = memory.lower, memory.hill, self.budget_bytes - other
-        position, last = begin, memory.run_end[begin]
+        position = begin
         while position < last and lower[position] != -1 and hill[position] <= room:
             position = lower[position]
         return position if position <= last else last

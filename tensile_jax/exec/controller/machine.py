@@ -6,8 +6,9 @@ dispatcher (`exec/runtime/dispatcher.py`) reports events to it and carries out i
 position 0. Its state is then on the device, or in host memory, in which case the job is parked.
 
 The moves of an iteration are issued in runs. A run is as long as it can be: it ends before the next wait for copies, before the
-last move of the iteration, or before the first move for which there is no memory. The controller is told only the end of the
-whole run. The launches of a run are carried out one after another, so a run with launches counts as one launch.
+last move of the iteration, or before the first move for which there is no memory. On a CPU, the waits of a job that is alone do
+not end its runs, since no other job could run meanwhile. The controller is told only the end of the whole run. The launches of a
+run are carried out one after another, so a run with launches counts as one launch.
 
     held       the bytes that all jobs hold, by their memory profiles; a job holds what it holds after a run from the moment when
                that run is issued

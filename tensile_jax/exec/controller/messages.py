@@ -18,7 +18,7 @@ class Prepared(NamedTuple):
 
 
 class RunEnded(NamedTuple):
-    """The job's oldest run in flight has ended: all its launches are over. They took `us` microseconds."""
+    """The job's oldest run in flight has ended: all its moves are over. Its launches took `us` microseconds."""
 
     job: JobId
     us: float
@@ -84,8 +84,8 @@ Event = JobEvent | Prepared | BudgetRequested
 class Issue(NamedTuple):
     """Carry out the moves `[begin, end)` of the job's iteration, a run.
 
-    `RunEnded` reports the end of a run with a LAUNCH, and `WaitEnded` that of a WAIT, which is issued alone. A run of INSTANT
-    moves is over at once.
+    `RunEnded` reports the end of a run with a LAUNCH, which on a CPU may have WAIT moves, too. `WaitEnded` reports the end of a
+    WAIT that is issued alone. A run of INSTANT moves is over at once.
     """
 
     job: JobId

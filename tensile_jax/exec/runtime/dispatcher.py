@@ -62,6 +62,7 @@ from tensile_jax.exec.runtime.lane import Lane
 from tensile_jax.exec.runtime.recorder import Recorder
 from tensile_jax.exec.step.executor import is_watched
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
+from tensile_jax.plan.update import WATCHED_AFTER_UNUSUAL, Pace
 from tensile_jax.runtime_records import LaneName, Span
 
 _COPY_THREADS = 16
@@ -77,8 +78,11 @@ class DispatchedJob:
         began: when the iteration under way began.
         segment: the index of the segment that is launched next.
         since_plan: how many iterations of the plan in use have ended.
-        watched: whether live bytes are read in this iteration.
-        follows: whether the latencies of watched iterations are posted; the pace of the others then says when to watch.
+        watched: whether live bytes are read in this iteration, and the moves of its runs are issued one by one.
+        renew_above: if this is a threshold of drift, the latencies of watched iterations are posted.
+        pace: of iterations; one that differs from those before it by more than `renew_above` is a reason to watch the next ones.
+        watch_next: how many of the next iterations are watched for that reason.
+        launched_us: how long the launches of this iteration took, as far as their runs have ended.
         segment_us: the latencies of the segments in this iteration, as far as they have ended, if it is watched and followed.
         checkpoint_due: whether the job pauses for a checkpoint after this iteration, even if the user asks meanwhile that it run.
     """
@@ -89,7 +93,7 @@ class DispatchedJob:
     memory: MemoryProfile
     checkpoint_every: int | None
     steps: int
-    follows: bool = False
+    renew_above: float | None = None
     measured: Measured = field(default_factory=Measured)
     began: float = 0.0
     segment: int = 0
@@ -97,13 +101,29 @@ class DispatchedJob:
     watched: bool = False
     segment_us: list[float] = field(default_factory=list[float])
     checkpoint_due: bool = False
+    pace: Pace = field(default_factory=Pace)
+    watch_next: int = 0
+    launched_us: float = 0.0
+
+    def follow_pace(self) -> None:
+        """Called when an iteration has ended."""
+        us, self.launched_us = self.launched_us, 0.0
+        self.watch_next = max(self.watch_next - 1, 0)
+        if self.renew_above is None or self.watched:  # the launches of a watched iteration are further apart
+            return
+        if self.pace.is_unusual(us, self.renew_above):
+            self.watch_next, self.pace = WATCHED_AFTER_UNUSUAL, Pace()
+        self.pace = self.pace.with_iteration(us)
 
 
-class _Launched(NamedTuple):
-    """A run, or a part of it, that was issued at `issued` and has launches. `wait` waits for it, and `looks` read live bytes."""
+class _Part(NamedTuple):
+    """A run, or a part of it, that was issued at `issued` and has launches or waits for copies.
+
+    `wait` waits for it, and `looks` read live bytes. `label` names its launches; None if it has none.
+    """
 
     wait: Wait
-    label: str
+    label: str | None
     issued: float
     looks: Sequence[Wait]
 
@@ -300,7 +320,7 @@ class Dispatcher:
                 self._post(job, messages.Admitted())
             case AdoptPlan():
                 actor.adopt()
-                entry.memory, entry.since_plan = self._renewals.pop(job), 0
+                entry.memory, entry.since_plan, entry.pace = self._renewals.pop(job), 0, Pace()
                 self._post(job, messages.PlanAdopted(entry.steps))
             case DeclinePlan():
                 self._post(job, messages.PlanDeclined(self._renewals.pop(job, entry.memory)))
@@ -316,7 +336,7 @@ class Dispatcher:
     def _issue(self, job: JobId, entry: DispatchedJob, begin: int, end: int) -> None:
         kinds, actor = entry.memory.kinds, entry.actor
         if begin == 0:
-            entry.watched = self._look_always or is_watched(entry.since_plan + 1)
+            entry.watched = self._look_always or is_watched(entry.since_plan + 1) or entry.watch_next > 0
             entry.began, entry.segment, entry.segment_us = self.now(), 0, []
             if entry.checkpoint_every is not None and (entry.steps + 1) % entry.checkpoint_every == 0:
                 entry.checkpoint_due = True
@@ -326,6 +346,7 @@ class Dispatcher:
             actor.issue(begin, end)
             entry.steps += 1
             entry.since_plan += 1
+            entry.follow_pace()
             self._for_metrics.append(partial(self._try, self._read, job, actor.take_metrics(), self.now() - entry.began))
         elif kinds[begin] == WAIT:
             wait = actor.issue(begin, end)
@@ -347,12 +368,14 @@ class Dispatcher:
         if launches:
             self._lane.put(partial(self._try, self._launched, job, entry, parts))
 
-    def _issue_part(self, job: JobId, entry: DispatchedJob, begin: int, end: int) -> _Launched | None:
-        """Issue the moves `[begin, end)`; None if there is no launch among them."""
+    def _issue_part(self, job: JobId, entry: DispatchedJob, begin: int, end: int) -> _Part | None:
+        """Issue the moves `[begin, end)`; None if nothing is to be waited for in the launches' thread."""
         issued, memory = self.now(), entry.memory
         wait = entry.actor.issue(begin, end)
         launches = memory.kinds[begin:end].count(LAUNCH)
         if not launches:
+            if wait is not None and memory.kinds[begin] == WAIT:
+                return _Part(wait, None, issued, ())
             if wait is not None:
                 self._copies.submit(self._copied, entry, wait, issued)
             return None
@@ -360,7 +383,11 @@ class Dispatcher:
         labels = memory.labels[entry.segment : entry.segment + launches] or (f"move {begin}",)
         entry.segment += launches
         label = labels[0] if len(labels) == 1 else f"{labels[0]} .. {labels[-1]}"
-        return _Launched(wait, label, issued, self._look(job, entry) if entry.watched and self._in_order else ())
+        return _Part(wait, label, issued, self._look(job, entry) if entry.watched and self._in_order else ())
+
+    def _run_over(self, job: JobId, entry: DispatchedJob, us: float) -> None:
+        entry.launched_us += us
+        self.handle(RunEnded(job, us))
 
     def _move(self, job: JobId, entry: DispatchedJob, wait: Wait, lane: LaneName) -> None:
         nbytes = entry.memory.idle_bytes - entry.memory.parked_bytes
@@ -375,18 +402,24 @@ class Dispatcher:
         except Exception as error:
             self.fail(job, error)
 
-    def _launched(self, job: JobId, entry: DispatchedJob, parts: Iterable[_Launched | None]) -> None:
+    def _launched(self, job: JobId, entry: DispatchedJob, parts: Iterable[_Part | None]) -> None:
         """Wait for the parts of a run, and measure them. In the launches' thread."""
         us = 0.0
         for part in parts:
             if part is None:
                 continue
             began = max(part.issued, self._lane_free) if self._in_order else self.now()
-            part.wait()
+            stall_us = part.wait()
             ended = self._lane_free = self.now()
+            if part.label is None:
+                entry.measured.stall_us += ended - began
+                continue
+            if stall_us is not None:
+                entry.measured.stall_us += stall_us
+                began += min(stall_us, ended - began)  # a span is as long as its launches take
             us += ended - began
             self._span("compute", entry, part.label, began, ended, 0)
-            if entry.watched and entry.follows and entry.since_plan:  # the first iteration of a plan is slower
+            if entry.watched and entry.renew_above is not None and entry.since_plan:  # the first iteration of a plan is slower
                 entry.segment_us.append(ended - began)
                 if len(entry.segment_us) == len(entry.memory.labels):
                     self._post(job, messages.Watched(tuple(entry.segment_us)))
@@ -394,7 +427,7 @@ class Dispatcher:
                 with suppress(Exception):  # another job's process may have died since
                     looks = part.looks if self._in_order else self._look(job, entry)
                     self.call(partial(self._looked, entry, [look() for look in looks]))
-        self.tell(RunEnded(job, us))
+        self.call(partial(self._run_over, job, entry, us))
 
     def _waited(self, job: JobId, entry: DispatchedJob, wait: Wait) -> None:
         began = self.now()

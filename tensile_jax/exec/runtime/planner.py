@@ -171,7 +171,7 @@ class Planner:
         """Give a prepared job to the dispatcher and the controller. In the dispatcher's thread."""
         entry = DispatchedJob(
             job.name, job.actor, job.take_batch, record.memory, job.asked.checkpoint_every, job.life.first,
-            follows=job.asked.renew_above is not None,
+            renew_above=job.asked.renew_above,
         )  # fmt: skip
         self._dispatcher.join(job.number, entry)
         self._dispatcher.handle(Prepared(record))

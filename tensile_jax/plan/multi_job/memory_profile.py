@@ -19,7 +19,7 @@ fast:
     hill[i]     the most that is needed on the way to lower[i]; if that is -1, on the way to the end
     ahead[i]    the most that is needed from position i to the end;   floor[i]   the least that is held from there to the end
     run_end[i]  where a run that begins at position i ends at the latest: before the next WAIT and before the last move. The first
-                move, the last move and a WAIT are each issued alone
+                move, the last move and a WAIT are each issued alone. A job alone on a CPU has longer runs (`ledger.py`)
 
 This is the hill and valley form of a chain (Abdel-Wahab and Kameda, "Scheduling to minimize maximum cumulative cost subject to
 series-parallel precedence constraints", 1978). Sizes in bytes, times in microseconds.

@@ -224,9 +224,7 @@ def test_a_lower_budget_parks_the_jobs_it_must_and_is_refused_where_that_is_not_
 
 
 def test_a_job_that_no_longer_fits_waits_and_makes_room_for_others() -> None:
-    state = say(
-        here(9, VALLEY, steps=9), Prepared(record(1, LOW)), BatchLoaded(A), BudgetRequested(6), RunEnded(A, 1.0), WaitEnded(A)
-    )[0]
+    state = say(here(9, VALLEY, steps=9), Prepared(record(1, LOW)), BatchLoaded(A), BudgetRequested(6))[0]
     state, orders = say(state, RunEnded(A, 1.0))
     assert orders == [Issue(A, 4, 5), ApplyBudget(6)]
     state, orders = say(state, BatchLoaded(B), StateMoved(A), StateMoved(B))
@@ -333,8 +331,19 @@ def test_a_jobs_number_is_never_used_again() -> None:
 FLAT = memory("ILLIWLLILI", 1, 2, 2, 4, 3, 5, 4, 4, 4, 4, 2, 6, 4, 5, 3, 5, 5, 6, 4, 4, 1)
 
 
-def test_a_run_ends_before_a_wait_and_before_the_last_move() -> None:
+def test_the_run_of_a_job_that_is_alone_goes_on_through_waits_if_it_has_launches() -> None:
     state, orders = say(State(9, 100), Prepared(record(0, FLAT, steps=1)), BatchLoaded(A), StateMoved(A))
+    assert orders == [Admit(A), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 9)]
+    assert state.in_flight == ((A, 2),) and state.held_bytes == 6
+    assert say(state, RunEnded(A, 5.0))[1] == [Issue(A, 9, 10), Park(A)]
+    copying = memory("IIWIWI", 1, 1, 1, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1)
+    orders = say(State(9, 100), Prepared(record(0, copying, steps=1)), BatchLoaded(A), StateMoved(A))[1]
+    assert orders[-2:] == [Issue(A, 1, 2), Issue(A, 2, 3)]
+
+
+def test_a_run_ends_before_a_wait_and_before_the_last_move() -> None:
+    state = say(State(9, 100), Prepared(record(1, LOW)), StateMoved(B))[0]
+    state, orders = say(state, Prepared(record(0, FLAT, steps=1)), BatchLoaded(A), StateMoved(A))
     assert orders == [Admit(A), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 4)]
     assert state.in_flight == ((A, 1),)  # 5 bytes at most, and 4 after it
     assert state.held_bytes == 5

@@ -237,7 +237,8 @@ class World:
             raise Broken(f"an iteration of {body}, which must not begin now")
         memory = body.memory
         kinds = memory.kinds[begin:end]
-        alone = begin == 0 or end == len(memory.kinds) or WAIT in kinds
+        through = LAUNCH in kinds and kinds[0] != WAIT and self.depth == 1 and sum(b.admitted for b in self.bodies) == 1
+        alone = begin == 0 or end == len(memory.kinds) or (WAIT in kinds and not through)
         if not kinds or end > len(memory.kinds) or (alone and len(kinds) > 1):
             raise Broken(f"moves {begin} to {end} of {body}, which are no run")
         others = sum(b.device_bytes for b in self.bodies) - body.device_bytes
@@ -246,7 +247,7 @@ class World:
             self._check_move(memory, move, others, transients)
             if kinds[move - begin] == LAUNCH and self.depth > 1:  # the moves after it are carried out while it runs
                 transients.append(memory.needs[move] - memory.holds[move + 1])
-        if WAIT in kinds:
+        if memory.kinds[begin] == WAIT:
             return self.with_body(replace(body, waiting=True))
         position, steps, loaded = end, body.steps, body.loaded
         if position == len(memory.kinds):

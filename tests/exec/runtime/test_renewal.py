@@ -15,6 +15,8 @@ from tensile_jax.errors import TensileError
 from tensile_jax.exec.runtime import planner
 from tensile_jax.exec.runtime.submission import Isolation
 from tensile_jax.exec.step import renewal
+from tensile_jax.exec.step.executor import Iteration
+from tensile_jax.exec.step.instructions import Launch
 from tests.builders import batch, low_budget, numbers, optimizer_state, optimizer_step
 
 OPTIMIZER = optax.adam(1e-3)
@@ -89,6 +91,38 @@ def test_a_job_goes_on_if_planning_fails(fast_link: str, monkeypatch: pytest.Mon
     job, events = train(fast_link, "renewal_failed")
     notes = [event.note for event in events if event.kind == "renewal_failed"]
     assert notes and "it is Sunday" in notes[0] and len(job.plans) == 1 and job.status.state == "cancelled"
+
+
+def test_a_load_that_comes_between_two_watched_iterations_is_noticed_when_it_comes(
+    fast_link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a plan's iterations the first three are watched, and the fiftieth. The load comes after the tenth."""
+    perform, delay_s = Iteration.perform, 0.003
+
+    def loaded(self: Any, instruction: Any) -> None:
+        perform(self, instruction)
+        if isinstance(instruction, Launch):
+            time.sleep(delay_s)
+
+    monkeypatch.setattr(Iteration, "perform", loaded)
+    budget = low_budget(STEP, optimizer_state(OPTIMIZER), batch(), donate_argnums=0) * 5 // 4
+    adopted, noticed = _ENDLESS, 0
+    with tensile.Runtime(budget=4 * budget, device_profile=fast_link) as runtime:
+        job = runtime.submit(STEP, optimizer_state(OPTIMIZER), batches, steps=_ENDLESS, name="a", budget=budget, renew_above=0.3)
+        for event in runtime.events():
+            if event.kind == "renewed" and delay_s == 0.003:
+                adopted = event.step
+            elif event.kind == "renewed":
+                noticed = event.step
+                break
+            elif event.step == adopted + 10:
+                delay_s = 0.015
+            elif event.step >= 200:
+                break
+        job.cancel()
+    assert adopted + 10 < noticed < adopted + 48
+    for a, b in zip(numbers(job.result()), numbers(expected_state(job.status.step)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "often", float("nan")])

@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -57,15 +58,33 @@ def test_plans_that_swap_change_no_bit_in_runs(runtime: MakeRuntime, fast_link: 
     assert jobs[0].plan is not None and jobs[0].plan.swapped_out_bytes
 
 
-def test_a_wait_ends_a_run(runtime: MakeRuntime, fast_link: str) -> None:
+def test_a_wait_ends_a_run_unless_no_other_job_could_run_meanwhile(runtime: MakeRuntime, fast_link: str) -> None:
+    def spans_of(job: Job, *, step: int) -> int:
+        spans = run.record().spans
+        return sum((span.lane, span.job, span.step) == ("compute", job.name, step) for span in spans)
+
+    go, idle = threading.Event(), wide(1)
+
+    def batches() -> Iterator[Any]:
+        for number, one in enumerate(idle.batches()):
+            assert number == 0 or go.wait(PATIENCE_S)
+            yield one
+
     with runtime(device_profile=fast_link) as run:
-        job = submit(run, steps=WATCHED_FIRST + 1)
-    assert_lonely(WORK, job)
-    kinds = job._stored.program.memory.kinds if job._stored.program is not None else ()
+        alone = submit(run, steps=WATCHED_FIRST + 1)
+        alone.wait(PATIENCE_S)
+        other = run.submit(idle.step, idle.state(), batches, steps=2, name="other")
+        until(lambda: other.status.step == 1)
+        beside = submit(run, steps=WATCHED_FIRST + 1)
+        beside.wait(PATIENCE_S)
+        go.set()
+    kinds = beside._stored.program.memory.kinds if beside._stored.program is not None else ()
     waits = [k for k, kind in enumerate(kinds) if kind == WAIT]
     between = [kinds[a:b] for a, b in pairwise([0, *waits, len(kinds)])]
-    spans = [span for span in run.record().spans if span.lane == "compute" and span.step == WATCHED_FIRST]
-    assert len(waits) > 1 and len(spans) == sum(LAUNCH in moves for moves in between)
+    assert len(waits) > 1 and spans_of(alone, step=WATCHED_FIRST) == 1
+    assert spans_of(beside, step=WATCHED_FIRST) == sum(LAUNCH in moves for moves in between)
+    for work, job in ((WORK, alone), (WORK, beside), (idle, other)):
+        assert_lonely(work, job)
 
 
 @pytest.fixture
