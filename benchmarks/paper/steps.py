@@ -1,0 +1,81 @@
+"""The steps that the simulated experiments plan: traced once for each model and size, never compiled."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+from tensile_models.gpt import gpt2_small
+
+from tensile_jax.device_profiles import load_profile
+from tensile_jax.installed_models import MODELS
+from tensile_jax.plan import Measured
+from tensile_jax.plan.planner import Goal, Planner
+from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.trace import trace_step
+
+DEVICES = {"h200": "h200", "rtx_a6000": str(Path(__file__).with_name("rtx_a6000.toml"))}
+BATCH_SIZE = 16
+_LARGE = {"gpt": gpt2_small}
+NOTHING = Measured()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A model's step on a device. State may be in host memory between two iterations, as the paper's method needs it."""
+
+    model: str
+    batch_size: int
+    planner: Planner
+
+    @property
+    def jit_peak(self) -> int:
+        """The predicted peak of plain `jax.jit`, in bytes."""
+        return self.planner.whole_peak_bytes(NOTHING)
+
+    @property
+    def jit_us(self) -> float:
+        """The predicted time of plain `jax.jit`."""
+        return self.planner.step.whole_us
+
+    def plan(self, policy: PolicyName, limit: float) -> Plan | None:
+        """The plan of a policy under a limit in bytes; None if it has none."""
+        found = self.planner.with_policy(policy).plan(Goal(limit), NOTHING)
+        return None if found is None else found.plan
+
+    def least(self, policy: PolicyName) -> Plan:
+        """The plan of a policy with the least memory."""
+        return self.planner.with_policy(policy).least_plan(NOTHING)
+
+
+@cache
+def _traced(model: str, batch_size: int, sizes: tuple[tuple[str, Any], ...]) -> Any:
+    built = _LARGE.get(model, MODELS.get(model))(batch_size=batch_size, **dict(sizes))  # pyright: ignore[reportOptionalCall]
+    return trace_step(jax.jit(built.step, donate_argnums=0), built.step, (built.state_shape, built.batch_shape), {})
+
+
+@cache
+def step_of(model: str, device: str, batch_size: int = BATCH_SIZE, **sizes: Any) -> Step:
+    """The step of a model at the sizes of the paper, on one of `DEVICES`; `gpt` at its published sizes."""
+    traced = _traced(model, batch_size, tuple(sorted(sizes.items())))
+    return Step(model, batch_size, Planner(traced.graph, load_profile(DEVICES[device]), state_memory="any"))
+
+
+Figures = dict[str, Any]
+
+
+def figures_of(plan: Plan, step: Step) -> Figures:
+    """The paper's metrics of a plan against plain jit, and what it does."""
+    msr, eor = 1 - plan.peak_bytes / step.jit_peak, plan.step_us / step.jit_us
+    return {
+        "msr": round(msr, 4),
+        "eor": round(eor, 4),
+        "cbr": round(msr / eor, 4),
+        "peak_bytes": plan.peak_bytes,
+        "step_us": round(plan.step_us, 1),
+        "stall_us": round(plan.stall_us, 1),
+        "recomputed_us": round(plan.recomputed_us, 1),
+        "swapped_bytes": plan.swapped_out_bytes + plan.swapped_in_bytes,
+        "segments": len(plan.segments),
+    }
