@@ -14,7 +14,7 @@ from tensile_jax import installed_models
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.installed_models import GROUP, MODELS
 
-NAMES = ["cnn", "densenet121", "gpt", "gpt_scan", "inceptionv3", "inceptionv4", "mlp", "resnet50", "vgg16"]
+NAMES = ["bert", "cnn", "densenet121", "gpt", "gpt_scan", "inceptionv3", "inceptionv4", "mlp", "resnet50", "vgg16"]
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
@@ -27,7 +27,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
 
 def test_the_models_of_this_project_are_installed() -> None:
     assert list(MODELS) == NAMES
-    assert len(MODELS) == 9
+    assert len(MODELS) == 10
     assert "resnet" not in MODELS
     assert MODELS["mlp"](batch_size=4).name == "mlp"
 
@@ -35,8 +35,8 @@ def test_the_models_of_this_project_are_installed() -> None:
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         ValueError,
-        match="'resnet' is not known. Choose one of: cnn, densenet121, gpt, gpt_scan, inceptionv3, inceptionv4, mlp, resnet50, "
-        "vgg16",
+        match="'resnet' is not known. Choose one of: bert, cnn, densenet121, gpt, gpt_scan, inceptionv3, inceptionv4, mlp, "
+        "resnet50, vgg16",
     ):
         Entrypoint.of_model("resnet")
     with pytest.raises(KeyError):

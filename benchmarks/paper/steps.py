@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from tensile_models.bert import bert_base
 from tensile_models.gpt import gpt2_small
 
 from tensile_jax.device_profiles import load_profile
@@ -17,7 +18,7 @@ from tensile_jax.trace import trace_step
 
 DEVICES = {"h200": "h200", "rtx_a6000": str(Path(__file__).with_name("rtx_a6000.toml"))}
 BATCH_SIZE = 16
-_LARGE = {"gpt": gpt2_small}
+_LARGE = {"bert": bert_base, "gpt": gpt2_small}
 NOTHING = Measured()
 
 
@@ -57,7 +58,7 @@ def _traced(model: str, batch_size: int, sizes: tuple[tuple[str, Any], ...]) -> 
 
 @cache
 def step_of(model: str, device: str, batch_size: int = BATCH_SIZE, **sizes: Any) -> Step:
-    """The step of a model at the sizes of the paper, on one of `DEVICES`; `gpt` at its published sizes."""
+    """The step of a model at the sizes of the paper, on one of `DEVICES`; `bert` and `gpt` at their published sizes."""
     traced = _traced(model, batch_size, tuple(sorted(sizes.items())))
     return Step(model, batch_size, Planner(traced.graph, load_profile(DEVICES[device]), state_memory="any"))
 

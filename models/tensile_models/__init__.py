@@ -1,4 +1,4 @@
-"""Train steps of nine networks as a user of JAX and Flax would write them, each with its first state and real input.
+"""Train steps of ten networks as a user of JAX and Flax would write them, each with its first state and real input.
 
 Each network has a file of its own. Five of them are those of the TENSILE paper: VGG-16, ResNet-50, InceptionV3, InceptionV4 and
 DenseNet-121, which one constructor makes (`classifier.py`). Nothing in this package imports `tensile_jax`. A function makes a

@@ -3,6 +3,7 @@
     digits       1,797 handwritten digits, 8x8 grey (scikit-learn), fixed train and test split
     photographs  crops of scikit-learn's two sample photographs; the label says which of the two
     text         CPython's own documentation (`pydoc_data.topics`), one token for each byte
+    masked text  the same, with some of the tokens to be filled in
 
 A stream depends on its arguments alone: the same seed gives the same batches. The text is that of
 the running interpreter, so it differs a little between versions of Python.
@@ -21,6 +22,8 @@ Batch = dict[str, np.ndarray]
 PHOTOGRAPHS = 2
 DIGITS = 10
 BYTES = 256
+MASK = BYTES  # the token that stands for one that is to be filled in
+MASKED = 0.15  # of the tokens of a window are to be filled in, as in BERT
 TEST_EVERY = 5  # every fifth digit is a test digit; neighbours are by the same writer
 
 # Mean and standard deviation of ImageNet's channels, the usual normalisation of photographs.
@@ -69,16 +72,46 @@ def photograph_batches(*, batch_size: int, image_size: int, seed: int = 0) -> It
 
 def text_batches(*, batch_size: int, sequence_length: int, seed: int = 0) -> Iterator[Batch]:
     """Endless batches of random windows of the text; the target of a token is the next token."""
+    generator = np.random.default_rng(seed)
+    while True:
+        windows = _windows(batch_size, sequence_length, generator)
+        yield {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
+
+
+def masked_in(sequence_length: int) -> int:
+    """How many tokens of a window are to be filled in: at least one."""
+    return max(1, round(MASKED * sequence_length))
+
+
+def masked_text_batches(*, batch_size: int, sequence_length: int, seed: int = 0) -> Iterator[Batch]:
+    """Endless batches of random windows of the text, with some tokens to be filled in.
+
+    `masked` are the places of these tokens in ascending order, and `targets` what was there. As in BERT, eight of ten are
+    replaced by `MASK`, one by a random byte, and one stays.
+    """
+    generator = np.random.default_rng(seed)
+    number = masked_in(sequence_length)
+    while True:
+        tokens = _windows(batch_size, sequence_length, generator)[:, :-1].copy()
+        order = generator.random(tokens.shape).argsort(axis=1)
+        masked = np.sort(order[:, :number], axis=1).astype(np.int32)
+        targets = np.take_along_axis(tokens, masked, axis=1)
+        chance = generator.random(masked.shape)
+        other = generator.integers(BYTES, size=masked.shape, dtype=np.int32)
+        shown = np.where(chance < 0.8, np.int32(MASK), np.where(chance < 0.9, other, targets))
+        np.put_along_axis(tokens, masked, shown, axis=1)
+        yield {"tokens": tokens, "masked": masked, "targets": targets}
+
+
+def _windows(batch_size: int, sequence_length: int, generator: np.random.Generator) -> np.ndarray:
+    """Random windows of the text, each one token longer than `sequence_length`."""
     text = _text()
     if sequence_length >= len(text):
         raise ValueError(
             f"sequence_length must be less than the text's {len(text)} bytes: got {sequence_length}. Pass a shorter one."
         )
-    generator = np.random.default_rng(seed)
-    while True:
-        begin = generator.integers(len(text) - sequence_length, size=(batch_size, 1))
-        windows = text[begin + np.arange(sequence_length + 1)]
-        yield {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
+    begin = generator.integers(len(text) - sequence_length, size=(batch_size, 1))
+    return text[begin + np.arange(sequence_length + 1)]
 
 
 def _crop(photograph: np.ndarray, image_size: int, generator: np.random.Generator) -> np.ndarray:

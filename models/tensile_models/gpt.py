@@ -25,6 +25,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from tensile_models import data
+from tensile_models.attention import Attention, check_heads
 from tensile_models.inputs import text_input
 from tensile_models.model import Model, check_dtype, check_sizes
 from tensile_models.training import adam_or, build_model
@@ -86,11 +87,7 @@ def _decoder(
     """The module; its sizes are checked first."""
     check_sizes(batch_size=batch_size, sequence_length=sequence_length, width=width, heads=heads, layers=layers)
     check_sizes(at_least=data.BYTES, vocabulary=vocabulary)
-    if width % heads:
-        raise ValueError(
-            f"heads must divide width: got heads={heads}, width={width}. "
-            f"Pass a width that is a multiple of {heads}, or other heads."
-        )
+    check_heads(heads, width)
     check_dtype(dtype)
     return GPT(vocabulary, sequence_length, width, heads, layers, dtype, scan, remat)
 
@@ -170,28 +167,7 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         width = x.shape[-1]
         y = nn.LayerNorm(dtype=self.dtype, name="Norm_0")(x)
-        x = x + Attention(self.heads, self.dtype, name="Attention")(y)
+        x = x + Attention(self.heads, self.dtype, causal=True, name="Attention")(y)
         y = nn.LayerNorm(dtype=self.dtype, name="Norm_1")(x)
         y = nn.gelu(nn.Dense(4 * width, dtype=self.dtype, name="Up")(y))
         return x + nn.Dense(width, dtype=self.dtype, name="Down")(y)
-
-
-class Attention(nn.Module):
-    """Causal attention with several heads; scores and their softmax are float32."""
-
-    heads: int
-    dtype: DTypeLike
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        batch, length, width = x.shape
-        qkv = nn.Dense(3 * width, dtype=self.dtype, name="QKV")(x)
-        qkv = qkv.reshape(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32)
-        scores = scores / (width // self.heads) ** 0.5
-        causal = jnp.arange(length)[:, None] >= jnp.arange(length)
-        scores = jnp.where(causal, scores, jnp.finfo(jnp.float32).min)
-        weights = nn.softmax(scores).astype(self.dtype)
-        y = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(batch, length, width)
-        return nn.Dense(width, dtype=self.dtype, name="Out")(y)

@@ -20,14 +20,14 @@ class Input:
     """The input of a model.
 
     Attributes:
-        inputs: the name of the batch's array that the network reads.
+        inputs: the names of the batch's arrays that the network reads, in its order.
         labels: the name of the batch's array of labels, one for each row of logits.
         batch_shape: a batch, with a `jax.ShapeDtypeStruct` for each array.
         batches: endless batches as NumPy arrays; the same sequence each time.
         test: inputs and labels to measure accuracy on, loaded when asked for.
     """
 
-    inputs: str
+    inputs: tuple[str, ...]
     labels: str
     batch_shape: Batch
     batches: Callable[[], Iterator[Batch]]
@@ -60,15 +60,28 @@ def text_input(*, batch_size: int, sequence_length: int, seed: int) -> Input:
     check_sizes(at_least=0, seed=seed)
     tokens = jax.ShapeDtypeStruct((batch_size, sequence_length), jnp.int32)
     return Input(
-        "tokens",
+        ("tokens",),
         "targets",
         {"tokens": tokens, "targets": tokens},
         batches=lambda: data.text_batches(batch_size=batch_size, sequence_length=sequence_length, seed=seed),
     )
 
 
-def _images(batch_size: int, image_size: int, *, channels: int, seed: int) -> tuple[str, str, Batch]:
+def masked_text_input(*, batch_size: int, sequence_length: int, seed: int) -> Input:
+    """English text, one token per byte; the labels are what stood at the masked places."""
+    check_sizes(at_least=0, seed=seed)
+    tokens = jax.ShapeDtypeStruct((batch_size, sequence_length), jnp.int32)
+    masked = jax.ShapeDtypeStruct((batch_size, data.masked_in(sequence_length)), jnp.int32)
+    return Input(
+        ("tokens", "masked"),
+        "targets",
+        {"tokens": tokens, "masked": masked, "targets": masked},
+        batches=lambda: data.masked_text_batches(batch_size=batch_size, sequence_length=sequence_length, seed=seed),
+    )
+
+
+def _images(batch_size: int, image_size: int, *, channels: int, seed: int) -> tuple[tuple[str, ...], str, Batch]:
     check_sizes(at_least=0, seed=seed)
     shape = (batch_size, image_size, image_size, channels)
     batch = {"image": jax.ShapeDtypeStruct(shape, jnp.float32), "label": jax.ShapeDtypeStruct((batch_size,), jnp.int32)}
-    return "image", "label", batch
+    return ("image",), "label", batch

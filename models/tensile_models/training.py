@@ -41,17 +41,18 @@ def build_model(
     optimizer: optax.GradientTransformation,
     deviation: Callable[[Shape], float] = he_deviation,
 ) -> Model:
-    """A `Model` of `module` on the input `source`. The module is called as `module(inputs, train=...)` and gives logits.
+    """A `Model` of `module` on the input `source`. The module is called as `module(*inputs, train=...)` and gives logits.
 
     Args:
         source: the input that the module reads.
         deviation: the standard deviation with which a kernel of a given shape begins.
     """
-    sample = source.batch_shape[source.inputs]
+    samples = [source.batch_shape[name] for name in source.inputs]
 
     def initial_state(key: jax.Array) -> State:
         # One row is enough: no parameter's shape depends on the size of the batch.
-        variables = module.init(key, jnp.zeros((1, *sample.shape[1:]), sample.dtype), train=False)
+        rows = [jnp.zeros((1, *sample.shape[1:]), sample.dtype) for sample in samples]
+        variables = module.init(key, *rows, train=False)
         params = draw_kernels(key, variables["params"], deviation)
         return State(
             params=params,
@@ -112,7 +113,7 @@ def draw_kernels(key: jax.Array, params: Any, deviation: Callable[[Shape], float
 
 
 def make_step(
-    module: nn.Module, optimizer: optax.GradientTransformation, *, inputs: str, labels: str
+    module: nn.Module, optimizer: optax.GradientTransformation, *, inputs: tuple[str, ...], labels: str
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """One training iteration of `module` as a pure function named `train_step`."""
 
@@ -120,7 +121,7 @@ def make_step(
         def loss_of(params: Any) -> tuple[jax.Array, tuple[Any, jax.Array]]:
             logits, updates = module.apply(
                 {"params": params, "batch_stats": state.batch_stats},
-                batch[inputs],
+                *(batch[name] for name in inputs),
                 train=True,
                 mutable=["batch_stats"],
             )

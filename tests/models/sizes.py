@@ -3,6 +3,7 @@
 from typing import Any
 
 SMALL: dict[str, dict[str, Any]] = {
+    "bert": {"batch_size": 4, "sequence_length": 32, "width": 32, "heads": 2, "layers": 2},
     "cnn": {"batch_size": 64},
     "densenet121": {"batch_size": 4, "image_size": 32, "classes": 10, "width": 8, "blocks": [6, 2, 1, 1]},
     "gpt": {"batch_size": 4, "sequence_length": 32, "width": 32, "heads": 2, "layers": 2},

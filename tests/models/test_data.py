@@ -7,11 +7,12 @@ from itertools import islice
 import numpy as np
 import pytest
 from tensile_models import data
-from tensile_models.data import Batch, digit_batches, digits, photograph_batches, text_batches
+from tensile_models.data import Batch, digit_batches, digits, masked_text_batches, photograph_batches, text_batches
 
 STREAMS: dict[str, Callable[[int], Iterator[Batch]]] = {
     "digits": lambda seed: digit_batches(batch_size=4, seed=seed),
     "photographs": lambda seed: photograph_batches(batch_size=4, image_size=16, seed=seed),
+    "masked text": lambda seed: masked_text_batches(batch_size=4, sequence_length=16, seed=seed),
     "text": lambda seed: text_batches(batch_size=4, sequence_length=16, seed=seed),
 }
 
@@ -71,6 +72,24 @@ def test_text_is_english_and_targets_are_one_byte_further_on() -> None:
     batch = next(text_batches(batch_size=2, sequence_length=2000))
     assert np.array_equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
     assert b" the " in bytes(batch["tokens"][0].astype(np.uint8))
+
+
+def test_masked_text_hides_some_tokens_and_targets_are_what_was_there() -> None:
+    length = 1000
+    masked = next(masked_text_batches(batch_size=2, sequence_length=length))
+    places, hidden = masked["masked"], np.take_along_axis(masked["tokens"], masked["masked"], axis=1)
+    assert places.shape == (2, 150) and np.all(np.diff(places, axis=1) > 0)  # none twice
+    assert np.sum(masked["tokens"] == data.MASK) == np.sum(hidden == data.MASK)
+    assert 0.7 < np.mean(hidden == data.MASK) < 0.9
+    assert np.any(hidden == masked["targets"])
+    assert np.any((hidden != masked["targets"]) & (hidden != data.MASK))
+    whole = masked["tokens"].copy()
+    np.put_along_axis(whole, places, masked["targets"], axis=1)
+    assert b" the " in bytes(whole[0].astype(np.uint8))
+
+
+def test_at_least_one_token_of_a_window_is_masked() -> None:
+    assert next(masked_text_batches(batch_size=2, sequence_length=2))["masked"].shape == (2, 1)
 
 
 def test_a_window_longer_than_the_text_is_refused() -> None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from tensile_models.bert import bert, bert_base
 from tensile_models.cnn import cnn
 from tensile_models.densenet import densenet121
 from tensile_models.gpt import gpt, gpt2_small, gpt_scan
@@ -28,7 +29,7 @@ CLASSIFIERS: dict[str, Callable[..., Model]] = {
     "resnet50": resnet50,
     "vgg16": vgg16,
 }
-MODELS: dict[str, Callable[..., Model]] = {"cnn": cnn, "gpt": gpt, "gpt_scan": gpt_scan, "mlp": mlp, **CLASSIFIERS}
+MODELS: dict[str, Callable[..., Model]] = {"bert": bert, "cnn": cnn, "gpt": gpt, "gpt_scan": gpt_scan, "mlp": mlp, **CLASSIFIERS}
 # XLA compiles each of these for five seconds and more.
 SLOW = ("densenet121", "inceptionv3", "inceptionv4", "resnet50")
 STEPS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS]
@@ -65,6 +66,20 @@ def test_classifiers_have_the_published_sizes(name: str, parameters: int, statis
 @pytest.mark.parametrize("scan", [False, True])
 def test_gpt2_small_has_the_published_size(scan: bool) -> None:
     assert gpt2_small(batch_size=1, scan=scan).parameters == 124_439_808
+
+
+def test_bert_base_has_the_published_size_whatever_the_length() -> None:
+    assert {bert_base(batch_size=1, sequence_length=length).parameters for length in (128, 512)} == {109_514_298}
+
+
+def test_an_encoder_reads_what_comes_after_a_masked_place_too() -> None:
+    model = bert(**SMALL["bert"])
+    state, batch = model.init(), next(model.batches())
+    changed = batch["tokens"].copy()
+    changed[:, -1] = 1
+    batch["masked"] = batch["masked"] * 0  # the first place of every window, whose loss hangs on the last one
+    other = {**batch, "tokens": changed}
+    assert float(model.step(state, batch)[1]["loss"]) != float(model.step(state, other)[1]["loss"])
 
 
 @pytest.mark.parametrize("remat", [False, True])
@@ -142,7 +157,7 @@ def test_every_layer_of_a_decoder_has_its_own_name() -> None:
     assert {"jvp(GPT)/Block_0/Attention/QKV", "jvp(GPT)/Block_1/Down"} <= stacks
 
 
-@pytest.mark.parametrize("name", ["gpt", *CLASSIFIERS])
+@pytest.mark.parametrize("name", ["bert", "gpt", *CLASSIFIERS])
 def test_a_model_in_bfloat16_keeps_its_state_and_loss_in_float32(name: str) -> None:
     model = MODELS[name](**SMALL[name], dtype="bfloat16", optimizer=optax.sgd(0.1))
     jaxpr = jax.make_jaxpr(model.step)(model.state_shape, model.batch_shape)
@@ -178,6 +193,8 @@ def test_the_step_is_named_train_step_and_takes_the_given_optimizer() -> None:
         ("resnet50", {"batch_size": 2, "image_size": 31}, ValueError, "image_size must be at least 32: got 31"),
         ("vgg16", {"batch_size": 2, "classes": 1}, ValueError, "classes must be at least 2: got 1"),
         ("gpt", {"batch_size": 2, "vocabulary": 255}, ValueError, "vocabulary must be at least 256: got 255"),
+        ("bert", {"batch_size": 2, "vocabulary": 256}, ValueError, "vocabulary must be at least 257: got 256"),
+        ("bert", {"batch_size": 2, "positions": 64}, ValueError, "positions must be at least 128: got 64"),
         ("gpt", {"batch_size": 2, "heads": 3}, ValueError, "heads must divide width: got heads=3, width=128. Pass"),
         ("gpt", {"batch_size": 2, "dtype": jnp.int32}, ValueError, "dtype must be a floating type: got int32. Pass"),
         ("vgg16", {"batch_size": 2, "dtype": "bf16"}, ValueError, "dtype must be a floating type: got 'bf16'. Pass"),

@@ -20,7 +20,7 @@ _READABLE_WIDTH = 120
 @takes_limits
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
 def plan(source: ModelChoice | Path, limits: Limits, output: Path | None) -> None:
-    """Plan MODEL (cnn, densenet121, gpt, gpt_scan, inceptionv3, inceptionv4, mlp, resnet50, vgg16) without running it, or
+    """Plan MODEL (bert, cnn, densenet121, gpt, gpt_scan, inceptionv3, inceptionv4, mlp, resnet50, vgg16) without running it, or
     all jobs of the file JOBS.toml under their budget.
 
     Workspaces are estimates, and with them the peak, since nothing is compiled. Only for JOBS.toml, a budget in per cent

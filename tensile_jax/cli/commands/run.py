@@ -74,8 +74,8 @@ def run(
     compile_cache: Path | None,
     as_json: bool,
 ) -> None:
-    """Train MODEL (cnn, densenet121, gpt, gpt_scan, inceptionv3, inceptionv4, mlp, resnet50, vgg16) on its real input under a
-    budget of device memory.
+    """Train MODEL (bert, cnn, densenet121, gpt, gpt_scan, inceptionv3, inceptionv4, mlp, resnet50, vgg16) on its real input under
+    a budget of device memory.
 
     Or train all jobs of the file JOBS.toml at once, under a budget that they share, with a live view on stderr. Another terminal
     can look and steer: tensile status, pause, resume, cancel, budget. What happened is kept in a run folder. Exit code 1: a job

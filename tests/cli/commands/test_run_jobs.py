@@ -158,8 +158,8 @@ def test_without_an_output_the_folder_is_named_after_the_file_and_the_time(here:
         ([], "there is nothing to run. Name a model or a file of jobs"),
         (
             ["alexnet"],
-            "'alexnet' is neither a model (cnn, densenet121, gpt, gpt_scan, inceptionv3, inceptionv4, mlp, resnet50, vgg16) nor "
-            "a file",
+            "'alexnet' is neither a model (bert, cnn, densenet121, gpt, gpt_scan, inceptionv3, inceptionv4, mlp, resnet50, "
+            "vgg16) nor a file",
         ),
         (["jobs.toml", "--output", "."], "The run folder . is not empty."),
         (["bad.toml"], "bad.toml, line 3: jobs[0].args: mlp: got an unexpected keyword argument 'batch'. It takes: batch_size"),

@@ -131,7 +131,7 @@ def test_what_goes_wrong_names_the_entrypoint(target: str, args: dict[str, Any],
 
 
 def test_an_unknown_model_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="model 'lenet' is not known. Choose one of: cnn, densenet121, gpt"):
+    with pytest.raises(ValueError, match="model 'lenet' is not known. Choose one of: bert, cnn, densenet121, gpt"):
         Entrypoint.of_model("lenet")
     with pytest.raises(ValueError, match="model 'lenet' is not known"):
         Entrypoint("lenet").make()
