@@ -267,6 +267,9 @@ class PlannedCalls:
         if request.saved_plan is not None:  # if the step must be planned again, use the options of the saved plan
             policy = cast(PolicyName, request.saved_plan.policy)  # `contradictions` knows only these
             options = replace(options, policy=policy, state_memory=request.saved_plan.state_memory)
+        if options.state_memory != "device":
+            # what comes back on the host is committed, and the next call should find the executables of this one
+            placement = replace(placement, committed=True)
         settings = self._signatures.settings()
         alike = [t for t in self._traced.values() if (t.placement, t.settings) == (placement, settings)]
         same = next((t.prepared for t in alike if t.prepared.graph.fingerprint == step.graph.fingerprint), None)

@@ -6,11 +6,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import tensile_jax as tensile
 from tensile_jax.exec.step import compile as compile_module
-from tests.builders import LAYERS, batch, dense_loss, fresh, low_budget, running, weights
+from tests.builders import (
+    LAYERS,
+    batch,
+    dense_loss,
+    fresh,
+    low_budget,
+    optimizer_state,
+    optimizer_step,
+    running,
+    weights,
+)
 
 Step = Callable[[Any, Any], Any]
 
@@ -84,6 +95,20 @@ def test_state_that_is_committed_from_the_second_call_on_costs_one_first_call(bu
     function(state, x)
     assert compiled == []
     assert running(function) is not first and running(function).plan == first.plan
+
+
+def test_state_that_comes_back_on_the_host_costs_one_first_call(fast_link: str, compiled: list[Any]) -> None:
+    options: dict[str, Any] = {"state_memory": "any", "device_profile": fast_link, "donate_argnums": 0}
+    arguments = optimizer_state(optax.adam(1e-3), weights(4, 128)), batch(rows=128, width=128)
+    train_step = optimizer_step(optax.adam(1e-3))
+    budget = low_budget(train_step, *arguments, **options)
+    function = tensile.jit(train_step, budget=budget, **options)
+    state, x = fresh(arguments[0]), arguments[1]
+    for number in range(3):
+        state, _ = function(state, x)
+        assert "pinned_host" in {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)}
+        assert bool(compiled) == (number == 0)
+        compiled.clear()
 
 
 def test_under_another_setting_of_jax_nothing_is_shared() -> None:
