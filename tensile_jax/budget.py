@@ -23,12 +23,14 @@ _REMEDY = 'Give a number of bytes, a size such as "1.2GiB" or "800MB", or a shar
 class Budget:
     """Either a number of bytes, or a share of the peak of plain `jax.jit`.
 
-    `basis` says for people what a number of bytes was computed from; it is empty if the user gave the number.
+    `basis` says for people what a number of bytes was computed from; it is empty if the user gave the number. `beside` are
+    further bytes that the user's budget has to hold and the plan does not count, such as a job's metrics; errors add them.
     """
 
     nbytes: int | None
     share: float | None
     basis: str = ""
+    beside: int = 0
 
     def resolve(self, jit_peak_bytes: int) -> int:
         """The budget in bytes, at least one byte."""

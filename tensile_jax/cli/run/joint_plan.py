@@ -16,7 +16,6 @@ from tensile_jax.cli.run.job_source import Shapes, find_modules_here, resolve_bu
 from tensile_jax.cli.run.report import JointPlan, PlannedJob
 from tensile_jax.errors import BudgetTooSmall, JobsFileError, TraceError
 from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, program_under
-from tensile_jax.exec.actor.plan_memory import metrics_bytes
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
@@ -41,7 +40,7 @@ class _Candidate:
         except TraceError as error:
             raise JobsFileError(f"{entry.where}: {error}") from error
         self._known: dict[Hashable, LocalProgram | BudgetTooSmall] = {}
-        self.floor_bytes = self._find_floor() + metrics_bytes(self.traced.graph)
+        self.floor_bytes = self._find_floor()
 
     def prepare(self, traced: PreparedStep, budget_bytes: int) -> LocalProgram:
         """The program under a budget, with estimated workspaces. Raises: BudgetTooSmall: no plan keeps the budget."""

@@ -97,16 +97,18 @@ def program_under(prepared: PreparedStep, budget_bytes: int, choose: Callable[[]
     Raises:
         BudgetTooSmall: there is no plan under that budget.
     """
-    most = max(budget_bytes - metrics_bytes(prepared.graph), 1)
+    metrics = metrics_bytes(prepared.graph)
+    most = max(budget_bytes - metrics, 1)
     if prepared.options.max_slowdown is not None:  # first try the plan that needs the least memory and is fast enough
         prepared.budget = None
         fast_enough = choose()
         if fast_enough.plan.peak_bytes <= most:
             return program_of(prepared, fast_enough)
-    prepared.budget = Budget(most, None)
+    prepared.budget = Budget(most, None, beside=metrics)
     program = program_of(prepared, choose())
     if program.memory.peak_bytes > budget_bytes:  # the step runs whole, and plain jit's peak does not count unused arguments
-        prepared.budget = Budget(max(most - unused_bytes(prepared.graph), 1), None)
+        unused = unused_bytes(prepared.graph)
+        prepared.budget = Budget(max(most - unused, 1), None, beside=metrics + unused)
         program = program_of(prepared, choose())
     return program
 

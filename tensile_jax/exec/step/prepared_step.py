@@ -240,9 +240,15 @@ class PreparedStep:
     def _too_small(self, limit: float, floor_bytes: int, about: str) -> BudgetTooSmall:
         stored = self.planner.stored
         budget = self.budget_in_bytes()
-        basis = "" if budget is None else budget.basis
+        basis, beside = ("", 0) if budget is None else (budget.basis, budget.beside)
         return too_small_for_step(
-            self.graph, limit, floor_bytes, about=about, basis=basis, state_memory=self.options.state_memory, stored=stored
+            self.graph,
+            limit + beside,
+            floor_bytes + beside,
+            about=about,
+            basis=basis,
+            state_memory=self.options.state_memory,
+            stored=stored,
         )
 
     # -- compiling --------------------------------------------------------------------------------------------------

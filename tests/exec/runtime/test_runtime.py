@@ -211,6 +211,10 @@ def test_a_job_that_can_never_fit_says_its_floor_and_the_others_go_on(runtime: M
     assert str(error.floor_bytes) in large.status.note
     with pytest.raises(tensile.JobFailed, match="smallest that works"):
         large.result()
+    with runtime(4 << 20) as run:
+        job = run.submit(big.step, big.state(), big.batches, steps=2, budget=error.floor_bytes)
+    assert job.exception() is None
+    assert job.status.planned_bytes <= error.floor_bytes
 
 
 def test_a_job_for_which_the_host_has_no_room_waits_and_says_what_it_needs(runtime: MakeRuntime) -> None:
