@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare soak clean
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-simulated soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,14 @@ bench: $(VENV)/.installed bench-scale bench-gap bench-jobs bench-call bench-cont
 bench-gpu: $(VENV)/.installed ## the same on this machine's GPU (install an extra: cuda12 or cuda13)
 	$(BIN)/python -m benchmarks.run --gpu
 	$(BIN)/python -m benchmarks.jobs --gpu
+
+paper: $(VENV)/.installed ## every experiment of the paper on this machine's device, with tables and pictures
+	$(BIN)/python -m benchmarks.paper measure
+	$(BIN)/python -m benchmarks.paper draw
+
+paper-simulated: $(VENV)/.installed ## the same, predicted for an H200 and for the paper's RTX A6000
+	for device in h200 rtx_a6000; do $(BIN)/python -m benchmarks.paper simulate --device $$device || exit 1; done
+	$(BIN)/python -m benchmarks.paper draw
 
 bench-jobs: $(VENV)/.installed ## several jobs under one budget, beside plain jit one after another
 	$(BIN)/python -m benchmarks.jobs

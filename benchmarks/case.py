@@ -2,12 +2,14 @@
 
     python -m benchmarks.case resnet50 --batch-size 8 --budget 50% --steps 5
 
-Prints one JSON object with times, peaks, and differences between prediction and measurement.
+Prints one JSON object with times, peaks, and differences between prediction and measurement. On a device whose allocator says
+how much was in use, the planned step runs twice before plain jit runs at all, and `allocator_peak_bytes` is what was in use then.
 """
 
 import json
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -22,9 +24,14 @@ from tensile_jax.installed_models import MODELS
 @click.command()
 @click.argument("model")
 @click.option("--batch-size", type=int, required=True)
-@click.option("--budget", help='Such as "50%"; "none" for the segments without events.', required=True)
+@click.option(
+    "--budget",
+    help='Such as "50%", or bytes; "least" for the smallest that the policy can keep; "none" for the segments without events.',
+    required=True,
+)
 @click.option("--steps", type=int, default=5, help="Steps of each, alternating; 0 compiles only.")
-@click.option("--sequence-length", type=int)
+@click.option("--sizes", default="{}", help="Keyword arguments of the model, as JSON.")
+@click.option("--renew-above", type=float, help="As for tensile.jit.")
 @click.option("--cache", help="A folder for jax's persistent compilation cache.")
 @click.option("--state-memory", default="device")
 @click.option("--policy", default="auto")
@@ -33,7 +40,8 @@ def main(
     batch_size: int,
     budget: str,
     steps: int,
-    sequence_length: int | None,
+    sizes: str,
+    renew_above: float | None,
     cache: str | None,
     state_memory: str,
     policy: str,
@@ -41,8 +49,7 @@ def main(
     if cache:
         jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    sizes = {"sequence_length": sequence_length} if sequence_length else {}
-    built = MODELS[model](batch_size=batch_size, **sizes)
+    built = MODELS[model](batch_size=batch_size, **json.loads(sizes))
     state: Any = built.init()
     feed = built.batches()
     batches = [jax.tree.map(jax.numpy.asarray, next(feed)) for _ in range(max(steps, 1))]
@@ -52,17 +59,24 @@ def main(
     jit_compile_s = time.perf_counter() - began
     jit_peak = peak_of(plain)
     unplanned = budget == "none"
-    step = tensile.jit(
-        built.step,
-        budget=None if unplanned else int(float(budget.rstrip("%")) / 100 * jit_peak),
-        policy="none" if unplanned else policy,  # pyright: ignore[reportArgumentType] # click gives a str
-        state_memory=state_memory,  # pyright: ignore[reportArgumentType] # click gives a str
-        donate_argnums=0,
-    )
+
+    def planned_under(budget_bytes: int | None) -> Any:
+        return tensile.jit(
+            built.step,
+            budget=budget_bytes,
+            policy="none" if unplanned else policy,  # pyright: ignore[reportArgumentType] # click gives a str
+            state_memory=state_memory,  # pyright: ignore[reportArgumentType] # click gives a str
+            renew_above=renew_above,
+            donate_argnums=0,
+        )
+
+    budget_bytes = _least(planned_under, state, batches[0]) if budget == "least" else _bytes_of(budget, jit_peak)
+    step = planned_under(budget_bytes)
     result: dict[str, Any] = {
         "model": model,
         "batch_size": batch_size,
         "budget": budget,
+        "budget_bytes": budget_bytes,
         "policy": "none" if unplanned else policy,
         "state_memory": state_memory,
         "device": str(jax.devices()[0].device_kind),
@@ -71,25 +85,40 @@ def main(
         "jit_compile_s": jit_compile_s,
     }
     began = time.perf_counter()
-    try:
-        plan = step.plan(state, batches[0])
-    except tensile.BudgetTooSmall as error:
-        print(json.dumps({**result, "too_small": error.floor_bytes, "floor_ratio": error.floor_bytes / jit_peak}))
-        return
-    result["trace_to_plan_s"] = time.perf_counter() - began
-    mine, theirs = _copy(state), _copy(state)
+    while True:
+        try:
+            plan = step.plan(state, batches[0])
+            result.setdefault("trace_to_plan_s", time.perf_counter() - began)
+            mine: Any = built.init()
+            mine, metrics = step(mine, batches[0])
+        except tensile.BudgetTooSmall as error:  # as estimated, or as compiling has shown
+            if budget != "least":
+                print(json.dumps({**result, "too_small": error.floor_bytes, "floor_ratio": error.floor_bytes / jit_peak}))
+                return
+            result["budget_bytes"] = budget_bytes = error.floor_bytes
+            step = planned_under(budget_bytes)
+        else:
+            break
     del state
-    mine, metrics = step(mine, batches[0])
+    first_loss = float(metrics["loss"])
+    first = step.report()
+    in_use = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    theirs: Any = built.init()
     theirs, expected = plain(theirs, batches[0])
-    result["first_loss_difference"] = abs(float(metrics["loss"]) - float(expected["loss"]))
+    result["first_loss_difference"] = abs(first_loss - float(expected["loss"]))
     jit_us: list[float] = []
+    mine_us: list[float] = []
+    plans: list[int] = []  # how many plans there were before each of these steps
     for batch in batches[1:] * 2:
         began = time.perf_counter()
         theirs, _ = plain(theirs, batch)
         jax.block_until_ready(theirs)
         jit_us.append((time.perf_counter() - began) * 1e6)
+        plans.append(step.report().plans)
+        began = time.perf_counter()
         mine, _ = step(mine, batch)
         jax.block_until_ready(mine)
+        mine_us.append((time.perf_counter() - began) * 1e6)
     plan, report = step.plan(mine, batches[0]), step.report()
     result |= {
         "predicted_peak_bytes": plan.peak_bytes,
@@ -99,6 +128,8 @@ def main(
         "floor_ratio": plan.floor_bytes / jit_peak,
         "segments": report.segments,
         "swapped_bytes": report.swapped_bytes,
+        "allocator_peak_bytes": in_use,
+        "first_step_us": first.first_step_us,
         "compile_s": report.compile_s,
         "compile_ratio": report.compile_s / jit_compile_s,
         "loop_us_per_segment": loop_us_per_segment(step, mine, batches[0]),
@@ -112,12 +143,31 @@ def main(
             "predicted_step_us": plan.step_us,
             "predicted_over_measured_time": plan.step_us / report.step_us,
             "stall_us": report.stall_us,
+            "recomputed_us": plan.recomputed_us,
+            "steps_us": mine_us,
+            "plans_before_steps": plans,
         }
     print(json.dumps(result))
 
 
-def _copy(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf.copy(), tree)
+def _bytes_of(budget: str, jit_peak: int) -> int | None:
+    """The budget in bytes; None if there is none."""
+    if budget == "none":
+        return None
+    return int(float(budget.rstrip("%")) / 100 * jit_peak) if budget.endswith("%") else int(budget)
+
+
+def _least(planned_under: Callable[[int | None], Any], state: Any, batch: Any) -> int:
+    """The smallest budget that the policy can keep, as its refusals name it."""
+    budget_bytes = 1
+    while True:
+        try:
+            planned_under(budget_bytes).plan(state, batch)
+        except tensile.BudgetTooSmall as error:
+            assert error.floor_bytes > budget_bytes, "a refusal names a larger budget"
+            budget_bytes = error.floor_bytes
+        else:
+            return budget_bytes
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Run:
 
     `peak_bytes` is the most that the controller counts as held, with what each launch in flight needs. `allocated_bytes` is the
     most that is allocated if memory is allocated in the order of launches: what a launch alone needs is free for the next one.
-    `ended_us` has, for every job, when each of its iterations ended.
+    `first_launch_us` is when the first launch began, and `ended_us` has, for every job, when each of its iterations ended.
     """
 
     decisions: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
@@ -63,6 +63,7 @@ class Run:
     parks: int = 0
     longest_wait_us: float = 0.0
     deadlocks: int = 0
+    first_launch_us: float = -1.0
     ended_us: list[list[float]] = field(default_factory=list[list[float]])
 
 
@@ -144,6 +145,8 @@ class Simulation:
                 computed = compute_us or work.lanes[move] == "out"  # a tensor leaves when it was computed
                 copied[move] = self.occupy(work.lanes[move], work.us[move], since=ready if computed else self.now)
         if LAUNCH in kinds:
+            if self.run.first_launch_us < 0:
+                self.run.first_launch_us = max(self.free["compute"], self.now)
             self.run.busy_us += sum(us for us, kind in zip(work.us[begin:end], kinds, strict=True) if kind == LAUNCH)
             self.computed[job] = self.occupy("compute", compute_us)
             self.after(self.computed[job] - self.now, RunEnded(job, compute_us))

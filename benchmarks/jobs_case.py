@@ -19,7 +19,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ import jax
 import tensile_jax as tensile
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.installed_models import MODELS, Model
+from tensile_jax.plan_format import PolicyName
 
 _PLAIN_S = 3.0  # how long each measurement of plain jit takes at least
 _GOOD = 0.75  # of plain jit's throughput; `--lowest` looks for the lowest budget that gives as much
@@ -44,27 +45,29 @@ class Alone:
     batches: list[Any]
     jit: Any
     peak_bytes: int
+    plain_s: float = _PLAIN_S
 
     def measure(self) -> tuple[float, float]:
         """The time of a step, after one that is not counted: elapsed microseconds, and microseconds of CPU time."""
         state: Any = self.model.init()
         state, _ = jax.block_until_ready(self.jit(state, self.batches[0]))
         steps, began, cpu = 0, time.perf_counter(), time.process_time()
-        while not steps or time.perf_counter() - began < _PLAIN_S:
+        while not steps or time.perf_counter() - began < self.plain_s:
             state, _ = self.jit(state, self.batches[steps % len(self.batches)])
             jax.block_until_ready(state)
             steps += 1
         return (time.perf_counter() - began) * 1e6 / steps, (time.process_time() - cpu) * 1e6 / steps
 
 
-def build(spec: str) -> Alone:
+def build(spec: str, sizes: dict[str, Any] | None = None, *, plain_s: float = _PLAIN_S) -> Alone:
     """Build and compile the model of a text such as `resnet50:4`, which names the model and the batch size."""
     name, _, size = spec.partition(":")
-    model = MODELS[name](batch_size=int(size), **(_GPT if name == "gpt" else {"image_size": 32} if name == "cnn" else {}))
+    usual = _GPT if name == "gpt" else {"image_size": 32} if name == "cnn" else {}
+    model = MODELS[name](batch_size=int(size), **(usual if sizes is None else sizes))
     feed = model.batches()
     batches = [next(feed) for _ in range(4)]
     jit = jax.jit(model.step, donate_argnums=0).lower(model.state_shape, batches[0]).compile()
-    return Alone(spec, model, batches, jit, peak_of(jit))
+    return Alone(spec, model, batches, jit, peak_of(jit), plain_s)
 
 
 def _forever(batches: list[Any]) -> Iterator[Any]:
@@ -72,14 +75,34 @@ def _forever(batches: list[Any]) -> Iterator[Any]:
         yield from batches
 
 
-def together(alone: list[Alone], budget: int, *, seconds: float) -> dict[str, Any]:
-    """Run all jobs in a runtime for about `seconds`, and measure; or return the floors of jobs that do not fit the budget."""
+def together(
+    alone: list[Alone],
+    budget: int,
+    *,
+    seconds: float,
+    policy: PolicyName = "auto",
+    caps: Sequence[int | None] = (),
+    apart_s: float | None = None,
+) -> dict[str, Any]:
+    """Run all jobs in a runtime for about `seconds`, and measure; or return the floors of those that do not fit, None for others.
+
+    Args:
+        caps: the budgets of the jobs alone.
+        apart_s: the jobs begin one after another, so many seconds apart, and what is measured begins with the first one's first
+            step. Without it, they begin together, and what is measured begins when each has done a step.
+    """
     with tensile.Runtime(budget, look="always") as runtime:
         jobs = []
         for k, one in enumerate(alone):
             jobs.append(
                 runtime.submit(
-                    one.model.step, one.model.init(), lambda one=one: _forever(one.batches), steps=10**6, name=f"{one.name}-{k}"
+                    one.model.step,
+                    one.model.init(),
+                    lambda one=one: _forever(one.batches),
+                    steps=10**6,
+                    name=f"{one.name}-{k}",
+                    policy=policy,
+                    budget=caps[k] if caps else None,
                 )
             )
             jobs[-1].pause()
@@ -87,11 +110,12 @@ def together(alone: list[Alone], budget: int, *, seconds: float) -> dict[str, An
             time.sleep(0.05)
         failed = [job for job in jobs if job.status.state == "failed"]
         if failed:
-            floors = [getattr(job.exception(), "floor_bytes", None) for job in failed]
+            floors = [getattr(job.exception(), "floor_bytes", None) if job in failed else None for job in jobs]
             runtime.stop()
             return {"too_small": floors}
-        for job in jobs:
+        for job in jobs[: None if apart_s is None else 1]:
             job.resume()
+        waiting, next_at = ([] if apart_s is None else jobs[1:]), 0.0
         seen = {job.name: 0 for job in jobs}
         parks, begun, cpu = 0, None, 0.0
         decided, launches = 0.0, 0
@@ -101,10 +125,14 @@ def together(alone: list[Alone], budget: int, *, seconds: float) -> dict[str, An
             if event.kind != "step":
                 continue
             seen[event.job] += 1
-            if begun is None and all(seen.values()):
+            if begun is None and (waiting or all(seen.values())):
                 begun, before, cpu = event.time_s, dict(seen), time.process_time()
                 decided, launches = runtime.controller_us
-            elif begun is not None and event.time_s - begun >= seconds:
+                next_at = begun + (apart_s or 0.0)
+            elif begun is not None and event.time_s >= next_at and waiting:
+                waiting.pop(0).resume()
+                next_at = event.time_s + (apart_s or 0.0)
+            elif begun is not None and event.time_s - begun >= seconds and not waiting and all(seen.values()):
                 break
         last = event.time_s  # pyright: ignore[reportPossiblyUnboundVariable] # there were events
         cpu = time.process_time() - cpu

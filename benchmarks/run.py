@@ -18,18 +18,19 @@ from rich.console import Console
 from rich.table import Table
 
 _RESULTS = Path(__file__).parent / "results"
+_TEXT = '{"sequence_length": 256}'
 _CASES: tuple[tuple[str, ...], ...] = (
     *(("resnet50", "--batch-size", "8", "--budget", b, "--steps", "4") for b in ("none", "75%", "50%", "30%", "25%")),
     *(("vgg16", "--batch-size", "4", "--budget", b, "--steps", "4") for b in ("none", "80%", "75%")),
     ("vgg16", "--batch-size", "4", "--budget", "60%", "--steps", "4", "--state-memory", "any"),
-    *(("gpt", "--batch-size", "8", "--sequence-length", "256", "--budget", b) for b in ("none", "75%", "50%", "30%", "20%")),
-    *(("gpt_scan", "--batch-size", "8", "--sequence-length", "256", "--budget", b) for b in ("none", "75%", "50%", "40%", "20%")),
+    *(("gpt", "--batch-size", "8", "--sizes", _TEXT, "--budget", b) for b in ("none", "75%", "50%", "30%", "20%")),
+    *(("gpt_scan", "--batch-size", "8", "--sizes", _TEXT, "--budget", b) for b in ("none", "75%", "50%", "40%", "20%")),
     *(
         (*case, "--steps", "3", "--policy", policy)
         for case in (
             ("resnet50", "--batch-size", "8", "--budget", "75%"),
             ("resnet50", "--batch-size", "8", "--budget", "60%"),
-            ("gpt", "--batch-size", "8", "--budget", "60%", "--sequence-length", "256"),
+            ("gpt", "--batch-size", "8", "--budget", "60%", "--sizes", _TEXT),
         )
         for policy in ("tensile", "capuchin", "vdnn", "checkpoint")
     ),

@@ -1,6 +1,13 @@
-"""`python -m benchmarks.paper simulate --device h200`: runs the experiments, and adds their figures to a JSON file."""
+"""Runs the experiments, and adds their figures to a JSON file in `benchmarks/results/paper/`.
+
+python -m benchmarks.paper simulate --device h200       predicted for a device profile
+python -m benchmarks.paper measure                      measured on this machine's device
+python -m benchmarks.paper draw                         tables and figures, in `benchmarks/README.md`
+"""
 
 import json
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -10,7 +17,8 @@ from typing import Any
 import click
 import jax
 
-from benchmarks.paper import shared, single
+from benchmarks.paper import measured, shared, single
+from benchmarks.paper.draw import draw as draw_all
 from benchmarks.paper.largest import largest
 from benchmarks.paper.published import MODELS
 from benchmarks.paper.steps import DEVICES
@@ -45,34 +53,71 @@ def main() -> None:
 @click.option("--model", "models", multiple=True, type=click.Choice(MODELS), help="Only these; the others' figures stay.")
 def simulate(device: str, experiments: tuple[str, ...], models: tuple[str, ...]) -> None:
     """Predict every figure for a device. Nothing is compiled, and nothing runs."""
-    file = _RESULTS / f"simulated-{device}.json"
-    for experiment in experiments or (*_OF_A_MODEL, *_OF_A_DEVICE):
-        if experiment in _OF_A_DEVICE:
-            _record(file, device, experiment, None, lambda e=experiment: _OF_A_DEVICE[e](device))
-            continue
-        for model in models or MODELS:
-            _record(file, device, experiment, model, lambda e=experiment, m=model: _OF_A_MODEL[e](m, device))
-
-
-def _record(file: Path, device: str, experiment: str, model: str | None, run: Callable[[], Any]) -> None:
-    """Run one experiment, and add its figures to the file, whose other figures stay."""
-    began = time.perf_counter()
-    found = run()
-    document: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    document |= {
+    about = {
         "measured_on": f"simulation with the device profile {device}",
         "command": f"python -m benchmarks.paper simulate --device {device}",
-        "jax": jax.__version__,
     }
-    made = document.setdefault("made", {})
-    made[experiment] = datetime.now(UTC).isoformat(timespec="seconds")
-    if model is None:
-        document[experiment] = found
-    else:
-        document.setdefault(experiment, {})[model] = found
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"{device} {experiment} {model or ''}: {time.perf_counter() - began:.1f} s", flush=True)
+    record = Recorder(_RESULTS / f"simulated-{device}.json", about)
+    for experiment in experiments or (*_OF_A_MODEL, *_OF_A_DEVICE):
+        if experiment in _OF_A_DEVICE:
+            record(experiment, None, lambda e=experiment: _OF_A_DEVICE[e](device))
+            continue
+        for model in models or MODELS:
+            record(experiment, model, lambda e=experiment, m=model: _OF_A_MODEL[e](m, device))
+
+
+@main.command()
+@click.option(
+    "--experiment",
+    "experiments",
+    multiple=True,
+    type=click.Choice([*measured.OF_A_MODEL, *measured.OF_A_DEVICE]),
+    help="Only these; others stay.",
+)
+@click.option("--model", "models", multiple=True, type=click.Choice(MODELS), help="Only these; the others' figures stay.")
+def measure(experiments: tuple[str, ...], models: tuple[str, ...]) -> None:
+    """Run everything on the first device that jax sees."""
+    name = jax.devices()[0].device_kind.lower().replace(" ", "-")
+    cores = f", {os.cpu_count()} cores" if measured.kind() == "cpu" else ""
+    record = Recorder(
+        _RESULTS / f"measured-{name}.json",
+        {"measured_on": f"{name}{cores}", "command": "make paper", "sizes": {m: measured.sizes_of(m) for m in (*MODELS, "bert")}},
+    )
+    with tempfile.TemporaryDirectory() as cache_folder:
+        for experiment in experiments or (*measured.OF_A_MODEL, *measured.OF_A_DEVICE):
+            if experiment in measured.OF_A_DEVICE:
+                record(experiment, None, lambda e=experiment: measured.OF_A_DEVICE[e](cache_folder))
+                continue
+            for model in models or MODELS:
+                record(experiment, model, lambda e=experiment, m=model: measured.OF_A_MODEL[e](m, cache_folder))
+
+
+@main.command()
+def draw() -> None:
+    """Write `benchmarks/README.md` and its pictures from the figures that there are."""
+    draw_all(_RESULTS)
+
+
+class Recorder:
+    """Runs experiments, and adds the figures of each to a JSON file, whose other figures stay."""
+
+    def __init__(self, file: Path, about: dict[str, Any]) -> None:
+        self.file, self.about = file, about
+
+    def __call__(self, experiment: str, model: str | None, run: Callable[[], Any]) -> None:
+        """Run one experiment of one model, or of all if there is none."""
+        began = time.perf_counter()
+        found = run()
+        document: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
+        document |= {**self.about, "jax": jax.__version__}
+        document.setdefault("made", {})[experiment] = datetime.now(UTC).isoformat(timespec="seconds")
+        if model is None:
+            document[experiment] = found
+        else:
+            document.setdefault(experiment, {})[model] = found
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps(document, indent=1) + "\n")
+        print(f"{self.file.stem} {experiment} {model or ''}: {time.perf_counter() - began:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -62,5 +62,3 @@ SINGLE = {
 
 # Table IV
 MIXED = {"vdnn": Figures(0.0580, 1.6297), "capuchin": Figures(0.1150, 7.6545), "tensile": Figures(0.1565, 1.1589)}
-
-CAPUCHIN_PASSIVE_SHARE = 0.321  # of the overall time, section III: "the passive eviction takes 32.1%"

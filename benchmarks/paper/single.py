@@ -103,7 +103,11 @@ def phases(model: str, device: str) -> dict[str, dict[str, Figures]]:
 def _phases(step: Step, policy: PolicyName, limit: float) -> dict[str, Figures]:
     planner, goal = step.planner.with_policy(policy), Goal(limit)
     first = planner.plan(goal, NOTHING)
-    assert first is not None, "TENSILE's own peak is no smaller than what any policy can do with"
+    if first is None:  # its least peak is a little above
+        choice = planner.least_choice(NOTHING)
+        plan = planner.plan_of(choice, Goal(math.inf), NOTHING)
+        assert plan is not None  # every policy has a plan of the least memory
+        first, goal = Planned(plan, choice), Goal(float(plan.peak_bytes))
     draws = [_draw(step, planner, first, goal, seed) for seed in range(_REPETITIONS)]
     names = ("msr_cs", "eor_cs", "msr_up", "eor_up", "changed")
     mean = {name: sum(draw[name] for draw in draws) / len(draws) for name in names}
@@ -154,8 +158,8 @@ def first(model: str, device: str) -> Figures:
         fresh = Planner(step.planner.graph, step.planner.profile, policy=policy, state_memory="any")  # remembers nothing
         planned = fresh.plan(Goal(limit), NOTHING)
         row[f"{policy}_planning_s"] = round(time.process_time() - began, 3)
-        assert planned is not None
-        row[policy] = round(planned.plan.step_us / step.jit_us, 4)
+        plan = fresh.least_plan(NOTHING) if planned is None else planned.plan  # its least peak may be a little above
+        row[policy] = round(plan.step_us / step.jit_us, 4)
     return row
 
 

@@ -1,0 +1,125 @@
+"""Measures several jobs at once under every method, in a process of its own. Prints one JSON object.
+
+    python -m benchmarks.paper.several '{"model": "resnet50", "batch_size": 16, "sizes": {}}' '...' --repetitions 3
+
+TENSILE's jobs have each the smallest budget that the policy can keep. Capuchin's jobs save as much as TENSILE's did, as in the
+paper; vDNN's and those of `checkpoint` have each the smallest budget that the policy can keep. All of `auto`'s jobs share the
+peak that TENSILE's jobs reached, and with `--budget-share` also that share of the sum of plain jit's peaks.
+"""
+
+import json
+import random
+import statistics
+from typing import Any
+
+import click
+import jax
+
+import tensile_jax as tensile
+from benchmarks.jobs_case import Alone, build, compare, together
+from tensile_jax.plan_format import PolicyName
+
+_PLAIN_S = 0.5
+_SECONDS = 3.0
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True)
+@click.option("--repetitions", default=3)
+@click.option("--apart", type=float, help="Seconds between the beginnings of two jobs, in random order.")
+@click.option("--budget-share", type=float)
+@click.option("--cache", help="A folder for jax's persistent compilation cache.")
+def main(jobs: tuple[str, ...], repetitions: int, apart: float | None, budget_share: float | None, cache: str | None) -> None:
+    """Measure every method."""
+    if cache:
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    known: dict[str, Alone] = {}
+    for job in jobs:
+        if job not in known:
+            asked = json.loads(job)
+            known[job] = build(f"{asked['model']}:{asked['batch_size']}", asked["sizes"], plain_s=_PLAIN_S)
+    alone = [known[job] for job in jobs]
+    whole = sum(one.peak_bytes for one in alone)
+
+    def least(policy: PolicyName) -> list[int]:
+        by_job = {id(one): _least(one, policy) for one in alone}
+        return [by_job[id(one)] for one in alone]
+
+    def once(policy: PolicyName, budget: int, caps: list[int], seed: int) -> dict[str, Any]:
+        """One repetition. What jobs that plan together need may be more than what they need alone: `caps` are then raised."""
+        order = list(range(len(alone)))
+        if apart is not None:
+            random.Random(seed).shuffle(order)
+        ordered = [alone[k] for k in order]
+        before = [one.measure() for one in ordered]
+        while True:
+            row = together(
+                ordered, budget, seconds=_SECONDS, policy=policy, caps=[caps[k] for k in order] if caps else [], apart_s=apart
+            )
+            if "too_small" not in row:
+                break
+            if not caps:
+                return row
+            for k, floor in zip(order, row["too_small"], strict=True):
+                caps[k] = max(caps[k], floor or 0)
+        compare(row, before, [one.measure() for one in ordered])
+        return row
+
+    def measured(policy: PolicyName, budget: int, caps: list[int]) -> dict[str, Any]:
+        rows = [once(policy, budget, caps, seed) for seed in range(repetitions)]
+        return {"too_small": rows[0]["too_small"]} if "too_small" in rows[0] else _metrics(rows, whole)
+
+    found: dict[str, Any] = {}
+    roomy = 4 * whole
+    found["tensile"] = measured("tensile", roomy, least("tensile"))
+    found["vdnn"] = measured("vdnn", roomy, least("vdnn"))
+    found["checkpoint"] = measured("checkpoint", roomy, least("checkpoint"))
+    if "msr" in found["tensile"]:
+        peak = found["tensile"]["peak_bytes"]
+        floors = least("capuchin")
+        caps = [max(int(one.peak_bytes * peak / whole), floor) for one, floor in zip(alone, floors, strict=True)]
+        found["capuchin"] = measured("capuchin", roomy, caps)
+        found["auto"] = measured("auto", peak, [])
+    if budget_share is not None:
+        found[f"auto, budget {budget_share:.0%}"] = measured("auto", int(budget_share * whole), [])
+    print(json.dumps(found))
+
+
+def _least(one: Alone, policy: PolicyName) -> int:
+    """The smallest budget that a job under this policy can keep in a runtime, as its refusals name it."""
+    budget = 1
+    while True:
+        with tensile.Runtime(4 * one.peak_bytes) as runtime:
+            job = runtime.submit(one.model.step, one.model.init(), [one.batches[0]], steps=1, policy=policy, budget=budget)
+            try:
+                job.result()
+            except tensile.JobFailed as failed:
+                refusal = failed.__cause__
+                if not isinstance(refusal, tensile.BudgetTooSmall):
+                    raise
+                assert refusal.floor_bytes > budget, "a refusal names a larger budget"
+                budget = refusal.floor_bytes
+            else:
+                return budget
+
+
+def _metrics(rows: list[dict[str, Any]], whole: int) -> dict[str, Any]:
+    """The paper's metrics: the worst peak and the median time of all repetitions."""
+    peak = max(row["peak_bytes"] for row in rows)
+    eor = statistics.median(1 / row["throughput"] for row in rows)
+    msr = 1 - peak / whole
+    return {
+        "msr": round(msr, 4),
+        "eor": round(eor, 4),
+        "cbr": round(msr / eor, 4),
+        "peak_bytes": peak,
+        "eors": [round(1 / row["throughput"], 4) for row in rows],
+        "idle": round(1 - statistics.median(row["computing"] for row in rows), 4),
+        "parks": sum(row["parks"] for row in rows),
+        "swapped_bytes": sum(rows[-1]["swapped_bytes"]),
+    }
+
+
+if __name__ == "__main__":
+    main()
