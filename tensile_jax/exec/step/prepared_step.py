@@ -79,7 +79,7 @@ class PreparedStep:
 
     Args:
         same: another trace of an equal step with equal options, if there is one. Its planner is used, and what compiling it has
-            shown so far.
+            shown so far. Under the same budget, both have the same plan.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class PreparedStep:
         self.compiler = compiler
         self.builder = SegmentBuilder(step.program)
         self.measured = Measured() if same is None else same.measured
+        self._chosen: dict[Budget | None, Choice] = {} if same is None else same._chosen
         self.plan_s = 0.0
         self.compile_s = 0.0
         self.jit_compile_s = 0.0
@@ -134,6 +135,7 @@ class PreparedStep:
         """The same step, whose planner predicts latencies with these corrections. The two share all executables."""
         made = copy(self)
         made.planner = self.planner.corrected(corrections)
+        made._chosen = {}
         return made
 
     def swapping_accesses(self) -> AccessSequence | None:
@@ -269,19 +271,35 @@ class PreparedStep:
             BudgetTooSmall: there is no such plan; the error names the least peak that compiling has confirmed.
         """
         if self.budget is None and self.options.max_slowdown is not None:
-            return self._fast_enough()
+            return self._chosen_before() or self._choose(self._fast_enough)
         if self.budget is not None and self.budget.share is not None and self.budget.share >= 1:
             self.whole_executable()  # it will run, so the budget is a share of its own peak and not of a prediction
         goal = self._goal()
         limit = goal.limit
         if self.options.policy != "auto":
-            return self._search(goal)
+            return self._chosen_before() or self._choose(lambda: self._search(goal))
         confirmed = confirmed_for(self.kind)
         file = self._take_over(confirmed)
         found = self._in_line_with(confirmed, goal, self._search, self.compiled)
         if confirmed.add(limit, found.plan.peak_bytes, found.choice) and file is not None:
             keep(file, Kept(confirmed.entries, self.measured.workspaces, self.planner.floor_bytes(self.measured)))
         return found
+
+    def _choose(self, search: Callable[[], Compiled]) -> Compiled:
+        """What `search` finds. An equal step then has the same plan, although more is known of the step by then."""
+        found = search()
+        self._chosen[self.budget] = found.choice
+        return found
+
+    def _chosen_before(self) -> Compiled | None:
+        """The plan that this step or an equal one has under this budget, compiled; None if there is none."""
+        choice = self._chosen.get(self.budget)
+        if choice is None:
+            return None
+        goal = self._goal()
+        found = self.compiled(choice, goal)
+        exceeded = found is not None and self.budget is not None and found.plan.peak_bytes > goal.limit
+        return None if exceeded else found
 
     def _in_line_with(
         self,

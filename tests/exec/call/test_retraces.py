@@ -111,6 +111,22 @@ def test_state_that_comes_back_on_the_host_costs_one_first_call(fast_link: str, 
         compiled.clear()
 
 
+@pytest.mark.parametrize(
+    "options", [{"policy": "checkpoint", "budget": "85%"}, {"max_slowdown": 1.5}], ids=["policy", "slowdown"]
+)
+def test_state_that_comes_back_committed_keeps_its_plan(options: dict[str, Any], fast_link: str) -> None:
+    function = tensile.jit(
+        optimizer_step(optax.adam(1e-3)), state_memory="any", device_profile=fast_link, donate_argnums=0, **options
+    )
+    state, x = optimizer_state(optax.adam(1e-3), weights(2, 128)), batch(rows=128, width=128)
+    plans: list[Any] = []
+    for _ in range(3):
+        state, _ = function(state, x)
+        plans.append(running(function))
+    assert plans[0] is not plans[1] and not plans[0].plan.whole
+    assert plans[1].plan == plans[0].plan and plans[2] is plans[1]
+
+
 def test_under_another_setting_of_jax_nothing_is_shared() -> None:
     function = tensile.jit(lambda x: x @ x)
     signatures = function._calls._signatures
