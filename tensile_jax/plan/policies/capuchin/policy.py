@@ -67,17 +67,22 @@ def capuchin(step: StepModel, limit: float, measured: Measured) -> Choice | None
 def _options(step: StepModel, limit: float) -> Iterator[Option]:
     """The plans for the limit and for less, down to the least; the plan that evicts nothing where nothing needs to be evicted.
 
-    For each target there are two: one in which nothing waits for copies to the host, and one in which kernels do.
+    For each target there are two: one in which nothing waits for copies to the host, and one in which kernels do. Segments may
+    need less than the kernels that Capuchin observes, since XLA reuses memory within a segment: the plan that evicts nothing is
+    also the last.
     """
     kernels = observe(step)
     most = max(kernel.nbytes for kernel in kernels)
-    if limit == LEAST or limit >= most:
-        yield "nothing evicted", lambda: Decision(step.base, {}, ())
+    nothing_evicted: Option = "nothing evicted", lambda: Decision(step.base, {}, ())
+    if limit >= most:
+        yield nothing_evicted
     targets = [part * limit for part in _PARTS if LEAST < part * limit < most] + [part * most for part in _LEAST_PARTS]
     for target in targets:
         evicted = cache(partial(plan_evictions, step, kernels, target))
         for waits in (False, True):
             yield ("capuchin", target, waits), partial(_decision, step, evicted, waits=waits)
+    if limit < most:
+        yield nothing_evicted
 
 
 def _decision(step: StepModel, evicted: Callable[[], tuple[Retention, Absences]], *, waits: bool) -> Decision:

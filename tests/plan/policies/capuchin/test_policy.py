@@ -1,5 +1,6 @@
 """Capuchin's plan: hidden swaps by free time, then swaps and recomputations by what they cost, on graphs that fit on paper."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,11 +16,12 @@ from tensile_jax.plan.policies.capuchin.evictions import Evictions
 from tensile_jax.plan.policies.capuchin.feedback import move_in_triggers
 from tensile_jax.plan.policies.capuchin.passive_mode import observe
 from tensile_jax.plan.policies.capuchin.policy import capuchin, plan_evictions
+from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
-from tensile_jax.plan.search.choice import LEAST
+from tensile_jax.plan.search.choice import LEAST, peak_of
 from tensile_jax.plan.search.cut_choice import Decision, choice_with
 from tensile_jax.plan.search.step_model import StepModel
-from tests.builders import PROFILE, convolutions, graph_of, tensor_named
+from tests.builders import PROFILE, convolutions, graph_of, tensor_named, with_link
 from tests.plan.test_policies import PLANS, networks
 from tests.test_properties import planned
 
@@ -168,6 +170,36 @@ def test_state_is_never_out_between_iterations_even_where_it_may_be() -> None:
     for old, new in step.pairs:
         assert choice.layout.residencies[old][0].arrival == BEGINS
         assert choice.layout.residencies[new][-1].last == len(choice.boundaries) - 1
+
+
+def test_there_is_a_plan_for_the_floor_where_segments_need_less_than_the_kernels_that_were_observed() -> None:
+    graph = graph_of(
+        [
+            "t0, u0 = heavy(x)",
+            "t1, u1 = heavy(w)",
+            "t2, u2 = heavy(u0)",
+            "t3 = heavy(u1, u2)",
+            "t4 = heavy(t2)",
+            "t5 = heavy(u2, w)",
+            "t6, u6 = heavy(t3)",
+            "t7, u7 = heavy(t5)",
+            "t8, u8 = heavy(u6)",
+            "t9, u9 = heavy(u7)",
+            "n = light(m, u9)",
+            "v = light(w, n)",
+        ],
+        sizes=dict.fromkeys("t0 u0 t1 u1 t3 t4 t5 t6 u6 t7 u7 t8 u8 t9 u9 n m".split(), 1)
+        | {"w": 65_536, "u2": 65_536, "v": 65_536, "x": 4, "t2": 4},
+        inputs="w m x",
+        outputs="u8 t9 n v",
+        carried={"w": "v"},
+        donated="w",
+    )
+    step = StepModel(order(graph), replace(with_link(50.0, 1.0), fused_reductions=False), state_may_stay_out=False)
+    floor = floor_bytes(step, Measured(), capuchin)
+    assert floor < max(kernel.nbytes for kernel in observe(step))
+    choice = capuchin(step, floor, Measured())
+    assert choice is not None and peak_of(step, choice, Measured()) == floor
 
 
 @pytest.mark.parametrize("part", [0.9, 0.8, 0.76])
