@@ -283,10 +283,16 @@ class Planner:
 
     def has_choice(self, limit: float, measured: Measured) -> bool:
         """Whether the policy has a choice under the limit, even if the replay of its plan would refuse it."""
-        return self._policy(self.step, limit, measured) is not None
+        return not self.is_below_floor(limit, measured) and self._policy(self.step, limit, measured) is not None
+
+    def is_below_floor(self, limit: float, measured: Measured) -> bool:
+        """Whether the policy has no plan under the limit, as its floor says. `auto` looks for one nevertheless."""
+        return self.policy_name != "auto" and measured.margin == 0 and limit < self.floor_bytes(measured)
 
     def plan(self, goal: Goal, measured: Measured) -> Planned | None:
         """The first choice under the limit whose plan passes its replay, with that plan; None if there is none."""
+        if self.is_below_floor(goal.limit, measured):
+            return None
         for choice in self._choices(goal.limit, measured):
             plan = self.plan_of(choice, goal, measured)
             if plan is not None:

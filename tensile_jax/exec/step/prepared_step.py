@@ -372,6 +372,8 @@ class PreparedStep:
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             began = time.perf_counter()
             margin = int(limit * _MARGIN * (attempt + 1))
+            if self.planner.is_below_floor(limit - margin, self.measured):
+                margin = 0  # the policy would look long for plans that are not there
             measured = replace(self.measured, margin=margin)
             if chosen is not None:
                 chosen = self.planner.revise(chosen.choice, goal, measured)

@@ -5,8 +5,8 @@ here: the cheapest boundaries with which every segment keeps the limit (`cut.py`
 """
 
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from tensile_jax.plan.search.workspace import Measured
 _TRIES = 5  # limits that are tried if choices turn out to be above it; `make bench-constants`: 2 and 10 give the same plans
 
 
-class Decision(NamedTuple):
+@dataclass(eq=False)
+class Decision:
     """What is kept until when, what is absent when, and the boundaries (places) that every cut must have.
 
     Derived tensors (`condensed.py`) are never kept: a policy starts from `StepModel.base`, and drops more.
@@ -31,6 +32,13 @@ class Decision(NamedTuple):
     retention: Retention
     absences: Absences
     own: tuple[int, ...]
+    _stored: "tuple[StepModel, list[int]] | None" = field(default=None, init=False, repr=False)
+
+    def stored(self, step: StepModel) -> list[int]:
+        """By possible boundary, the set of significant tensors on the device."""
+        if self._stored is None or self._stored[0] is not step:
+            self._stored = step, RetainedSegments(step, self.retention, self.absences, self.own).stored
+        return self._stored[1]
 
 
 Option = tuple[Hashable, Callable[[], Decision]]
@@ -56,8 +64,8 @@ def cut_of(step: StepModel, decision: Decision, limit: float, measured: Measured
 
 def least_cut(step: StepModel, decision: Decision, measured: Measured) -> Choice:
     """The cheapest cut with the least peak."""
-    stored = RetainedSegments(step, *decision).stored
-    limit = least_peak(step.model_for(decision.own).with_measured(measured), stored, _required(step, decision))
+    model = step.model_for(decision.own).with_measured(measured)
+    limit = least_peak(model, decision.stored(step), _required(step, decision))
     return _cheapest(step, decision, limit, measured)
 
 
@@ -83,10 +91,8 @@ def first_that_fits(step: StepModel, options: Iterable[Option], limit: float, me
 
 def _cheapest(step: StepModel, decision: Decision, limit: float, measured: Measured) -> Choice:
     """The cheapest cut with which no segment is above the limit, or the least above, as far as the account of `cut.py` says."""
-    retention, absences, own = decision
-    model = step.model_for(own).with_measured(measured)
-    stored = RetainedSegments(step, retention, absences, own).stored
-    cuts = cheapest_cuts(model, stored, limit, _required(step, decision), thorough=True)
+    model = step.model_for(decision.own).with_measured(measured)
+    cuts = cheapest_cuts(model, decision.stored(step), limit, _required(step, decision), thorough=True)
     return choice_with(decision, (model.places[cut] for cut in cuts))
 
 
