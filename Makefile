@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-simulated soak clean
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,11 @@ paper: $(VENV)/.installed ## every experiment of the paper on this machine's dev
 
 paper-simulated: $(VENV)/.installed ## the same, predicted for an H200 and for the paper's RTX A6000
 	for device in h200 rtx_a6000; do $(BIN)/python -m benchmarks.paper simulate --device $$device || exit 1; done
+	$(BIN)/python -m benchmarks.paper draw
+
+paper-compiled: .venv-h200/.installed ## one workload under every policy, with memory of programs compiled for an H200; needs no GPU
+	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \
+		.venv-h200/bin/python -m benchmarks.paper compile
 	$(BIN)/python -m benchmarks.paper draw
 
 bench-jobs: $(VENV)/.installed ## several jobs under one budget, beside plain jit one after another

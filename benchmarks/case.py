@@ -20,6 +20,8 @@ from benchmarks.loop import loop_us_per_segment
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.installed_models import MODELS
 
+_RAISED = 1.005  # how much more is tried if the budget that a refusal names is refused
+
 
 @click.command()
 @click.argument("model")
@@ -164,8 +166,8 @@ def _least(planned_under: Callable[[int | None], Any], state: Any, batch: Any) -
         try:
             planned_under(budget_bytes).plan(state, batch)
         except tensile.BudgetTooSmall as error:
-            assert error.floor_bytes > budget_bytes, "a refusal names a larger budget"
-            budget_bytes = error.floor_bytes
+            # nothing is compiled here, and what the estimate names may be refused
+            budget_bytes = max(error.floor_bytes, int(budget_bytes * _RAISED))
         else:
             return budget_bytes
 

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: the files of `benchmarks/results`, which lie outside of `docs`, become part of the site.
+"""A hook of MkDocs: `benchmarks/README.md` and `benchmarks/results`, which lie outside of `docs`, become part of the site.
 
 A page links to them as they lie in the repository, `../benchmarks/results/NAME`, so that the link also works where the page is
 read as a file.
@@ -14,7 +14,9 @@ SHOWN = (".png", ".json")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pictures and the tables."""
+    """Add the page, the pictures and the tables."""
+    page = ROOT / "benchmarks" / "README.md"
+    files.append(File.generated(config, page.relative_to(ROOT).as_posix(), abs_src_path=str(page)))
     for path in sorted((ROOT / "benchmarks" / "results").rglob("*")):
         if path.suffix in SHOWN:
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))

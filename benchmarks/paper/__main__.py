@@ -1,6 +1,7 @@
 """Runs the experiments, and adds their figures to a JSON file in `benchmarks/results/paper/`.
 
 python -m benchmarks.paper simulate --device h200       predicted for a device profile
+python -m benchmarks.paper compile                      memory of programs compiled for an H200, predicted times
 python -m benchmarks.paper measure                      measured on this machine's device
 python -m benchmarks.paper draw                         tables and figures, in `benchmarks/README.md`
 """
@@ -64,6 +65,22 @@ def simulate(device: str, experiments: tuple[str, ...], models: tuple[str, ...])
             continue
         for model in models or MODELS:
             record(experiment, model, lambda e=experiment, m=model: _OF_A_MODEL[e](m, device))
+
+
+@main.command("compile")
+@click.option("--model", "models", multiple=True, type=click.Choice(MODELS), help="Only these; the others' figures stay.")
+def compile_for_h200(models: tuple[str, ...]) -> None:
+    """Compile for an H200, without one, and predict the times. Nothing runs."""
+    from benchmarks.paper import compiled
+
+    about = {
+        "measured_on": "compiled for an H200; times: simulation with the device profile h200",
+        "command": "make paper-compiled",
+    }
+    record = Recorder(_RESULTS / "compiled-h200.json", about)
+    for model in models or MODELS:
+        record("single", model, lambda m=model: compiled.single(m))
+        record("within", model, lambda m=model: compiled.within(m))
 
 
 @main.command()

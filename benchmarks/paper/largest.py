@@ -11,7 +11,10 @@ from benchmarks.paper.steps import Step, step_of
 from tensile_jax.cli.run.max_batch import largest as largest_number
 from tensile_jax.plan_format import PolicyName
 
-MEMORY = {"h200": {"resnet50": 8 * 10**9}, "rtx_a6000": {"resnet50": 4 * 10**9}}
+MEMORY = {
+    "h200": {"bert": 8 * 10**9, "resnet50": 8 * 10**9},
+    "rtx_a6000": {"bert": 8 * 10**9, "resnet50": 4 * 10**9},
+}
 _SPEED = 0.6
 _MOST = 16_384
 _POLICIES: tuple[PolicyName, ...] = ("checkpoint", "capuchin", "tensile", "auto")

@@ -41,7 +41,7 @@ def curve(model: str, device: str) -> list[Figures]:
             break
         rows.append(row)
     for eor in (EOR_LOW, EOR_HIGH):
-        rows += _around(step, rows, eor)
+        rows += [*_around(step, rows, eor), _least_share(step, eor)]
     return sorted(rows, key=lambda row: -row["share"])
 
 
@@ -49,8 +49,7 @@ def _under(step: Step, share: float) -> Figures | None:
     plan = step.plan("auto", share * step.jit_peak)
     if plan is None:
         return None
-    bound = step.planner.bound_us(share * step.jit_peak, NOTHING) / step.jit_us
-    return {"share": round(share, 4), **figures_of(plan, step), "bound_eor": round(bound, 4)}
+    return {"share": round(share, 4), **figures_of(plan, step), "bound_eor": round(_bound(step, share), 4)}
 
 
 def _around(step: Step, rows: list[Figures], eor: float) -> list[Figures]:
@@ -68,6 +67,22 @@ def _around(step: Step, rows: list[Figures], eor: float) -> list[Figures]:
         else:
             low = (low + high) / 2
     return found
+
+
+def _least_share(step: Step, eor: float) -> Figures:
+    """The share of plain jit's peak below which no plan keeps the EOR, as the bound of the time shows; a row without a plan."""
+    low, high = 0.0, 1.0
+    while high - low > _EXACT / 2:
+        middle = (low + high) / 2
+        if _bound(step, middle) <= eor:
+            high = middle
+        else:
+            low = middle
+    return {"share": round(low, 4), "bound_eor": round(_bound(step, low), 4)}
+
+
+def _bound(step: Step, share: float) -> float:
+    return step.planner.bound_us(share * step.jit_peak, NOTHING) / step.jit_us
 
 
 def single(model: str, device: str) -> dict[str, Figures]:

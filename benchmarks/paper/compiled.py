@@ -1,0 +1,91 @@
+"""Experiments 3 and 8 with programs compiled for an H200: `python -m benchmarks.paper compile`. Nothing runs.
+
+Memory is what XLA's GPU compiler says of plain jit's step and of every segment. Without a GPU it does not tune its kernels, so
+the workspaces of cuDNN and cuBLAS are missing from both. Times are predicted for the device profile, as in `single.py`. Needs
+the CUDA plugin of JAX, which `make paper-compiled` installs.
+"""
+
+import jax
+
+from benchmarks.h200_device import H200Compiler, h200, placed
+from benchmarks.paper.steps import BATCH_SIZE, Figures
+from tensile_jax.budget import Budget
+from tensile_jax.device_profiles import load_profile
+from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.installed_models import MODELS
+from tensile_jax.plan import Measured
+from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.trace import trace_step
+
+
+class _Compiled:
+    """A model's step, and its plans compiled for the H200."""
+
+    def __init__(self, model: str) -> None:
+        device = h200()
+        built = MODELS[model](batch_size=BATCH_SIZE)
+        shapes = placed((built.state_shape, built.batch_shape), device)
+        self._step = trace_step(jax.jit(built.step, donate_argnums=0), built.step, shapes, {})
+        self._compiler = H200Compiler(device)
+        self._jit_peak = peak_of(self._compiler.compile_whole(self._step.traced))
+
+    def plan(self, policy: PolicyName, budget: int | None, max_slowdown: float | None = None) -> Figures:
+        """The figures of the plan under a budget in bytes, or of the one with the least memory within a slowdown.
+
+        Raises:
+            BudgetTooSmall: no plan of the policy keeps the budget.
+        """
+        options = Options(policy, load_profile("h200"), "any", max_slowdown=max_slowdown)
+        prepared = PreparedStep(self._step, None if budget is None else Budget(budget, None), options, self._compiler)
+        prepared.measured = Measured(whole=self._jit_peak)
+        return self._figures(prepared.choose_and_compile().plan, prepared.planner.step.whole_us)
+
+    def least(self, policy: PolicyName) -> Figures:
+        """The figures of the policy's plan with the least memory."""
+        budget = 1
+        while True:
+            try:
+                return self.plan(policy, budget)
+            except BudgetTooSmall as error:
+                budget = max(error.floor_bytes, budget + 1)
+
+    def at(self, policy: PolicyName, budget: int) -> Figures:
+        """The figures under a budget; those with the least memory if the policy needs more."""
+        try:
+            return self.plan(policy, budget)
+        except BudgetTooSmall:
+            return {**self.least(policy), "at_its_least": True}
+
+    def _figures(self, plan: Plan, whole_us: float) -> Figures:
+        msr, eor = 1 - plan.peak_bytes / self._jit_peak, plan.step_us / whole_us
+        return {
+            "msr": round(msr, 4),
+            "eor": round(eor, 4),
+            "cbr": round(msr / eor, 4),
+            "peak_bytes": plan.peak_bytes,
+            "jit_peak_bytes": self._jit_peak,
+            "swapped_bytes": plan.swapped_out_bytes + plan.swapped_in_bytes,
+            "segments": len(plan.segments),
+        }
+
+
+def single(model: str) -> dict[str, Figures]:
+    """What `single.single` gives, with compiled memory."""
+    step = _Compiled(model)
+    tensile = step.least("tensile")
+    return {
+        "unplanned": step.plan("none", 2**60),
+        "vdnn": step.least("vdnn"),
+        "capuchin": step.at("capuchin", tensile["peak_bytes"]),
+        "tensile": tensile,
+        "checkpoint": step.least("checkpoint"),
+        "auto at tensile's peak": step.at("auto", tensile["peak_bytes"]),
+    }
+
+
+def within(model: str) -> list[Figures]:
+    """The least compiled memory of `auto` within two limits of the predicted time."""
+    step = _Compiled(model)
+    return [{**step.plan("auto", None, eor), "limit": eor} for eor in (1.10, 1.60)]
