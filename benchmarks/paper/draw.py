@@ -42,7 +42,7 @@ def _title(document: Document) -> str:
     if on.startswith("compiled"):
         return "Memory of programs compiled for an H200, times predicted"
     if not _is_predicted(document):
-        return f"Measured on {on.upper() if on.startswith('cpu') else on}"
+        return "Measured on " + (f"a CPU{on.removeprefix('cpu')}" if on.startswith("cpu") else on)
     return "Predicted for " + ("the paper's RTX A6000" if "a6000" in on else "an H200")
 
 
@@ -53,7 +53,7 @@ def _origin(document: Document) -> Sequence[str]:
     return (
         _title(document),
         document["jax"],
-        f"{made[0][:10]} to {made[-1][:10]}",
+        " to ".join(dict.fromkeys((made[0][:10], made[-1][:10]))),
         f"smaller: {small}" if small else "the paper's",
     )
 

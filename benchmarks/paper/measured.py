@@ -1,7 +1,7 @@
 """The experiments, measured on this machine's device: `python -m benchmarks.paper measure`, or `make paper`.
 
-On a GPU the models have the sizes of the paper. On a CPU they are smaller (`_CPU_SIZES`), so that all of it takes less than 40
-minutes on two cores. Every workload is measured in a process of its own (`benchmarks/case.py`), in which the steps of plain jit
+On a GPU the models have the sizes of the paper. On a CPU they are smaller (`_CPU_SIZES`), so that all of it takes about an hour
+on two cores. Every workload is measured in a process of its own (`benchmarks/case.py`), in which the steps of plain jit
 and of the planned step alternate; several jobs share one in `several.py`. What several experiments need is measured once.
 """
 

@@ -41,7 +41,8 @@ def curve(model: str, device: str) -> list[Figures]:
             break
         rows.append(row)
     for eor in (EOR_LOW, EOR_HIGH):
-        rows += [*_around(step, rows, eor), _least_share(step, eor)]
+        rows += _around(step, rows, eor)
+    rows += [_least_share(step, eor) for eor in (EOR_LOW, EOR_HIGH)]
     return sorted(rows, key=lambda row: -row["share"])
 
 
