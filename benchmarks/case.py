@@ -37,6 +37,7 @@ _RAISED = 1.005  # how much more is tried if the budget that a refusal names is 
 @click.option("--cache", help="A folder for jax's persistent compilation cache.")
 @click.option("--state-memory", default="device")
 @click.option("--policy", default="auto")
+@click.option("--launch", default="auto", help="As for tensile.jit.")
 def main(
     model: str,
     batch_size: int,
@@ -47,6 +48,7 @@ def main(
     cache: str | None,
     state_memory: str,
     policy: str,
+    launch: str,
 ) -> None:
     if cache:
         jax.config.update("jax_compilation_cache_dir", cache)
@@ -69,6 +71,7 @@ def main(
             policy="none" if unplanned else policy,  # pyright: ignore[reportArgumentType] # click gives a str
             state_memory=state_memory,  # pyright: ignore[reportArgumentType] # click gives a str
             renew_above=renew_above,
+            launch=launch,  # pyright: ignore[reportArgumentType] # click gives a str
             donate_argnums=0,
         )
 
@@ -129,6 +132,8 @@ def main(
         "predicted_over_measured": plan.peak_bytes / report.peak_bytes,
         "floor_ratio": plan.floor_bytes / jit_peak,
         "segments": report.segments,
+        "launches": report.launches,
+        "barriers": plan.barriers,
         "swapped_bytes": report.swapped_bytes,
         "allocator_peak_bytes": in_use,
         "first_step_us": first.first_step_us,

@@ -4,6 +4,8 @@ Peaks are from XLA's own memory figures, in the order of the launches. Traffic i
 write; on a GPU, traffic determines the time of a step that is limited by memory bandwidth. Seconds are those from the traced step
 to the compiled plan, with an empty cache: the first call without its trace.
 
+Launch `program` joins the segments into programs with optimization barriers (`tensile_jax/exec/step/one_program.py`).
+
 Policy `xla` is XLA's own rematerialization: plain jit's step, compiled for an H200 that has only a share of plain jit's peak as
 its memory. Writes `benchmarks/results/h200-compiled.json`.
 """
@@ -13,6 +15,7 @@ import time
 import warnings
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import peak_of
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.step.prepared_step import LaunchName, Options, PreparedStep
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
 from tensile_jax.trace import trace_step
@@ -54,17 +57,20 @@ def main() -> None:
         print(f"{name} batch {batch_size}: plain jit peak {peak / 1e9:.3f} GB, traffic {moved / 1e9:.2f} GB", flush=True)
         for share in _XLA_SHARES:
             rows.append({**known, **_rematerialized(model, share, peak, moved)})
-        for budget in budgets:
+        for budget, launch in product(budgets, ("segments", "program")):
             share = budget / peak if isinstance(budget, int) else budget
-            row = _case(step, H200Compiler(device), peak, share)
+            if share is None and launch == "program":
+                continue
+            row = _case(step, H200Compiler(device), peak, share, launch)
             rows.append({**known, **row})
             if "traffic_bytes" in row:
                 row["traffic_ratio"] = rows[-1]["traffic_ratio"] = row["traffic_bytes"] / moved
+                form = f" {row['barriers']}" if row["barriers"] else ""
                 print(
-                    f"  budget {'none' if share is None else f'{share:.0%}':>5}: peak {row['peak_bytes'] / peak:.3f}, "
-                    f"traffic {row['traffic_ratio']:.3f}, {row['segments']} segments, "
-                    f"{row['swapped_bytes'] / 1e6:.0f} MB swapped, {row['rounds']} rounds, {row['seconds'] / plain_s:.2f} of "
-                    "plain jit's seconds",
+                    f"  budget {'none' if share is None else f'{share:.0%}':>5} {row['launch']}{form}: peak "
+                    f"{row['peak_bytes'] / peak:.3f}, traffic {row['traffic_ratio']:.3f}, {row['segments']} segments, "
+                    f"{row['launches']} launches, {row['swapped_bytes'] / 1e6:.0f} MB swapped, {row['rounds']} rounds, "
+                    f"{row['seconds'] / plain_s:.2f} of plain jit's seconds",
                     flush=True,
                 )
     document = {
@@ -91,9 +97,9 @@ def _rematerialized(model: Any, share: float, peak: int, moved: int) -> dict[str
     return row
 
 
-def _case(step: Any, compiler: H200Compiler, peak: int, share: float | None) -> dict[str, Any]:
+def _case(step: Any, compiler: H200Compiler, peak: int, share: float | None, launch: LaunchName) -> dict[str, Any]:
     budget = None if share is None else Budget(int(share * peak), None)
-    options = Options("none" if share is None else "auto", load_profile("h200"), "device")
+    options = Options("none" if share is None else "auto", load_profile("h200"), "device", launch=launch)
     prepared = PreparedStep(step, budget, options, compiler)
     prepared.measured = Measured(whole=peak)
     began = time.perf_counter()
@@ -112,6 +118,9 @@ def _case(step: Any, compiler: H200Compiler, peak: int, share: float | None) -> 
         "peak_bytes": plan.peak_bytes,
         "traffic_bytes": sum(traffic(e.call) for e in executables),
         "segments": len(plan.segments),
+        "launch": plan.launch,
+        "launches": len(executables),
+        "barriers": plan.barriers,
         "swapped_bytes": plan.swapped_out_bytes + plan.swapped_in_bytes,
         "predicted_stall_us": plan.stall_us,
         "predicted_step_us": plan.step_us,

@@ -36,6 +36,13 @@ _CASES: tuple[tuple[str, ...], ...] = (
     ),
 )
 
+# On a GPU, the cases above join segments into programs; these do not.
+_SEGMENTS = tuple(
+    (*case, "--launch", "segments")
+    for case in _CASES
+    if "--policy" not in case and case[case.index("--budget") + 1] not in ("none", "80%", "75%")
+)
+
 
 def run_case(arguments: tuple[str, ...], *options: str) -> dict[str, Any]:
     """The JSON that the case prints; an `error` if it fails. `options` are of this machine and not part of the case."""
@@ -58,6 +65,7 @@ def table_of(cases: list[dict[str, Any]]) -> Table:
         "predicted peak",
         "predicted time",
         "segments",
+        "launches",
         "swapped MB",
         "plan s",
         "compile",
@@ -72,7 +80,7 @@ def table_of(cases: list[dict[str, Any]]) -> Table:
         table.add_row(
             f"{c['model']} b{c['batch_size']}", c["budget"], c["policy"], f"{c['peak_ratio']:.3f}", f"{c['time_ratio']:.3f}",
             f"{c['predicted_over_measured']:.4f}", f"{c['predicted_over_measured_time']:.3f}", str(c["segments"]),
-            f"{c['swapped_bytes'] / 1e6:.0f}", f"{c['trace_to_plan_s']:.2f}", f"{c['compile_ratio']:.2f}",
+            str(c["launches"]), f"{c['swapped_bytes'] / 1e6:.0f}", f"{c['trace_to_plan_s']:.2f}", f"{c['compile_ratio']:.2f}",
             f"{c['loop_us_per_segment']:.1f}",
         )  # fmt: skip
     return table
@@ -85,7 +93,7 @@ def table_of(cases: list[dict[str, Any]]) -> Table:
 def main(gpu: bool, only: str | None, output: Path | None) -> None:
     console = Console(stderr=True, width=120)
     cases: list[dict[str, Any]] = []
-    for arguments in _CASES:
+    for arguments in (*_CASES, *_SEGMENTS) if gpu else _CASES:
         if only and arguments[0] != only:
             continue
         console.print("running", *arguments)
@@ -112,7 +120,7 @@ def main(gpu: bool, only: str | None, output: Path | None) -> None:
     path = output or _RESULTS / f"{cases[0].get('device', 'unknown').lower().replace(' ', '-')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
-    Console(width=140).print(table_of([c for c in cases if "cache" not in c]))
+    Console(width=150).print(table_of([c for c in cases if "cache" not in c]))
     console.print("written", path)
 
 

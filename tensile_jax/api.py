@@ -147,6 +147,7 @@ def jit(
     policy: PolicyName = "auto",
     device_profile: str | None = None,
     state_memory: Literal["device", "any"] = "device",
+    launch: Literal["auto", "segments", "program"] = "auto",
     open_loops: bool | None = None,
     respect_checkpoint: bool = False,
     plan: Plan | None = None,
@@ -168,6 +169,10 @@ def jit(
         device_profile: name of a profile, or path of a TOML file. Default: the profile of the device of the arguments.
         state_memory: `"device"`: results are in device memory, as with `jax.jit`. `"any"`: state may be returned in pinned host
             memory, so that it can stay there between its uses; `tensile_jax.to_device` copies it to the device.
+        launch: `"segments"`: every segment of the plan is an executable of its own. `"program"`: all segments between two copies
+            of the host are one executable, with optimization barriers between them, as long as that keeps the budget; a plan that
+            copies no state is then one launch a step. `"auto"`: `"program"` on a GPU for a step without opened loops, and
+            `"segments"` elsewhere (XLA for CPUs drops the barriers, and so would keep few budgets).
         open_loops: whether the iterations of a loop (`lax.scan`, `nn.scan`, `nnx.scan`, `fori_loop` with constant bounds) are
             planned one by one, so that what each of them keeps can be dropped or swapped. True: of every such loop. False: of
             none. None: where it is worth it (`tensile_jax/trace/opening.py`). Unless it is False, a long loop that does not fit
@@ -204,7 +209,7 @@ def jit(
 
     plan_options = PlanOptions(
         budget=budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile, state_memory=state_memory,
-        open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above,
+        launch=launch, open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above,
         keep_plans=keep_plans, progress=progress,
     )  # fmt: skip
 

@@ -34,6 +34,7 @@ _WIDTH = 110  # characters of a line for a person
 _MOST = 2**62  # bytes, microseconds or operators; a number as large as this is an error
 
 EventKind = Literal["swap_out", "swap_in", "recompute", "release"]
+Barriers = Literal["live", "inputs", "recomputed"]
 PolicyName = Literal["auto", "capuchin", "checkpoint", "none", "tensile", "vdnn"]
 
 
@@ -127,6 +128,10 @@ class Plan:
             vendor has published, or nowhere, since the device is not known.
         loops: the loops whose iterations run under plans of their own. Each is a segment by itself, which needs what the plan of
             its body needs. What the body's plan says is of one iteration.
+        launch: "segments": every segment is an executable of its own. "program": all segments between two copies are one
+            executable (`plan/result/joined.py`); what is said of the sizes and times of single segments is then an estimate.
+        launches: how many executables an iteration then launches.
+        barriers: what then crosses the barriers between segments, as `exec/step/one_program.py` says.
         reason: why this plan has replaced an earlier one of the same run (`plan/update.py`); empty for the first plan.
     """
 
@@ -161,6 +166,9 @@ class Plan:
     loops: tuple[PlannedLoop, ...] = ()
     rates: Literal["measured", "published", "unknown"] = "measured"
     reason: str = ""
+    launch: Literal["segments", "program"] = "segments"
+    launches: int | None = None
+    barriers: Barriers | None = None
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
@@ -210,10 +218,18 @@ def contradictions(plan: Plan) -> Iterator[str]:
             yield from _impossible_numbers(one, f"{what} {place}")
     if plan.policy not in get_args(PolicyName):
         yield f"its policy is {plan.policy!r}, which is not known"
+    if not (plan.launch == "program") == (plan.barriers is not None) == (plan.launches is not None):
+        yield f"its launch is {plan.launch!r}, its launches are {plan.launches} and its barriers {plan.barriers!r}"
+    if plan.launches is not None and not 0 < plan.launches <= len(plan.segments):
+        yield f"it launches {plan.launches} executables, and it has {len(plan.segments)} segments"
+    if plan.launch == "program" and (plan.whole or plan.loops):
+        yield "its segments are programs, and yet it runs whole, or loops in it have plans of their own"
     if not plan.segments:
         yield "it has no segments"
     elif not 0 <= plan.peak_segment < len(plan.segments):
         yield f"its peak is in segment {plan.peak_segment}, and it has {len(plan.segments)} segments"
+    elif plan.launch == "program":
+        pass  # its peak is not that of a segment
     elif plan.peak_bytes != max(s.device_bytes for s in plan.segments):
         yield f"its peak is {plan.peak_bytes} bytes, and its largest segment's {max(s.device_bytes for s in plan.segments)}"
     elif plan.segments[plan.peak_segment].device_bytes != plan.peak_bytes:
@@ -327,7 +343,7 @@ def describe(plan: Plan) -> str:
         lines.append("  the whole step runs as one executable, as jax.jit compiles it")
     else:
         lines += [
-            f"  segments   {len(plan.segments)}",
+            f"  segments   {len(plan.segments)}" + _launches(plan),
             f"  swaps      {counts['swap_out']} out ({format_bytes(plan.swapped_out_bytes)}), "
             f"{counts['swap_in']} in ({format_bytes(plan.swapped_in_bytes)})",
             f"  recomputes {counts['recompute']} tensors ({format_bytes(recomputed)})",
@@ -345,6 +361,12 @@ def describe(plan: Plan) -> str:
     for note in plan.notes:
         lines += textwrap.wrap(note, _WIDTH, initial_indent="  note       ", subsequent_indent=" " * 13)
     return "\n".join(lines)
+
+
+def _launches(plan: Plan) -> str:
+    if plan.launches is None:
+        return ""
+    return ", all in one launch" if plan.launches == 1 else f", in {plan.launches} launches"
 
 
 def ranges(ids: list[OperatorId]) -> tuple[tuple[int, int], ...]:

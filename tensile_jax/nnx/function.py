@@ -23,7 +23,7 @@ from tensile_jax.api import PlannedFunction, Report
 from tensile_jax.exec.actor.pure_job import PureJob
 from tensile_jax.exec.call.interrupts import InterruptsHeldUnless
 from tensile_jax.exec.call.options import JitOptions, PlanOptions
-from tensile_jax.exec.step.prepared_step import Progress
+from tensile_jax.exec.step.prepared_step import LaunchName, Progress
 from tensile_jax.nnx.job import job_of
 from tensile_jax.nnx.paths import boundary_with_updates, boundary_without_updates
 from tensile_jax.plan.comparison import Comparison
@@ -209,6 +209,7 @@ def jit(
     policy: PolicyName = "auto",
     device_profile: str | None = None,
     state_memory: Literal["device", "any"] = "device",
+    launch: LaunchName = "auto",
     open_loops: bool | None = None,
     respect_checkpoint: bool = False,
     plan: Plan | None = None,
@@ -227,8 +228,8 @@ def jit(
 
     Args:
         step: the step; for training, the whole of it: loss, gradient and optimizer.
-        budget, max_slowdown, policy, device_profile, state_memory, open_loops, respect_checkpoint, plan, renew_above, keep_plans,
-            progress: as in `tensile_jax.jit`.
+        budget, max_slowdown, policy, device_profile, state_memory, launch, open_loops, respect_checkpoint, plan, renew_above,
+            keep_plans, progress: as in `tensile_jax.jit`.
         graph, graph_updates: as in `flax.nnx.jit`.
         **jit_options: as in `flax.nnx.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`,
             `keep_unused`, `inline`. Those that say where arrays lie are refused, because a plan is for one device.
@@ -260,7 +261,7 @@ def jit(
         _refuse_placement(name, options.pop(name, None))
     plan_options = PlanOptions(
         budget=budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile, state_memory=state_memory,
-        open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above,
+        launch=launch, open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above,
         keep_plans=keep_plans, progress=progress,
     )  # fmt: skip
     given = cast(JitOptions, {name: value for name, value in options.items() if value is not None and value is not False})

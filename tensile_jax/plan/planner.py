@@ -35,6 +35,7 @@ from tensile_jax.plan.policies.tensile.policy import access_sequence_of, tensile
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
 from tensile_jax.plan.result.check import check
+from tensile_jax.plan.result.joined import programs_of
 from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search.alike import alike
 from tensile_jax.plan.search.choice import (
@@ -315,7 +316,9 @@ class Planner:
         except InvalidPlan as fault:
             self._faults.setdefault(choice.key, str(fault))
             return None
-        return plan
+        if choice.barriers is None:
+            return plan
+        return replace(plan, launch="program", launches=len(programs_of(plan)), barriers=choice.barriers)
 
     def with_measured(self, choice: Choice, workspaces: Sequence[int], measured: Measured) -> Measured:
         """`measured` and, in addition, the workspaces of the compiled segments of a choice."""

@@ -12,7 +12,7 @@ from tensile_jax.arguments import MOST, read_number, read_threshold, shown
 from tensile_jax.budget import Budget, parse_budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import PlanFileError
-from tensile_jax.exec.step.prepared_step import Progress
+from tensile_jax.exec.step.prepared_step import LaunchName, Progress
 from tensile_jax.exec.step.saved_plan import above_budget
 from tensile_jax.plan_format import Plan, PolicyName, contradictions
 
@@ -41,6 +41,7 @@ class PlanOptions(TypedDict, total=False):
     policy: PolicyName
     device_profile: str | None
     state_memory: Literal["device", "any"]
+    launch: LaunchName
     open_loops: bool | None
     respect_checkpoint: bool
     plan: Plan | None
@@ -62,6 +63,7 @@ class PlanRequest:
     policy: PolicyName
     profile: str | None
     state_memory: Literal["device", "any"]
+    launch: LaunchName
     open_loops: bool | None
     respect_checkpoint: bool
     saved_plan: Plan | None
@@ -83,6 +85,9 @@ def read_options(given: PlanOptions) -> PlanRequest:
         raise ValueError(f'state_memory must be "device" or "any", got {state_memory!r}.')
     if policy not in get_args(PolicyName):
         raise ValueError(f"policy={policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
+    launch = given.get("launch", "auto")
+    if launch not in get_args(LaunchName):
+        raise ValueError(f"launch must be {' or '.join(map(repr, get_args(LaunchName)))}, got {shown(launch)}.")
     open_loops = given.get("open_loops")
     if open_loops is not None and not isinstance(open_loops, bool):  # pyright: ignore[reportUnnecessaryIsInstance] # users err
         raise ValueError(f"open_loops must be True, False or None (where it is worth it), got {shown(open_loops)}.")
@@ -95,9 +100,15 @@ def read_options(given: PlanOptions) -> PlanRequest:
     saved_plan = None if plan is None else _read_plan(plan, budget, slowdown)
     if profile is not None:
         load_profile(profile)
+    renew_above = _read_threshold(given.get("renew_above"), saved_plan)
+    if renew_above is not None and launch == "program":
+        raise ValueError(
+            f"renew_above={renew_above!r} follows the latencies of segments, and launch='program' launches them all at once. "
+            "Pass one of them."
+        )
     return PlanRequest(
-        budget, max_slowdown, policy, profile, state_memory, open_loops, respect_checkpoint, saved_plan,
-        _read_threshold(given.get("renew_above"), saved_plan), _read_folder(given.get("keep_plans")), given.get("progress"),
+        budget, max_slowdown, policy, profile, state_memory, "segments" if renew_above is not None else launch, open_loops,
+        respect_checkpoint, saved_plan, renew_above, _read_folder(given.get("keep_plans")), given.get("progress"),
     )  # fmt: skip
 
 

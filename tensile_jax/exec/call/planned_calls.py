@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import jax
 from jax.tree_util import tree_unflatten
 
-from tensile_jax.errors import BudgetTooSmall, TraceError
+from tensile_jax.errors import BudgetTooSmall, OutOfMemory, TraceError
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.device_memory import free_memory
 from tensile_jax.exec.call.donation import refuse_unusable
@@ -129,7 +129,15 @@ class PlannedCalls:
         executor, device = step.running.executor, step.traced.placement.device
         assert executor is not None  # a plan for less memory than the whole step needs has segments
         leaves = call.leaves if call.devices <= {device} else _copied_to_device(call.leaves, device)
-        results, replaced = _run_segments(step, executor, leaves)
+        try:
+            results, replaced = _run_segments(step, executor, leaves)
+        except OutOfMemory as error:
+            # one program has either run or done nothing
+            if step.running.plan.launch == "segments" or not _plan_for_less(step, call, error):
+                raise
+            self._keep(step)
+            step.iterations -= 1
+            return self.run(step, call, args, kwargs)
         if replaced:
             self._keep(step)
         return results
@@ -264,9 +272,12 @@ class PlannedCalls:
         placement = placement_of(used, jit_options, step.shardings)
         profile = profile_of(placement.device, request.profile, request.progress)
         options = Options(request.policy, profile, request.state_memory, request.progress, request.max_slowdown)
+        options = replace(options, launch=request.launch)
         if request.saved_plan is not None:  # if the step must be planned again, use the options of the saved plan
             policy = cast(PolicyName, request.saved_plan.policy)  # `contradictions` knows only these
-            options = replace(options, policy=policy, state_memory=request.saved_plan.state_memory)
+            options = replace(
+                options, policy=policy, state_memory=request.saved_plan.state_memory, launch=request.saved_plan.launch
+            )  # fmt: skip
         if options.state_memory != "device":
             # what comes back on the host is committed, and the next call should find the executables of this one
             placement = replace(placement, committed=True)
@@ -306,11 +317,14 @@ def _plan_for_less(step: PlannedStep, call: Call, error: Exception) -> bool:
     prepared = step.running.prepared
     effectful = any(operator.effectful for operator in prepared.graph.operators)
     lost = any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in call.leaves)
+    if isinstance(error, OutOfMemory) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # XLA's own
     if lost or not is_out_of_memory(error, effectful=effectful):
         return False
     lower = prepare_for_less(step.running)
     if lower.executor is None:
         return False
+    lower.observations.append(Observation(lower.plan.peak_bytes))
     step.running, step.place = lower, _placer_of(step.traced, lower)
     return True
 

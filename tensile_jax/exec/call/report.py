@@ -22,6 +22,7 @@ class Report:
         out_of_memory: how often the device refused an allocation.
         compile_s: the time that the first call spent on compiling segments and plain jit. An executable that an earlier call of
             the function has compiled is not compiled again.
+        launches: how many executables an iteration launches.
         plans: how many plans such calls have had so far.
         drift: |s' - s| / s, where s is the sum of the segments' latencies that the plan was made for, and s' the measured one.
             None if the plan is not followed (`renew_above`), or runs the step whole, or nothing was measured yet.
@@ -43,6 +44,7 @@ class Report:
     first_step_us: float = 0.0
     plans: int = 1
     drift: float | None = None
+    launches: int = 1
 
 
 def report_of(running: RunningPlan, *, trace_s: float, iterations: int, plans: int, drift: float | None) -> Report:
@@ -51,7 +53,8 @@ def report_of(running: RunningPlan, *, trace_s: float, iterations: int, plans: i
     settled = seen[1:] or seen
     stalls = [o.stall_us for o in settled if not o.copies_timed] or [0.0]
     segment_us = [statistics.median(us) for us in zip(*(o.segment_us for o in settled), strict=False)]
-    shares = [s.recomputed_us / s.latency_us if s.latency_us else 0.0 for s in plan.segments]
+    launched = plan if running.joined is None else running.joined
+    shares = [s.recomputed_us / s.latency_us if s.latency_us else 0.0 for s in launched.segments]
     return Report(
         peak_bytes=max(o.peak_bytes for o in seen),
         step_us=statistics.median(o.step_us for o in settled) if len(seen) > 1 else None,
@@ -69,4 +72,5 @@ def report_of(running: RunningPlan, *, trace_s: float, iterations: int, plans: i
         first_step_us=seen[0].step_us,
         plans=plans,
         drift=drift,
+        launches=len(plan.segments) if plan.launches is None else plan.launches,
     )

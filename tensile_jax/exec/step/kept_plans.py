@@ -24,17 +24,19 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan import Choice
 from tensile_jax.plan.result.layout import Layout, Residency
 from tensile_jax.plan.search.workspace import Compared, SegmentKey
+from tensile_jax.plan_format import Barriers
 
 _FOLDER = "tensile_jax"
 
 
 class _Choice(NamedTuple):
-    """An entry: the layout's boundaries and residencies; no boundaries if the step runs whole."""
+    """An entry: the layout's boundaries and residencies, no boundaries if the step runs whole; the form of one program."""
 
     limit: float
     peak_bytes: int
     boundaries: tuple[int, ...]
     residencies: dict[TensorId, tuple[Residency, ...]]
+    barriers: Barriers | None = None
 
 
 class _Workspace(NamedTuple):
@@ -88,14 +90,14 @@ def load(file: Path) -> Kept | None:
     workspaces = {
         (w.begin, w.end, frozenset(w.again), frozenset(w.wanted)): Compared(w.nbytes, w.predicted) for w in content.workspaces
     }
-    choices = [Entry(c.limit, c.peak_bytes, Choice(_layout(c))) for c in content.choices]
+    choices = [Entry(c.limit, c.peak_bytes, Choice(_layout(c), c.barriers)) for c in content.choices]
     return Kept(choices, workspaces, content.floor_bytes)
 
 
 def keep(file: Path, kept: Kept) -> None:
     """Write the file. Warns if that is impossible."""
     content = _Content(
-        [_Choice(e.limit, e.peak_bytes, e.choice.boundaries, _residencies(e.choice)) for e in kept.choices],
+        [_Choice(e.limit, e.peak_bytes, e.choice.boundaries, _residencies(e.choice), e.choice.barriers) for e in kept.choices],
         [
             _Workspace(begin, end, tuple(sorted(again)), tuple(sorted(wanted)), found.nbytes, found.predicted)
             for (begin, end, again, wanted), found in kept.workspaces.items()

@@ -14,25 +14,28 @@ from copy import copy
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 
 from tensile_jax.budget import Budget, too_small_for_step
-from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.errors import BudgetTooSmall, InvalidPlan
 from tensile_jax.exec.step.compile import Compiler, Executable, peak_of
 from tensile_jax.exec.step.confirmed_plans import Confirmed, confirmed_for
 from tensile_jax.exec.step.executor import Executor, Observation
 from tensile_jax.exec.step.instructions import instructions_of
 from tensile_jax.exec.step.kept_plans import Kept, keep, kept_file, load
 from tensile_jax.exec.step.lower import SegmentBuilder
+from tensile_jax.exec.step.one_program import program_code
 from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.plan import Choice, DeviceProfile, Goal, Measured, Planned, Planner
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
-from tensile_jax.plan_format import Plan, PolicyName, unranged
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan.result.joined import can_be_joined, joined, programs_of
+from tensile_jax.plan_format import Barriers, Plan, PolicyName, Segment, unranged
 from tensile_jax.trace import TracedStep
 from tensile_jax.trace.driven_loops import DrivenLoop
 
@@ -43,6 +46,19 @@ _MARGIN = 0.01
 attempt. On an H200 (`make bench-h200`), two budgets each of ResNet-50 and the decoder then need 7 rounds of compiling. Beginning
 with no margin, they needed 10."""
 
+_FORMS: tuple[Barriers, ...] = ("inputs", "recomputed", "live")
+"""The forms of a program, in the order in which they are compiled. On an H200 (`make bench-h200`), the three need the same for a
+decoder; for ResNet-50 at 50 %, they need 0.543, 0.552 and 0.602 of plain jit's peak."""
+_FAR = 1.03
+"""Times the limit: where the first form is above that, the others are not compiled, since their peaks differ by 2 % or they need
+more, as in the figures above."""
+
+_GPUS = ("gpu", "cuda", "rocm")
+LaunchName = Literal["auto", "segments", "program"]
+_NOT_JOINED = (
+    "launch='program' was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "
+    "there is a copy at every boundary."
+)
 Progress = Callable[[str, int, int], None]
 
 
@@ -50,19 +66,22 @@ Progress = Callable[[str, int, int], None]
 class Compiled:
     """A plan, the planner's choice from which it was made, and the executables of its segments.
 
-    `executables` are None if the step runs whole, as one executable, or if the plan is only predicted.
+    `executables` are None if the step runs whole, as one executable, or if the plan is only predicted. If segments are joined
+    into programs, there is one executable for each of these, and `joined` is the plan that the executor carries out.
     """
 
     plan: Plan
     executables: list[Executable] | None
     choice: Choice
+    joined: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
     """What the user asked for, apart from the budget. With `max_slowdown` there is no budget: the least memory is wanted.
 
-    `agreed_swaps` are the swaps on which several jobs of policy `tensile` have agreed, if this is one of them.
+    `agreed_swaps` are the swaps on which several jobs of policy `tensile` have agreed, if this is one of them. `launch` is
+    "segments", "program" (segments between two copies are one executable where that keeps the budget), or "auto".
     """
 
     policy: PolicyName
@@ -72,6 +91,15 @@ class Options:
     max_slowdown: float | None = None
     may_swap: bool = True
     agreed_swaps: tuple[SwappedOut, ...] | None = None
+    launch: LaunchName = "segments"
+
+
+class CompiledPrograms(NamedTuple):
+    """A plan whose segments are joined into programs, their executables, and the plan of these, with XLA's sizes."""
+
+    plan: Plan
+    executables: list[Executable]
+    joined: Plan
 
 
 class PreparedStep:
@@ -222,6 +250,11 @@ class PreparedStep:
             raise self.planner.no_verified_plan()
         if found is None:
             raise self._too_small(goal.limit, self.planner.floor_bytes(self.measured), "about ")
+        if self.in_one_program and can_be_joined(found.plan, self.graph):
+            choice = replace(found.choice, barriers=_FORMS[0])
+            as_program = self.planner.plan_of(choice, goal, self.measured)
+            if as_program is not None:
+                found = Planned(as_program, choice)
         return Compiled(self.with_basis(found.plan), None, found.choice)
 
     def _predicted_choice(self, choice: Choice, goal: Goal) -> Compiled | None:
@@ -233,7 +266,17 @@ class PreparedStep:
     def kind(self) -> object:
         """What must be equal for two steps to have the same plans."""
         options = self.options
-        return self.graph.fingerprint, options.profile, options.state_memory, options.may_swap, self.compiler.device.device_kind
+        how = self.in_one_program, options.profile, options.state_memory, options.may_swap
+        return self.graph.fingerprint, how, self.compiler.device.device_kind
+
+    @property
+    def in_one_program(self) -> bool:
+        """Whether the segments are to be one executable, if a form of it keeps the budget."""
+        options = self.options
+        if options.launch != "auto":
+            return options.launch == "program"
+        # equal iterations of a loop share executables, and in one program each would be compiled
+        return options.policy == "auto" and self.compiler.device.platform in _GPUS and not self.planner.step.has_iterations
 
     def bound_us(self) -> float:
         """A lower bound, in microseconds, of the time of any plan under the budget; the time of the whole step, if that fits."""
@@ -262,7 +305,7 @@ class PreparedStep:
             BudgetTooSmall: there is no such plan; the error names the least peak that compiling has confirmed.
         """
         found = self.choose_and_compile()
-        return RunningPlan(self, found.plan, found.executables, found.choice)
+        return RunningPlan(self, found.plan, found.executables, found.choice, found.joined)
 
     def choose_and_compile(self) -> Compiled:
         """A plan whose compiled peak is within the budget, and the executables of its segments.
@@ -354,7 +397,7 @@ class PreparedStep:
             if best is not None and best.plan.peak_bytes <= goal.limit:
                 break
             chosen = self.planner.plan(goal, self.measured)
-            found = None if chosen is None else self.compiled(chosen.choice, goal)
+            found = None if chosen is None else self._as_program(chosen, goal) or self.compiled(chosen.choice, goal)
             if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
                 best = found
         if best is None:
@@ -368,7 +411,11 @@ class PreparedStep:
         compiled yet, each time a larger one. A margin that leaves no choice is halved, and then given up.
         """
         limit = 0.0 if goal.limit == float("inf") else goal.limit
-        chosen: Planned | None = None
+        chosen = self.planner.plan(goal, self.measured) if self.in_one_program else None
+        found = None if chosen is None else self._as_program(chosen, goal)
+        if found is not None:
+            return found
+        chosen = None
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             began = time.perf_counter()
             margin = int(limit * _MARGIN * (attempt + 1))
@@ -389,6 +436,18 @@ class PreparedStep:
             if found is not None and found.plan.peak_bytes <= goal.limit:
                 return found
         return self._smallest_plan(goal)
+
+    def _as_program(self, chosen: Planned, goal: Goal) -> Compiled | None:
+        """A plan with its segments in one program, in the first form that keeps the limit; None if none does, or it cannot be."""
+        if not self.in_one_program or not can_be_joined(chosen.plan, self.graph):
+            return None
+        for form in _FORMS:
+            found = self.compiled(replace(chosen.choice, barriers=form), goal)
+            if found is None or found.plan.peak_bytes > _FAR * goal.limit:
+                return None
+            if found.plan.peak_bytes <= goal.limit:
+                return found
+        return None
 
     def _smallest_plan(self, goal: Goal) -> Compiled:
         best: Compiled | None = None
@@ -418,6 +477,9 @@ class PreparedStep:
         self.plan_s += time.perf_counter() - began
         if plan is None:
             return None
+        if plan.barriers is not None:
+            programs = self.compile_programs(plan)
+            return None if programs is None else Compiled(programs.plan, programs.executables, choice, programs.joined)
         executables = self.compile(plan)
         self.measured = self.planner.with_measured(choice, self.workspaces(plan, executables), self.measured)
         plan = self._plan_of(choice, goal)
@@ -434,6 +496,8 @@ class PreparedStep:
         mine = budget is not None and budget.nbytes == plan.budget_bytes
         basis = budget.basis if budget is not None and mine else plan.budget_basis
         notes = () if plan.whole else self.step.notes
+        if self.options.launch == "program" and plan.launch == "segments" and not plan.whole:
+            notes += (_NOT_JOINED,)
         return replace(plan, budget_basis=basis, notes=(*notes, *plan.notes))
 
     def offload_state(self, found: Compiled, tensors: Collection[TensorId]) -> Compiled:
@@ -465,12 +529,35 @@ class PreparedStep:
         self.compile_s += time.perf_counter() - began
         return executables
 
+    def compile_programs(self, plan: Plan) -> "CompiledPrograms | None":
+        """The executables of a plan whose segments are joined into programs, and their sizes; None if the replay refuses it."""
+        assert plan.barriers is not None
+        programs, profile = programs_of(plan), self.options.profile
+        segments = joined(plan, programs, self.graph, profile).segments
+        codes = [
+            program_code(plan, program, segment, plan.barriers, self.builder, self.graph)
+            for program, segment in zip(programs, segments, strict=True)
+        ]
+        began = time.perf_counter()
+        executables = self.compiler.compile(codes, lambda done, of: self._tell("compiling programs", done, of))
+        self.compile_s += time.perf_counter() - began
+        found = joined(plan, programs, self.graph, profile, self._workspaces_of(segments, executables))
+        try:
+            check(found, self.graph)
+        except InvalidPlan:
+            return None
+        plan = replace(plan, launches=len(programs), workspaces="compiled", peak_bytes=found.peak_bytes)
+        return CompiledPrograms(plan, executables, found)
+
     def workspaces(self, plan: Plan, executables: Sequence[Executable]) -> list[int]:
         """Each segment's workspace in bytes, from XLA's figures."""
+        return self._workspaces_of(plan.segments, executables)
+
+    def _workspaces_of(self, segments: Sequence[Segment], executables: Sequence[Executable]) -> list[int]:
         size = [t.nbytes for t in self.graph.tensors]
         return [
             max(0, e.workspace(outputs=sum(size[t] for t in s.outputs), donated=sum(size[t] for t in s.donated)))
-            for s, e in zip(plan.segments, executables, strict=True)
+            for s, e in zip(segments, executables, strict=True)
         ]
 
     def _tell(self, what: str, done: int, of: int) -> None:
@@ -482,19 +569,25 @@ class RunningPlan:
     """A compiled plan, the executor that runs it, and what was observed of it."""
 
     def __init__(
-        self, prepared: PreparedStep, plan: Plan, executables: Sequence[Executable] | None, choice: Choice | None = None
+        self,
+        prepared: PreparedStep,
+        plan: Plan,
+        executables: Sequence[Executable] | None,
+        choice: Choice | None = None,
+        joined_plan: Plan | None = None,
     ) -> None:
         self.prepared = prepared
         self.choice = choice  # None for a saved plan
         self.executables = None if executables is None else list(executables)
         self.plan = plan
+        self.joined = joined_plan
         self.observations: list[Observation] = []
         self.executor: Executor | None = None
         self.lowest = False  # whether no plan is known that needs less memory
         self.distinct_segments = 1 if executables is None else len(set(map(id, executables)))
         if executables is not None:
             transfer = Transfer(prepared.compiler.device)
-            instructions = instructions_of(plan, prepared.graph, [e.call for e in executables])
+            instructions = instructions_of(joined_plan or plan, prepared.graph, [e.call for e in executables])
             variables = tuple(prepared.step.program.constants.values())
             run_ahead = prepared.compiler.device.platform != "cpu"
             self.executor = Executor(instructions, variables, transfer, run_ahead=run_ahead)

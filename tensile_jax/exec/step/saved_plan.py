@@ -8,10 +8,12 @@ are not compiled again.
 A saved plan is never trusted: before anything is compiled, the plan is replayed on the step's graph, as every plan is.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tensile_jax.budget import Budget
 from tensile_jax.errors import InvalidPlan, PlanFileError
+from tensile_jax.exec.step.compile import Executable
 from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
 from tensile_jax.ir import Graph
 from tensile_jax.plan.result.check import check
@@ -32,17 +34,16 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
     budgets = [budget for budget in (own, prepared.budget_in_bytes()) if budget is not None]
     prepared.budget = min(budgets, key=lambda budget: budget.resolve(0), default=None)
     budget_bytes = None if prepared.budget is None else prepared.budget.nbytes
-    if plan.whole:
-        held = min(sum(prepared.graph.tensors[t].nbytes for t in prepared.graph.inputs), prepared.jit_peak_bytes)
-        at_begin, resident, at_end, workspaces, executables = 0, [held], 0, [prepared.jit_peak_bytes - held], None
+    joined: Plan | None = None
+    programs = prepared.compile_programs(plan) if plan.launch == "program" else None
+    if programs is not None:
+        executables, joined = programs.executables, programs.joined
+        segments, peak, needed = plan.segments, plan.peak_segment, joined.peak_bytes
     else:
-        executables = prepared.compile(plan)
-        at_begin, *resident, at_end = resident_bytes(prepared.graph, plan.segments, plan.events)
-        workspaces = prepared.workspaces(plan, executables)
-    sized = (_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True))
-    segments = with_ends(sized, at_begin, at_end)
-    peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
-    needed = segments[peak].device_bytes
+        plan = replace(plan, launch="segments", launches=None, barriers=None)
+        executables, segments = _compiled(prepared, plan)
+        peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
+        needed = segments[peak].device_bytes
     if budget_bytes is not None and needed > budget_bytes:
         running = prepared.prepare()
         note = (
@@ -65,7 +66,20 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
         jit_peak_bytes=plan.jit_peak_bytes if prepared.measured.whole is None else prepared.measured.whole,
         notes=notes,
     )
-    return RunningPlan(prepared, corrected, executables)
+    return RunningPlan(prepared, corrected, executables, joined_plan=joined)
+
+
+def _compiled(prepared: PreparedStep, plan: Plan) -> tuple[list[Executable] | None, Sequence[Segment]]:
+    """The executables of the plan's segments, None if the step runs whole, and the segments with XLA's sizes."""
+    if plan.whole:
+        held = min(sum(prepared.graph.tensors[t].nbytes for t in prepared.graph.inputs), prepared.jit_peak_bytes)
+        at_begin, resident, at_end, workspaces, executables = 0, [held], 0, [prepared.jit_peak_bytes - held], None
+    else:
+        executables = prepared.compile(plan)
+        at_begin, *resident, at_end = resident_bytes(prepared.graph, plan.segments, plan.events)
+        workspaces = prepared.workspaces(plan, executables)
+    sized = (_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True))
+    return executables, with_ends(sized, at_begin, at_end)
 
 
 def _corrected(segment: Segment, resident: int, workspace: int) -> Segment:

@@ -78,7 +78,7 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
                 outputs=(*donated.values(), *(t for t in contents.outputs if t not in taken)),
                 donated=tuple(donated),
                 frees=(*frees, *sorted(let_go.get(index, ()))),
-                resident_bytes=0,  # the sizes and times that are 0 here are filled in below and by `_timed`
+                resident_bytes=0,  # the sizes and times that are 0 here are filled in below and by `timed`
                 workspace_bytes=workspaces[index],
                 device_bytes=0,
                 begin_us=0.0,
@@ -113,7 +113,7 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
         segments=tuple(segments),
         events=tuple(events),
     )
-    return _timed(plan, costs.profile)
+    return timed(plan, costs.profile)
 
 
 def _donations(liveness: Liveness, contents: Contents, released: set[TensorId]) -> dict[TensorId, TensorId]:
@@ -154,7 +154,7 @@ def _copies(layout: Layout, all_contents: Sequence[Contents]) -> tuple[_Copies, 
     return outgoing, incoming, let_go
 
 
-def _timed(plan: Plan, profile: DeviceProfile) -> Plan:
+def timed(plan: Plan, profile: DeviceProfile) -> Plan:
     """The plan with its times, from a simulation of one iteration of it alone."""
     seen = simulate((plan,), profile)
     ends = [0.0, *(span.end_us for span in seen.segments)]

@@ -20,7 +20,7 @@ from tensile_jax.plan.search.schedule import Model, Schedule
 from tensile_jax.plan.search.start import assemble
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Compared, Measured, SegmentKey, predicted_workspace
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan_format import Barriers, Plan
 
 LEAST = 0.0
 """The limit that asks for as little memory as a policy can do with."""
@@ -28,9 +28,13 @@ LEAST = 0.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """The layout of a plan; None if the step runs as one executable."""
+    """The layout of a plan; None if the step runs as one executable.
+
+    With `barriers`, segments are joined into programs, with barriers of this form between them.
+    """
 
     layout: Layout | None
+    barriers: Barriers | None = None
 
     @property
     def runs_whole(self) -> bool:
@@ -45,7 +49,9 @@ class Choice:
     @property
     def key(self) -> object:
         """Equal for choices that are the same."""
-        return None if self.layout is None else (self.layout.boundaries, tuple(sorted(self.layout.residencies.items())))
+        if self.layout is None:
+            return None
+        return self.layout.boundaries, tuple(sorted(self.layout.residencies.items())), self.barriers
 
 
 Policy = Callable[[StepModel, float, Measured], Choice | None]

@@ -1,0 +1,96 @@
+"""Segments are joined into programs wherever the host has nothing to do between them."""
+
+import dataclasses
+
+import pytest
+
+from tensile_jax.plan import Goal, Measured, Planner
+from tensile_jax.plan.analysis.absence import Absence
+from tensile_jax.plan.analysis.liveness import find_liveness
+from tensile_jax.plan.analysis.retention import retain
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan.result.joined import can_be_joined, joined, programs_of
+from tensile_jax.plan_format import Plan, PolicyName, unranged
+from tests.builders import graph_of, plan_by_hand, tensor_named, training_graph, with_link
+
+
+@pytest.mark.parametrize("policy", ["auto", "tensile", "vdnn", "capuchin", "checkpoint", "none"])
+@pytest.mark.parametrize("state_memory", ["device", "any"])
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.8])
+def test_a_joined_plan_does_what_the_step_does(policy: PolicyName, state_memory: str, share: float) -> None:
+    graph = training_graph(6, weight=70_000)
+    planner = Planner(graph, with_link(1000.0), policy=policy, state_memory=state_memory)  # pyright: ignore[reportArgumentType] # pytest
+    measured = Measured()
+    limit = max(share * planner.step.unplanned_bytes, planner.floor_bytes(measured))
+    found = planner.plan(Goal(limit), measured)
+    assert found is not None
+    plan = found.plan
+    if plan.whole:
+        return
+    programs = programs_of(plan)
+    assert [program.first for program in programs] == [0, *(program.end for program in programs[:-1])]
+    assert programs[-1].end == len(plan.segments)
+    made = joined(plan, programs, planner.graph, planner.profile)
+    check(made, planner.graph)
+    assert len(made.segments) == len(programs) <= len(plan.segments)
+    assert [o for s in made.segments for o in unranged(s.operators)] == [o for s in plan.segments for o in unranged(s.operators)]
+    # nothing but the host's copies lies between two programs
+    copied = {b for e in made.events for b in (e.trigger + 1, e.until)}
+    assert set(range(1, len(programs))) <= copied
+    if not any(e.kind in ("swap_out", "swap_in") for e in plan.events):
+        assert len(programs) == 1
+
+
+LINES = [
+    "a = heavy(x)",
+    "b = heavy(a)",
+    "c = heavy(b)",
+    "d = heavy(c)",
+    "e = heavy(d, a)",
+    "f = heavy(e)",
+]
+
+
+def absent(name: str, leave: int, back: int) -> Plan:
+    """The plan with a segment for each operator, and a tensor that is absent after operator `leave` until operator `back`."""
+    graph = graph_of(LINES, inputs="x", outputs="f", donated="x")
+    liveness = find_liveness(graph)
+    retention = retain(liveness, {})
+    absences = {tensor_named(graph, name): (Absence(tensor_named(graph, name), leave, back, 0.0),)}
+    return plan_by_hand(graph, retention, range(len(LINES) + 1), absences)
+
+
+def test_a_copy_out_and_back_of_what_a_program_makes_is_part_of_it() -> None:
+    plan = absent("a", 1, 4)
+    assert [e.kind for e in plan.events if e.name == "a" and e.kind.startswith("swap")] == ["swap_out", "swap_in"]
+    (program,) = programs_of(plan)
+    assert (program.first, program.end) == (0, len(LINES))
+    assert [plan.tensors[t].name for t in program.inner] == ["a"]
+
+
+def test_segments_are_as_they_were_where_every_boundary_has_a_copy() -> None:
+    graph = training_graph(4, weight=100_000)
+    planner = Planner(graph, with_link(1000.0), policy="tensile", state_memory="any")
+    found = planner.plan(Goal(planner.floor_bytes(Measured())), Measured())
+    assert found is not None
+    if len(programs_of(found.plan)) == len(found.plan.segments):
+        assert not can_be_joined(found.plan, planner.graph)
+        made = joined(found.plan, programs_of(found.plan), planner.graph, planner.profile)
+        for mine, theirs in zip(made.segments, found.plan.segments, strict=True):
+            assert (mine.operators, set(mine.outputs), mine.donated) == (theirs.operators, set(theirs.outputs), theirs.donated)
+
+
+def test_programs_need_what_is_measured_of_them() -> None:
+    graph = training_graph(6, weight=70_000)
+    planner = Planner(graph, with_link(1000.0), policy="tensile")
+    found = planner.plan(Goal(planner.floor_bytes(Measured())), Measured())
+    assert found is not None
+    programs = programs_of(found.plan)
+    workspaces = [1000 * (number + 1) for number in range(len(programs))]
+    made = joined(found.plan, programs, planner.graph, planner.profile, workspaces)
+    assert [s.workspace_bytes for s in made.segments] == workspaces
+    assert made.peak_bytes == max(s.device_bytes for s in made.segments)
+    check(made, planner.graph)
+    lower = dataclasses.replace(made, segments=tuple(dataclasses.replace(s, device_bytes=1) for s in made.segments))
+    with pytest.raises(Exception, match="bytes"):
+        check(lower, planner.graph)
