@@ -288,7 +288,7 @@ class Planner:
 
     def is_below_floor(self, limit: float, measured: Measured) -> bool:
         """Whether the policy has no plan under the limit, as its floor says. `auto` looks for one nevertheless."""
-        return self.policy_name != "auto" and measured.margin == 0 and limit < self.floor_bytes(measured)
+        return self.policy_name != "auto" and measured.margin == 0 and LEAST < limit < self.floor_bytes(measured)
 
     def plan(self, goal: Goal, measured: Measured) -> Planned | None:
         """The first choice under the limit whose plan passes its replay, with that plan; None if there is none."""

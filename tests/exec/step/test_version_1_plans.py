@@ -29,7 +29,15 @@ def test_a_plan_of_version_1_is_read_and_written_with_nothing_but_new_defaults(t
     plan = tensile.Plan.load(SAVED)
     assert [segment.name for segment in plan.segments] == ["segment_000", "segment_001", "segment_002"]
     plan.save(tmp_path / "again.json")
-    new = {"budget_basis": "", "loops": [], "rates": "measured", "reason": ""}
+    new = {
+        "budget_basis": "",
+        "loops": [],
+        "rates": "measured",
+        "reason": "",
+        "launch": "segments",
+        "launches": None,
+        "barriers": None,
+    }
     assert json.loads((tmp_path / "again.json").read_text()) == {**json.loads(SAVED.read_text()), **new}
 
 
