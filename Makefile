@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -87,6 +87,10 @@ compare: $(VENV)/.installed ## every policy on the paper's five models and a dec
 bench-h200: .venv-h200/.installed ## compiled for an H200; needs no GPU
 	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \
 		.venv-h200/bin/python -m benchmarks.h200
+
+bench-launches: .venv-h200/.installed ## segments beside programs of them, compiled for an H200; needs no GPU
+	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \
+		.venv-h200/bin/python -m benchmarks.launches
 
 bench-loops: .venv-h200/.installed ## decoders written with nn.scan, compiled for an H200; needs no GPU
 	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \
