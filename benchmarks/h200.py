@@ -10,18 +10,14 @@ Policy `xla` is XLA's own rematerialization: plain jit's step, compiled for an H
 its memory. Writes `benchmarks/results/h200-compiled.json`.
 """
 
-import json
 import time
 import warnings
 from dataclasses import asdict
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from benchmarks.h200_device import H200Compiler, h200, placed, traffic
+from benchmarks.h200_device import H200Compiler, h200, traced_for, traffic, write_compiled
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
@@ -29,7 +25,6 @@ from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.exec.step.prepared_step import LaunchName, Options, PreparedStep
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
-from tensile_jax.trace import trace_step
 
 _RESULTS = Path(__file__).parent / "results" / "h200-compiled.json"
 # Budgets: a part of plain jit's peak, or bytes (75 %, 50 % and 40 % of the 1.83 GB that plain jit takes of another ResNet-50).
@@ -47,8 +42,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name, batch_size, budgets in _CASES:
         model = MODELS[name](batch_size=batch_size)
-        arguments = placed((model.state_shape, model.batch_shape), device)
-        step = trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
+        step = traced_for(model, device)
         began = time.perf_counter()
         plain = H200Compiler(device).compile_whole(step.traced)
         plain_s = time.perf_counter() - began
@@ -73,21 +67,13 @@ def main() -> None:
                     f"{row['seconds'] / plain_s:.2f} of plain jit's seconds",
                     flush=True,
                 )
-    document = {
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "jax": jax.__version__,
-        "what": "compiled for an H200 without a GPU; nothing ran",
-        "command": "make bench-h200",
-        "cases": rows,
-    }
-    _RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    write_compiled(_RESULTS, "make bench-h200", cases=rows)
 
 
 def _rematerialized(model: Any, share: float, peak: int, moved: int) -> dict[str, Any]:
     """Plain jit's step where XLA believes that the device has only a share of its peak."""
     device = h200(int(share * peak))
-    arguments = placed((model.state_shape, model.batch_shape), device)
-    step = trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
+    step = traced_for(model, device)
     compiled = H200Compiler(device).compile_whole(step.traced)
     row = {
         "policy": "xla", "share": share, "peak_bytes": peak_of(compiled), "traffic_bytes": traffic(compiled),

@@ -4,8 +4,11 @@ The compiler is XLA's real GPU compiler. Without a GPU it does not autotune, so 
 memory figures are lower bounds. Needs the CUDA plugin of JAX (see `make bench-h200`).
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +17,8 @@ from jax.sharding import SingleDeviceSharding
 
 from tensile_jax.exec.step.compile import Compiler, Executable
 from tensile_jax.exec.step.lower import SegmentCode
-from tensile_jax.trace import shape_struct
+from tensile_jax.installed_models import Model
+from tensile_jax.trace import TracedStep, shape_struct, trace_step
 
 # Data sheet and CUDA programming guide (compute capability 9.0), as XLA's GpuTargetConfig names them.
 _LIMITS = {
@@ -58,6 +62,23 @@ class H200Compiler(Compiler):
     def _lower(self, code: SegmentCode) -> tuple[Any, Any]:
         jitted = jax.jit(code.function, donate_argnums=code.donated, keep_unused=True)
         return jitted, jitted.trace(*placed(code.avals, self.device)).lower(lowering_platforms=("cuda",))
+
+
+def traced_for(model: Model, device: Any) -> TracedStep:
+    """The step of a model, traced for the device, with its state donated."""
+    arguments = placed((model.state_shape, model.batch_shape), device)
+    return trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
+
+
+def write_compiled(file: Path, command: str, **figures: Any) -> None:
+    """Write figures that were compiled for the H200, with when and how they were made."""
+    about = {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "jax": jax.__version__,
+        "what": "compiled for an H200 without a GPU; nothing ran",
+        "command": command,
+    }
+    file.write_text(json.dumps(about | figures, indent=1) + "\n")
 
 
 def placed(tree: Any, device: Any) -> Any:

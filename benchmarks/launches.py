@@ -10,13 +10,10 @@ import json
 import time
 import warnings
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-import jax
-
-from benchmarks.h200_device import H200Compiler, h200, placed, traffic
+from benchmarks.h200_device import H200Compiler, h200, traced_for, traffic, write_compiled
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.step.compile import peak_of
@@ -25,7 +22,6 @@ from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Goal, Measured
 from tensile_jax.plan.result.joined import can_be_joined
 from tensile_jax.plan_format import Barriers
-from tensile_jax.trace import trace_step
 
 _RESULTS = Path(__file__).parent / "results" / "launches-h200.json"
 _MODELS = (("gpt", 64), ("resnet50", 16))
@@ -39,8 +35,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name, batch_size in _MODELS:
         model = MODELS[name](batch_size=batch_size)
-        arguments = placed((model.state_shape, model.batch_shape), device)
-        step = trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
+        step = traced_for(model, device)
         began = time.perf_counter()
         plain = H200Compiler(device).compile_whole(step.traced)
         plain_s, peak, moved = time.perf_counter() - began, peak_of(plain), traffic(plain)
@@ -69,14 +64,7 @@ def main() -> None:
                     "compile_ratio": round(seconds / plain_s, 2),
                 })  # fmt: skip
                 print(json.dumps(rows[-1]), flush=True)
-    document = {
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "jax": jax.__version__,
-        "what": "compiled for an H200 without a GPU; nothing ran",
-        "command": "make bench-launches",
-        "cases": rows,
-    }
-    _RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    write_compiled(_RESULTS, "make bench-launches", cases=rows)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,15 @@ of distinct executables. Writes `benchmarks/results/loops.json`.
 import json
 import time
 import warnings
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
-import jax
 import jax.numpy as jnp
 import optax
 from tensile_models.gpt import gpt2_small
 
-from benchmarks.h200_device import H200Compiler, h200, placed, traffic
+from benchmarks.h200_device import H200Compiler, h200, traced_for, traffic, write_compiled
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
@@ -27,7 +25,7 @@ from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.plan import Measured
-from tensile_jax.trace import TracedStep, trace_step
+from tensile_jax.trace import TracedStep
 
 _RESULTS = Path(__file__).parent / "results" / "loops.json"
 _SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3)
@@ -57,17 +55,7 @@ def main(layers: int, depths: tuple[int, ...], output: Path) -> None:
         planned = _planned(depth, 0.6 * known["peak_bytes"], known["peak_bytes"])
         deep.append({"layers": depth, "plain": known, "unrolled": _plain(depth), **planned})
         print(json.dumps(deep[-1]), flush=True)
-    document = {
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "jax": jax.__version__,
-        "what": "compiled for an H200 without a GPU; nothing ran",
-        "command": "make bench-loops",
-        "layers": layers,
-        "plain": plain,
-        "planned": budgets,
-        "depths": deep,
-    }
-    output.write_text(json.dumps(document, indent=1) + "\n")
+    write_compiled(output, "make bench-loops", layers=layers, plain=plain, planned=budgets, depths=deep)
 
 
 _FORMS: dict[str, dict[str, bool]] = {
@@ -79,8 +67,7 @@ _FORMS: dict[str, dict[str, bool]] = {
 
 def _step(layers: int, **options: bool) -> TracedStep:
     model = gpt2_small(batch_size=8, layers=layers, dtype=jnp.bfloat16, optimizer=optax.adamw(1e-4), **options)
-    arguments = placed((model.state_shape, model.batch_shape), h200())
-    return trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
+    return traced_for(model, h200())
 
 
 def _plain(layers: int, **options: bool) -> dict[str, Any]:

@@ -5,9 +5,8 @@ the workspaces of cuDNN and cuBLAS are missing from both. Times are predicted fo
 the CUDA plugin of JAX, which `make paper-compiled` installs.
 """
 
-import jax
-
-from benchmarks.h200_device import H200Compiler, h200, placed
+from benchmarks.h200_device import H200Compiler, h200, traced_for
+from benchmarks.paper.metrics import metrics
 from benchmarks.paper.steps import BATCH_SIZE, Figures
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
@@ -17,7 +16,6 @@ from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
 from tensile_jax.plan_format import Plan, PolicyName
-from tensile_jax.trace import trace_step
 
 
 class _Compiled:
@@ -26,8 +24,7 @@ class _Compiled:
     def __init__(self, model: str) -> None:
         device = h200()
         built = MODELS[model](batch_size=BATCH_SIZE)
-        shapes = placed((built.state_shape, built.batch_shape), device)
-        self._step = trace_step(jax.jit(built.step, donate_argnums=0), built.step, shapes, {})
+        self._step = traced_for(built, device)
         self._compiler = H200Compiler(device)
         self._jit_peak = peak_of(self._compiler.compile_whole(self._step.traced))
 
@@ -61,9 +58,7 @@ class _Compiled:
     def _figures(self, plan: Plan, whole_us: float) -> Figures:
         msr, eor = 1 - plan.peak_bytes / self._jit_peak, plan.step_us / whole_us
         return {
-            "msr": round(msr, 4),
-            "eor": round(eor, 4),
-            "cbr": round(msr / eor, 4),
+            **metrics(msr, eor),
             "peak_bytes": plan.peak_bytes,
             "jit_peak_bytes": self._jit_peak,
             "swapped_bytes": plan.swapped_out_bytes + plan.swapped_in_bytes,

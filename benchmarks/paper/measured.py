@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from benchmarks.paper.metrics import metrics
 from benchmarks.run import run_case
 
 BATCH_SIZE = 16
@@ -76,9 +77,7 @@ def _figures(row: Row) -> Row:
     updated = median(after or before) / jit_us
     msr, eor = 1 - peak / row["jit_peak_bytes"], updated
     return {
-        "msr": round(msr, 4),
-        "eor": round(eor, 4),
-        "cbr": round(msr / eor, 4),
+        **metrics(msr, eor),
         "whole_eor": round(mean([*before, *after] if last > 1 else after or before) / jit_us, 4),
         "cold_eor": round(median(before) / jit_us, 4),
         "renewals": last - 1,

@@ -17,6 +17,7 @@ import jax
 
 import tensile_jax as tensile
 from benchmarks.jobs_case import Alone, build, compare, together
+from benchmarks.paper.metrics import metrics
 from tensile_jax.plan_format import PolicyName
 
 _PLAIN_S = 0.5
@@ -111,9 +112,7 @@ def _metrics(rows: list[dict[str, Any]], whole: int) -> dict[str, Any]:
     eor = statistics.median(1 / row["throughput"] for row in rows)
     msr = 1 - peak / whole
     return {
-        "msr": round(msr, 4),
-        "eor": round(eor, 4),
-        "cbr": round(msr / eor, 4),
+        **metrics(msr, eor),
         "peak_bytes": peak,
         "eors": [round(1 / row["throughput"], 4) for row in rows],
         "idle": round(1 - statistics.median(row["computing"] for row in rows), 4),

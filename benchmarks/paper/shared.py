@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.device_simulation import Run, Simulation, Work
+from benchmarks.paper.metrics import metrics
 from benchmarks.paper.published import MODELS
 from benchmarks.paper.steps import NOTHING, Figures, Step, step_of
 from tensile_jax.errors import BudgetTooSmall
@@ -206,9 +207,7 @@ def _metrics(run: Run, programs: Sequence[SimulatedProgram], steps: Sequence[Ste
     took_us = run.elapsed_us - run.first_launch_us
     msr, eor = 1 - run.allocated_bytes / vanilla_peak, took_us / vanilla_us
     return {
-        "msr": round(msr, 4),
-        "eor": round(eor, 4),
-        "cbr": round(msr / eor, 4),
+        **metrics(msr, eor),
         "peak_bytes": run.allocated_bytes,
         "counted_bytes": run.peak_bytes,
         "idle": round(1 - run.busy_us / took_us, 4),

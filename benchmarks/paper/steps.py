@@ -9,6 +9,7 @@ import jax
 from tensile_models.bert import bert_base
 from tensile_models.gpt import gpt2_small
 
+from benchmarks.paper.metrics import metrics
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
@@ -70,9 +71,7 @@ def figures_of(plan: Plan, step: Step) -> Figures:
     """The paper's metrics of a plan against plain jit, and what it does."""
     msr, eor = 1 - plan.peak_bytes / step.jit_peak, plan.step_us / step.jit_us
     return {
-        "msr": round(msr, 4),
-        "eor": round(eor, 4),
-        "cbr": round(msr / eor, 4),
+        **metrics(msr, eor),
         "peak_bytes": plan.peak_bytes,
         "step_us": round(plan.step_us, 1),
         "stall_us": round(plan.stall_us, 1),
