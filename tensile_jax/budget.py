@@ -99,6 +99,7 @@ def too_small_for_step(
     basis: str,
     state_memory: Literal["device", "any"],
     stored: Callable[[TensorId], bool],
+    devices: int = 1,
 ) -> BudgetTooSmall:
     """The error that no plan of a step keeps its budget. It names the smallest budget that works, and what would help.
 
@@ -106,6 +107,7 @@ def too_small_for_step(
         about: the text before the smallest budget: "about " if that is an estimate, otherwise empty.
         basis: what the budget was computed from (`Budget.basis`).
         stored: whether a tensor is stored in device memory. XLA fuses other tensors into the operators that read them.
+        devices: on how many devices the step runs; all sizes are those of one of them.
     """
     held = [t for t in graph.tensors if t.producer is None]
     state = sum(graph.tensors[pair.input].nbytes for pair in graph.carried)
@@ -126,7 +128,7 @@ def too_small_for_step(
         hints.append(f'With state_memory="any" the state ({format_bytes(state)}) may stay in host memory between its uses.')
     return BudgetTooSmall(
         f"budget {format_bytes(limit)} ({int(limit)} bytes{f', {basis}' if basis else ''}) is too small for {graph.name!r}: the "
-        "smallest that works is "
+        f"smallest that works{f' on each of the {devices} devices' if devices > 1 else ''} is "
         f"{about}{format_bytes(floor_bytes)} ({floor_bytes} bytes). Arguments of the step hold "
         f"{format_bytes(sum(t.nbytes for t in held))}{names}. " + " ".join(hints),
         budget_bytes=int(limit),

@@ -4,7 +4,7 @@
 
     Graph    ::= Operator*  Tensor*  inputs=(TensorId*)  outputs=(TensorId*)  carried=(Carried*)
     Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes relayout relaid=(TensorId*)
-                 effectful over_rows inner position=(int*) iterations=(int*) alone least_us features=(float*)
+                 effectful over_rows inner position=(int*) iterations=(int*) alone least_us features=(float*) exchanged
     Tensor   ::= id name role nbytes shape dtype producer=(OperatorId | none)
     Carried  ::= input=TensorId output=TensorId
     kind     ::= "heavy" | "reduction" | "light"
@@ -65,7 +65,8 @@ class Operator:
     holds inside, in bytes, beside its inputs and outputs. If the operator belongs to an opened loop, `iterations` are the indices
     of its iterations, from the outermost loop to the innermost one; operators with the same `position` are the same in each.
     `least_us` are microseconds that the operator takes at least, whatever its flops and bytes say. `features` describe a heavy
-    operator to those who predict its latency (`trace/features.py`); none if it cannot be predicted.
+    operator to those who predict its latency (`trace/features.py`); none if it cannot be predicted. `exchanged` are the bytes
+    that a device sends to other devices for it, if the step runs on several.
     """
 
     id: OperatorId
@@ -86,6 +87,7 @@ class Operator:
     alone: bool = False
     least_us: float = 0.0
     features: tuple[float, ...] = ()
+    exchanged: int = 0
 
 
 @dataclass(frozen=True, slots=True)

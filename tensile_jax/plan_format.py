@@ -131,6 +131,7 @@ class Plan:
         launch: "segments": every segment is an executable of its own. "program": all segments between two copies are one
             executable (`plan/result/joined.py`); what is said of the sizes and times of single segments is then an estimate.
         launches: how many executables an iteration then launches.
+        devices: on how many devices the step runs. All of them do the same, and all sizes in the plan are those of one of them.
         barriers: what then crosses the barriers between segments, as `exec/step/one_program.py` says.
         reason: why this plan has replaced an earlier one of the same run (`plan/update.py`); empty for the first plan.
     """
@@ -169,6 +170,7 @@ class Plan:
     launch: Literal["segments", "program"] = "segments"
     launches: int | None = None
     barriers: Barriers | None = None
+    devices: int = 1
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
@@ -220,6 +222,8 @@ def contradictions(plan: Plan) -> Iterator[str]:
         yield f"its policy is {plan.policy!r}, which is not known"
     if not (plan.launch == "program") == (plan.barriers is not None) == (plan.launches is not None):
         yield f"its launch is {plan.launch!r}, its launches are {plan.launches} and its barriers {plan.barriers!r}"
+    if not 1 <= plan.devices < _MOST:
+        yield f"its devices are {plan.devices}"
     if plan.launches is not None and not 0 < plan.launches <= len(plan.segments):
         yield f"it launches {plan.launches} executables, and it has {len(plan.segments)} segments"
     if plan.launch == "program" and (plan.whole or plan.loops):
@@ -328,6 +332,7 @@ def describe(plan: Plan) -> str:
     uncalibrated = "uncalibrated, " if plan.rates == "unknown" else ""
     lines = [
         f"Plan of {plan.program!r} ({plan.policy}, {_profile(plan)}, {plan.workspaces} workspaces)",
+        *([f"  devices    {plan.devices}, all alike; sizes are those of one"] if plan.devices > 1 else []),
         f"  budget     {budget}",
         f"  peak       {about}{format_bytes(plan.peak_bytes)} in {plan.segments[plan.peak_segment].name}"
         f" (floor {format_bytes(plan.floor_bytes)}{jit})",

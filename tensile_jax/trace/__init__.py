@@ -4,12 +4,14 @@ The package takes a function and its arguments. It gives a *flat program*, which
 (`flatten.py`), and the graph of the operators and tensors of that program (`graph.py`).
 """
 
-from tensile_jax.trace.avals import is_packed, nbytes_of, shape_struct
+from tensile_jax.trace.avals import is_packed, nbytes_of, shape_struct, shard_of
 from tensile_jax.trace.flatten import Equation, Immediate, Program, atom_key, params_key
 from tensile_jax.trace.graph import variable_ids
+from tensile_jax.trace.per_device import per_device
+from tensile_jax.trace.propagation import StepShardings
 from tensile_jax.trace.step import TracedStep, trace_step
 
 __all__ = [
-    "Equation", "Immediate", "Program", "TracedStep", "atom_key", "is_packed", "nbytes_of", "params_key",
-    "shape_struct", "trace_step", "variable_ids",
+    "Equation", "Immediate", "Program", "StepShardings", "TracedStep", "atom_key", "is_packed", "nbytes_of", "params_key",
+    "per_device", "shape_struct", "shard_of", "trace_step", "variable_ids",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.core
 
 _PACKED = re.compile(r"(?:u?int|float)([124])(?:_\w+)?")  # int4, uint2, float4_e2m1fn; the group is the number of bits
 
@@ -19,6 +20,11 @@ def shape_struct(value: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
     """The `ShapeDtypeStruct` of an array, a number or an abstract value."""
     aval = value if hasattr(value, "weak_type") else jax.typeof(value)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+
+
+def shard_of(aval: Any, sharding: Any) -> Any:
+    """The abstract value of what one device has of a value that is divided like this."""
+    return jax.core.ShapedArray(sharding.shard_shape(aval.shape), aval.dtype)
 
 
 def nbytes_of(aval: Any) -> int:

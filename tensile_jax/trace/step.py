@@ -26,6 +26,7 @@ from tensile_jax.trace.flatten import Program, flatten
 from tensile_jax.trace.graph import build_graph
 from tensile_jax.trace.mutable_references import refuse_outer_references
 from tensile_jax.trace.opening import Opening
+from tensile_jax.trace.propagation import StepShardings
 from tensile_jax.trace.row_chunks import Region, find_region, in_row_chunks
 from tensile_jax.trace.shardings import shardings_in
 
@@ -35,16 +36,18 @@ class TracedStep:
     """A step for one set of shapes.
 
     `traced` is JAX's own trace (its `lower()` gives the plain program). `graph` is that of `program`, in which loops may be
-    opened; `whole_graph` is that of plain jit's program, which has every loop as one operator. `in_tree` is the structure of
-    `(args, kwargs)` without static arguments, and `out_tree` that of the result. `shardings` are the devices and memory spaces
-    that the step itself names (`tensile_jax/trace/shardings.py`). `graph_of` makes the graph of another program of the step.
-    `notes` are sentences about the trace that its user should know. `open_loops` and `respect_checkpoint` are what
-    `trace_step` was given.
+    opened; `whole_graph` is that of `whole_program`, plain jit's, which has every loop as one operator. `in_tree` is the
+    structure of `(args, kwargs)` without static arguments, and `out_tree` that of the result. `shardings` are the devices and
+    memory spaces that the step itself names (`tensile_jax/trace/shardings.py`). `graph_of` makes the graph of another program of
+    the step. `notes` are sentences about the trace that its user should know. `open_loops` and `respect_checkpoint` are what
+    `trace_step` was given. `divided` says how values are divided among several devices; the graphs then have the sizes of one
+    device (`per_device.py`).
     """
 
     traced: Any
     program: Program
     graph: Graph
+    whole_program: Program
     whole_graph: Graph
     in_tree: Any
     out_tree: Any
@@ -53,10 +56,16 @@ class TracedStep:
     notes: tuple[str, ...] = ()
     open_loops: bool | None = None
     respect_checkpoint: bool = False
+    divided: StepShardings | None = None
+
+    @property
+    def devices(self) -> int:
+        """On how many devices the step runs."""
+        return 1 if self.divided is None else self.divided.mesh.size
 
     def region_of_rows(self) -> Region | None:
         """The part of the step that could be evaluated in chunks of rows, if there is one (`row_chunks.py`)."""
-        return find_region(self.program)
+        return None if self.divided is not None else find_region(self.program)
 
     def in_row_chunks(self, chunks: int) -> "TracedStep | None":
         """The same step with that part in so many chunks; None if it has none, or if its rows cannot be divided so."""
@@ -129,11 +138,13 @@ def trace_step(
         )
 
     graph = graph_of(program)
-    whole_graph = graph_of(flatten(closed, donated=donated, keep_unused=keep_unused)) if program.opened else graph
+    whole_program = flatten(closed, donated=donated, keep_unused=keep_unused) if program.opened else program
+    whole_graph = graph_of(whole_program) if program.opened else graph
     return TracedStep(
         traced,
         program,
         graph,
+        whole_program,
         whole_graph,
         tree_structure(traced.args_info),
         tree_structure(traced.out_info),

@@ -1,4 +1,6 @@
-"""Calls on a second device. One device, whichever it is, works; two at a time are refused before anything has happened.
+"""Calls on a second device. One device, whichever it is, works; two that are not a mesh are refused as by `jax.jit`.
+
+Calls on a mesh of devices are tested in `tests/sharded`.
 
 The devices are two CPU devices of a process of its own, since a process settles how many it has when JAX starts.
 """
@@ -11,7 +13,7 @@ import textwrap
 SCRIPT = textwrap.dedent(
     """
     import jax, jax.numpy as jnp, numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
+    from jax.sharding import SingleDeviceSharding
     import tensile_jax as tensile
     from tests.conformance.observation import expect_same, see, segments, whole
 
@@ -50,33 +52,15 @@ SCRIPT = textwrap.dedent(
         for scenario in (by_argument, by_default, by_option, by_the_step_itself):
             expect_same(scenario, jit)
 
-    mesh = Mesh(np.array([first, second]), ("x",))
-    split = NamedSharding(mesh, P("x"))
     for jit in (segments, whole):
-        for function, arguments in (
-            (jit(step, donate_argnums=0), (jax.device_put(square(), split), square())),
-            (jit(step, donate_argnums=0), (jax.device_put(square(), first), jax.device_put(square(), second))),
-            (jit(step, in_shardings=split), (square(), square())),
-            (jit(lambda a, b: (jax.lax.with_sharding_constraint(a @ b, split), a), donate_argnums=0), (square(), square())),
-            (jit(lambda a, b: jax.shard_map(lambda c: c + 1, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(a)), (square(), 1)),
-        ):
-            try:
-                function(*arguments)
-            except tensile.TraceError as error:
-                assert "2 devices" in str(error) and "jax.device_put" in str(error), error
-            except ValueError as error:  # jit's own, of arguments on two devices
-                assert "incompatible devices" in str(error), error
-            else:
-                raise AssertionError("two devices were not refused")
-            assert not any(x.is_deleted() for x in arguments if isinstance(x, jax.Array))
-    after_plain = segments(step)
-    after_plain(square(), square())
-    try:
-        after_plain(jax.device_put(square(), split), square())
-    except tensile.TraceError as error:
-        assert "2 devices" in str(error)
-    else:
-        raise AssertionError("a sharded argument after plain ones was not refused")
+        arguments = jax.device_put(square(), first), jax.device_put(square(), second)
+        try:
+            jit(step, donate_argnums=0)(*arguments)
+        except ValueError as error:  # jit's own, of arguments on two devices
+            assert "incompatible devices" in str(error), error
+        else:
+            raise AssertionError("two devices were not refused")
+        assert not any(x.is_deleted() for x in arguments)
     print("all the same")
     """
 )

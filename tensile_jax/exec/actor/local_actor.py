@@ -32,7 +32,7 @@ from tensile_jax.exec.step.instructions import (
     StartSwapOut,
     instructions_of,
 )
-from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep
+from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep, constants_of
 from tensile_jax.exec.step.renewal import renew
 from tensile_jax.exec.step.transfer import Transfer, on_host
 from tensile_jax.exec.step.whole_step import LaunchWhole, WholeIteration, WholeStep
@@ -219,7 +219,7 @@ class LocalActor:
             compiled, in_tree = prepared.whole_executable(), prepared.step.in_tree
             self._executor = WholeStep(compiled, in_tree, plan.peak_bytes, self._transfer)
         else:
-            constants = tuple(prepared.step.program.constants.values())
+            constants = constants_of(prepared)
             # `issue` waits for a launch where that is needed, so the executor itself waits for nothing
             self._executor = Executor(instructions, constants, self._transfer, run_ahead=True)
 

@@ -18,19 +18,26 @@ from typing import Any
 import jax
 
 from tensile_jax.budget import Budget
-from tensile_jax.exec.step.transfer import Device, on_host
-from tensile_jax.trace import nbytes_of
+from tensile_jax.exec.step.transfer import Device, nbytes_on_a_device, on_host
 
 _MARGIN = 0.05  # of the allocator's limit
 
 
-def free_memory(device: Device, arguments: Sequence[Any]) -> Budget | None:
-    """The budget for a step with these flat arguments, if the user gave none; None if the device's memory has no known limit."""
+def free_memory(devices: Sequence[Device], arguments: Sequence[Any]) -> Budget | None:
+    """The budget for a step with these flat arguments, if the user gave none; None if the device's memory has no known limit.
+
+    Of several devices, the one with the least free memory counts.
+    """
+    found = [budget for device in devices if (budget := _free_on(device, arguments)) is not None]
+    return min(found, key=lambda budget: budget.resolve(0), default=None)
+
+
+def _free_on(device: Device, arguments: Sequence[Any]) -> Budget | None:
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
         return None
     own = {id(value): value for value in arguments if isinstance(value, jax.Array) and _lies_on(value, device)}
-    others = max(stats.get("bytes_in_use", 0) - sum(nbytes_of(value.aval) for value in own.values()), 0)
+    others = max(stats.get("bytes_in_use", 0) - sum(nbytes_on_a_device(value) for value in own.values()), 0)
     nbytes = max(int((1 - _MARGIN) * stats["bytes_limit"]) - others, 1)
     return Budget(
         nbytes, None, f"no budget was given: what is free on {device}, less {_MARGIN:.0%} of its memory for fragmentation"

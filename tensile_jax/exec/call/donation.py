@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from tensile_jax.exec.call.signature import Call
+from tensile_jax.exec.step.transfer import is_divided
 from tensile_jax.ir import Graph
 
 
@@ -25,12 +26,19 @@ def refuse_unusable(call: Call, graph: Graph) -> None:
     if call.all_arrays and not any([leaf.is_deleted() for leaf in leaves]):  # a quick test for the usual case
         if not graph.donated:
             return
-        memory = [leaf.unsafe_buffer_pointer() for leaf in leaves]
+        memory = [_address(leaf) for leaf in leaves]
         if len(set(memory)) == len(memory):
             return
     _refuse_deleted(leaves)
     if graph.donated:
         _refuse_shared_memory(leaves, graph)
+
+
+def _address(array: jax.Array) -> int:
+    """Where the array lies; if it is divided among devices, where its first shard lies."""
+    if not is_divided(array):
+        return array.unsafe_buffer_pointer()
+    return array.addressable_data(0).unsafe_buffer_pointer()
 
 
 def _refuse_deleted(leaves: Sequence[Any]) -> None:
@@ -45,7 +53,7 @@ def _refuse_shared_memory(leaves: Sequence[Any], graph: Graph) -> None:
     for place, (leaf, tensor) in enumerate(zip(leaves, graph.inputs, strict=True)):
         if not isinstance(leaf, jax.Array) or leaf.size == 0:  # arrays without elements may all have one address
             continue
-        where = leaf.unsafe_buffer_pointer()
+        where = _address(leaf)
         name = graph.tensors[tensor].name
         donated = tensor in graph.donated
         if donated and where in given:

@@ -1,8 +1,8 @@
-"""Finds the device on which a call runs, and whether `jax.jit` would commit the call's results to that device.
+"""Finds the devices on which a call runs, and whether `jax.jit` would commit the call's results to them.
 
-`jax.jit` runs on the device to which arguments are committed, or on the device that is named by `in_shardings`, `out_shardings`,
-`device`, `backend` or the mesh that is set. Without any of these it runs on the default device, and does not commit its results
-to that device. A plan is for one device, so a call that involves several devices is refused.
+`jax.jit` runs on the devices to which arguments are committed, or on the devices that `in_shardings`, `out_shardings`, `device`,
+`backend` or the mesh in force name. Without any of these it runs on the default device, and does not commit its results
+to that device. A call on several devices runs on a mesh, and all its arguments and options name the same devices.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,26 +10,33 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from tensile_jax.errors import TraceError
-from tensile_jax.exec.step.transfer import DEVICE, HOST, Device
+from tensile_jax.exec.step.transfer import DEVICE, HOST, Device, in_device_memory
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The device of a call, and whether its results are committed to it.
+    """The devices of a call, and whether its results are committed to them.
 
     Attributes:
-        device: the one device on which all segments run.
+        device: the device on which all segments run; the first of the mesh, if there are several.
         committed: whether results are committed to the device, as far as the call's arguments and options say.
         plain: whether every result of `jax.jit` has a `SingleDeviceSharding` in device memory. If not, the whole step must be
-            compiled to find out its results' shardings.
+            compiled to find out its results' shardings, unless it runs on several devices.
+        meshes: the meshes that the call names, if it runs on several devices; all have the same devices.
     """
 
     device: Device
     committed: bool
     plain: bool
+    meshes: tuple[Mesh, ...] = ()
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """All devices of the call."""
+        return tuple(d for mesh in self.meshes[:1] for d in mesh.devices.flat) or (self.device,)
 
 
 def placement_of(leaves: Sequence[Any], options: Mapping[str, Any], named: Sequence[Any]) -> Placement:
@@ -39,36 +46,101 @@ def placement_of(leaves: Sequence[Any], options: Mapping[str, Any], named: Seque
         named: shardings and memory spaces that the step itself names.
 
     Raises:
-        TraceError: several devices are involved.
+        TraceError: the call names several devices, but not as one mesh of this process's devices.
     """
     asked = options.get("device") or (jax.local_devices(backend=options["backend"])[0] if options.get("backend") else None)
     if asked is not None:
         return Placement(asked, True, True)
-    given = [("the arguments", leaf.sharding) for leaf in leaves if _is_committed(leaf)]
+    given = [("the arguments", leaf.sharding) for leaf in leaves if is_committed(leaf)]
     stated = [(name, place) for name in ("in_shardings", "out_shardings") for place in jax.tree.leaves(options.get(name))]
     inner = [("the step itself", place) for place in named]
-    mesh = jax.sharding.get_mesh()
-    in_force = [("the mesh in force (jax.set_mesh)", mesh)] if isinstance(mesh, Mesh) and not mesh.empty else []
+    in_force = [("the mesh in force (jax.set_mesh)", mesh)] if (mesh := mesh_in_force()) is not None else []
+    places = [(name, place) for name, place in (*given, *stated, *inner, *in_force)]
     named_by: dict[Device, str] = {}
-    for name, place in (*given, *stated, *inner, *in_force):
+    for name, place in places:
         for device in _devices_of(place):
             named_by.setdefault(device, name)
-    if len(named_by) > 1:
-        places = "; ".join(f"{device} by {name}" for device, name in named_by.items())
-        raise TraceError(
-            f"The step involves {len(named_by)} devices ({places}), and a plan is for one device. Put all arguments on one "
-            "device with jax.device_put, or use jax.jit for this step."
-        )
     return Placement(
         device=next(iter(named_by)) if named_by else _default_device(),
         committed=bool(given or stated or inner or in_force),
         plain=not stated and not in_force and all(_is_plain(place) for _, place in (*given, *inner)),
+        meshes=_meshes(places, named_by) if len(named_by) > 1 else (),
     )
 
 
-def _is_committed(leaf: Any) -> bool:
+def given_shardings(leaves: Sequence[Any], tree: Any, in_shardings: Any) -> list[Any]:
+    """For each argument, flat, the sharding in which a call on several devices takes it; None if it may be any.
+
+    Args:
+        tree: the structure of (positional arguments, keyword arguments), without static ones.
+    """
+    asked: list[Any] = [None] * len(leaves)
+    if in_shardings is not None:
+        args, _ = jax.tree.unflatten(tree, list(range(len(leaves))))
+        positions = jax.tree.leaves(args)
+        prefix = in_shardings if isinstance(in_shardings, tuple) or _is_stated(in_shardings) else tuple(in_shardings)
+        for position, place in zip(positions, stated_shardings(prefix, args), strict=True):
+            asked[position] = place
+    return [in_device_memory(leaf.sharding) if is_committed(leaf) else place for leaf, place in zip(leaves, asked, strict=True)]
+
+
+def stated_shardings(prefix: Any, tree: Any) -> list[Any]:
+    """The sharding that `in_shardings` or `out_shardings`, a prefix of the tree, states for each of the tree's leaves."""
+    found: list[Any] = []
+    jax.tree.map(
+        lambda place, below: found.extend([_named(place)] * len(jax.tree.leaves(below))), prefix, tree, is_leaf=_is_stated
+    )
+    return found
+
+
+def mesh_in_force() -> Mesh | None:
+    """The mesh that `jax.set_mesh` has set, if it has devices."""
+    mesh = jax.sharding.get_mesh()
+    return mesh if isinstance(mesh, Mesh) and not mesh.empty else None
+
+
+def is_committed(leaf: Any) -> bool:
+    """Whether the argument is bound to the devices of its sharding."""
     is_bound = leaf.committed if isinstance(leaf, jax.Array) else isinstance(leaf, jax.ShapeDtypeStruct)
     return is_bound and isinstance(leaf.sharding, Sharding)
+
+
+def _is_stated(place: Any) -> bool:
+    return place is None or isinstance(place, Sharding | PartitionSpec)
+
+
+def _named(place: Any) -> Any:
+    if not isinstance(place, PartitionSpec):
+        return place
+    mesh = mesh_in_force()
+    return None if mesh is None else NamedSharding(mesh, place)
+
+
+def _meshes(places: Sequence[tuple[str, Any]], named_by: Mapping[Device, str]) -> tuple[Mesh, ...]:
+    """The meshes that are named, each once; all have all of these devices.
+
+    Raises:
+        TraceError: the devices are not those of one mesh, or not all of this process.
+    """
+    found: dict[Mesh, None] = {}
+    for name, place in places:
+        if not any(True for _ in _devices_of(place)):
+            continue
+        mesh = place.mesh if isinstance(place, NamedSharding) else place
+        if not isinstance(mesh, Mesh) or set(mesh.devices.flat) != set(named_by):
+            devices = "; ".join(f"{device} by {by}" for device, by in named_by.items())
+            raise TraceError(
+                f"The step involves {len(named_by)} devices ({devices}), and {name} name some of them as {place}. Give every "
+                "argument a NamedSharding on one mesh of all devices (jax.device_put), or use jax.jit for this step."
+            )
+        found[mesh] = None
+    elsewhere = [device for device in named_by if device.process_index != jax.process_index()]
+    if elsewhere:
+        raise TraceError(
+            f"The step involves devices of several processes ({elsewhere[0]} is of process {elsewhere[0].process_index}), and a "
+            "plan is for the devices of one process. Use jax.jit for this step."
+        )
+    return tuple(found)
 
 
 def _is_plain(sharding: Any) -> bool:

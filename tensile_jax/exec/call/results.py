@@ -27,7 +27,7 @@ class ResultPlacer:
     Args:
         compiler: the compiler of the plan's segments; it knows the device, and whether results are committed.
         passed_on: the positions of the results that are donated arguments, returned unchanged.
-        shardings: the sharding of every result, as `jax.jit` states it; None if the results have it already.
+        shardings: the sharding of every result, as `jax.jit` states it (None for a token); None if the results have it already.
     """
 
     def __init__(self, compiler: Compiler, passed_on: Sequence[int], shardings: Sequence[Any] | None) -> None:
@@ -39,7 +39,7 @@ class ResultPlacer:
         """The results as `jax.jit` would return them. An array in `results` that must be replaced is deleted."""
         if self._shardings is not None:
             results = [
-                value if on_host(value) else jax.device_put(value, sharding)
+                value if on_host(value) or sharding is None else jax.device_put(value, sharding)
                 for value, sharding in zip(results, self._shardings, strict=True)
             ]
         if self._compiler.committed and not self._passed_on:

@@ -45,10 +45,10 @@ class Executable:
 
 
 class Compiler:
-    """Compiles segments for one device, and keeps the executables, so that equal segments share one.
+    """Compiles segments for one device or for all of a mesh, and keeps the executables, so that equal segments share one.
 
     Args:
-        device: where the segments run.
+        device: where the segments run; one of several, if the code of the segments says where their values lie.
         committed: whether their results are committed to the device, as the results of `jax.jit` are or are not.
         compiler_options: options of XLA, as in `jax.jit`.
         debugs_numbers: whether JAX is set to look for NaNs or infinities. If so, segments do not donate their inputs. A segment
@@ -84,7 +84,7 @@ class Compiler:
                 running: dict[Hashable, Future[Executable]] = {}
                 for content, code in missing.items():
                     jitted, lowered = self._lower(code)
-                    running[content] = pool.submit(_compile, lowered, self._call_of(jitted) if _is_refused(code) else None)
+                    running[content] = pool.submit(_compile, lowered, self._call_of(code, jitted) if _is_refused(code) else None)
                 for done, (content, future) in enumerate(running.items(), start=1):
                     self._done[content] = self._finished(missing[content], future.result())
                     if progress is not None:
@@ -100,29 +100,39 @@ class Compiler:
 
     def identity(self, values: Sequence[jax.Array]) -> Callable[..., Sequence[jax.Array]]:
         """An executable that returns its arguments in the same memory. The results are committed as this compiler's are."""
-        avals = tuple(map(shape_struct, values))
-        content = ("identity", tuple((a.shape, a.dtype, a.weak_type) for a in avals))
-        code = SegmentCode(lambda *xs: xs, avals, tuple(range(len(avals))), content)
+        several = any(len(value.sharding.device_set) > 1 for value in values)
+        avals = tuple(shape_struct(value, value.sharding if several else None) for value in values)
+        content = ("identity", tuple((a.shape, a.dtype, a.weak_type, a.sharding) for a in avals))
+        out_shardings = tuple(value.sharding for value in values) if several else None
+        code = SegmentCode(lambda *xs: xs, avals, tuple(range(len(avals))), content, out_shardings)
         return self.compile([code])[0].call
 
     def _lower(self, code: SegmentCode) -> tuple[Any, Any]:
         """The segment's code as a jitted function, and what it is lowered to."""
+        if code.out_shardings is not None:
+            jitted = self._jitted(code, out_shardings=code.out_shardings)
+            return jitted, jitted.lower(*code.avals)
         sharding = SingleDeviceSharding(self.device) if self.committed else None
         avals = [shape_struct(a, sharding) if isinstance(a, jax.ShapeDtypeStruct) else a for a in code.avals]
         # without inputs, only the sharding of the outputs names the device
         placed: dict[str, Any] = {"out_shardings": sharding} if self.committed and not avals else {}
-        jitted = jax.jit(
+        jitted = self._jitted(code, **placed)
+        with nullcontext() if self.committed else jax.default_device(self.device):
+            return jitted, jitted.lower(*avals)
+
+    def _jitted(self, code: SegmentCode, **placed: Any) -> Any:
+        return jax.jit(
             code.function,
             donate_argnums=() if self._debugs_numbers else code.donated,
             keep_unused=True,
             compiler_options=self._compiler_options,
             **placed,
         )
-        with nullcontext() if self.committed else jax.default_device(self.device):
-            return jitted, jitted.lower(*avals)
 
-    def _call_of(self, jitted: Any) -> Callable[..., Any]:
+    def _call_of(self, code: SegmentCode, jitted: Any) -> Callable[..., Any]:
         """A call of `jitted` on this device, with arguments so placed that JAX finds what it has compiled already."""
+        if code.out_shardings is not None:
+            return jitted
         if not self.committed:
             return partial(_on, self.device, jitted)
         sharding = SingleDeviceSharding(self.device)

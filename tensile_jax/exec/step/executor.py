@@ -38,8 +38,7 @@ from tensile_jax.exec.step.instructions import (
     StartSwapIn,
     StartSwapOut,
 )
-from tensile_jax.exec.step.transfer import Transfer, may_move, on_host
-from tensile_jax.trace import nbytes_of
+from tensile_jax.exec.step.transfer import Transfer, may_move, nbytes_on_a_device, on_host
 
 WATCHED_FIRST = 3  # this many first iterations of a plan are watched
 _WATCHED_EVERY = 50
@@ -171,7 +170,7 @@ def _with_copies(before: tuple[int, float], copies: Sequence[Any], began: float)
     """The bytes and microseconds `before`, and in addition those of `copies`, which began at `began` and are waited for here."""
     jax.block_until_ready(copies)
     us = (time.perf_counter() - began) * 1e6
-    return before[0] + sum(nbytes_of(copy.aval) for copy in copies), before[1] + us
+    return before[0] + sum(map(nbytes_on_a_device, copies)), before[1] + us
 
 
 def _slots_used(program: Instructions) -> frozenset[int]:
@@ -313,6 +312,6 @@ class Iteration:
             jax.block_until_ready(made)
             watch.segment_us.append((time.perf_counter() - began) * 1e6)
         held = [v for v in self.env if isinstance(v, jax.Array) and not on_host(v) and not v.is_deleted()]
-        live = sum(nbytes_of(v.aval) for v in (*held, *made) if isinstance(v, jax.Array))
+        live = sum(nbytes_on_a_device(v) for v in (*held, *made) if isinstance(v, jax.Array))
         watch.live_bytes = live + workspace_bytes
         watch.peak_bytes = max(watch.peak_bytes, watch.live_bytes)

@@ -17,9 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core.primitives import convert_element_type_p
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tensile_jax.ir import OperatorId, TensorId
-from tensile_jax.trace import Program, atom_key, params_key, shape_struct, variable_ids
+from tensile_jax.trace import Program, StepShardings, atom_key, params_key, shape_struct, variable_ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,19 +32,22 @@ class SegmentCode:
         avals: for each input a `jax.ShapeDtypeStruct`, or a token.
         donated: the positions of the inputs that are donated.
         content: equal for segments that can share an executable.
+        out_shardings: for each result its sharding, if the step runs on several devices; `avals` then have shardings, too.
     """
 
     function: Callable[..., tuple[Any, ...]]
     avals: tuple[Any, ...]
     donated: tuple[int, ...]
     content: Hashable
+    out_shardings: tuple[Any, ...] | None = None
 
 
 class SegmentBuilder:
-    """Builds the code of the segments of one program."""
+    """Builds the code of the segments of one program, whose values may be divided among several devices."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, divided: StepShardings | None = None) -> None:
         self._program = program
+        self._divided = divided
         self._variables = tuple(variable_ids(program))
         self._params = [params_key(e.params) for e in program.equations]
 
@@ -77,11 +81,22 @@ class SegmentBuilder:
             for v in e.outputs:
                 number[v] = len(number)
             body.append((e.primitive, self._params[o], arguments, len(e.outputs), e.context))
-        avals = tuple(map(_struct, (program.avals[v] for v in reads)))
-        shapes = tuple((a.shape, a.dtype, a.weak_type) if isinstance(a, jax.ShapeDtypeStruct) else type(a) for a in avals)
+        placed = {} if self._divided is None else self._divided.of
+        avals = tuple(_struct(program.avals[v], placed.get(v)) for v in reads)
+        shapes = tuple(
+            (a.shape, a.dtype, a.weak_type, a.sharding) if isinstance(a, jax.ShapeDtypeStruct) else type(a) for a in avals
+        )
+        out_shardings = self.out_shardings(outputs, effectful=effectful)
         results = tuple((number[v], v in program.weak) for v in writes)
-        content = (shapes, tuple(body), results, positions)
-        return SegmentCode(segment, avals, positions, content)
+        content = (shapes, tuple(body), results, positions, out_shardings)
+        return SegmentCode(segment, avals, positions, content, out_shardings)
+
+    def out_shardings(self, outputs: Sequence[TensorId], *, effectful: bool) -> tuple[Any, ...] | None:
+        """The shardings of the results of a segment with these outputs; None if the step runs on one device."""
+        if self._divided is None:
+            return None
+        at_the_end = (NamedSharding(self._divided.mesh, PartitionSpec()),) if effectful else ()
+        return (*(self._divided.of.get(self._variables[t]) for t in outputs), *at_the_end)
 
 
 def _typed(value: Any, *, weak: bool) -> Any:
@@ -91,6 +106,6 @@ def _typed(value: Any, *, weak: bool) -> Any:
     return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=weak, sharding=None)
 
 
-def _struct(aval: Any) -> Any:
+def _struct(aval: Any, sharding: Any) -> Any:
     """What stands for a value when a segment is lowered: its shape, or, for a token, which has no shape, a token."""
-    return shape_struct(aval) if hasattr(aval, "shape") else jax.jit(jax.lax.create_token)()
+    return shape_struct(aval, sharding) if hasattr(aval, "shape") else jax.jit(jax.lax.create_token)()

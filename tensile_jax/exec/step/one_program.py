@@ -66,7 +66,8 @@ def program_code(
 
     around = builder.code([], joined.inputs, (), joined.donated)
     content = ("program", form, around.content, _wiring(parts, copies, joined), tuple(code.content for code in codes))
-    return SegmentCode(function, around.avals, around.donated, content)
+    out_shardings = builder.out_shardings(joined.outputs, effectful=effectful)
+    return SegmentCode(function, around.avals, around.donated, content, out_shardings)
 
 
 def _wiring(parts: Sequence[Segment], copies: Sequence[Event], joined: Segment) -> Hashable:

@@ -27,7 +27,7 @@ from tensile_jax.exec.step.instructions import instructions_of
 from tensile_jax.exec.step.kept_plans import Kept, keep, kept_file, load
 from tensile_jax.exec.step.lower import SegmentBuilder
 from tensile_jax.exec.step.one_program import program_code
-from tensile_jax.exec.step.transfer import Transfer
+from tensile_jax.exec.step.transfer import Transfer, is_divided
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.plan import Choice, DeviceProfile, Goal, Measured, Planned, Planner
 from tensile_jax.plan.analysis.access import AccessSequence
@@ -138,7 +138,7 @@ class PreparedStep:
         )
         self.graph = self.planner.graph
         self.compiler = compiler
-        self.builder = SegmentBuilder(step.program)
+        self.builder = SegmentBuilder(step.program, step.divided)
         self.measured = Measured() if same is None else same.measured
         self._chosen: dict[Budget | None, Choice] = {} if same is None else same._chosen
         self.plan_s = 0.0
@@ -294,6 +294,7 @@ class PreparedStep:
             basis=basis,
             state_memory=self.options.state_memory,
             stored=stored,
+            devices=self.step.devices,
         )
 
     # -- compiling --------------------------------------------------------------------------------------------------
@@ -498,7 +499,7 @@ class PreparedStep:
         notes = () if plan.whole else self.step.notes
         if self.options.launch == "program" and plan.launch == "segments" and not plan.whole:
             notes += (_NOT_JOINED,)
-        return replace(plan, budget_basis=basis, notes=(*notes, *plan.notes))
+        return replace(plan, budget_basis=basis, notes=(*notes, *plan.notes), devices=self.step.devices)
 
     def offload_state(self, found: Compiled, tensors: Collection[TensorId]) -> Compiled:
         """The same segments with these state tensors on the host between their uses, across the iteration boundary.
@@ -588,9 +589,17 @@ class RunningPlan:
         if executables is not None:
             transfer = Transfer(prepared.compiler.device)
             instructions = instructions_of(joined_plan or plan, prepared.graph, [e.call for e in executables])
-            variables = tuple(prepared.step.program.constants.values())
+            variables = constants_of(prepared)
             run_ahead = prepared.compiler.device.platform != "cpu"
             self.executor = Executor(instructions, variables, transfer, run_ahead=run_ahead)
+
+
+def constants_of(prepared: PreparedStep) -> tuple[Any, ...]:
+    """The arrays that the step captures, where its segments expect them."""
+    step, constants = prepared.step, prepared.step.program.constants
+    if step.divided is None:
+        return tuple(jax.device_put(c, prepared.compiler.device) if is_divided(c) else c for c in constants.values())
+    return tuple(jax.device_put(value, step.divided.of[v]) for v, value in constants.items())
 
 
 def package_version() -> str:

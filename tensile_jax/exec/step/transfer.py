@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from tensile_jax.trace import nbytes_of, shard_of
+
 Device = Any
 """A `jax.Device`, which is a variable and not a type to a type checker."""
 
@@ -16,7 +18,11 @@ DEVICE, HOST = "device", "pinned_host"
 
 
 class Transfer:
-    """Copies to and from the memory of one device."""
+    """Copies to and from the memory of one device, or of several among which arrays are divided.
+
+    An array that is divided among devices is copied shard by shard, each to the host memory of its own device. `device` is where
+    everything else is copied that is not on a device yet.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -25,15 +31,32 @@ class Transfer:
 
     def out(self, arrays: Any) -> Any:
         """Start to copy an array, or a list of arrays, to pinned host memory. Returns the copies at once."""
-        return jax.device_put(arrays, self._to_host)
+        return jax.device_put(arrays, jax.tree.map(self._host_of, arrays))
 
     def into(self, arrays: Any) -> Any:
         """Start to copy an array, or a list of arrays, to device memory. Returns the copies at once."""
-        return jax.device_put(arrays, self._to_device)
+        return jax.device_put(arrays, jax.tree.map(self._device_of, arrays))
 
     def copy_into(self, array: Any) -> Any:
         """A copy in device memory that shares no memory with `array`."""
-        return jax.device_put(array, self._to_device, may_alias=False)
+        return jax.device_put(array, self._device_of(array), may_alias=False)
+
+    def _host_of(self, array: Any) -> Any:
+        return array.sharding.with_memory_kind(HOST) if is_divided(array) else self._to_host
+
+    def _device_of(self, array: Any) -> Any:
+        return array.sharding.with_memory_kind(DEVICE) if is_divided(array) else self._to_device
+
+
+def is_divided(array: Any) -> bool:
+    """Whether `array` is a `jax.Array` on several devices."""
+    sharding = getattr(array, "sharding", None)
+    return sharding is not None and isinstance(array, jax.Array) and len(sharding.device_set) > 1
+
+
+def nbytes_on_a_device(array: Any) -> int:
+    """The bytes that an array takes on each of its devices."""
+    return nbytes_of(shard_of(array.aval, array.sharding) if is_divided(array) else array.aval)
 
 
 def in_device_memory(sharding: Any) -> Any:

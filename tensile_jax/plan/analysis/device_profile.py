@@ -24,6 +24,7 @@ class DeviceProfile:
         late_weight, early_weight: predict a segment's workspace from the two extremes of XLA's order (`search/workspace.py`).
         copy_share: the part of a copy's time that computation loses: 0 where copies have engines and memory to themselves, 1
             where the cores that compute also do the copying.
+        interconnect_bytes_per_us: what a device sends to the other devices of its host, in one direction.
         kinds: regular expressions; the profile is that of a device whose whole `device_kind` one of them matches.
         basis: where the rates come from.
         source: the same for people, in a sentence.
@@ -43,6 +44,7 @@ class DeviceProfile:
     late_weight: float
     early_weight: float
     copy_share: float
+    interconnect_bytes_per_us: float = 5.0e4  # PCIe 5.0 x16, where nothing else is known
     kinds: tuple[str, ...] = ()
     basis: Basis = "measured"
     source: str = ""

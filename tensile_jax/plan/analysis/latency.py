@@ -1,6 +1,7 @@
 """Predicts, from a device profile, how long each operator of a step takes on a device.
 
-    operator_latency(o) = max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o))    by itself: a roofline
+    operator_latency(o) = max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o)) + exchange_us(o)
+                          by itself: a roofline, and what devices exchange for it: exchanged(o) / interconnect_bytes_per_us
     own_latencies       what the latency model of the device predicts of its heavy operators, and the roofline of all others
 
 In an executable, XLA fuses light operators and reductions into the operators that use them, so that they cost what they add to
@@ -40,7 +41,13 @@ class StepCosts:
 
 def operator_latency(operator: Operator, profile: DeviceProfile) -> float:
     """Microseconds that the operator takes by itself."""
-    return max(operator.flops / profile.flops_per_us, operator.nbytes / profile.bytes_per_us, operator.least_us)
+    here = max(operator.flops / profile.flops_per_us, operator.nbytes / profile.bytes_per_us, operator.least_us)
+    return here + exchange_us(operator, profile)
+
+
+def exchange_us(operator: Operator, profile: DeviceProfile) -> float:
+    """Microseconds that devices take to exchange what the operator needs of other devices."""
+    return operator.exchanged / profile.interconnect_bytes_per_us
 
 
 def own_latencies(operators: Sequence[Operator], profile: DeviceProfile) -> np.ndarray:
@@ -50,7 +57,8 @@ def own_latencies(operators: Sequence[Operator], profile: DeviceProfile) -> np.n
         return rooflines
     predicted = profile.latency_model.predict(operators)
     least = np.array([op.least_us for op in operators], float)
-    return np.where(np.isnan(predicted), rooflines, np.maximum(predicted, least))
+    exchanges = np.array([exchange_us(op, profile) for op in operators], float)
+    return np.where(np.isnan(predicted), rooflines, np.maximum(predicted, least) + exchanges)
 
 
 def fused_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) -> tuple[float, ...]:
@@ -60,7 +68,7 @@ def fused_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) 
     for op, own_us in zip(liveness.graph.operators, own_latencies(liveness.graph.operators, profile).tolist(), strict=True):
         if op.kind == "light":
             written = sum(2 * tensors[t].nbytes for t in op.outputs if fusion.materialised[t])
-            found.append(min(written, op.nbytes) / profile.bytes_per_us)
+            found.append(min(written, op.nbytes) / profile.bytes_per_us + exchange_us(op, profile))
         else:
             found.append(own_us)
     return tuple(found)
@@ -72,4 +80,6 @@ def rerun_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) 
     virtual = liveness.makes.sums(np.array(fusion.virtual, dtype=np.int64)) > 0
     extra = np.array(fusion.reread) + np.where((liveness.kinds == "reduction") & ~virtual, liveness.touched, 0.0)
     extra += 2 * liveness.makes.sums(liveness.nbytes * fusion.written_as_made)
-    return np.where(liveness.kinds == "heavy", heavy, np.minimum(extra, 4 * liveness.touched) / profile.bytes_per_us)
+    exchanges = np.array([exchange_us(op, profile) for op in liveness.graph.operators], float)
+    again = np.minimum(extra, 4 * liveness.touched) / profile.bytes_per_us + exchanges
+    return np.where(liveness.kinds == "heavy", heavy, again)

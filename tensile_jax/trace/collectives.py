@@ -1,0 +1,99 @@
+"""Estimates what devices exchange for one equation of a sharded step, from the shardings of its operands and of its result.
+
+Each mesh axis is looked at by itself. In a product, an axis may divide a dimension that both operands have and the result has
+not: every device then computes a part of the sum, and the parts are added (all-reduce). Or it divides a dimension of one operand
+in a way that the result does not need: then that operand is collected first (all-gather), as FSDP does with weights. For n
+devices along the axis and m bytes on each device after the exchange, a device sends
+
+    all-reduce      2 (n - 1) / n * m
+    all-gather          (n - 1) / n * m
+
+A reduction is treated as a product with one operand. Of all other equations, only a constraint that gathers its operand counts.
+XLA may choose other exchanges, so these figures are for comparing plans, and not a measurement. What is gathered also lies in
+device memory while the equation runs (`gathered`). Sizes in bytes per device.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jax.sharding import NamedSharding
+
+from tensile_jax.trace.avals import nbytes_of, shape_of
+from tensile_jax.trace.flatten import Equation, Program
+
+
+class Exchange(NamedTuple):
+    """What a device sends for an equation, and how many bytes of gathered operands it holds meanwhile."""
+
+    nbytes: int
+    gathered: int
+
+
+_Labels = tuple[object, ...]
+"""A name for each dimension of a value; dimensions with equal names have equal indices in an equation."""
+
+NOTHING = Exchange(0, 0)
+
+
+def exchange_of(program: Program, equation: Equation, shardings: Mapping[int, NamedSharding]) -> Exchange:
+    """What the devices exchange for the equation. `program` has the shapes that a device sees."""
+    name = equation.primitive.name
+    if name == "dot_general":
+        operands, result = _product_labels(program, equation)
+    elif name.startswith("reduce_") and "axes" in equation.params:
+        labels = tuple(range(len(_shape(program, equation.inputs[0]))))
+        operands, result = [labels], tuple(d for d in labels if d not in set(equation.params["axes"]))
+    elif name == "sharding_constraint":
+        labels = tuple(range(len(_shape(program, equation.inputs[0]))))
+        operands, result = [labels], labels
+    else:
+        return NOTHING
+    values = [v for v in equation.inputs[: len(operands)]]
+    placed = [_axes_by_label(v, labels, shardings) for v, labels in zip(values, operands, strict=True)]
+    there = _axes_by_label(equation.outputs[0], result, shardings)
+    mesh = next((shardings[v].mesh.shape for v in equation.outputs if v in shardings), {})
+    made = nbytes_of(program.avals[equation.outputs[0]])
+    sent = gathered = 0
+    for axis in {axis for of in placed for axis in of}:
+        count = mesh.get(axis, 1)
+        labels = [of.get(axis) for of in placed]
+        summed = [label for label in labels if label is not None and label not in result]
+        if summed and len(summed) == len(labels) and len(set(summed)) == 1:
+            sent += 2 * made * (count - 1) // count
+            continue
+        for v, label in zip(values, labels, strict=True):
+            if label is not None and there.get(axis) != label and isinstance(v, int):
+                whole = nbytes_of(program.avals[v]) * count
+                sent += whole * (count - 1) // count
+                gathered += whole
+    return Exchange(int(sent), int(gathered))
+
+
+def _shape(program: Program, atom: Any) -> tuple[int, ...]:
+    return shape_of(program.avals[atom] if isinstance(atom, int) else atom.aval)
+
+
+def _product_labels(program: Program, equation: Equation) -> tuple[list[_Labels], _Labels]:
+    """The names of the dimensions of both operands and of the result."""
+    (left_summed, right_summed), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    left: list[object] = [("left", d) for d in range(len(_shape(program, equation.inputs[0])))]
+    right: list[object] = [("right", d) for d in range(len(_shape(program, equation.inputs[1])))]
+    for number, (a, b) in enumerate(zip(left_batch, right_batch, strict=True)):
+        left[a] = right[b] = ("batch", number)
+    for number, (a, b) in enumerate(zip(left_summed, right_summed, strict=True)):
+        left[a] = right[b] = ("summed", number)
+    free = [x for d, x in enumerate(left) if d not in {*left_batch, *left_summed}]
+    free += [x for d, x in enumerate(right) if d not in {*right_batch, *right_summed}]
+    return [tuple(left), tuple(right)], (*(left[d] for d in left_batch), *free)
+
+
+def _axes_by_label(v: Any, labels: _Labels, shardings: Mapping[int, NamedSharding]) -> dict[str, object]:
+    """The name of the dimension that each mesh axis divides."""
+    if not isinstance(v, int) or v not in shardings:
+        return {}
+    found: dict[str, object] = {}
+    for label, axes in zip(labels, shardings[v].spec, strict=False):
+        for axis in axes if isinstance(axes, tuple) else (axes,):
+            if isinstance(axis, str):
+                found[axis] = label
+    return found

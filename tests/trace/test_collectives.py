@@ -1,0 +1,62 @@
+"""What devices exchange for one product or reduction, on small cases that can be computed by hand."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from tensile_jax.trace.avals import shard_of
+from tensile_jax.trace.collectives import Exchange, exchange_of
+from tensile_jax.trace.flatten import Program, flatten
+
+MESH = AbstractMesh((4, 2), ("data", "model"))
+FLOAT = 4  # bytes
+
+
+def _exchange(function: Any, shapes: list[tuple[int, ...]], specs: list[tuple[Any, ...]]) -> Exchange:
+    """The exchange of the only equation of the function; the last spec is that of its result."""
+    program = flatten(jax.make_jaxpr(function)(*[jnp.zeros(shape) for shape in shapes]))
+    (equation,) = program.equations
+    values = [*(v for v in equation.inputs if isinstance(v, int)), *equation.outputs]
+    shardings = {v: NamedSharding(MESH, PartitionSpec(*spec)) for v, spec in zip(values, specs, strict=True)}
+    avals = tuple(shard_of(aval, shardings[v]) if v in shardings else aval for v, aval in enumerate(program.avals))
+    local = Program(program.equations, avals, program.inputs, program.constants, program.outputs)
+    return exchange_of(local, equation, shardings)
+
+
+def _product(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.dot(x, w)
+
+
+@pytest.mark.parametrize(
+    ("specs", "wanted"),
+    [
+        # data parallel, forward: nothing
+        ([("data",), (), ("data",)], Exchange(0, 0)),
+        # both operands divided along what is summed: an all-reduce of the 8 x 32 result, 2 (n - 1) / n of it
+        ([(None, "data"), ("data",), ()], Exchange(2 * 8 * 32 * FLOAT * 3 // 4, 0)),
+        # FSDP: the weight is divided by the axis that divides the batch, so its 16 x 32 numbers are gathered
+        ([("data",), ("data",), ("data",)], Exchange(16 * 32 * FLOAT * 3 // 4, 16 * 32 * FLOAT)),
+        # tensor parallel: columns of the weight, and of the result
+        ([("data",), (None, "model"), ("data", "model")], Exchange(0, 0)),
+        # tensor parallel, second product: partial sums of the 2 x 32 result of each device, over 2 devices
+        ([("data", "model"), ("model",), ("data",)], Exchange(2 * 2 * 32 * FLOAT // 2, 0)),
+    ],
+)
+def test_a_product_exchanges_partial_sums_or_gathers_an_operand(specs: list[tuple[Any, ...]], wanted: Exchange) -> None:
+    assert _exchange(_product, [(8, 16), (16, 32)], specs) == wanted
+
+
+def test_a_reduction_over_a_divided_dimension_adds_partial_sums() -> None:
+    exchanged = _exchange(lambda x: jnp.sum(x, axis=0), [(8, 16)], [("data",), ()])
+    assert exchanged == Exchange(2 * 16 * FLOAT * 3 // 4, 0)
+
+
+def test_a_reduction_over_another_dimension_exchanges_nothing() -> None:
+    assert _exchange(lambda x: jnp.sum(x, axis=1), [(8, 16)], [("data",), ("data",)]) == Exchange(0, 0)
+
+
+def test_an_elementwise_operation_exchanges_nothing() -> None:
+    assert _exchange(jnp.tanh, [(8, 16)], [("data",), ("data",)]) == Exchange(0, 0)
