@@ -9,9 +9,10 @@ from tensile_jax.trace.flatten import Equation, Immediate, Program, atom_key, pa
 from tensile_jax.trace.graph import variable_ids
 from tensile_jax.trace.per_device import per_device
 from tensile_jax.trace.propagation import StepShardings
+from tensile_jax.trace.run_equations import run_all
 from tensile_jax.trace.step import TracedStep, trace_step
 
 __all__ = [
     "Equation", "Immediate", "Program", "StepShardings", "TracedStep", "atom_key", "is_packed", "nbytes_of", "params_key",
-    "per_device", "shape_struct", "shard_of", "trace_step", "variable_ids",
+    "per_device", "run_all", "shape_struct", "shard_of", "trace_step", "variable_ids",
 ]  # fmt: skip

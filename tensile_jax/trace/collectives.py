@@ -8,18 +8,22 @@ devices along the axis and m bytes on each device after the exchange, a device s
     all-reduce      2 (n - 1) / n * m
     all-gather          (n - 1) / n * m
 
+In the body of an opened `shard_map` (`mapped.py`), devices exchange what the collective operations say, and nothing else.
+
 A reduction is treated as a product with one operand. Of all other equations, only a constraint that gathers its operand counts.
 XLA may choose other exchanges, so these figures are for comparing plans, and not a measurement. What is gathered also lies in
 device memory while the equation runs (`gathered`). Sizes in bytes per device.
 """
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 from jax.sharding import NamedSharding
 
 from tensile_jax.trace.avals import nbytes_of, shape_of
 from tensile_jax.trace.flatten import Equation, Program
+from tensile_jax.trace.mapped import Mapped
 
 
 class Exchange(NamedTuple):
@@ -38,6 +42,8 @@ NOTHING = Exchange(0, 0)
 def exchange_of(program: Program, equation: Equation, shardings: Mapping[int, NamedSharding]) -> Exchange:
     """What the devices exchange for the equation. `program` has the shapes that a device sees."""
     name = equation.primitive.name
+    if isinstance(equation.primitive, Mapped):
+        return _collective(program, equation, equation.primitive.map.mesh.shape)
     if name == "dot_general":
         operands, result = _product_labels(program, equation)
     elif name.startswith("reduce_") and "axes" in equation.params:
@@ -67,6 +73,27 @@ def exchange_of(program: Program, equation: Equation, shardings: Mapping[int, Na
                 sent += whole * (count - 1) // count
                 gathered += whole
     return Exchange(int(sent), int(gathered))
+
+
+_SUMS = ("psum", "psum_invariant", "pmax", "pmin")
+_GATHERS = ("all_gather", "all_gather_invariant")
+_SCATTERS = ("reduce_scatter", "all_to_all", "psum_scatter")
+
+
+def _collective(program: Program, equation: Equation, sizes: Mapping[str, int]) -> Exchange:
+    """What a collective operation of a `shard_map` exchanges; nothing for every other operation."""
+    name, params = equation.primitive.name, equation.params
+    axes = params.get("axes", params.get("axis_name", ()))
+    count = prod(sizes.get(axis, 1) for axis in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(axis, str))
+    read = sum(nbytes_of(program.avals[v]) for v in equation.inputs if isinstance(v, int))
+    made = sum(nbytes_of(program.avals[v]) for v in equation.outputs)
+    if name in _SUMS:
+        return Exchange(2 * made * (count - 1) // count, 0)
+    if name in _GATHERS:
+        return Exchange(made * (count - 1) // count, 0)
+    if name in _SCATTERS:
+        return Exchange(read * (count - 1) // count, 0)
+    return Exchange(read, 0) if name == "ppermute" else NOTHING
 
 
 def _shape(program: Program, atom: Any) -> tuple[int, ...]:

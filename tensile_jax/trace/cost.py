@@ -33,8 +33,8 @@ _ELEMENTWISE = """
     stop_gradient sub tan tanh xor zeta
 """.split()
 _SHAPES = """
-    bitcast_convert_type broadcast broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty empty2
-    expand_dims full iota pad random_unwrap random_wrap reshape rev slice split squeeze stack tile transpose unstack
+    axis_index bitcast_convert_type broadcast broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty empty2
+    expand_dims full iota pad pcast pvary random_unwrap random_wrap reshape rev slice split squeeze stack tile transpose unstack
 """.split()
 _REDUCTIONS = """
     argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor

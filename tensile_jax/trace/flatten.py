@@ -43,6 +43,7 @@ from jax.extend.core import Literal, primitives
 from tensile_jax.errors import TraceError
 from tensile_jax.trace.avals import nbytes_of, shape_of
 from tensile_jax.trace.loops import Loop, Stacked, element, layer, loop_of, stack
+from tensile_jax.trace.mapped import Map, Mapped, Placed, map_of
 from tensile_jax.trace.mutable_references import Discharged, Reference, is_reference, touches_all, writes
 
 Variable = NewType("Variable", int)
@@ -149,6 +150,9 @@ class _Builder:
         self._constant_ids: dict[int, int] = {}
         self._indices: dict[int, int] = {}
         self._helpers: dict[Any, Any] = {}  # jaxprs that take elements of stacks, under the settings of this trace
+        self._map: Map | None = None  # the `shard_map` inside of which we are, and its own context
+        self._map_context: Any = None
+        self._placed: dict[int, Placed] = {}  # how shards lie in the variables that are read in it
 
     def variable(self, aval: Any) -> int:
         self.avals.append(_strong(aval))
@@ -194,10 +198,18 @@ class _Builder:
             results = self.walk(inner.jaxpr, [self.constant(c) for c in inner.consts], values, scope)
             self._repeat = outside
             return results
+        mapped = map_of(equation) if self._map is None else None
+        if mapped is not None:
+            return self._open_map(mapped, equation, [self.whole(value) for value in values], scope)
         if equation.primitive.name == "optimization_barrier" and not self._respects_checkpoints:
             return values
         loop = loop_of(equation)
-        if loop is not None and not any(isinstance(value, Reference) for value in values) and self._opens(equation):
+        if (
+            loop is not None
+            and self._map is None
+            and not any(isinstance(value, Reference) for value in values)
+            and self._opens(equation)
+        ):
             return self._open(loop, equation, values, scope)
         whole = [self.whole(value) for value in values]
         if any(is_reference(v.aval) for v in equation.outvars):
@@ -206,8 +218,57 @@ class _Builder:
             return self._on_references(equation, whole, scope)
         if _converts_nothing(equation):
             return whole
+        if self._map is not None:
+            return self._add_mapped(self._map, equation, whole, [self._map.placed(v.aval) for v in equation.outvars], scope)
         outputs = tuple(self.variable(v.aval) for v in equation.outvars)
         self._add(equation, equation.primitive, whole, outputs, scope)
+        return outputs
+
+    def _open_map(self, mapped: Map, equation: Any, values: Sequence[Any], scope: str) -> list[Value]:
+        """Add the equations of the body of a `shard_map` (`mapped.py`), and return its results."""
+        body = equation.params["jaxpr"]
+        self._map, self._map_context, self._placed = mapped, equation.ctx, {}
+        given: list[Value] = []
+        for value, spec, variable in zip(values, equation.params["in_specs"], body.invars, strict=True):
+            if not isinstance(value, int):
+                given.append(value)
+            elif self._placed.setdefault(value, Placed(spec)) == Placed(spec):
+                given.append(value)
+            else:  # the same array, divided in two ways
+                given += self._copied(mapped, equation, (value, Placed(spec)), variable.aval, mapped.placed(variable.aval), scope)
+        results = self.walk(body, (), given, scope)
+        returned: list[Value] = []
+        for value, spec, variable in zip(results, equation.params["out_specs"], equation.outvars, strict=True):
+            if not isinstance(value, int) or self._placed[value] == Placed(spec):
+                returned.append(value)
+            else:
+                source = value, self._placed[value]
+                returned += self._copied(mapped, equation, source, variable.aval, Placed(spec), scope, whole=True)
+        self._map, self._map_context, self._placed = None, None, {}
+        return returned
+
+    def _copied(
+        self, mapped: Map, around: Any, source: tuple[int, Placed], aval: Any, place: Placed, scope: str, *, whole: bool = False
+    ) -> list[Value]:
+        """A copy of the shards of a variable, which lies as `place` says; `aval` is that of a shard, or of the `whole` array."""
+        value, lies = source
+        copy = _copy_of(aval)
+        result = self.variable(aval if whole else mapped.whole(aval, place))
+        inner = around.params["jaxpr"].eqns
+        primitive = Mapped(copy.primitive, mapped, (lies,), (place,), inner[0].ctx if inner else around.ctx)
+        self._counts[-1] += 1
+        self.equations.append(Equation(primitive, dict(copy.params), (value,), (result,), scope, around.ctx))
+        self._placed[result] = place
+        return [result]
+
+    def _add_mapped(
+        self, mapped: Map, equation: Any, values: Sequence[Any], places: Sequence[Placed], scope: str
+    ) -> tuple[int, ...]:
+        inputs = tuple(self._placed.get(value) if isinstance(value, int) else None for value in values)
+        outputs = tuple(self.variable(mapped.whole(v.aval, p)) for v, p in zip(equation.outvars, places, strict=True))
+        primitive = Mapped(equation.primitive, mapped, inputs, tuple(places), equation.ctx)
+        self._add(equation, primitive, values, outputs, scope)
+        self._placed.update(zip(outputs, places, strict=True))
         return outputs
 
     def _open(self, loop: Loop, equation: Any, values: Sequence[Value], scope: str) -> list[Value]:
@@ -277,7 +338,7 @@ class _Builder:
         """Add a jaxpr's equation to the program, with `primitive` in the place of the equation's own primitive."""
         acts = any(type(effect).__name__ not in _INNER_EFFECTS for effect in equation.effects)
         params = dict(equation.params)
-        if primitive is primitives.convert_element_type_p:
+        if equation.primitive is primitives.convert_element_type_p:
             params["weak_type"] = False
         self._counts[-1] += 1
         self.equations.append(
@@ -287,7 +348,7 @@ class _Builder:
                 tuple(inputs),
                 tuple(outputs),
                 scope,
-                equation.ctx,
+                equation.ctx if self._map is None else self._map_context,
                 effectful=acts,
                 position=tuple(self._counts) if self._iterations else (),
                 iterations=self._iterations,
@@ -545,6 +606,8 @@ def _reuse_relu_output(builder: _Builder) -> None:
     made: set[int] = set()
     for place, equation in enumerate(builder.equations):
         made.update(equation.outputs)
+        if isinstance(equation.primitive, Mapped):
+            continue  # its operand may lie otherwise than the rectifier's result
         if equation.primitive.name == "gt" and _is_zero(equation.inputs[-1]):
             result = rectified.get(equation.inputs[0]) if isinstance(equation.inputs[0], int) else None
             if result in made:

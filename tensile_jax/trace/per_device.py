@@ -16,6 +16,7 @@ from tensile_jax.ir import Graph, Operator
 from tensile_jax.trace.avals import shard_of
 from tensile_jax.trace.collectives import exchange_of
 from tensile_jax.trace.flatten import Program
+from tensile_jax.trace.mapped import Mapped
 from tensile_jax.trace.propagation import StepShardings, propagated
 from tensile_jax.trace.step import TracedStep
 
@@ -48,7 +49,7 @@ def _local(step: TracedStep, program: Program, whole: Graph, divided: StepShardi
     for equation, mine, its in zip(program.equations, local.operators, whole.operators, strict=True):
         exchange = exchange_of(local_program, equation, divided.of)
         flops, inner = mine.flops, mine.inner
-        if its.inner:  # a loop or a branch, whose body has the shapes of all devices together
+        if its.inner and not isinstance(equation.primitive, Mapped):  # a body with the shapes of all devices together
             share = mine.nbytes / max(its.nbytes, 1)
             flops, inner = int(flops * share), int(inner * share)
         operators.append(replace(mine, flops=flops, inner=inner + exchange.gathered, exchanged=exchange.nbytes))

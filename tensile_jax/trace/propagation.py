@@ -26,6 +26,8 @@ from jaxlib.mlir.passmanager import PassManager
 
 from tensile_jax.trace.avals import shape_of, shape_struct
 from tensile_jax.trace.flatten import Program
+from tensile_jax.trace.mapped import Mapped
+from tensile_jax.trace.run_equations import run_all
 
 _PASSES = "builtin.module(sdy-propagation-pipeline)"
 _Spec = tuple[tuple[str, ...], ...]
@@ -58,11 +60,11 @@ def propagated(program: Program, given: Sequence[Any], wanted: Sequence[Any], me
     ]
     asked = {v: sharding for v, sharding in zip(program.outputs, wanted, strict=True) if sharding is not None}
 
+    wanted_values = frozenset(made)
+
     def every_value(*values: Any) -> tuple[Any, ...]:
         environment: dict[int, Any] = dict(zip(reads, values, strict=True))
-        for e in program.equations:
-            arguments = [environment[a] if isinstance(a, int) else a.value for a in e.inputs]
-            environment.update(zip(e.outputs, e.run(arguments), strict=True))
+        run_all(program.equations, environment, wanted_values)
         return tuple(environment[v] for v in made)
 
     lowered = jax.jit(every_value, keep_unused=True, out_shardings=tuple(asked.get(v) for v in made)).lower(*avals)
@@ -80,6 +82,9 @@ def propagated(program: Program, given: Sequence[Any], wanted: Sequence[Any], me
             aval = program.avals[v]
             typed = _typed_as(aval, _mesh_with(axes, meshes))
             of[v] = NamedSharding(typed, aval.sharding.spec) if _is_explicit(aval) else _sharding(aval, spec, typed)
+    for e in program.equations:
+        if isinstance(e.primitive, Mapped):
+            of.update((v, NamedSharding(of[v].mesh, place.spec)) for v, place in zip(e.outputs, e.primitive.outputs, strict=True))
     of.update({v: s for v, s in zip(program.inputs, given, strict=True) if s is not None and v in of})
     of.update({v: s for v, s in asked.items() if v in of})
     return StepShardings(mesh, of)

@@ -20,7 +20,7 @@ from jax.extend.core.primitives import convert_element_type_p
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tensile_jax.ir import OperatorId, TensorId
-from tensile_jax.trace import Program, StepShardings, atom_key, params_key, shape_struct, variable_ids
+from tensile_jax.trace import Program, StepShardings, atom_key, params_key, run_all, shape_struct, variable_ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,9 +68,7 @@ class SegmentBuilder:
 
         def segment(*values: Any) -> tuple[Any, ...]:
             environment: dict[int, Any] = dict(zip(reads, values, strict=True))
-            for e in equations:
-                arguments = [environment[a] if isinstance(a, int) else a.value for a in e.inputs]
-                environment.update(zip(e.outputs, e.run(arguments), strict=True))
+            run_all(equations, environment, writes)
             at_the_end = (jnp.zeros((), bool),) if effectful else ()
             return (*(_typed(environment[v], weak=v in program.weak) for v in writes), *at_the_end)
 
