@@ -6,7 +6,7 @@ devices concatenate along its first axis; a scalar gets a first axis. That is ho
 for them.
 
 An equation of the body becomes an equation of the program with a `Mapped` primitive, which says how the shards of its operands
-and results lie in the program's arrays. Neighbouring equations of one body run in one `shard_map` (`run_equations.py`), which moves
+and results lie in the program's arrays. Neighbouring equations of one body run in one `shard_map` (`run_equations.py`). It moves
 nothing among devices at its boundaries, since the arrays are divided as they are read.
 
 A body stays closed, and `shard_map` one operator, if it acts beyond its results (prints, callbacks, references), if some axes
