@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BudgetError", "BudgetTooSmall", "CheckpointError", "ClusterError", "Entrypoint", "InvalidPlan", "Job", "JobFailed",
-    "JobsFileError", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied", "Report", "Runtime", "TensileError",
-    "TraceError", "jit", "nnx", "ray", "to_device",
+    "JobsFileError", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied", "Report", "Runtime",
+    "TensileError", "TraceError", "jit", "nnx", "ray", "to_device",
 ]  # fmt: skip
 
 _ROOMS = ("nnx", "ray")  # packages, which need Flax and Ray as well

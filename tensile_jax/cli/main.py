@@ -78,5 +78,21 @@ def main() -> None:
     """
 
 
-for command in (run, submit, plan, max_batch, compare, calibrate, status, pause, resume, cancel, budget, show, picture, schema, demo):
+for command in (
+    run,
+    submit,
+    plan,
+    max_batch,
+    compare,
+    calibrate,
+    status,
+    pause,
+    resume,
+    cancel,
+    budget,
+    show,
+    picture,
+    schema,
+    demo,
+):
     main.add_command(command)

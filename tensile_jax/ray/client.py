@@ -40,7 +40,7 @@ class ClusterJob:
         name: letters, digits, `_`, `-` and `.`, none of which but `_` is the first. None: the name of the entrypoint or function.
         priority: the job's share of its device's time, in proportion to the other jobs there.
         max_slowdown: see `tensile_jax.Runtime.submit`.
-        checkpoint_every: steps between checkpoints: what is lost at most when a device dies. None: only when it is paused or ends.
+        checkpoint_every: steps between checkpoints, which are lost at most when a device dies. None: only when paused or ended.
         isolation: "thread": in the process of the device. "process": in a process of its own.
         start_after: seconds after the submission, or another job of the cluster; None: at once.
         devices: how many devices of one host the job needs.
@@ -129,7 +129,9 @@ def submit(
     if host_budget is not None and parse_budget(host_budget).nbytes is None:
         raise ValueError(f'host_budget={host_budget!r} is a share. Give bytes, or a size such as "64GiB".')
     if "://" in str(checkpoints):
-        raise ValueError(f"checkpoints={str(checkpoints)!r} is a URL. Name a folder that is mounted at the same path on all nodes.")
+        raise ValueError(
+            f"checkpoints={str(checkpoints)!r} is a URL. Name a folder that is mounted at the same path on all nodes."
+        )
     ray = _connect(address)
     settings = DeviceSettings(budget, host_budget, device_profile, str(Path(checkpoints).absolute()), (os.getcwd(),))
     works = {name: _work(ray, job) for name, job in zip(names, jobs, strict=True)}
@@ -151,7 +153,13 @@ def submit(
         )
         .remote()
     )
-    run = ClusterRun(handle, names=tuple(names), seen=0, checkpoints=Path(settings.shared), makes={n: j.make for n, j in zip(names, jobs, strict=True)})
+    run = ClusterRun(
+        handle,
+        names=tuple(names),
+        seen=0,
+        checkpoints=Path(settings.shared),
+        makes={n: j.make for n, j in zip(names, jobs, strict=True)},
+    )
     run._seen = run._call(handle.submit.remote(settings, new, works, resume=resume), timeout_s=_SUBMIT_S)
     return run
 
@@ -223,7 +231,7 @@ class ClusterRun:
         return self._call(self._coordinator.status.remote())
 
     def pause(self, job: str) -> None:
-        """Pause a job after its running iteration, with a checkpoint. Raises ValueError: there is no such job, or it has ended."""
+        """Pause a job after its running iteration, with a checkpoint. Raises ValueError: there is no such job, or it ended."""
         self._wish(job, "pause")
 
     def resume(self, job: str) -> None:
@@ -279,8 +287,8 @@ class ClusterRun:
             ValueError: it refuses.
         """
         ray: Any = import_module("ray")
-        where = f" in {self._checkpoints}" if self._checkpoints is not None else ""
-        remedy = f"The jobs' checkpoints are{where or ' in their folder'}: start the cluster again, and submit the jobs with resume=True."
+        where = "in their folder" if self._checkpoints is None else f"in {self._checkpoints}"
+        remedy = f"The jobs' checkpoints are {where}: start the cluster again, and submit the jobs with resume=True."
         try:
             return ray.get(reference, timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as error:
@@ -346,8 +354,8 @@ def _connect(address: str | None) -> Any:
     except Exception as error:
         story = str(error).strip().splitlines() or [type(error).__name__]
         raise ClusterError(
-            f"The cluster at address={address or 'auto'!r} cannot be used: {story[0]} Call this on a machine of the cluster, and look "
-            "at `ray status` there."
+            f"The cluster at address={address or 'auto'!r} cannot be used: {story[0]} Call this on a machine of the cluster, and "
+            "look at `ray status` there."
         ) from error
     finally:
         with suppress(ValueError):  # not in the main thread, where Ray sets no handler either

@@ -3,10 +3,10 @@
 Who tells whom what:
 
     submitter   -> coordinator    submit: jobs, budget, shared folder            one submission at a time
-    coordinator -> device         open: reads a file in the shared folder        one `DeviceActor` for each device of each node
+    coordinator -> device         open: read a file in the shared folder         one `DeviceActor` for each device of each node
     coordinator -> device         outline: trace a job, and plan it              answered by an `Outline`
     coordinator -> device         run: a job, with the number of the attempt     a Ray task as long as the job is there
-    coordinator -> device         poll, again and again                          answered by the news of the jobs; renews the lease
+    coordinator -> device         poll, again and again                          answered by news of the jobs; renews the lease
     coordinator <- Ray            the answer to `poll` is that the actor died    the device's jobs go on elsewhere
     terminal    -> coordinator    status; wish: pause, resume, cancel            passed on to the job's device
     submitter   -> coordinator    follow, again and again                        answered by events, in their order
@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tensile_jax.ray.device_actor import ANSWER, DeviceActor, NotShared
@@ -80,6 +79,9 @@ _ANSWER_S = 5.0  # that a file may take to be seen through a network file system
 _MOST_FAILURES = 3  # of a device to start, after which it is left alone
 _KEPT_EVENTS = 100_000
 
+Handle = Any
+"""Ray's handle of a `DeviceActor`. Each method of it has a method `remote`, which type checkers do not know."""
+
 _SlotKey = tuple[str, int]
 """The id of a node in Ray, and the number of a device there."""
 
@@ -114,7 +116,7 @@ class Coordinator:
         self._sources: dict[str, Work] = {}
         self._losses: dict[str, float] = {}
         self._peaks: dict[str, int] = {}
-        self._handles: dict[DeviceId, ActorHandle] = {}
+        self._handles: dict[DeviceId, Handle] = {}
         self._opening: dict[_SlotKey, asyncio.Task[None]] = {}
         self._holders: dict[_SlotKey, DeviceId] = {}  # of the devices that are open
         self._born: dict[_SlotKey, int] = {}  # how many actors a device has had
@@ -154,7 +156,8 @@ class Coordinator:
                     raise
             pinned = read_pinned(shared) if resume else {}
             found = tuple(
-                replace(job, attempt=latest_attempt(shared, job.name), pinned=tuple(pinned.get(job.name, {}).items())) for job in jobs
+                replace(job, attempt=latest_attempt(shared, job.name), pinned=tuple(pinned.get(job.name, {}).items()))
+                for job in jobs
             )
             self._works.update(works)
             self._sources.update({job.source: works[job.name] for job in jobs})
@@ -314,7 +317,7 @@ class Coordinator:
             if handle is not None:
                 _kill(handle)
 
-    def _make_actor(self, id: DeviceId, slot: _Slot) -> ActorHandle:
+    def _make_actor(self, id: DeviceId, slot: _Slot) -> Handle:
         name = f"tensile:{id}"
         with suppress(ValueError):  # the actor of a coordinator that has died, and that has not noticed it yet
             _kill(ray.get_actor(name, namespace=NAMESPACE))
@@ -328,7 +331,7 @@ class Coordinator:
         )
         return made.remote(id, self._settings, neighbours=slot.neighbours, accelerator=slot.gpu)
 
-    async def _greet(self, handle: ActorHandle, shared: Path) -> Device:
+    async def _greet(self, handle: Handle, shared: Path) -> Device:
         """Open the device, after it has shown that it reads and writes the folder that this actor sees.
 
         Raises:
@@ -350,7 +353,7 @@ class Coordinator:
             for path in (shared / token, answer):
                 path.unlink(missing_ok=True)
 
-    async def _poll(self, key: _SlotKey, id: DeviceId, handle: ActorHandle) -> None:
+    async def _poll(self, key: _SlotKey, id: DeviceId, handle: Handle) -> None:
         """Hear the news of a device until it dies. This is how its death is noticed, too."""
         try:
             while True:
@@ -411,7 +414,7 @@ class Coordinator:
         work = self._sources[source]
         try:
             outline = await handle.outline.options(name=f"plan {work.name}").remote(work)
-        except ray.exceptions.RayTaskError as error:
+        except RayTaskError as error:
             outline = _story(error)
         except RayError:
             return  # the device has died, and another one will be asked
@@ -436,9 +439,7 @@ class Coordinator:
 
     def _report(self, report: Report) -> None:
         time_s = time.monotonic() - self._began
-        self._events.append(
-            ClusterEvent(time_s, report.kind, report.job, report.step, report.note, report.values, report.device)
-        )
+        self._events.append(ClusterEvent(time_s, report.kind, report.job, report.step, report.note, report.values, report.device))
         self._reported += 1
         self._changed.set()
         self._changed = asyncio.Event()
@@ -532,7 +533,7 @@ def _find_slots() -> list[_Slot]:
     return sorted(found, key=lambda slot: slot.name)
 
 
-def _kill(handle: ActorHandle) -> None:
+def _kill(handle: Handle) -> None:
     with suppress(RayError, ValueError):
         ray.kill(handle)
 

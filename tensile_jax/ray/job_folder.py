@@ -23,8 +23,6 @@ import msgspec
 
 from tensile_jax.atomic_file import write_whole
 from tensile_jax.errors import CheckpointError
-from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
-from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tensile_jax.ray.records import Kind
 
 _PINNED = "tensile-cluster.json"
@@ -49,7 +47,8 @@ def folder_of(shared: Path, job: str) -> Path:
 
 def has_checkpoints(shared: Path, job: str) -> bool:
     """Whether there is a checkpoint of that job, complete or damaged."""
-    return bool(Checkpoints(folder_of(shared, job)).steps())
+    folder = folder_of(shared, job)
+    return folder.is_dir() and any(path.name[0].isdigit() and path.is_dir() for path in folder.iterdir())
 
 
 def take_over(shared: Path, job: str, attempt: int, *, patience_s: float) -> None:
@@ -58,6 +57,8 @@ def take_over(shared: Path, job: str, attempt: int, *, patience_s: float) -> Non
     Raises:
         CheckpointError: the folder belongs to a later attempt; or it is still locked after `patience_s` seconds.
     """
+    from tensile_jax.exec.checkpoint.folder_lock import FolderLock  # imports JAX
+
     latest = latest_attempt(shared, job)
     if latest > attempt:
         raise CheckpointError(

@@ -7,7 +7,7 @@ predicted slowdown:
     slowdown_j   = time_j / (step_us of j, alone on the fastest kind of device)
     time_j       = step_us * (sum over the jobs k that are there and run, and j, of weight_k) / weight_j * change
     change       = 1                  if the job fits while the others keep their state on the device
-                   1 + 1/COPY_TIMES   otherwise, since parked jobs change places after computing for `COPY_TIMES` copies of a state
+                   1 + 1/COPY_TIMES   otherwise: parked jobs change places after computing for `COPY_TIMES` copies of a state
 
 Of equal devices it goes to the one with the fewest jobs, and then to the first.
 

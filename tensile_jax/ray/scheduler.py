@@ -167,9 +167,7 @@ class _Change:
     def take(self, jobs: tuple[NewJob, ...]) -> None:
         names = {job.name for job in jobs}
         kept = tuple(job for job in self.state.jobs if job.name not in names)  # jobs of these names have ended
-        new = tuple(
-            JobRecord(job, self.state.groups, attempt=job.attempt, due=not isinstance(job.start, float)) for job in jobs
-        )
+        new = tuple(JobRecord(job, self.state.groups, attempt=job.attempt, due=not isinstance(job.start, float)) for job in jobs)
         self.state = replace(self.state, jobs=(*kept, *new), groups=self.state.groups + 1)
         for job in new:
             self.report("submitted", job)
@@ -307,7 +305,7 @@ class _Change:
         return ended
 
     def why_never(self, job: JobRecord) -> str:
-        """Why a waiting job fits on none of the present devices even alone, or cannot be made; empty if there is no such reason."""
+        """Why a waiting job fits on none of the present devices even alone, or cannot be made; empty if there is none."""
         needs: list[tuple[Device, Outline]] = []
         why = ""
         for device in self.state.devices:

@@ -1,8 +1,8 @@
 """Submits the jobs of a jobs file to a Ray cluster, and follows them until they have ended.
 
 On a cluster `[device]` describes each device: a `budget` in per cent is a share of what the device has, and not of the jobs'
-peaks. Some keys of a job are refused, because with them a job's results would depend on the jobs that share its device, and no job
-could go on elsewhere bit for bit.
+peaks. Some keys of a job are refused: with them, a job's results would depend on the jobs that share its device, so that the job
+could not go on elsewhere bit for bit.
 """
 
 from dataclasses import replace
@@ -63,8 +63,8 @@ def _cluster_job(entry: JobEntry) -> ClusterJob:
     ):
         if value != usual:
             raise Refusal(
-                f"{entry.where}.{key} = {value}: a job of a cluster has the same plan on every device, and {key} makes plans that "
-                "depend on the other jobs or on time. Leave it out."
+                f"{entry.where}.{key} = {value}: a job of a cluster has the same plan on every device, and {key} makes plans "
+                "that depend on the other jobs or on time. Leave it out."
             )
     start = entry.start_after
     after = StartAfter(start.job, start.step) if isinstance(start, AfterJob) else start or None
