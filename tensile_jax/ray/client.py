@@ -299,8 +299,7 @@ class ClusterRun:
                 raise ValueError(str(cause)) from None
             raise ClusterError(f"The coordinator of the cluster failed: {type(cause).__name__}: {cause}") from error
         except ray.exceptions.RayError as error:
-            story = str(error).strip().splitlines()[0]
-            raise ClusterError(f"The coordinator of the cluster has died: {story} {remedy}") from error
+            raise ClusterError(f"The head node of the cluster has died, or the coordinator there. {remedy}") from error
 
 
 # -- jobs ---------------------------------------------------------------------------------------------------------------------

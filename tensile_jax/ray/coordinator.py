@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tensile_jax.ray.device_actor import ANSWER, DeviceActor, NotShared
-from tensile_jax.ray.job_folder import has_checkpoints, latest_attempt, read_pinned, write_pinned
+from tensile_jax.ray.job_folder import has_checkpoints, latest_attempt, read_neighbours, write_neighbours
 from tensile_jax.ray.records import (
     AskOutline,
     ClusterEvent,
@@ -50,7 +50,6 @@ from tensile_jax.ray.records import (
     Event,
     Instruction,
     JobNews,
-    Kind,
     NewJob,
     Outlined,
     Release,
@@ -154,17 +153,15 @@ class Coordinator:
                 except BaseException:
                     self._release()
                     raise
-            pinned = read_pinned(shared) if resume else {}
+            neighbours = read_neighbours(shared) if resume else {}
             found = tuple(
-                replace(job, attempt=latest_attempt(shared, job.name), pinned=tuple(pinned.get(job.name, {}).items()))
-                for job in jobs
+                replace(job, attempt=latest_attempt(shared, job.name), neighbours=neighbours.get(job.name)) for job in jobs
             )
             self._works.update(works)
             self._sources.update({job.source: works[job.name] for job in jobs})
             began = self._reported
-            self._step(Submitted(found))
-            for device in devices:
-                self._step(DeviceJoined(device))
+            self._step(Submitted(found, tuple(devices)))
+            self._keep_neighbours(shared, {job.name for job in jobs})
             for job in jobs:
                 if isinstance(job.start, float):
                     self._spawn(self._wait_for(job.name, job.start))
@@ -360,7 +357,7 @@ class Coordinator:
                 for news in await asyncio.wait_for(handle.poll.remote(), _SILENT_S):
                     self._step(news)
         except (RayError, TimeoutError) as error:
-            why = f"it did not answer for {_SILENT_S:.0f} s" if isinstance(error, TimeoutError) else _story(error)
+            why = f"it did not answer for {_SILENT_S:.0f} s" if isinstance(error, TimeoutError) else _death(error)
         _kill(handle)
         if self._handles.get(id) is handle:  # otherwise the devices were released
             del self._handles[id], self._holders[key]
@@ -374,28 +371,22 @@ class Coordinator:
             self._losses[event.job] = event.values["loss"]
         if isinstance(event, JobNews) and "peak_bytes" in event.values:
             self._peaks[event.job] = int(event.values["peak_bytes"])
-        before = {job.name: job.levels for job in self._state.jobs}
         self._state, instructions = step(self._state, event)
-        self._keep_pinned({job.name: job for job in self._state.jobs if job.levels and job.levels is not before.get(job.name)})
         for one in instructions:
             self._perform(one)
 
-    def _keep_pinned(self, jobs: Mapping[str, JobRecord]) -> None:
-        if jobs and self._settings is not None:
-            limits: dict[str, dict[Kind, int]] = {
-                name: {kind: level.limit_bytes for kind, level in job.levels.items()} for name, job in jobs.items()
-            }
-            try:
-                write_pinned(Path(self._settings.shared), limits)
-            except OSError as error:  # the jobs can run all the same
-                self._report(Report("checkpoint_failed", note=f"the limits of the jobs' plans could not be written: {error}"))
+    def _keep_neighbours(self, shared: Path, names: set[str]) -> None:
+        try:
+            write_neighbours(shared, {job.name: job.neighbours for job in self._state.jobs if job.name in names})
+        except OSError as error:  # the jobs can run all the same
+            self._report(Report("checkpoint_failed", note=f"the limits of the jobs' plans could not be written: {error}"))
 
     def _perform(self, instruction: Instruction) -> None:
         match instruction:
             case Report():
                 self._report(instruction)
-            case AskOutline(source, device, kind):
-                self._start_session(self._outline(source, device, kind))
+            case AskOutline():
+                self._start_session(self._outline(instruction))
             case Start(job, device, attempt, limit_bytes):
                 handle = self._handles.get(device)
                 if handle is not None:  # otherwise its death will be heard of in a moment
@@ -407,18 +398,18 @@ class Coordinator:
             case Release():
                 self._release()
 
-    async def _outline(self, source: str, device: DeviceId, kind: Kind) -> None:
-        handle = self._handles.get(device)
+    async def _outline(self, asked: AskOutline) -> None:
+        handle = self._handles.get(asked.device)
         if handle is None:
             return
-        work = self._sources[source]
+        work = self._sources[asked.source]
         try:
-            outline = await handle.outline.options(name=f"plan {work.name}").remote(work)
+            outline = await handle.outline.options(name=f"plan {work.name}").remote(work, asked.neighbours)
         except RayTaskError as error:
             outline = _story(error)
         except RayError:
             return  # the device has died, and another one will be asked
-        self._step(Outlined(source, kind, outline))
+        self._step(Outlined(asked.source, asked.neighbours, asked.kind, outline))
 
     async def _wait_for(self, job: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -464,7 +455,7 @@ class Coordinator:
             case "finished" | "failed" | "cancelled" | "preparing":
                 state = job.phase
             case "placed":
-                state = "preparing"
+                state = "paused" if job.paused else "running" if job.step else "preparing"
             case "waiting":
                 state = "paused" if job.wish == "pause" else "queued"
         return JobStatus(
@@ -536,6 +527,14 @@ def _find_slots() -> list[_Slot]:
 def _kill(handle: Handle) -> None:
     with suppress(RayError, ValueError):
         ray.kill(handle)
+
+
+def _death(error: RayError) -> str:
+    """Why an actor does not answer any more. Ray says it in the middle of several lines."""
+    story = str(error)
+    if "node has died" in story or isinstance(error, ActorUnavailableError):
+        return "its node has died, or cannot be reached"
+    return "its process was ended by ray.kill" if "ray.kill" in story else "its process has died"
 
 
 def _story(error: BaseException) -> str:

@@ -87,9 +87,9 @@ class DeviceActor:
         self._polled = time.monotonic()
         return news
 
-    async def outline(self, work: Work) -> Outline | str:
+    async def outline(self, work: Work, neighbours: int) -> Outline | str:
         """See `DeviceJobs.outline`."""
-        return await asyncio.to_thread(self._opened.outline, work)
+        return await asyncio.to_thread(self._opened.outline, work, neighbours)
 
     async def run(self, work: Work, attempt: int, limit_bytes: int) -> None:
         """Start a job, and return when it has ended, so that Ray's dashboard shows the job while it is here."""

@@ -26,12 +26,13 @@ from tensile_jax.exec.runtime.runtime import Runtime
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.exec.step.transfer import Transfer
+from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
 from tensile_jax.ray.job_folder import give_back, running_name, take_over
-from tensile_jax.ray.records import Device, DeviceId, DeviceSettings, JobNews, Kind, Level, Outline, Wish, Work
+from tensile_jax.ray.placement import limit_of
+from tensile_jax.ray.records import Device, DeviceId, DeviceSettings, JobNews, Kind, Outline, Wish, Work
 from tensile_jax.runtime_records import FINAL, Status
 from tensile_jax.trace import shape_struct
 
-_SHARES = (1, 2, 3, 4, 6, 8, 12, 16)  # the budget divided by these is the limit of a level
 _PATIENCE_S = 60.0  # that a job waits for the process that had its folder to end
 _MOMENT_S = 0.01
 
@@ -67,7 +68,7 @@ class DeviceJobs:
         self.device = Device(id, kind, budget, host)
         threading.Thread(target=self._follow, name="tensile-follower", daemon=True).start()
 
-    def outline(self, work: Work) -> Outline | str:
+    def outline(self, work: Work, neighbours: int) -> Outline | str:
         """What the job needs on this device; or why it cannot be made. Nothing is compiled, and the state is freed again."""
         try:
             step, state, batches = _made(work)
@@ -81,20 +82,14 @@ class DeviceJobs:
             return "its batches gave nothing. Give at least one batch."
         except Exception as error:
             return f"it cannot be made: {type(error).__name__}: {error}"
-        levels: list[Level] = []
-        floor = 0
-        for share in _SHARES:
-            limit = self.device.budget_bytes // share
-            if levels and levels[-1].memory.peak_bytes <= limit:  # it would be the same plan
-                levels[-1] = Level(limit, levels[-1].memory)
-                continue
-            try:
-                memory = program_under(traced, limit, traced.predicted).memory
-            except BudgetTooSmall as error:
-                floor = error.floor_bytes
-                break
-            levels.append(Level(limit, replace(memory, host_bytes=memory.host_bytes + actor.state_bytes)))
-        return Outline(actor.state_bytes, floor, tuple(levels))
+        budget = self.device.budget_bytes
+        limit = limit_of(budget, actor.state_bytes, neighbours)
+        try:
+            program = plan_job(lambda step, limit: program_under(step, limit, step.predicted), traced, JobLimits(limit, budget))
+        except BudgetTooSmall as error:
+            return Outline(limit, error.floor_bytes, None)
+        memory = replace(program.memory, host_bytes=program.memory.host_bytes + actor.state_bytes)
+        return Outline(limit, 0, memory)
 
     def start(self, work: Work, attempt: int, limit_bytes: int) -> None:
         """Start a job, in a thread of its own: making it may take long. If it cannot be started, the news says so."""

@@ -2,7 +2,7 @@
 
     SHARED/JOB              the checkpoints of a job that does not run now (`exec/checkpoint`)
     SHARED/JOB@ATTEMPT      the same while the job runs, or after its device has died
-    SHARED/tensile-cluster.json    for which limits of memory the jobs are planned
+    SHARED/tensile-cluster.json    how many jobs shared a device when the jobs were first submitted (`placement.py`)
 
 The attempt is a fencing number: each start of a job has a higher one than the starts before it. The new device first renames the
 folder (`take_over`), which is atomic. Whatever the old device does afterwards is done under the old name: it finds no folder
@@ -23,9 +23,8 @@ import msgspec
 
 from tensile_jax.atomic_file import write_whole
 from tensile_jax.errors import CheckpointError
-from tensile_jax.ray.records import Kind
 
-_PINNED = "tensile-cluster.json"
+_NEIGHBOURS = "tensile-cluster.json"
 _AGAIN_S = 0.2  # between two attempts to lock a folder
 
 
@@ -99,17 +98,17 @@ def _attempts(shared: Path, job: str) -> Iterator[tuple[int, Path]]:
             yield int(found[1]), path
 
 
-# -- the limits for which jobs are planned --------------------------------------------------------------------------------------
+# -- for which limits jobs are planned ------------------------------------------------------------------------------------------
 
 
-def read_pinned(shared: Path) -> dict[str, dict[Kind, int]]:
-    """The limits for which the jobs in this folder are planned, by kind of device. Without the file, there are none."""
+def read_neighbours(shared: Path) -> dict[str, int]:
+    """How many jobs shared a device when each job in this folder was first submitted. Without the file, nothing is known."""
     try:
-        return msgspec.json.decode((shared / _PINNED).read_bytes(), type=dict[str, dict[Kind, int]])
+        return msgspec.json.decode((shared / _NEIGHBOURS).read_bytes(), type=dict[str, int])
     except (FileNotFoundError, msgspec.DecodeError):
         return {}
 
 
-def write_pinned(shared: Path, pinned: Mapping[str, Mapping[Kind, int]]) -> None:
-    """Add the limits of these jobs to the file."""
-    write_whole(shared / _PINNED, msgspec.json.encode({**read_pinned(shared), **pinned}))
+def write_neighbours(shared: Path, neighbours: Mapping[str, int]) -> None:
+    """Add these jobs to the file."""
+    write_whole(shared / _NEIGHBOURS, msgspec.json.encode({**read_neighbours(shared), **neighbours}))

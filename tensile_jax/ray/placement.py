@@ -12,11 +12,10 @@ predicted slowdown:
 Of equal devices it goes to the one with the fewest jobs, and then to the first.
 
 *The limit.* A job's segments depend on the limit for which the job is planned, and its rounding depends on the segments. So the
-limit must depend neither on the jobs that happen to be on a device nor on time: it is chosen once, from the jobs that were
-submitted together and the number of devices. It is the largest with which a job fits beside as many average jobs as come to a
-device if all jobs are spread evenly:
+limit must depend neither on the jobs that happen to be on a device nor on time. It is chosen by what is known when the job is
+submitted: it leaves room for as many jobs like this one as come to a device if all jobs are spread evenly.
 
-    beside   = budget - (ceil(jobs / devices) - 1) * (mean state_bytes of the jobs)
+    limit   = budget - (neighbours - 1) * state_bytes,     neighbours = ceil(jobs submitted together / devices)
 
 A job for which there is no such plan has the plan for the whole budget, as in a `Runtime`: then jobs are parked in turns.
 
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 
 from tensile_jax.plan.multi_job.admission import admits
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
-from tensile_jax.ray.records import Device, DeviceId, Level, Outline
+from tensile_jax.ray.records import Device, DeviceId, Outline
 from tensile_jax.units import format_bytes
 
 COPY_TIMES = 20.0
@@ -45,27 +44,22 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device, the jobs that are there, and the level at which the new job is planned on this kind of device."""
+    """A device, the jobs that are there, and what the new job needs on this kind of device."""
 
     device: Device
     residents: tuple[Resident, ...]
-    level: Level
+    memory: MemoryProfile
 
 
-def choose_level(outline: Outline, *, beside_bytes: float) -> Level:
-    """The level with the largest limit of at most `beside_bytes`; if there is none, the level with the largest limit."""
-    return next((level for level in outline.levels if level.limit_bytes <= beside_bytes), outline.levels[0])
-
-
-def beside_bytes(budget_bytes: int, states: Sequence[int], devices: int) -> float:
-    """`beside` as above, for jobs with states of these sizes."""
-    neighbours = -(-len(states) // max(devices, 1)) - 1
-    return budget_bytes - max(neighbours, 0) * sum(states) / max(len(states), 1)
+def limit_of(budget_bytes: int, state_bytes: int, neighbours: int) -> int:
+    """The limit as above; the whole budget if so many states leave no room."""
+    limit = budget_bytes - (neighbours - 1) * state_bytes
+    return limit if limit > 0 else budget_bytes
 
 
 def predicted_us(place: Place, weight: float) -> float:
     """The predicted time of an iteration of the new job, of that weight, at a place."""
-    memory = place.level.memory
+    memory = place.memory
     idle = sum(one.memory.idle_bytes for one in place.residents)
     turns = idle + memory.peak_bytes > place.device.budget_bytes
     share = (sum(one.weight for one in place.residents) + weight) / weight
@@ -78,7 +72,7 @@ def choose_place(places: Sequence[Place], weight: float) -> DeviceId | None:
         (predicted_us(place, weight), len(place.residents), index)
         for index, place in enumerate(places)
         if admits(
-            place.level.memory,
+            place.memory,
             [one.memory for one in place.residents],
             budget_bytes=place.device.budget_bytes,
             host_budget_bytes=place.device.host_budget_bytes,
@@ -98,12 +92,12 @@ def refusal(name: str, needs: Sequence[tuple[Device, Outline]], devices: int) ->
     for device, outline in needs:
         if devices > device.devices:
             continue
-        if not outline.levels:
+        if outline.memory is None:
             floor, budget = outline.floor_bytes, device.budget_bytes
             story = f"no plan keeps the budget of {format_bytes(budget)} a device. The smallest that works is about "
             short.append((floor, f"{name} fits on no device: {story}{format_bytes(floor)}."))
             continue
-        least = min(level.memory.host_bytes for level in outline.levels)
+        least = outline.memory.host_bytes
         if least <= device.host_budget_bytes:
             return ""
         story = f"host_budget={format_bytes(device.host_budget_bytes)} is too small. Give it at least {format_bytes(least)}."

@@ -1,8 +1,7 @@
 """The records that describe a cluster: its devices and jobs, what can happen to them, and what is to be done about it.
 
     Device        ::= one device of a node, or a group of them, held by one Ray actor with one `Runtime`
-    Outline       ::= what a job needs on one kind of device:  Level*
-    Level         ::= a plan for a limit of device memory, as a `MemoryProfile`
+    Outline       ::= what a job needs on one kind of device: the memory of its plan there
     Event         ::= DeviceJoined | DeviceLost | Submitted | Outlined | JobNews | Due | Wished
     Instruction   ::= AskOutline | Start | Steer | Report | Release
 
@@ -40,26 +39,18 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Level:
-    """The memory that a job needs if it is planned for `limit_bytes`, on the host including a copy for a checkpoint."""
-
-    limit_bytes: int
-    memory: MemoryProfile
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Outline:
     """What a job needs on one kind of device.
 
     Attributes:
-        state_bytes: the size of the job's state.
-        floor_bytes: the least budget for which there is a plan, as estimated.
-        levels: the plans for some limits, the largest first; empty if no plan keeps the budget of such a device.
+        limit_bytes: the device memory for which it is planned there.
+        floor_bytes: the least device memory for which there is a plan, as estimated; zero if that is not known.
+        memory: what its plan needs, on the host including a copy for a checkpoint; None if no plan keeps the budget.
     """
 
-    state_bytes: int
+    limit_bytes: int
     floor_bytes: int
-    levels: tuple[Level, ...]
+    memory: MemoryProfile | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +87,7 @@ class NewJob:
         source: equal for jobs that train the same thing, and have the same outlines therefore.
         start: None: at once. A job with a number of seconds starts when `Due` comes.
         attempt: the highest number of an attempt of which there is a folder of checkpoints.
-        pinned: the limit for which the job was planned by an earlier submission, by kind of device.
+        neighbours: how many jobs shared a device on average when the job was first submitted; None: it is new.
     """
 
     name: str
@@ -106,14 +97,15 @@ class NewJob:
     devices: int = 1
     start: StartAfter | float | None = None
     attempt: int = 0
-    pinned: tuple[tuple[Kind, int], ...] = ()
+    neighbours: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """Jobs that were submitted together, with names that no other job has."""
+    """Jobs that were submitted together, with names that no other job has, and devices that join at the same time."""
 
     jobs: tuple[NewJob, ...]
+    devices: tuple[Device, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +113,7 @@ class Outlined:
     """The answer to `AskOutline`: an outline, or why the job cannot be made."""
 
     source: str
+    neighbours: int
     kind: Kind
     outline: Outline | str
 
@@ -164,8 +157,9 @@ class AskOutline:
     """Let a device trace and plan the jobs of a source. `Outlined` answers, or `DeviceLost`."""
 
     source: str
-    device: DeviceId
+    neighbours: int
     kind: Kind
+    device: DeviceId
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from tensile_jax.ray.placement import Place, Resident, beside_bytes, choose_level, choose_place, refusal
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
+from tensile_jax.ray.placement import Place, Resident, choose_place, refusal
 from tensile_jax.ray.records import (
     AskOutline,
     Device,
@@ -33,7 +34,6 @@ from tensile_jax.ray.records import (
     Instruction,
     JobNews,
     Kind,
-    Level,
     NewJob,
     Outline,
     Outlined,
@@ -54,23 +54,26 @@ MOST_DEATHS = 3
 MOST_OVERTAKINGS = 4  # as in a runtime: so many jobs may be placed while one that came earlier fits nowhere
 
 
+_Key = tuple[str, int, Kind]
+"""What an outline depends on: what is trained, how many neighbours it has, and the kind of device."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobRecord:
     """Where a job stands.
 
     Attributes:
-        group: the number of the submission with which the job came.
+        neighbours: how many jobs share a device on average, which decides for which limit the job is planned.
         due: whether its time has come, if it starts after some seconds.
         attempt: the number of its latest start.
         paused: whether its device has paused it.
         saved: the step of its latest checkpoint, as far as that is known.
         deaths: how many of its devices have died since that checkpoint.
         overtaken: how many jobs were placed while it waited for a place.
-        levels: the level at which it is planned, by kind of device; empty before it is known.
     """
 
     asked: NewJob
-    group: int
+    neighbours: int
     phase: Phase = "preparing"
     wish: Wish = "run"
     due: bool = True
@@ -82,7 +85,6 @@ class JobRecord:
     deaths: int = 0
     overtaken: int = 0
     note: str = ""
-    levels: Mapping[Kind, Level] = field(default_factory=dict[Kind, Level])
 
     @property
     def name(self) -> str:
@@ -101,13 +103,21 @@ class ClusterState:
 
     devices: tuple[Device, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
-    outlines: Mapping[tuple[str, Kind], Outline | str] = field(default_factory=dict[tuple[str, Kind], Outline | str])
-    asked: Mapping[tuple[str, Kind], DeviceId] = field(default_factory=dict[tuple[str, Kind], DeviceId])
-    groups: int = 0
+    outlines: Mapping[_Key, Outline | str] = field(default_factory=dict[_Key, Outline | str])
+    asked: Mapping[_Key, DeviceId] = field(default_factory=dict[_Key, DeviceId])
 
     def job(self, name: str) -> JobRecord | None:
         """The job of that name."""
         return next((job for job in self.jobs if job.name == name), None)
+
+    def outline(self, job: JobRecord, kind: Kind) -> Outline | str | None:
+        """What a job needs on a kind of device, or why it cannot be made; None if that is not known yet."""
+        return self.outlines.get((job.asked.source, job.neighbours, kind))
+
+    def memory(self, job: JobRecord, kind: Kind) -> MemoryProfile | None:
+        """The memory of a job's plan on a kind of device; None if there is no plan, or it is not known."""
+        outline = self.outline(job, kind)
+        return outline.memory if isinstance(outline, Outline) else None
 
     def device(self, id: DeviceId) -> Device | None:
         """The device of that name, if it has joined and was not lost."""
@@ -152,11 +162,15 @@ class _Change:
                 self.report("device_joined", device=device.id)
             case DeviceLost(id, why):
                 self.lose(id, why)
-            case Submitted(jobs):
+            case Submitted(jobs, devices):
+                self.state = replace(state, devices=(*state.devices, *devices))
                 self.take(jobs)
-            case Outlined(source, kind, outline):
-                asked = {key: device for key, device in state.asked.items() if key != (source, kind)}
-                self.state = replace(state, asked=asked, outlines={**state.outlines, (source, kind): outline})
+                for device in devices:
+                    self.report("device_joined", device=device.id)
+            case Outlined(source, neighbours, kind, outline):
+                new = (source, neighbours, kind)
+                asked = {key: device for key, device in state.asked.items() if key != new}
+                self.state = replace(state, asked=asked, outlines={**state.outlines, new: outline})
             case JobNews():
                 self.hear(event)
             case Due(name):
@@ -167,8 +181,12 @@ class _Change:
     def take(self, jobs: tuple[NewJob, ...]) -> None:
         names = {job.name for job in jobs}
         kept = tuple(job for job in self.state.jobs if job.name not in names)  # jobs of these names have ended
-        new = tuple(JobRecord(job, self.state.groups, attempt=job.attempt, due=not isinstance(job.start, float)) for job in jobs)
-        self.state = replace(self.state, jobs=(*kept, *new), groups=self.state.groups + 1)
+        neighbours = -(-len(jobs) // max(len(self.state.devices), 1))
+        new = tuple(
+            JobRecord(job, job.neighbours or neighbours, attempt=job.attempt, due=not isinstance(job.start, float))
+            for job in jobs
+        )
+        self.state = replace(self.state, jobs=(*kept, *new))
         for job in new:
             self.report("submitted", job)
 
@@ -225,9 +243,8 @@ class _Change:
     # -- what follows -----------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Ask for outlines, choose levels, place or refuse jobs, and release the devices, wherever that is possible now."""
+        """Ask for outlines, place or refuse jobs, and release the devices, wherever that is possible now."""
         self.ask_outlines()
-        self.choose_levels()
         while self.place_jobs():  # a job that was refused may be the one after which another job starts
             pass
         if self.state.jobs and all(job.has_ended for job in self.state.jobs) and self.state.devices:
@@ -235,37 +252,22 @@ class _Change:
             self.instructions.append(Release())
 
     def ask_outlines(self) -> None:
-        """Ask one device of each kind for each missing outline: of these devices, the one that makes the fewest now."""
+        """Ask for the outlines that are missing, each device for one at a time. A job may be placed once all of its are there."""
         kinds = dict.fromkeys(device.kind for device in self.state.devices)
-        sources = dict.fromkeys(job.asked.source for job in self.state.jobs if not job.has_ended)
-        for source in sources:
+        for job in self.state.jobs:
+            if job.has_ended:
+                continue
             for kind in kinds:
-                if (source, kind) in self.state.outlines or (source, kind) in self.state.asked:
+                key = (job.asked.source, job.neighbours, kind)
+                if key in self.state.outlines or key in self.state.asked:
                     continue
-                busy = list(self.state.asked.values())
-                chosen = min((d.id for d in self.state.devices if d.kind == kind), key=busy.count)
-                self.state = replace(self.state, asked={**self.state.asked, (source, kind): chosen})
-                self.instructions.append(AskOutline(source, chosen, kind))
-
-    def choose_levels(self) -> None:
-        """Choose the levels of the jobs that were submitted together, once all of them are outlined on all kinds of devices."""
-        devices = {device.kind: device for device in self.state.devices}
-        for group in dict.fromkeys(job.group for job in self.state.jobs if job.phase in ("preparing", "waiting")):
-            jobs = [job for job in self.state.jobs if job.group == group]
-            for kind, device in devices.items():
-                outlines = [(job, self.state.outlines.get((job.asked.source, kind))) for job in jobs]
-                if any(outline is None and not job.has_ended for job, outline in outlines):
-                    continue
-                states = [outline.state_bytes for _, outline in outlines if isinstance(outline, Outline)]
-                beside = beside_bytes(device.budget_bytes, states, len(self.state.devices))
-                for job, outline in outlines:
-                    if isinstance(outline, Outline) and outline.levels and kind not in job.levels and not job.has_ended:
-                        limit = dict(job.asked.pinned).get(kind, beside)
-                        self.put(job.name, levels={**job.levels, kind: choose_level(outline, beside_bytes=limit)})
-            if devices and all((job.asked.source, kind) in self.state.outlines for job in jobs for kind in devices):
-                for job in jobs:
-                    if job.phase == "preparing":
-                        self.put(job.name, phase="waiting")
+                busy = set(self.state.asked.values())
+                free = next((one.id for one in self.state.devices if one.kind == kind and one.id not in busy), None)
+                if free is not None:
+                    self.state = replace(self.state, asked={**self.state.asked, key: free})
+                    self.instructions.append(AskOutline(*key, free))
+            if kinds and job.phase == "preparing" and all(self.state.outline(job, kind) is not None for kind in kinds):
+                self.put(job.name, phase="waiting")
 
     def place_jobs(self) -> bool:
         """Place the jobs that fit somewhere, and end those that never will. Returns whether a job has ended."""
@@ -281,9 +283,9 @@ class _Change:
             if any(one.overtaken >= MOST_OVERTAKINGS for name in overtaken if (one := self.state.job(name)) is not None):
                 break
             places = [
-                Place(device, self.residents(device.id), job.levels[device.kind])
+                Place(device, self.residents(device), memory)
                 for device in self.state.devices
-                if device.kind in job.levels and device.devices >= job.asked.devices
+                if (memory := self.state.memory(job, device.kind)) is not None and device.devices >= job.asked.devices
             ]
             chosen = choose_place(places, job.asked.priority)
             if chosen is None:
@@ -296,12 +298,13 @@ class _Change:
                 one = self.state.job(name)
                 assert one is not None  # it was among the jobs a moment ago
                 self.put(name, overtaken=one.overtaken + 1)
-            level = next(place.level for place in places if place.device.id == chosen)
+            outline = self.state.outline(job, next(place.device.kind for place in places if place.device.id == chosen))
+            assert isinstance(outline, Outline)  # it has the memory by which the place was chosen
             placed = self.put(
                 job.name, phase="placed", device=chosen, attempt=job.attempt + 1, overtaken=0, note="", paused=False
             )
-            self.report("placed", placed, values={"limit_bytes": level.limit_bytes})
-            self.instructions.append(Start(job.name, chosen, placed.attempt, level.limit_bytes))
+            self.report("placed", placed, values={"limit_bytes": outline.limit_bytes})
+            self.instructions.append(Start(job.name, chosen, placed.attempt, outline.limit_bytes))
         return ended
 
     def why_never(self, job: JobRecord) -> str:
@@ -309,7 +312,7 @@ class _Change:
         needs: list[tuple[Device, Outline]] = []
         why = ""
         for device in self.state.devices:
-            outline = self.state.outlines.get((job.asked.source, device.kind))
+            outline = self.state.outline(job, device.kind)
             if isinstance(outline, Outline):
                 needs.append((device, outline))
             elif outline is None:
@@ -328,13 +331,12 @@ class _Change:
         other = self.state.job(start.job)
         return other is None or other.has_ended or (start.step is not None and other.step >= start.step)
 
-    def residents(self, id: DeviceId) -> tuple[Resident, ...]:
-        device = self.state.device(id)
-        assert device is not None  # the caller goes through the devices that there are
+    def residents(self, device: Device) -> tuple[Resident, ...]:
+        """The jobs that are on a device."""
         return tuple(
-            Resident(job.levels[device.kind].memory, 0.0 if job.paused else job.asked.priority)
+            Resident(memory, 0.0 if job.paused else job.asked.priority)
             for job in self.state.jobs
-            if job.device == id and job.phase == "placed"
+            if job.device == device.id and (memory := self.state.memory(job, device.kind)) is not None
         )
 
     # -- changes ----------------------------------------------------------------------------------------------------------------

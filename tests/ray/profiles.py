@@ -1,7 +1,7 @@
 """Small memory profiles, outlines and devices for the tests of placement."""
 
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, MemoryProfile
-from tensile_jax.ray.records import Device, DeviceId, Kind, Level, Outline
+from tensile_jax.ray.records import Device, DeviceId, Kind, Outline
 
 CPU = Kind("cpu")
 
@@ -12,10 +12,9 @@ def memory(peak: int, idle: int, *, parked: int = 0, host: int = 0, step_us: flo
     return MemoryProfile((INSTANT, LAUNCH, INSTANT), needs, holds, parked, idle, host, step_us)
 
 
-def outline(*peaks: int, idle: int = 10, floor: int = 1, host: int = 0) -> Outline:
-    """A level for each of the falling peaks, each with the peak as its limit; the lower the peak, the longer a step takes."""
-    levels = [Level(peak, memory(peak, idle, host=host, step_us=100.0 * (1 + index))) for index, peak in enumerate(peaks)]
-    return Outline(idle, floor, tuple(levels))
+def outline(peak: int | None, *, limit: int = 100, idle: int = 10, floor: int = 1, host: int = 0) -> Outline:
+    """A job with that peak; None: no plan keeps the budget."""
+    return Outline(limit, floor, None if peak is None else memory(peak, idle, host=host))
 
 
 def device(name: str, budget: int = 100, *, kind: Kind = CPU, host: float = float("inf")) -> Device:

@@ -5,16 +5,16 @@ import random
 import pytest
 
 from tensile_jax.plan.multi_job.admission import admits
-from tensile_jax.ray.placement import Place, Resident, beside_bytes, choose_level, choose_place, predicted_us, refusal
-from tensile_jax.ray.records import Level
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
+from tensile_jax.ray.placement import Place, Resident, choose_place, limit_of, predicted_us, refusal
 from tests.ray.profiles import device, memory, outline
 
-NEW = Level(60, memory(60, 10))
+NEW = memory(60, 10)
 
 
-def place(name: str, *weights: float, budget: int = 100, parked: int = 0, level: Level = NEW) -> Place:
+def place(name: str, *weights: float, budget: int = 100, parked: int = 0, new: MemoryProfile = NEW) -> Place:
     residents = tuple(Resident(memory(50, 10, parked=parked), weight) for weight in weights)
-    return Place(device(name, budget), residents, level)
+    return Place(device(name, budget), residents, new)
 
 
 def test_a_job_goes_to_an_empty_device() -> None:
@@ -41,8 +41,8 @@ def test_a_job_goes_where_the_others_need_not_be_parked() -> None:
 
 
 def test_a_job_goes_to_the_kind_of_device_on_which_its_step_is_fastest() -> None:
-    slow = Level(60, memory(60, 10, step_us=300.0))
-    assert choose_place([place("slow", level=slow), place("fast", 1.0)], 1.0) == "fast"
+    slow = memory(60, 10, step_us=300.0)
+    assert choose_place([place("slow", new=slow), place("fast", 1.0)], 1.0) == "fast"
 
 
 def test_a_job_waits_where_the_runtime_would_not_admit_it() -> None:
@@ -54,15 +54,17 @@ def test_a_job_waits_where_the_runtime_would_not_admit_it() -> None:
 def test_it_is_the_runtime_that_says_where_a_job_fits_and_the_prediction_where_it_goes() -> None:
     rng = random.Random(0)
     for _ in range(300):
-        level = Level(60, memory(rng.randrange(10, 80), 10, host=rng.randrange(5), step_us=rng.uniform(1, 9)))
+        new = memory(rng.randrange(10, 80), 10, host=rng.randrange(5), step_us=rng.uniform(1, 9))
         places = [
             Place(
                 device(str(number), rng.randrange(40, 100), host=rng.randrange(10)),
                 tuple(
-                    Resident(memory(rng.randrange(10, 60), 10, parked=rng.randrange(10), host=rng.randrange(5)), rng.uniform(0, 3))
+                    Resident(
+                        memory(rng.randrange(10, 60), 10, parked=rng.randrange(10), host=rng.randrange(5)), rng.uniform(0, 3)
+                    )
                     for _ in range(rng.randrange(4))
                 ),
-                level,
+                new,
             )
             for number in range(rng.randrange(5))
         ]
@@ -70,7 +72,7 @@ def test_it_is_the_runtime_that_says_where_a_job_fits_and_the_prediction_where_i
             one
             for one in places
             if admits(
-                level.memory,
+                new,
                 [resident.memory for resident in one.residents],
                 budget_bytes=one.device.budget_bytes,
                 host_budget_bytes=one.device.host_budget_bytes,
@@ -84,23 +86,16 @@ def test_it_is_the_runtime_that_says_where_a_job_fits_and_the_prediction_where_i
             assert times[chosen] == min(times.values())
 
 
-def test_the_limit_leaves_room_for_as_many_average_jobs_as_come_to_a_device() -> None:
-    assert beside_bytes(100, [10, 10, 10], 3) == 100
-    assert beside_bytes(100, [10, 20, 30, 20], 3) == 80
-    assert beside_bytes(100, [10, 20, 30, 20], 1) == 40
-
-
-def test_a_job_is_planned_for_the_largest_limit_beside_the_others_or_for_the_whole_budget() -> None:
-    levels = outline(100, 50, 25)
-    assert [choose_level(levels, beside_bytes=beside).limit_bytes for beside in (100, 99, 50, 26, 24)] == [100, 50, 50, 25, 100]
+def test_the_limit_leaves_room_for_as_many_jobs_as_come_to_a_device_or_is_the_whole_budget() -> None:
+    assert [limit_of(100, 30, neighbours) for neighbours in (1, 2, 4, 5)] == [100, 70, 10, 100]
 
 
 def test_a_job_that_fits_alone_is_not_refused() -> None:
-    assert refusal("job", [(device("a", 50), outline()), (device("b"), outline(100))], 1) == ""
+    assert refusal("job", [(device("a", 50), outline(None)), (device("b"), outline(100))], 1) == ""
 
 
 def test_a_job_without_a_plan_is_refused_with_the_smallest_budget() -> None:
-    needs = [(device("a", 100), outline(floor=300)), (device("b", 200), outline(floor=250))]
+    needs = [(device("a", 100), outline(None, floor=300)), (device("b", 200), outline(None, floor=250))]
     assert refusal("job", needs, 1) == (
         "job fits on no device: no plan keeps the budget of 200 B a device. The smallest that works is about 250 B."
     )

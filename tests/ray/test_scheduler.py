@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -39,26 +40,41 @@ def after(*events: Event, state: ClusterState | None = None) -> tuple[ClusterSta
     return state, [one for one in instructions if not isinstance(one, Report)]
 
 
-def jobs(*names: str, **fields: object) -> Submitted:
-    return Submitted(tuple(replace(NewJob(name, "net", 10), **fields) for name in names))
+def jobs(*names: str, on: tuple[str, ...] = (), **fields: Any) -> Submitted:
+    return Submitted(tuple(replace(NewJob(name, "net", 10), **fields) for name in names), tuple(map(device, on)))
 
 
 def news(job: str, kind: str, *, at: str = "a", attempt: int = 1, step: int = 0) -> JobNews:
     return JobNews(DeviceId(at), job, attempt, kind, step)  # pyright: ignore[reportArgumentType] # a name of an event
 
 
-OUTLINED = Outlined("net", CPU, outline(100, 50))
-BEGIN = (jobs("x", "y"), DeviceJoined(device("a")), DeviceJoined(device("b")))
+def outlined(source: str = "net", kind: Kind = CPU, *, neighbours: int = 1, **fields: Any) -> Outlined:
+    return Outlined(source, neighbours, kind, outline(**{"peak": 20, **fields}))
+
+
+OUTLINED = outlined()
+BEGIN = (jobs("x", "y", on=(A, B)),)
 RUNNING = (*BEGIN, OUTLINED)
 
 
 def test_jobs_that_train_the_same_thing_are_outlined_once_for_each_kind_of_device() -> None:
-    _, asked = after(jobs("x", "y"), DeviceJoined(device("a")))
-    assert asked == [AskOutline("net", A, CPU)]
-    _, asked = after(jobs("x", "y"), DeviceJoined(device("a")), DeviceJoined(device("b")))
-    assert asked == []
-    _, asked = after(jobs("x", "y"), DeviceJoined(device("a")), DeviceJoined(device("b", kind=Kind("gpu"))))
-    assert asked == [AskOutline("net", B, Kind("gpu"))]
+    state, asked = after(jobs("x", "y", on=(A, B)))
+    assert asked == [AskOutline("net", 1, CPU, A)]
+    _, asked = after(DeviceJoined(device("c", kind=Kind("gpu"))), state=state)
+    assert asked == [AskOutline("net", 1, Kind("gpu"), DeviceId("c"))]
+
+
+def test_each_device_outlines_one_job_at_a_time() -> None:
+    submitted = Submitted(tuple(NewJob(name, name, 10) for name in "wxyz"), (device("a"), device("b")))
+    state, asked = after(submitted)
+    assert asked == [AskOutline("w", 2, CPU, A), AskOutline("x", 2, CPU, B)]
+    state, asked = after(outlined("x", neighbours=2), state=state)
+    assert asked == [AskOutline("y", 2, CPU, B), Start("x", A, 1, 100)]
+
+
+def test_an_outline_that_a_device_was_making_is_asked_of_another_one() -> None:
+    _, asked = after(jobs("x", "y", on=(A, B)), DeviceLost(A, "killed"))
+    assert asked == [AskOutline("net", 1, CPU, B)]
 
 
 def test_jobs_are_spread_over_the_devices() -> None:
@@ -67,18 +83,13 @@ def test_jobs_are_spread_over_the_devices() -> None:
     assert [job.phase for job in state.jobs] == ["placed", "placed"]
 
 
-def test_the_limit_of_a_job_depends_on_the_submission_and_not_on_who_is_there() -> None:
-    many = jobs("x", "y", "z", "w", "v")
-    _, started = after(many, DeviceJoined(device("a")), OUTLINED)
-    assert {one.limit_bytes for one in started if isinstance(one, Start)} == {50}
-    state, _ = after(*RUNNING)
-    _, started = after(jobs("z", source="other"), Outlined("other", CPU, outline(100, 50)), state=state)
-    assert started == [Start("z", A, 1, 100)]
-
-
-def test_the_limit_of_a_job_that_was_planned_before_is_kept() -> None:
-    _, started = after(jobs("x", pinned=((CPU, 50),)), DeviceJoined(device("a")), OUTLINED)
-    assert started == [Start("x", A, 1, 50)]
+def test_how_many_jobs_share_a_device_depends_on_the_submission_and_not_on_who_is_there() -> None:
+    state, _ = after(jobs("x", "y", "z", "w", "v", on=(A, B)))
+    assert {job.neighbours for job in state.jobs} == {3}
+    state, _ = after(*RUNNING, jobs("z"))
+    assert [job.neighbours for job in state.jobs] == [1, 1, 1]
+    state, _ = after(jobs("x", on=(A,), neighbours=7))
+    assert [job.neighbours for job in state.jobs] == [7]  # as when it was first submitted
 
 
 def test_a_job_whose_device_dies_goes_on_elsewhere() -> None:
@@ -104,7 +115,7 @@ def test_a_job_waits_while_there_is_no_device() -> None:
 
 
 def test_a_job_under_which_devices_die_again_and_again_fails() -> None:
-    state, _ = after(jobs("x"), DeviceJoined(device("0")), OUTLINED)
+    state, instructions = after(jobs("x", on=("0",)), OUTLINED)
     for number in range(1, MOST_DEATHS + 1):
         state, _ = step(state, DeviceLost(DeviceId(str(number - 1)), "out of memory"))
         state, instructions = step(state, DeviceJoined(device(str(number))))
@@ -116,7 +127,7 @@ def test_a_job_under_which_devices_die_again_and_again_fails() -> None:
 
 
 def test_a_job_that_makes_checkpoints_survives_any_number_of_deaths() -> None:
-    state, _ = after(jobs("x"), DeviceJoined(device("0")), OUTLINED)
+    state, _ = after(jobs("x", on=("0",)), OUTLINED)
     for number in range(1, 3 * MOST_DEATHS):
         state, _ = step(state, news("x", "checkpointed", at=str(number - 1), attempt=number, step=number))
         state, _ = step(state, DeviceLost(DeviceId(str(number - 1)), "killed"))
@@ -125,34 +136,35 @@ def test_a_job_that_makes_checkpoints_survives_any_number_of_deaths() -> None:
 
 
 def test_a_job_that_fits_nowhere_is_refused_and_the_devices_are_released() -> None:
-    state, instructions = after(jobs("x"), DeviceJoined(device("a")), Outlined("net", CPU, outline(floor=300)))
+    state, instructions = after(jobs("x", on=(A,)), outlined(peak=None, floor=300))
     assert state.jobs[0].phase == "failed"
     assert "The smallest that works is about 300 B" in state.jobs[0].note
     assert instructions == [Release()]
 
 
 def test_a_job_that_cannot_be_made_fails() -> None:
-    state, _ = after(jobs("x"), DeviceJoined(device("a")), Outlined("net", CPU, "no module"))
+    state, _ = after(jobs("x", on=(A,)), Outlined("net", 1, CPU, "no module"))
     assert (state.jobs[0].phase, state.jobs[0].note) == ("failed", "no module")
 
 
 def test_a_job_that_fits_beside_nobody_waits_and_is_not_overtaken_for_ever() -> None:
-    small, large = Outlined("s", CPU, outline(20, host=4)), Outlined("l", CPU, outline(20, host=10))
-    submitted = Submitted((NewJob("0", "s", 9), NewJob("large", "l", 9), *(NewJob(str(n), "s", 9) for n in range(1, 9))))
-    state, started = after(submitted, DeviceJoined(device("a", host=10)), small, large)
-    assert [one.job for one in started if isinstance(one, Start)] == ["0", "1"]
-    for number in range(4):
+    small, large = outlined("s", neighbours=10, host=4), outlined("l", neighbours=10, host=10)
+    submitted = (NewJob("0", "s", 9), NewJob("large", "l", 9), *(NewJob(str(n), "s", 9) for n in range(1, 9)))
+    state, started = after(Submitted(submitted, (device("a", host=10),)), small, large)
+    assert [job.name for job in state.jobs if job.phase == "placed"] == ["0", "1"]
+    for number in range(5):
         state, started = after(news(str(number), "finished"), state=state)
     assert started == []  # `large` was overtaken four times
-    state, started = after(news("4", "finished"), state=state)
-    assert started == [Start("large", A, 1, 20)]
+    state, started = after(news("5", "finished"), state=state)
+    assert started == [Start("large", A, 1, 100)]
 
 
 def test_a_job_starts_after_another_or_when_it_is_due() -> None:
     submitted = Submitted(
-        (NewJob("x", "net", 9), NewJob("y", "net", 9, start=StartAfter("x", 3)), NewJob("z", "net", 9, start=5.0))
+        (NewJob("x", "net", 9), NewJob("y", "net", 9, start=StartAfter("x", 3)), NewJob("z", "net", 9, start=5.0)),
+        (device("a"),),
     )
-    state, started = after(submitted, DeviceJoined(device("a")), OUTLINED)
+    state, started = after(submitted, outlined(neighbours=3, limit=50))
     assert [one.job for one in started if isinstance(one, Start)] == ["x"]
     state, started = after(news("x", "step", step=3), state=state)
     assert started == [Start("y", A, 1, 50)]
@@ -191,7 +203,7 @@ def test_wishes_for_jobs_that_are_unknown_or_have_ended_are_refused() -> None:
 
 
 def test_a_name_may_be_used_again_when_its_job_has_ended() -> None:
-    state, _ = after(jobs("x"), DeviceJoined(device("a")), OUTLINED, news("x", "finished", step=10))
+    state, _ = after(jobs("x", on=(A,)), OUTLINED, news("x", "finished", step=10))
     state, _ = after(jobs("x", attempt=1), state=state)
     assert [(job.name, job.phase, job.attempt) for job in state.jobs] == [("x", "preparing", 1)]
 
@@ -204,7 +216,7 @@ class World:
     """The scheduler's state, what its instructions have begun, and how often what may happen still happens."""
 
     state: ClusterState = ClusterState()
-    asked: frozenset[tuple[str, Kind, DeviceId]] = frozenset()
+    asked: frozenset[tuple[str, int, Kind, DeviceId]] = frozenset()
     running: frozenset[tuple[str, int, DeviceId]] = frozenset()
     devices: frozenset[DeviceId] = frozenset()
     attempts: tuple[tuple[str, int], ...] = ()
@@ -220,19 +232,19 @@ class World:
         new = replace(self, state=state, **fields)
         if isinstance(event, DeviceJoined):
             new = replace(new, devices=new.devices | {event.device.id})
+        if isinstance(event, Submitted):
+            new = replace(new, devices=frozenset(device.id for device in event.devices))
         for one in instructions:
             match one:
-                case AskOutline(source, at, kind):
+                case AskOutline(source, neighbours, kind, at):
                     assert at in new.devices
-                    new = replace(new, asked=new.asked | {(source, kind, at)})
+                    new = replace(new, asked=new.asked | {(source, neighbours, kind, at)})
                 case Start(job, at, attempt):
                     assert at in new.devices
                     assert job not in new.ended
                     assert all(name != job for name, _, _ in new.running), "it runs twice"
                     assert all(other < attempt for name, other in new.attempts if name == job), "the attempt is not new"
-                    new = replace(
-                        new, running=new.running | {(job, attempt, at)}, attempts=(*new.attempts, (job, attempt))
-                    )
+                    new = replace(new, running=new.running | {(job, attempt, at)}, attempts=(*new.attempts, (job, attempt)))
                 case Steer(job, at):
                     assert any((name, where) == (job, at) for name, _, where in new.running)
                 case Report(kind, job) if kind in ("finished", "failed", "cancelled"):
@@ -249,8 +261,9 @@ class World:
 
     def next(self) -> Iterator["World"]:
         """What may happen now."""
-        for source, kind, at in self.asked:
-            yield replace(self, asked=self.asked - {(source, kind, at)}).on(Outlined(source, kind, LEVELS))
+        for source, neighbours, kind, at in self.asked:
+            left = replace(self, asked=self.asked - {(source, neighbours, kind, at)})
+            yield left.on(Outlined(source, neighbours, kind, NEEDS))
         for job, attempt, at in self.running:
             record = self.state.job(job)
             assert record is not None
@@ -265,7 +278,7 @@ class World:
                 left = replace(
                     self,
                     devices=self.devices - {at},
-                    asked=frozenset(one for one in self.asked if one[2] != at),
+                    asked=frozenset(one for one in self.asked if one[3] != at),
                     running=frozenset(one for one in self.running if one[2] != at),
                 )
                 yield left.on(DeviceLost(at, "killed"), losses=self.losses - 1)
@@ -276,12 +289,12 @@ class World:
                 yield self.on(Wished("x", wish), wishes=self.wishes - 1)
 
 
-LEVELS = outline(100, 50)
+NEEDS = outline(50)
 
 
 def test_in_every_order_of_events_each_job_ends_once_and_runs_at_most_once_at_a_time() -> None:
-    first = World().on(Submitted((NewJob("x", "net", 10), NewJob("y", "net", 10, start=StartAfter("x")))))
-    first = first.on(DeviceJoined(device("a"))).on(DeviceJoined(device("b")))
+    submitted = (NewJob("x", "net", 10), NewJob("y", "net", 10, start=StartAfter("x")))
+    first = World().on(Submitted(submitted, (device("a"), device("b"))))
     seen: set[str] = {repr(first)}
     left = [first]
     ends = 0

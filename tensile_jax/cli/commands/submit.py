@@ -16,6 +16,7 @@ from tensile_jax.cli.jobs_file import read_jobs_file
 from tensile_jax.cli.progress import Phases, stderr_console
 from tensile_jax.cli.run.live_view import StatusView
 from tensile_jax.cli.signals import exit_code
+from tensile_jax.errors import ClusterError
 
 _READABLE_WIDTH = 170
 
@@ -54,10 +55,15 @@ def submit(jobs: Path, address: str, checkpoints: Path | None, resume: bool, det
             run = submit_jobs(file, address, folder, resume=resume)
     except (ValueError, TypeError) as error:
         raise Refusal(as_option(str(error))) from error
+    except ClusterError as error:
+        raise Failure(as_option(str(error))) from error
     console.print(f"Checkpoints: {folder}; from another terminal: tensile status --ray {address}", markup=False, soft_wrap=True)
     if detach:
         return
-    status, interrupted = follow_jobs(run, console)
+    try:
+        status, interrupted = follow_jobs(run, console)
+    except ClusterError as error:
+        raise Failure(as_option(str(error))) from error
     if as_json:
         click.echo(msgspec.json.encode(status))
     else:
