@@ -180,7 +180,10 @@ class _Change:
 
     def take(self, jobs: tuple[NewJob, ...]) -> None:
         names = {job.name for job in jobs}
-        kept = tuple(job for job in self.state.jobs if job.name not in names)  # jobs of these names have ended
+        going = any(
+            not job.has_ended for job in self.state.jobs
+        )  # otherwise these jobs begin anew, and the earlier ones are over
+        kept = tuple(job for job in self.state.jobs if going and job.name not in names)  # jobs of these names have ended
         neighbours = -(-len(jobs) // max(len(self.state.devices), 1))
         new = tuple(
             JobRecord(job, job.neighbours or neighbours, attempt=job.attempt, due=not isinstance(job.start, float))
