@@ -70,7 +70,8 @@ RESOURCE = "tensile_device"
 """The custom resource of Ray that counts the devices of a node without GPUs."""
 
 _SCAN_S = 2.0  # between two looks at the nodes of the cluster
-_OPEN_S = 120.0  # that the devices may take to start, before a submission goes on without those that have not
+_OPEN_S = 120.0  # that the first device may take to start
+_NEXT_S = 30.0  # that the next device may take to start after another one; it may be used by another program
 _SILENT_S = 60.0  # after which an actor that does not answer is ended; a device that has lost the coordinator ends before
 _STATUS_S = 5.0
 _FOLLOW_S = 2.0  # that a submitter waits for events in one call
@@ -249,10 +250,13 @@ class Coordinator:
                 f"'{{\"{RESOURCE}\": 2}}' ..."
             )
         until = time.monotonic() + _OPEN_S
+        known = 0
         while time.monotonic() < until:
             self._open_missing(await asyncio.to_thread(_find_slots))
             if not self._opening:
                 break
+            if len(self._joined) > known:
+                known, until = len(self._joined), time.monotonic() + _NEXT_S
             await asyncio.wait(self._opening.values(), timeout=min(_SCAN_S, max(0.0, until - time.monotonic())))
         shared = self._settings.shared if self._settings is not None else ""
         if self._unshared:
@@ -387,14 +391,10 @@ class Coordinator:
                 self._report(instruction)
             case AskOutline():
                 self._start_session(self._outline(instruction))
-            case Start(job, device, attempt, limit_bytes):
-                handle = self._handles.get(device)
-                if handle is not None:  # otherwise its death will be heard of in a moment
-                    handle.run.options(name=f"tensile:{job}").remote(self._works[job], attempt, limit_bytes)
-            case Steer(job, device, wish):
-                handle, record = self._handles.get(device), self._state.job(job)
-                if handle is not None and record is not None:
-                    handle.steer.options(name=f"{wish} {job}").remote(job, record.attempt, wish)
+            case Start():
+                self._start_session(self._run(instruction))
+            case Steer():
+                self._start_session(self._steer(instruction))
             case Release():
                 self._release()
 
@@ -410,6 +410,24 @@ class Coordinator:
         except RayError:
             return  # the device has died, and another one will be asked
         self._step(Outlined(asked.source, asked.neighbours, asked.kind, outline))
+
+    async def _run(self, start: Start) -> None:
+        """Let a device run a job. How the job ends is in the device's news, unless the device cannot even begin."""
+        handle = self._handles.get(start.device)
+        if handle is None:
+            return  # its death will be heard of in a moment
+        try:
+            await handle.run.options(name=f"tensile:{start.job}").remote(self._works[start.job], start.attempt, start.limit_bytes)
+        except RayTaskError as error:
+            self._step(JobNews(start.device, start.job, start.attempt, "failed", 0, _story(error)))
+        except RayError:
+            return
+
+    async def _steer(self, steer: Steer) -> None:
+        handle, job = self._handles.get(steer.device), self._state.job(steer.job)
+        if handle is not None and job is not None:
+            with suppress(RayError):  # if the device has died, the scheduler knows what the user wants
+                await handle.steer.options(name=f"{steer.wish} {steer.job}").remote(steer.job, job.attempt, steer.wish)
 
     async def _wait_for(self, job: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
