@@ -165,7 +165,7 @@ class Coordinator:
             self._keep_neighbours(shared, {job.name for job in jobs})
             for job in jobs:
                 if isinstance(job.start, float):
-                    self._spawn(self._wait_for(job.name, job.start))
+                    self._start_session(self._wait_for(job.name, job.start))
             return began
 
     async def follow(self, seen: int, names: Sequence[str]) -> Followed:

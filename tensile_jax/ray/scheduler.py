@@ -174,7 +174,8 @@ class _Change:
             case JobNews():
                 self.hear(event)
             case Due(name):
-                self.put(name, due=True)
+                if state.job(name) is not None:
+                    self.put(name, due=True)
             case Wished(name, wish):
                 self.wish(name, wish)
 

@@ -164,6 +164,23 @@ def test_the_command_line_submits_and_steers(nodes: Nodes, tmp_path: Path) -> No
     assert "Pass --resume to go on" in tensile_("submit", str(tmp_path / "jobs.toml"), "--checkpoints", folder, code=2)
 
 
+def test_jobs_whose_coordinator_has_died_are_resumed_by_another_submission(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(1)
+    run = submit([job("z", steps=60, seed=3)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    limit_bytes = int(until(run, "placed", "z").values["limit_bytes"])
+    until(run, "checkpointed", "z", step=10)
+    ray.kill(ray.get_actor("tensile:coordinator", namespace="tensile"))
+    with pytest.raises(tensile.ClusterError, match=f"has died.*checkpoints are in {tmp_path}.*resume=True"):
+        run.wait()
+    jobs = [job("z", steps=60, seed=3), job("other", steps=2)]  # which must not change the plan of the first
+    with pytest.raises(ValueError, match="has checkpoints of a job 'z'. Pass resume=True"):
+        submit(jobs, checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    run = submit(jobs, checkpoints=tmp_path, budget=BUDGET, address=nodes.address, resume=True)
+    assert until(run, "planned", "z").step >= 10
+    assert {one.name: one.state for one in run.wait().jobs} == {"z": "finished", "other": "finished"}
+    assert equal(run.result("z"), alone(3, 60, limit_bytes))
+
+
 @pytest.mark.slow
 def test_when_the_head_node_goes_away_the_submitter_ends_with_a_message(caches_of_nodes: dict[str, str], tmp_path: Path) -> None:
     with Nodes({"resources": {"tensile_device": 1}}, env=caches_of_nodes) as cluster:
