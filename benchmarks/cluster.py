@@ -46,9 +46,9 @@ _NODES, _DEVICES = 3, 2
 _DEVICE = 1.25
 _SMALL_RESNET = {"batch_size": 16, "image_size": 32, "classes": 10, "width": 16, "blocks": [1, 1, 1, 1]}
 _MODELS: tuple[tuple[str, dict[str, Any], int, int], ...] = (  # name, sizes, steps, how many jobs
-    ("cnn", {"batch_size": 64, "image_size": 16}, 120, 5),
-    ("gpt", {"batch_size": 4, "sequence_length": 64, "layers": 2}, 60, 5),
-    ("resnet50", _SMALL_RESNET, 40, 4),
+    ("cnn", {"batch_size": 64, "image_size": 16}, 200, 5),
+    ("gpt", {"batch_size": 4, "sequence_length": 64, "layers": 2}, 120, 5),
+    ("resnet50", _SMALL_RESNET, 60, 4),
     ("mlp", {"batch_size": 512, "width": 512, "layers": 6}, 150, 4),
 )
 
@@ -59,8 +59,10 @@ def _cluster(**resources: Any) -> Iterator[LocalCluster]:
     with LocalCluster({"num_cpus": 0}) as cluster:
         for _ in range(_NODES):
             cluster.add(num_cpus=8, **resources)
-        yield cluster
-        ray.shutdown()
+        try:
+            yield cluster
+        finally:
+            ray.shutdown()
 
 
 def _jobs() -> list[tuple[str, str, dict[str, Any], int]]:
@@ -147,12 +149,10 @@ def _shares(budget: int, peaks: dict[str, int]) -> dict[str, Any]:
     """The figures of a run by Ray's own shares of devices."""
     with _cluster(num_gpus=_DEVICES) as cluster:
         ray.init(cluster.address, log_to_driver=False)
-        task = ray.remote(_train)
+        task = ray.remote(max_calls=1)(_train)
         began = time.time()
         references = [
-            task.options(num_cpus=0, num_gpus=ceil(1e4 * peaks[model] / budget) / 1e4, name=name, max_calls=1).remote(
-                model, sizes, steps
-            )
+            task.options(num_cpus=0, num_gpus=ceil(1e4 * peaks[model] / budget) / 1e4, name=name).remote(model, sizes, steps)
             for name, model, sizes, steps in _jobs()
         ]
         spans = ray.get(references)

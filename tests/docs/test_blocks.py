@@ -143,8 +143,10 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ray: Any = pytest.importorskip("ray")
     with LocalCluster({"resources": {"tensile_device": 2}}) as cluster:
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        yield
-        ray.shutdown()
+        try:
+            yield
+        finally:
+            ray.shutdown()  # before the cluster ends: Ray ends a process that is connected to a cluster that has ended
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
