@@ -363,9 +363,25 @@ class Coordinator:
         except (RayError, TimeoutError) as error:
             why = f"it did not answer for {_SILENT_S:.0f} s" if isinstance(error, TimeoutError) else _death(error)
         _kill(handle)
-        if self._handles.get(id) is handle:  # otherwise the devices were released
-            del self._handles[id], self._holders[key]
-            self._step(DeviceLost(id, why))
+        if self._handles.get(id) is not handle:
+            return  # the devices were released, or it was lost with its node
+        del self._handles[id], self._holders[key]
+        others = await self._lose_neighbours(key[0])
+        self._step(DeviceLost(id, why, others))
+
+    async def _lose_neighbours(self, node: str) -> tuple[DeviceId, ...]:
+        """Drop the other devices of a node that do not answer either, so that no job goes from one to the next of a dead node."""
+        near = {key: id for key, id in self._holders.items() if key[0] == node}
+        answers = await asyncio.gather(
+            *(asyncio.wait_for(self._handles[id].status.remote(), _STATUS_S) for id in near.values()), return_exceptions=True
+        )
+        lost: list[DeviceId] = []
+        for (key, id), answer in zip(near.items(), answers, strict=True):
+            if isinstance(answer, RayError) and self._holders.get(key) == id:
+                _kill(self._handles[id])
+                del self._handles[id], self._holders[key]
+                lost.append(id)
+        return tuple(lost)
 
     # -- carrying out -----------------------------------------------------------------------------------------------------------
 

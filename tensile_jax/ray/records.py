@@ -73,10 +73,11 @@ class DeviceJoined:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLost:
-    """The actor of a device has died, with all that it held."""
+    """The actor of a device has died, with all that it held; and those of `others`, which were on the same node."""
 
     device: DeviceId
     why: str
+    others: tuple[DeviceId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

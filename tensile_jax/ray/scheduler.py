@@ -160,8 +160,8 @@ class _Change:
             case DeviceJoined(device):
                 self.state = replace(state, devices=(*state.devices, device))
                 self.report("device_joined", device=device.id)
-            case DeviceLost(id, why):
-                self.lose(id, why)
+            case DeviceLost(id, why, others):
+                self.lose((id, *others), why)
             case Submitted(jobs, devices):
                 self.state = replace(state, devices=(*state.devices, *devices))
                 self.take(jobs)
@@ -194,15 +194,15 @@ class _Change:
         for job in new:
             self.report("submitted", job)
 
-    def lose(self, id: DeviceId, why: str) -> None:
-        if self.state.device(id) is None:
-            return
-        asked = {key: device for key, device in self.state.asked.items() if device != id}
-        devices = tuple(device for device in self.state.devices if device.id != id)
+    def lose(self, ids: tuple[DeviceId, ...], why: str) -> None:
+        gone = [device.id for device in self.state.devices if device.id in ids]
+        asked = {key: device for key, device in self.state.asked.items() if device not in gone}
+        devices = tuple(device for device in self.state.devices if device.id not in gone)
         self.state = replace(self.state, devices=devices, asked=asked)
-        self.report("device_lost", device=id, note=why)
+        for id in gone:
+            self.report("device_lost", device=id, note=why)
         for job in self.state.jobs:
-            if job.phase != "placed" or job.device != id:
+            if job.phase != "placed" or job.device is None or job.device not in gone:
                 continue
             deaths = job.deaths + 1
             lost = self.put(job.name, phase="waiting", device=None, paused=False, step=job.saved, deaths=deaths)
@@ -212,7 +212,7 @@ class _Change:
                 story = f"{deaths} devices have died while it ran, the last one: {why}"
                 self.end(lost, "failed", f"{story}. Its latest checkpoint has {job.saved} steps; look at the log of the node")
             else:
-                self.report("lost", lost, note=f"goes on elsewhere: {why}", device=id)
+                self.report("lost", lost, note=f"goes on elsewhere: {why}", device=job.device)
 
     def hear(self, news: JobNews) -> None:
         job = self.state.job(news.job)

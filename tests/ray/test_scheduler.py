@@ -100,6 +100,12 @@ def test_a_job_whose_device_dies_goes_on_elsewhere() -> None:
     assert (job.step, job.saved, job.deaths) == (5, 5, 1)
 
 
+def test_no_job_goes_from_one_device_of_a_dead_node_to_the_next() -> None:
+    state, started = after(*RUNNING, DeviceJoined(device("c")), DeviceLost(A, "its node has died", (B,)))
+    assert started == [Start("x", DeviceId("c"), 2, 100), Start("y", DeviceId("c"), 2, 100)]
+    assert [job.deaths for job in state.jobs] == [1, 1]
+
+
 def test_news_of_an_earlier_attempt_change_nothing() -> None:
     state, _ = after(*RUNNING, DeviceLost(A, "cut off"))
     for late in (news("x", "finished", at="a"), news("x", "finished", at="b", attempt=1)):
