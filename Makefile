@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,9 @@ soak: $(VENV)/.installed ## random jobs, pauses, cancels, failures and budgets, 
 
 bench-call: $(VENV)/.installed ## what a call costs beside plain jit's, for a state of 300 arrays
 	$(BIN)/python -m benchmarks.call
+
+bench-cluster: $(VENV)/.installed ## 18 jobs on a Ray cluster of six devices, beside Ray's own shares; and with a node killed
+	$(BIN)/python -m benchmarks.cluster
 
 bench-controller: $(VENV)/.installed ## what deciding for 1 to 64 jobs costs, in a simulation
 	$(BIN)/python -m benchmarks.controller

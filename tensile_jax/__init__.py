@@ -18,6 +18,7 @@ from tensile_jax.errors import (
     BudgetError,
     BudgetTooSmall,
     CheckpointError,
+    ClusterError,
     InvalidPlan,
     JobFailed,
     JobsFileError,
@@ -30,7 +31,7 @@ from tensile_jax.errors import (
 
 TYPE_CHECKING = False  # type checkers know the name; the module `typing` takes a while to be imported
 if TYPE_CHECKING:
-    from tensile_jax import nnx
+    from tensile_jax import nnx, ray
     from tensile_jax.api import PlannedFunction, Report, jit
     from tensile_jax.exec.actor.entrypoint import Entrypoint
     from tensile_jax.exec.runtime.job import Job
@@ -39,11 +40,12 @@ if TYPE_CHECKING:
     from tensile_jax.plan_format import Plan
 
 __all__ = [
-    "BudgetError", "BudgetTooSmall", "CheckpointError", "Entrypoint", "InvalidPlan", "Job", "JobFailed", "JobsFileError",
-    "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied", "Report", "Runtime", "TensileError", "TraceError",
-    "jit", "nnx", "to_device",
+    "BudgetError", "BudgetTooSmall", "CheckpointError", "ClusterError", "Entrypoint", "InvalidPlan", "Job", "JobFailed",
+    "JobsFileError", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied", "Report", "Runtime",
+    "TensileError", "TraceError", "jit", "nnx", "ray", "to_device",
 ]  # fmt: skip
 
+_ROOMS = ("nnx", "ray")  # packages, which need Flax and Ray as well
 _ELSEWHERE = {
     "PlannedFunction": "tensile_jax.api",
     "Report": "tensile_jax.api",
@@ -57,8 +59,8 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "nnx":  # a package, which needs Flax as well
-        return import_module("tensile_jax.nnx")
+    if name in _ROOMS:
+        return import_module(f"tensile_jax.{name}")
     if name not in _ELSEWHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_ELSEWHERE[name]), name)
@@ -66,4 +68,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ELSEWHERE, "nnx"})
+    return sorted({*globals(), *_ELSEWHERE, *_ROOMS})

@@ -10,6 +10,7 @@
     ├── OutOfMemory (also RuntimeError) the device refused an allocation, and nothing more could be moved to the host
     ├── ProcessDied (also RuntimeError) the process of an isolated job ended, or had to be ended
     ├── JobFailed (also RuntimeError)   a job has no result; its cause is the error that made it fail
+    ├── ClusterError (also RuntimeError) a Ray cluster cannot be reached, or has died
     └── CheckpointError                 a checkpoint cannot be written, or is not fit to be restored
 
 Errors in what a caller passes are also `ValueError`s, as they would be from `jax.jit`, so that code which catches `ValueError`
@@ -101,6 +102,10 @@ class ProcessDied(TensileError, RuntimeError):
         super().__init__(message)
         self.job = job
         self.exit_code = exit_code
+
+
+class ClusterError(TensileError, RuntimeError):
+    """A Ray cluster that cannot be reached, or does not answer any more. The jobs' checkpoints are in the shared folder."""
 
 
 class JobFailed(TensileError, RuntimeError):

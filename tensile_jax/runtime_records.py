@@ -23,7 +23,9 @@ FINAL: frozenset[JobState] = frozenset({"finished", "failed", "cancelled"})
 EventName = Literal[
     "submitted", "planned", "queued", "started", "step", "renewed", "renewal_failed", "paused", "resumed", "parked",
     "checkpointed", "checkpoint_failed", "budget", "finished", "failed", "cancelled",
+    "placed", "lost", "device_joined", "device_lost",
 ]  # fmt: skip
+"""The last four come on a cluster only: a job goes to a device, its device has died, a device comes or has died."""
 
 LaneName = Literal["compute", "out", "into"]
 """What serves one at a time: the device's compute stream, the link to the host, the link to the device."""

@@ -16,6 +16,7 @@ from tensile_jax.cli.commands.plan import plan
 from tensile_jax.cli.commands.run import run
 from tensile_jax.cli.commands.schema import schema
 from tensile_jax.cli.commands.show import show
+from tensile_jax.cli.commands.submit import submit
 from tensile_jax.cli.errors import Failure, in_one_line
 from tensile_jax.cli.signals import INTERRUPTED, flush_output, listen_to_the_end
 
@@ -77,5 +78,21 @@ def main() -> None:
     """
 
 
-for command in (run, plan, max_batch, compare, calibrate, status, pause, resume, cancel, budget, show, picture, schema, demo):
+for command in (
+    run,
+    submit,
+    plan,
+    max_batch,
+    compare,
+    calibrate,
+    status,
+    pause,
+    resume,
+    cancel,
+    budget,
+    show,
+    picture,
+    schema,
+    demo,
+):
     main.add_command(command)

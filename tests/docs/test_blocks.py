@@ -10,6 +10,7 @@ The blocks of a page are run in one folder, in their order. A comment above a bl
     <!-- test: continues -->         a python block that goes on with the names of the block before
     <!-- test: file NAME -->         a python block that is also written to a file, which the commands of the page find
     <!-- test: a run in FOLDER -->   the commands steer a run, for which something stands in
+    <!-- test: a cluster -->         there is a Ray cluster with two devices, which `--ray auto` finds
     <!-- test: exit code N, ... -->  how the commands end
 
 Commands are given a small model in the place of a large one, and a small jobs.toml.
@@ -19,7 +20,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
-from contextlib import nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -32,6 +33,7 @@ from tensile_jax.cli import main
 from tensile_jax.cli.jobs_file import read_jobs_file
 from tensile_jax.cli.run.control import serving
 from tests.cli.fake_run import FakeRun
+from tests.ray.local_cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -122,6 +124,8 @@ class Reader:
             done = CliRunner().invoke(main, [SMALLER.get(word, word) for word in rest], catch_exceptions=False)
             assert done.exit_code == exit_code, f"{place}: {shlex.join(words)}: {done.stderr}"
             self.printed = done.stdout
+        elif first == "ray":
+            assert rest[0] == "start", place
         elif first == "make":
             targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             assert rest[0] in targets, f"{place}: there is no make {rest[0]}"
@@ -133,10 +137,28 @@ class Reader:
             assert first in ("git", ".venv/bin/python") or (ROOT / first).is_file(), f"{place}: {first}"
 
 
+@contextmanager
+def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cluster of one node with two devices."""
+    ray: Any = pytest.importorskip("ray")
+    with LocalCluster({"resources": {"tensile_device": 2}}) as cluster:
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        try:
+            yield
+        finally:
+            ray.shutdown()  # before the cluster ends: Ray ends a process that is connected to a cluster that has ended
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_the_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     reader = Reader(page)
+    needs_cluster = any(block.note == "a cluster" for block in blocks(page))
+    with ray_cluster(monkeypatch) if needs_cluster else nullcontext():
+        read(reader, page)
+
+
+def read(reader: Reader, page: Path) -> None:
     for block in blocks(page):
         assert block.kind in ("python", "console", "toml", "text"), f"{block.place}: a block of kind {block.kind!r}"
         getattr(reader, block.kind)(block)

@@ -1,6 +1,11 @@
-"""`tensile status`, `pause`, `resume`, `cancel`, `budget`: show a run, or change it, from another terminal. Need no JAX."""
+"""`tensile status`, `pause`, `resume`, `cancel`, `budget`: show a run, or change it, from another terminal. Need no JAX.
 
-from dataclasses import replace
+All but `budget` can also steer the jobs of a Ray cluster: `--ray ADDRESS` takes the place of the run's folder.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +18,7 @@ from tensile_jax.cli.formatting import readable_console
 from tensile_jax.cli.run.control import Request, ask, ask_status
 from tensile_jax.cli.run.live_view import StatusView
 from tensile_jax.errors import BudgetError
-from tensile_jax.runtime_records import FINAL, JobState
+from tensile_jax.runtime_records import FINAL, JobState, Status
 from tensile_jax.units import format_bytes
 
 _READABLE_WIDTH = 170
@@ -26,20 +31,77 @@ _CHANGES: dict[Literal["pause", "resume", "cancel"], tuple[str, frozenset[JobSta
 }
 
 _run_argument = click.argument("run", metavar="RUN", type=click.Path(exists=True, file_okay=False, path_type=Path))
-_job_argument = click.argument("job", metavar="[JOB]", required=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steered:
+    """What a command looks at and changes: a run in a folder, or the jobs of a cluster. `name` is for messages."""
+
+    name: str
+    job: str | None
+    status: Callable[[], Status]
+    change: Callable[[Literal["pause", "resume", "cancel"], str], None]
+
+
+def _steers(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the arguments RUN and JOB, or with `--ray` only JOB, as `steered`."""
+
+    @click.argument("words", metavar="RUN [JOB]", nargs=-1)
+    @click.option("--ray", "address", metavar="ADDRESS", help="In the place of RUN: the jobs of this Ray cluster.")
+    @wraps(command)
+    def with_arguments(words: tuple[str, ...], address: str | None, **options: bool) -> None:
+        most = 2 if address is None else 1
+        if len(words) > most:
+            raise Refusal(f"there are too many arguments: {' '.join(words[most:])}. Leave them out.")
+        if address is not None:
+            command(_on_cluster(address, words[0] if words else None), **options)
+            return
+        if not words:
+            raise Refusal("RUN is missing: the folder of a run, or --ray=ADDRESS for a cluster. Name one of them.")
+        run = Path(words[0])
+        if not run.is_dir():
+            raise Refusal(f"Invalid value for 'RUN': Directory '{run}' does not exist. Name the folder of a run.")
+        command(_in_folder(run, words[1] if len(words) > 1 else None), **options)
+
+    return with_arguments
+
+
+def _in_folder(run: Path, job: str | None) -> _Steered:
+    def change(command: Literal["pause", "resume", "cancel"], name: str) -> None:
+        ask(run, Request(command, name))
+
+    return _Steered(f"the run in {run}", job, lambda: ask_status(run), change)
+
+
+def _on_cluster(address: str, job: str | None) -> _Steered:
+    from tensile_jax.cli.commands.submit import as_option
+    from tensile_jax.ray import attach  # imports Ray
+
+    try:
+        cluster = attach(address)
+    except ValueError as error:
+        raise Refusal(as_option(str(error))) from error
+    steer = {"pause": cluster.pause, "resume": cluster.resume, "cancel": cluster.cancel}
+
+    def change(command: Literal["pause", "resume", "cancel"], name: str) -> None:
+        try:
+            steer[command](name)
+        except ValueError as error:
+            raise Refusal(str(error)) from error
+
+    return _Steered(f"the cluster at {address}", job, lambda: cluster.status().merged(), change)
 
 
 @click.command(short_help="Show how a run of several jobs stands.")
-@_run_argument
-@_job_argument
+@_steers
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def status(run: Path, job: str | None, as_json: bool) -> None:
-    """Show how the jobs of the run in the folder RUN stand, or one of them."""
-    found = ask_status(run)
+def status(steered: _Steered, as_json: bool) -> None:
+    """Show how the jobs of the run in the folder RUN stand, or one of them; or with --ray those of a cluster."""
+    found, job = steered.status(), steered.job
     if job is not None:
         known = [one.name for one in found.jobs]
         if job not in known:
-            raise Refusal(f"JOB={job}: the run in {run} has no such job. It has: {', '.join(known) or 'none yet'}.")
+            raise Refusal(f"JOB={job}: {steered.name} has no such job. It has: {', '.join(known) or 'none yet'}.")
         found = replace(found, jobs=tuple(one for one in found.jobs if one.name == job))
     if as_json:
         click.echo(msgspec.json.encode(found))
@@ -48,27 +110,24 @@ def status(run: Path, job: str | None, as_json: bool) -> None:
 
 
 @click.command(short_help="Pause a job of a run, or all of them.")
-@_run_argument
-@_job_argument
-def pause(run: Path, job: str | None) -> None:
+@_steers
+def pause(steered: _Steered) -> None:
     """Let JOB of the run in the folder RUN stop after its present step; without JOB, all that have not ended."""
-    _change("pause", run, job)
+    _change("pause", steered)
 
 
 @click.command(short_help="Let a paused job of a run go on, or all of them.")
-@_run_argument
-@_job_argument
-def resume(run: Path, job: str | None) -> None:
+@_steers
+def resume(steered: _Steered) -> None:
     """Let the paused JOB of the run in the folder RUN go on; without JOB, all that are paused."""
-    _change("resume", run, job)
+    _change("resume", steered)
 
 
 @click.command(short_help="Cancel a job of a run, or all of them.")
-@_run_argument
-@_job_argument
-def cancel(run: Path, job: str | None) -> None:
+@_steers
+def cancel(steered: _Steered) -> None:
     """End JOB of the run in the folder RUN before its last step; without JOB, all that have not ended."""
-    _change("cancel", run, job)
+    _change("cancel", steered)
 
 
 @click.command(short_help="Give a run another budget of device memory.")
@@ -86,18 +145,18 @@ def budget(run: Path, nbytes: str) -> None:
     click.echo(f"The budget of the run in {run} is {format_bytes(wanted)} from now on.")
 
 
-def _change(command: Literal["pause", "resume", "cancel"], run: Path, job: str | None) -> None:
+def _change(command: Literal["pause", "resume", "cancel"], steered: _Steered) -> None:
     said, states = _CHANGES[command]
-    if job is not None:
-        ask(run, Request(command, job))
-        click.echo(f"{job} {said}.")
+    if steered.job is not None:
+        steered.change(command, steered.job)
+        click.echo(f"{steered.job} {said}.")
         return
-    jobs = ask_status(run).jobs
+    jobs = steered.status().jobs
     meant = [one.name for one in jobs if one.state in states]
     refusals: list[str] = []
     for name in meant:
         try:
-            ask(run, Request(command, name))
+            steered.change(command, name)
             click.echo(f"{name} {said}.")
         except Refusal as error:  # the job may have ended since; the command goes on with the others
             refusals.append(error.message)

@@ -137,13 +137,17 @@ class Planner:
             own_swaps, *agreed = agreed_swaps(accesses, rates, self._profile)
             if own_swaps is not None:
                 traced = traced.with_swaps(own_swaps)
-            limit = self._limit_for(job)
-            limits = JobLimits(
-                beside_bytes=limit,
-                alone_bytes=self._ceiling(job),
-                most_swapped_bytes=most_swapped_bytes(job.asked.max_swap_rate, self._plans_of_others(job)),
-                most_host_bytes=self._host_left(job),
-            )
+            if job.asked.plan_for_bytes is not None:
+                limit = min(job.asked.plan_for_bytes, self._ceiling(job))
+                limits = JobLimits(beside_bytes=limit, alone_bytes=self._ceiling(job))
+            else:
+                limit = self._limit_for(job)
+                limits = JobLimits(
+                    beside_bytes=limit,
+                    alone_bytes=self._ceiling(job),
+                    most_swapped_bytes=most_swapped_bytes(job.asked.max_swap_rate, self._plans_of_others(job)),
+                    most_host_bytes=self._host_left(job),
+                )
             program = plan_job(job.actor.prepare, traced, limits)
             memory = self._with_snapshot(job, program)
             self._refuse_more_than_host(job, memory)

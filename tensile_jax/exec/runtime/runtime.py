@@ -134,6 +134,7 @@ class Runtime:
         budget: int | str | None = None,
         max_swap_rate: float = 1.0,
         max_slowdown: float | None = None,
+        plan_for: int | str | None = None,
         policy: PolicyName = "auto",
         renew_above: float | None = None,
         on_step: Callable[[int, Any], None] | None = None,
@@ -157,6 +158,8 @@ class Runtime:
             max_swap_rate: the most bytes that the job may swap, as a part of what all jobs swap (TENSILE section IV-D).
             max_slowdown: use as little memory as is possible with a step of at most `max_slowdown` times plain jit's predicted
                 time.
+            plan_for: the device memory for which the job is planned, whichever other jobs are there. Then a job has the same
+                segments, and the same results to the bit, on each runtime with this budget. None: what the other jobs leave free.
             renew_above: the drift of the segments' latencies above which the job's plan is renewed, as in `tensile_jax.jit`. The
                 results of such a job are rounded differently from then on. None: only its copies may change.
             on_step: called with the number of the step and its metrics, as NumPy arrays.
@@ -175,6 +178,7 @@ class Runtime:
         """
         refuse_incomplete_job(step, state, batches)
         cap = None if budget is None else bytes_of("budget", budget)
+        plan_for_bytes = None if plan_for is None else bytes_of("plan_for", plan_for)
         if (checkpoint_every is not None or resume) and self._folder is None:
             raise ValueError("checkpoint_every and resume need a folder: make the runtime with Runtime(..., checkpoints=FOLDER).")
         free = self._store.reserve(name, step)
@@ -182,7 +186,7 @@ class Runtime:
         try:
             asked = Submission(
                 step, steps, free, priority, cap, max_swap_rate, max_slowdown, policy, checkpoint_every, isolation,
-                renew_above,
+                renew_above, plan_for_bytes,
             )  # fmt: skip
             checkpoints, resumed = None, ""
             if self._folder is not None:

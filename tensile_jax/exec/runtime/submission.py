@@ -36,6 +36,7 @@ class Submission:
     checkpoint_every: int | None
     isolation: Isolation
     renew_above: float | None = None
+    plan_for_bytes: int | None = None
     first: int = 0
 
     def __post_init__(self) -> None:

@@ -235,3 +235,26 @@ def test_a_job_for_which_the_host_has_no_room_waits_and_says_what_it_needs(runti
     order = [(event.job, event.kind) for event in events]
     assert order.index(("first", "finished")) > order.index(("second", "queued"))
     assert_lonely(heavy(1), second)
+
+
+def test_a_job_that_is_planned_for_a_limit_has_the_same_plan_whoever_is_there(runtime: MakeRuntime) -> None:
+    plans, states = [], []
+    for others in (0, 2):
+        with runtime("2MiB") as run:
+            for k in range(others):
+                run.submit(heavy(k).step, heavy(k).state(), heavy(k).batches, steps=4, name=f"other{k}")
+            until(lambda run=run: all(job.plan is not None for job in run.jobs))
+            work = wide(5)
+            job = run.submit(work.step, work.state(), work.batches, steps=6, name="job", plan_for="700KiB")
+            states.append(job.result())
+            assert job.plan is not None
+            plans.append([(segment.name, segment.operators) for segment in job.plan.segments])
+    assert plans[0] == plans[1]
+    assert all((one == other).all() for one, other in zip(*map(jax.tree.leaves, states), strict=True))
+
+
+def test_a_limit_that_is_too_small_gives_way_to_the_budget(runtime: MakeRuntime) -> None:
+    work = wide(0)
+    with runtime("2MiB") as run:
+        job = run.submit(work.step, work.state(), work.batches, steps=2, plan_for=1)
+    assert job.status.state == "finished"

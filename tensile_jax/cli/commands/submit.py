@@ -1,0 +1,83 @@
+"""`tensile submit`: trains the jobs of a jobs file on the devices of a Ray cluster.
+
+The exit code is 0 if no job failed, 1 if a job failed or the cluster died, 130 if the jobs were ended by Ctrl-C, and 143 if they
+were ended by SIGTERM.
+"""
+
+from datetime import datetime
+from pathlib import Path
+
+import click
+import msgspec
+
+from tensile_jax.cli.errors import Failure, Refusal, in_options
+from tensile_jax.cli.formatting import readable_console
+from tensile_jax.cli.jobs_file import read_jobs_file
+from tensile_jax.cli.progress import Phases, stderr_console
+from tensile_jax.cli.run.live_view import StatusView
+from tensile_jax.cli.signals import exit_code
+from tensile_jax.errors import ClusterError
+
+_READABLE_WIDTH = 170
+
+
+@click.command(short_help="Train the jobs of a file on a Ray cluster.")
+@click.argument("jobs", metavar="JOBS.toml", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--ray", "address", metavar="ADDRESS", default="auto", help="HOST:PORT of the head node; auto: this machine's.")
+@click.option(
+    "--checkpoints",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A folder that all nodes share. Without it: runs/NAME-DATE-TIME.",
+)
+@click.option("--resume", is_flag=True, help="Go on from the checkpoints in the folder.")
+@click.option("--detach", is_flag=True, help="Return when the jobs are accepted, and let them run.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def submit(jobs: Path, address: str, checkpoints: Path | None, resume: bool, detach: bool, as_json: bool) -> None:
+    """Train the jobs of the file JOBS.toml on the devices of a Ray cluster, and show their events until they have ended.
+
+    Each device has the budget of the file. Another terminal can look and steer: tensile status, pause, resume, cancel with --ray.
+    When a device or a node dies, its jobs go on elsewhere from their checkpoints. Exit code 1: a job failed.
+
+    Ctrl-C ends every job after its running step, with a checkpoint, and --resume goes on from there; a second one does not wait
+    for that. Needs Ray: pip install 'tensile_jax[ray]'.
+    """
+    if resume and checkpoints is None:
+        raise Refusal("--resume needs the folder to go on from. Name it: --checkpoints=DIR.")
+    file = read_jobs_file(jobs)
+    folder = checkpoints or Path("runs", f"{jobs.stem}-{datetime.now():%Y%m%d-%H%M%S}")
+    from tensile_jax.cli.run.cluster import follow_jobs, submit_jobs  # imports JAX
+
+    console = stderr_console()
+    try:
+        with Phases(console) as phases:
+            phases.begin("starting the devices of the cluster")
+            run = submit_jobs(file, address, folder, resume=resume)
+    except (ValueError, TypeError) as error:
+        raise Refusal(as_option(str(error))) from error
+    except ClusterError as error:
+        raise Failure(as_option(str(error))) from error
+    console.print(f"Checkpoints: {folder}; from another terminal: tensile status --ray {address}", markup=False, soft_wrap=True)
+    if detach:
+        return
+    try:
+        status, interrupted = follow_jobs(run, console)
+    except ClusterError as error:
+        raise Failure(as_option(str(error))) from error
+    if as_json:
+        click.echo(msgspec.json.encode(status))
+    else:
+        readable_console(_READABLE_WIDTH).print(StatusView(status.merged()))
+    if interrupted:
+        click.get_current_context().exit(exit_code())
+    if any(job.state == "failed" for job in status.jobs):
+        click.get_current_context().exit(Failure.exit_code)
+
+
+def as_option(message: str) -> str:
+    """`message` of `tensile_jax.ray` with its arguments written as options."""
+    message = message.replace("resume=True", "--resume")
+    for argument, option in (("address", "--ray"), ("checkpoints", "--checkpoints")):
+        if message.startswith((f"{argument}=", f"{argument}:")):
+            message = option + message.removeprefix(argument)
+    return in_options(message)

@@ -1,0 +1,20 @@
+"""Trains jobs on all devices of a Ray cluster: takes jobs and a shared folder, gives their events and their last states.
+
+    run = tensile.ray.submit([ClusterJob(tensile.Entrypoint("cnn"), steps=500)], budget="8GiB", checkpoints="/shared/run")
+    for event in run.events(): ...
+    state = run.result("cnn")
+
+Needs the extra `ray`, which is imported when a function is first called. The parts are:
+
+    client         `submit`, `attach`, and the `ClusterRun` that they return
+    coordinator    the actor that knows all devices and jobs; see there who tells whom what
+    scheduler      decides what happens to the jobs                                            pure
+    placement      decides to which device a job goes                                          pure
+    device_actor   the actor that holds one device, with a `Runtime` in it (`device_jobs`)
+    job_folder     how the folder of a job's checkpoints goes from one device to the next
+"""
+
+from tensile_jax.ray.client import ClusterJob, ClusterRun, attach, submit
+from tensile_jax.ray.records import ClusterEvent, ClusterStatus, DeviceStatus, StartAfter
+
+__all__ = ["ClusterEvent", "ClusterJob", "ClusterRun", "ClusterStatus", "DeviceStatus", "StartAfter", "attach", "submit"]

@@ -1,0 +1,142 @@
+"""`DeviceActor`: the Ray actor that holds one device. It passes on what the coordinator asks of the jobs on the device.
+
+The coordinator calls `poll` all the time. `poll` returns the news of the jobs, and is the actor's *lease* as well: an actor that
+was not polled for `LEASE_S` seconds has lost the coordinator, or is cut off from it, and ends its process at once. Ray takes
+longer to declare a node dead that it cannot reach. So when the coordinator hears of such a node, and lets its jobs go on
+elsewhere, the actors on that node have ended. If they have not, the jobs' folders are taken from them (`job_folder.py`).
+
+JAX is imported when the device is opened, and not before, since the class is imported wherever it is named.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tensile_jax.ray.records import Device, DeviceId, DeviceSettings, JobNews, Outline, Wish, Work
+from tensile_jax.runtime_records import FINAL, Status
+
+if TYPE_CHECKING:
+    from tensile_jax.ray.device_jobs import DeviceJobs
+
+LEASE_S = 20.0
+_POLL_S = 1.0  # how long `poll` waits for news
+_WATCH_S = 1.0
+_LOST_LEASE = 3  # exit code of the process
+_MOST_NEWS = 1000  # that one poll returns
+_TOKEN_S = 5.0  # that a file may take to be seen through a network file system
+ANSWER = ".answer"
+
+
+class NotShared(Exception):
+    """The folder of checkpoints is not the one that the coordinator sees. The message is for the user."""
+
+
+class DeviceActor:
+    """A device of a cluster, and the jobs on it. Its methods run in one event loop, and wait for nothing else there.
+
+    Args:
+        accelerator: whether Ray has given the process a GPU; otherwise JAX uses the CPU.
+    """
+
+    def __init__(self, id: DeviceId, settings: DeviceSettings, *, neighbours: int, accelerator: bool) -> None:
+        self._id = id
+        self._settings = settings
+        self._neighbours = neighbours
+        self._jobs: DeviceJobs | None = None
+        self._news: asyncio.Queue[JobNews] = asyncio.Queue()
+        self._ends: dict[tuple[str, int], asyncio.Event] = {}
+        self._polled = time.monotonic()
+        if not accelerator:
+            os.environ["JAX_PLATFORMS"] = "cpu"
+
+    async def open(self, token: str, content: str) -> Device:
+        """Find the device, and begin a runtime on it.
+
+        Raises:
+            NotShared: the file `token` of the shared folder is not here, or has another content.
+        """
+        loop = asyncio.get_running_loop()
+
+        def tell(news: JobNews) -> None:
+            loop.call_soon_threadsafe(self._hear, news)
+
+        def begin() -> "DeviceJobs":
+            _refuse_unshared(Path(self._settings.shared), token, content)
+            from tensile_jax.ray.device_jobs import DeviceJobs  # imports JAX
+
+            return DeviceJobs(self._id, self._settings, tell, neighbours=self._neighbours)
+
+        self._jobs = await asyncio.to_thread(begin)
+        self._polled = time.monotonic()
+        threading.Thread(target=self._watch, name="tensile-lease", daemon=True).start()
+        return self._jobs.device
+
+    async def poll(self) -> list[JobNews]:
+        """The news since the last call. If there are none, this waits for some for a second."""
+        self._polled = time.monotonic()
+        news: list[JobNews] = []
+        try:
+            news.append(await asyncio.wait_for(self._news.get(), _POLL_S))
+        except TimeoutError:
+            pass
+        while not self._news.empty() and len(news) < _MOST_NEWS:
+            news.append(self._news.get_nowait())
+        self._polled = time.monotonic()
+        return news
+
+    async def outline(self, work: Work, neighbours: int) -> Outline | str:
+        """See `DeviceJobs.outline`."""
+        return await asyncio.to_thread(self._opened.outline, work, neighbours)
+
+    async def run(self, work: Work, attempt: int, limit_bytes: int) -> None:
+        """Start a job, and return when it has ended, so that Ray's dashboard shows the job while it is here."""
+        ended = self._ends[work.name, attempt] = asyncio.Event()
+        self._opened.start(work, attempt, limit_bytes)
+        await ended.wait()
+
+    async def steer(self, job: str, attempt: int, wish: Wish) -> None:
+        """See `DeviceJobs.steer`."""
+        await asyncio.to_thread(self._opened.steer, job, attempt, wish)
+
+    async def status(self) -> Status:
+        """See `DeviceJobs.status`."""
+        return await asyncio.to_thread(self._opened.status)
+
+    @property
+    def _opened(self) -> "DeviceJobs":
+        assert self._jobs is not None  # the coordinator opens a device before it uses it
+        return self._jobs
+
+    def _hear(self, news: JobNews) -> None:
+        self._news.put_nowait(news)
+        if news.kind in FINAL:
+            ended = self._ends.pop((news.job, news.attempt), None)
+            if ended is not None:
+                ended.set()
+
+    def _watch(self) -> None:
+        while time.monotonic() - self._polled < LEASE_S:
+            time.sleep(_WATCH_S)
+        os._exit(_LOST_LEASE)
+
+
+def _refuse_unshared(shared: Path, token: str, content: str) -> None:
+    """Read the coordinator's file, and answer with one that the coordinator reads."""
+    until = time.monotonic() + _TOKEN_S
+    while True:
+        try:
+            found = (shared / token).read_text()
+            break
+        except OSError as error:
+            if time.monotonic() > until:
+                raise NotShared(f"it cannot read {shared / token}, which the head node has written: {error.strerror}") from error
+            time.sleep(_WATCH_S / 10)
+    if found != content:
+        raise NotShared(f"{shared / token} has another content than the head node has written")
+    try:
+        (shared / (token + ANSWER)).write_text(content)
+    except OSError as error:
+        raise NotShared(f"it cannot write into {shared}: {error.strerror}") from error

@@ -1,0 +1,182 @@
+"""Runs jobs on one device of a cluster in a `Runtime`, and outlines what jobs would need there.
+
+This is the part of a device's actor (`device_actor.py`) that uses JAX. It knows nothing of Ray. What happens to the jobs is put
+passed to `tell` as `JobNews`, in the order in which it happens.
+"""
+
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tensile_jax.budget import parse_budget
+from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.exec.actor.entrypoint import Entrypoint, Made
+from tensile_jax.exec.actor.local_actor import LocalActor, program_under
+from tensile_jax.exec.calibration.calibrate import profile_of
+from tensile_jax.exec.runtime.runtime import Runtime
+from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.prepared_step import Options
+from tensile_jax.exec.step.transfer import Transfer
+from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
+from tensile_jax.ray.job_folder import give_back, running_name, take_over
+from tensile_jax.ray.placement import limit_of
+from tensile_jax.ray.records import Device, DeviceId, DeviceSettings, JobNews, Kind, Outline, Wish, Work
+from tensile_jax.runtime_records import FINAL, Status
+from tensile_jax.trace import shape_struct
+
+_PATIENCE_S = 60.0  # that a job waits for the process that had its folder to end
+_MOMENT_S = 0.01
+
+
+class DeviceJobs:
+    """The jobs on the first JAX device of this process.
+
+    Args:
+        tell: is called with all news; from any thread.
+        neighbours: how many devices this node has, which share its memory if they are CPUs.
+    """
+
+    def __init__(
+        self, id: DeviceId, settings: DeviceSettings, tell: Callable[[JobNews], None], *, neighbours: int
+    ) -> None:  # fmt: skip
+        sys.path += [path for path in settings.paths if path not in sys.path]
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._making: dict[str, Wish] = {}  # jobs that are being made, and what the user wants of them
+        self._device = jax.devices()[0]
+        self._shared = Path(settings.shared)
+        self._profile = profile_of(self._device, settings.device_profile, lambda what, done, of: None)
+        budget = parse_budget(settings.budget).resolve(_memory_of(self._device, neighbours))
+        self._runtime = Runtime(
+            budget,
+            host_budget=settings.host_budget,
+            device=self._device,
+            device_profile=settings.device_profile,
+            checkpoints=self._shared,
+        )
+        host = self._runtime.status().host_budget_bytes
+        kind = Kind(f"{self._device.device_kind}, {self._profile.name}, {budget} bytes")
+        self.device = Device(id, kind, budget, host)
+        threading.Thread(target=self._follow, name="tensile-follower", daemon=True).start()
+
+    def outline(self, work: Work, neighbours: int) -> Outline | str:
+        """What the job needs on this device; or why it cannot be made. Nothing is compiled, and the state is freed again."""
+        try:
+            step, state, batches = _made(work)
+            given = batches if isinstance(batches, Iterable) else batches()
+            batch = jax.tree.map(shape_struct, next(iter(given)))
+            state = jax.tree.map(shape_struct, state)
+            actor = LocalActor(step, state, Transfer(self._device))
+            options = Options("auto", self._profile, "any", max_slowdown=work.max_slowdown)
+            traced = actor.trace(batch, options, Compiler(self._device))
+        except StopIteration:
+            return "its batches gave nothing. Give at least one batch."
+        except Exception as error:
+            return f"it cannot be made: {type(error).__name__}: {error}"
+        budget = self.device.budget_bytes
+        limit = limit_of(budget, actor.state_bytes, neighbours)
+        try:
+            program = plan_job(lambda step, limit: program_under(step, limit, step.predicted), traced, JobLimits(limit, budget))
+        except BudgetTooSmall as error:
+            return Outline(limit, error.floor_bytes, None)
+        memory = replace(program.memory, host_bytes=program.memory.host_bytes + actor.state_bytes)
+        return Outline(limit, 0, memory)
+
+    def start(self, work: Work, attempt: int, limit_bytes: int) -> None:
+        """Start a job, in a thread of its own: making it may take long. If it cannot be started, the news says so."""
+        with self._lock:
+            self._making[running_name(work.name, attempt)] = "run"
+        threading.Thread(
+            target=self._start, args=(work, attempt, limit_bytes), name=f"tensile-{work.name}-start", daemon=True
+        ).start()
+
+    def _start(self, work: Work, attempt: int, limit_bytes: int) -> None:
+        name = running_name(work.name, attempt)
+        try:
+            take_over(self._shared, work.name, attempt, patience_s=_PATIENCE_S)
+            made: Any = pickle.loads(work.make)
+            if not isinstance(made, Entrypoint):
+                made = made()
+            step, state, batches = (made, None, None) if isinstance(made, Entrypoint) else made
+            self._runtime.submit(
+                step,
+                state,
+                batches,
+                steps=work.steps,
+                name=name,
+                priority=work.priority,
+                max_slowdown=work.max_slowdown,
+                plan_for=limit_bytes,
+                checkpoint_every=work.checkpoint_every,
+                resume=True,
+                isolation=work.isolation,
+            )
+        except BaseException as error:  # SystemExit in the user's code ends the job, and not the actor
+            give_back(self._shared, work.name, attempt)
+            self._tell(JobNews(self.device.id, work.name, attempt, "failed", 0, f"{type(error).__name__}: {error}"))
+        with self._lock:
+            wish = self._making.pop(name)
+        if wish != "run":
+            with suppress(ValueError):  # it has ended already
+                self._steer(name, wish)
+
+    def steer(self, job: str, attempt: int, wish: Wish) -> None:
+        """Pass on what the user wants of a job; once the job is made, if it is being made now."""
+        name = running_name(job, attempt)
+        with self._lock:
+            if name in self._making:
+                self._making[name] = wish
+                return
+        with suppress(ValueError):  # it has ended: the news says so
+            self._steer(name, wish)
+
+    def _steer(self, name: str, wish: Wish) -> None:
+        {"run": self._runtime.resume, "pause": self._runtime.pause, "stop": self._runtime.cancel}[wish](name)
+
+    def status(self) -> Status:
+        """The status of the runtime. The jobs have the names that the user gave them."""
+        status = self._runtime.status()
+        return replace(status, jobs=tuple(replace(job, name=job.name.rpartition("@")[0]) for job in status.jobs))
+
+    def _follow(self) -> None:
+        for event in self._runtime.events(until_closed=True):
+            name, _, attempt = event.job.rpartition("@")
+            if not name:
+                continue  # an event of the runtime as a whole
+            values = dict(event.values)
+            if event.kind in FINAL:
+                values |= self._forget(event.job)
+                give_back(self._shared, name, int(attempt))
+            self._tell(JobNews(self.device.id, name, int(attempt), event.kind, event.step, event.note, values))
+
+    def _forget(self, name: str) -> dict[str, float]:
+        """Wait until a job that has ended holds neither its folder nor memory, which takes a moment. Returns its peak."""
+        peak = next((job.status.peak_bytes for job in self._runtime.jobs if job.name == name), 0)
+        while True:
+            try:
+                self._runtime.forget(name)
+                return {"peak_bytes": peak}
+            except ValueError:  # a save is under way
+                time.sleep(_MOMENT_S)
+
+
+def _made(work: Work) -> Made:
+    made: Any = pickle.loads(work.make)
+    return made.make() if isinstance(made, Entrypoint) else made()
+
+
+def _memory_of(device: Any, neighbours: int) -> int:
+    """The memory of a device, in bytes: of a CPU, an equal part of the node's memory."""
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(neighbours, 1)

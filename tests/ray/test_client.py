@@ -1,0 +1,82 @@
+"""What is refused before a cluster is asked."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tensile_jax as tensile
+from tensile_jax.ray import ClusterJob, StartAfter, attach, submit
+
+JOB = ClusterJob(tensile.Entrypoint("mlp", {"batch_size": 8}), steps=2)
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "story"),
+    [
+        ({"steps": 0}, "steps of mlp must be a whole number of at least 1, got 0"),
+        ({"name": "a@1"}, "name must have 1 to 100 letters"),
+        ({"name": "-a"}, "name must have 1 to 100 letters"),
+        ({"priority": 0}, "priority of mlp must be a number above zero"),
+        ({"max_slowdown": 0.5}, "max_slowdown of mlp must be at least 1"),
+        ({"checkpoint_every": 0}, "checkpoint_every of mlp must be a whole number"),
+        ({"isolation": "none"}, 'isolation of mlp must be "thread" or "process"'),
+        ({"devices": 0}, "devices of mlp must be a whole number"),
+    ],
+)
+def test_a_job_with_a_wrong_value_is_refused(fields: dict[str, object], story: str) -> None:
+    with pytest.raises(ValueError, match=story):
+        ClusterJob(tensile.Entrypoint("mlp"), **{"steps": 2, **fields})  # pyright: ignore[reportArgumentType] # wrong on purpose
+
+
+def test_a_job_that_is_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="make must be an Entrypoint, or a function"):
+        ClusterJob(7, steps=2)  # pyright: ignore[reportArgumentType] # wrong on purpose
+
+
+def test_jobs_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="name='mlp' is the name of two jobs"):
+        submit([JOB, JOB], checkpoints="x", budget="1GiB", address="127.0.0.1:1")
+    with pytest.raises(ValueError, match="jobs is empty"):
+        submit([], checkpoints="x", budget="1GiB", address="127.0.0.1:1")
+    late = ClusterJob(tensile.Entrypoint("mlp"), steps=2, name="late", start_after=StartAfter("other"))
+    with pytest.raises(ValueError, match="start_after of late must be another job of this submission, got 'other'"):
+        submit([late], checkpoints="x", budget="1GiB", address="127.0.0.1:1")
+
+
+def test_a_folder_that_is_a_url_is_refused() -> None:
+    with pytest.raises(ValueError, match="checkpoints='gs://bucket' is a URL. Name a folder that is mounted"):
+        submit([JOB], checkpoints="gs://bucket", budget="1GiB", address="127.0.0.1:1")
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ":1"])
+def test_an_address_that_cannot_be_read_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=r"address='.*' must be HOST:PORT of the head node"):
+        attach(address)
+
+
+def test_an_address_at_which_nothing_answers_is_refused_at_once() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(tensile.ClusterError, match=f"Nothing answers at address='{address}'.*Is the head node up"):
+        attach(address)
+
+
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"Ray is not installed .*pip install 'tensile_jax\[ray\]'"):
+        attach("127.0.0.1:1")
+
+
+def test_neither_ray_nor_jax_is_imported_before_it_is_needed() -> None:
+    code = "import sys, tensile_jax.ray; print([name for name in ('ray', 'jax') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,209 @@
+"""Jobs on a Ray cluster of several nodes, all of them on this machine."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import tensile_jax as tensile
+from tensile_jax.cli import main
+from tensile_jax.ray import ClusterEvent, ClusterJob, ClusterRun, StartAfter, attach, submit
+from tests.ray.local_cluster import LocalCluster
+
+ray: Any = pytest.importorskip("ray")
+
+BUDGET = "512KiB"
+PATIENCE_S = 120.0
+ROOT = Path(__file__).parents[2]
+
+
+class Nodes(LocalCluster):
+    """A cluster whose nodes other than the head have one device each."""
+
+    def have(self, count: int) -> None:
+        """Add or remove nodes until there are `count` beside the head."""
+        while len(self.nodes) < count:
+            self.add(resources={"tensile_device": 1})
+        while len(self.nodes) > count:
+            self.kill(self.nodes[-1])
+
+    def node_of(self, device: str) -> str:
+        """The node that holds a device of that name."""
+        return next(node for node in self.nodes if node[:6] in device)
+
+
+@pytest.fixture(scope="module")
+def caches_of_nodes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("caches-of-nodes")
+    return {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), "TENSILE_CACHE_DIR": str(folder / "calibrations")}
+
+
+@pytest.fixture(scope="module")
+def nodes(caches_of_nodes: dict[str, str]) -> Iterator[Nodes]:
+    with Nodes(env=caches_of_nodes) as cluster:
+        yield cluster
+        ray.shutdown()
+
+
+def job(name: str, *, steps: int, seed: int = 0, pause_s: float = 0.05, **fields: Any) -> ClusterJob:
+    make = tensile.Entrypoint("tests.ray.cluster_jobs:job", {"seed": seed, "pause_s": pause_s})
+    return ClusterJob(make, steps=steps, name=name, checkpoint_every=10, **fields)
+
+
+def until(run: ClusterRun, kind: str, job: str, *, step: int = 0) -> ClusterEvent:
+    """The first event of that kind after so many steps."""
+    seen: list[str] = []
+    for event in run.events():
+        seen.append(f"{event.kind} {event.job} {event.step} {event.note}")
+        if (event.kind, event.job) == (kind, job) and event.step >= step:
+            return event
+    raise AssertionError(f"no {kind} of {job}: {seen}")
+
+
+def alone(seed: int, steps: int, limit_bytes: int) -> Any:
+    """The state of an undisturbed run."""
+    with tensile.Runtime(BUDGET) as runtime:
+        make = tensile.Entrypoint("tests.ray.cluster_jobs:job", {"seed": seed, "pause_s": 0.0})
+        return runtime.submit(make, steps=steps, plan_for=limit_bytes).result()
+
+
+def equal(one: Any, other: Any) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+
+
+def test_a_cluster_without_devices_is_refused(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(0)
+    with pytest.raises(ValueError, match="no jobs were submitted to this cluster"):
+        attach(nodes.address)
+    with pytest.raises(ValueError, match="this cluster has no devices.*ray start --resources"):
+        submit([job("x", steps=2)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+
+
+def test_a_folder_that_is_not_shared_is_refused_with_the_name_of_the_node(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(0)
+    (tmp_path / "elsewhere").mkdir()
+    nodes.add(cwd=str(tmp_path / "elsewhere"), resources={"tensile_device": 1})
+    shared = f"/proc/self/cwd/{os.path.relpath(tmp_path / 'shared', Path.cwd())}"  # a different one in each process
+    try:
+        with pytest.raises(ValueError, match=r"checkpoints='/proc/.*' is not shared by all nodes: .*/device-0: it cannot"):
+            submit([job("x", steps=2)], checkpoints=shared, budget=BUDGET, address=nodes.address)
+    finally:
+        nodes.have(0)
+
+
+def test_jobs_end_with_the_states_of_an_undisturbed_run_when_a_node_is_killed(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(2)
+    jobs = [job("x", steps=60, seed=1), job("y", steps=60, seed=2), job("late", steps=10, start_after=StartAfter("x", 5))]
+    run = submit(jobs, checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    with pytest.raises(ValueError, match=r"name='x' is taken: a job of this name is"):
+        submit([job("x", steps=2)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    with pytest.raises(ValueError, match="budget='1GiB': jobs run on this cluster now, with budget='512KiB'"):
+        submit([job("z", steps=2)], checkpoints=tmp_path, budget="1GiB", address=nodes.address)
+    until(run, "checkpointed", "x", step=20)
+    run.pause("y")
+    until(run, "paused", "y")
+    status = run.status()
+    assert {one.name: one.state for one in status.jobs}["y"] == "paused"
+    run.resume("y")
+    device = until(run, "placed", "x").device
+    assert device in {one.name for one in status.devices}
+    nodes.kill(nodes.node_of(device))
+    events = list(run.events())
+    assert [event.device for event in events if event.kind == "lost" and event.job == "x"] == [device]
+    assert {event.device for event in events if event.kind == "placed" and event.job == "x"} == {
+        one.name for one in status.devices
+    }
+    limits = {event.job: int(event.values["limit_bytes"]) for event in events if event.kind == "placed"}
+    status = run.status()
+    assert [(one.name, one.state, one.step) for one in status.jobs] == [
+        ("x", "finished", 60), ("y", "finished", 60), ("late", "finished", 10),
+    ]  # fmt: skip
+    assert equal(run.result("x"), alone(1, 60, limits["x"]))
+    assert equal(run.result("y"), alone(2, 60, limits["y"]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["late", "tensile-cluster.json", "x", "y"]
+
+
+def test_the_command_line_submits_and_steers(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(1)
+    (tmp_path / "jobs.toml").write_text(
+        f'[device]\nbudget = "{BUDGET}"\n[defaults]\ncheckpoint_every = 5\n'
+        '[[jobs]]\nname = "long"\nentrypoint = "tests.ray.cluster_jobs:job"\nsteps = 100000\n'
+        '[[jobs]]\nname = "short"\nentrypoint = "tests.ray.cluster_jobs:job"\nargs = {pause_s = 0.0}\nsteps = 10\n'
+    )
+    at = ["--ray", nodes.address]
+
+    def tensile_(*words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(main, [*words, *at], catch_exceptions=False)
+        assert done.exit_code == code, done.output
+        return done.output
+
+    folder = str(tmp_path / "shared")
+    tensile_("submit", str(tmp_path / "jobs.toml"), "--checkpoints", folder, "--detach")
+    run = attach(nodes.address)
+    until(run, "step", "long", step=5)
+    assert "long" in tensile_("status", "long")
+    assert "JOB=longer" in tensile_("status", "longer", code=2)
+    assert "name='long' is taken" in tensile_("submit", str(tmp_path / "jobs.toml"), "--checkpoints", folder, code=2)
+    assert "long will pause." in tensile_("pause", "long")
+    until(run, "finished", "short")
+    assert "long is cancelled." in tensile_("cancel")
+    run.wait()
+    jobs = json.loads(tensile_("status", "--json"))["jobs"]
+    assert {one["name"]: one["state"] for one in jobs} == {"long": "cancelled", "short": "finished"}
+    assert "long is cancelled; it cannot be paused" in tensile_("pause", "long", code=2)
+    assert "Pass --resume to go on" in tensile_("submit", str(tmp_path / "jobs.toml"), "--checkpoints", folder, code=2)
+
+
+def test_jobs_whose_coordinator_has_died_are_resumed_by_another_submission(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(1)
+    run = submit([job("z", steps=60, seed=3)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    limit_bytes = int(until(run, "placed", "z").values["limit_bytes"])
+    until(run, "checkpointed", "z", step=10)
+    ray.kill(ray.get_actor("tensile:coordinator", namespace="tensile"))
+    with pytest.raises(tensile.ClusterError, match=f"has died.*checkpoints are in {tmp_path}.*resume=True"):
+        run.wait()
+    jobs = [job("z", steps=60, seed=3), job("other", steps=2)]  # which must not change the plan of the first
+    with pytest.raises(ValueError, match="has checkpoints of a job 'z'. Pass resume=True"):
+        submit(jobs, checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    run = submit(jobs, checkpoints=tmp_path, budget=BUDGET, address=nodes.address, resume=True)
+    assert until(run, "planned", "z").step >= 10
+    assert {one.name: one.state for one in run.wait().jobs} == {"z": "finished", "other": "finished"}
+    assert equal(run.result("z"), alone(3, 60, limit_bytes))
+
+
+@pytest.mark.slow
+def test_when_the_head_node_goes_away_the_submitter_ends_with_a_message(caches_of_nodes: dict[str, str], tmp_path: Path) -> None:
+    with Nodes({"resources": {"tensile_device": 1}}, env=caches_of_nodes) as cluster:
+        (tmp_path / "jobs.toml").write_text(
+            f'[device]\nbudget = "{BUDGET}"\n[[jobs]]\nname = "x"\nentrypoint = "tests.ray.cluster_jobs:job"\nsteps = 100000\n'
+        )
+        command = [
+            sys.executable,
+            "-c",
+            "from tensile_jax.cli import main; main()",
+            "submit",
+            str(tmp_path / "jobs.toml"),
+            "--ray",
+            cluster.address,
+        ]
+        submitter = subprocess.Popen(
+            [*command, "--checkpoints", str(tmp_path / "shared")], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+        until_s = time.monotonic() + PATIENCE_S
+        while not list((tmp_path / "shared").glob("x@1/100")):
+            assert time.monotonic() < until_s, submitter.poll()
+            time.sleep(0.2)
+        cluster.kill("head")
+        _, errors = submitter.communicate(timeout=PATIENCE_S)
+        assert submitter.returncode == 1
+        assert re.search("^Error: The head node .* submit the jobs with --resume.$", errors, re.MULTILINE), errors

@@ -1,0 +1,111 @@
+"""Where a job goes in a cluster, and for which limit it is planned."""
+
+import random
+
+import pytest
+
+from tensile_jax.plan.multi_job.admission import admits
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
+from tensile_jax.ray.placement import Place, Resident, choose_place, limit_of, predicted_us, refusal
+from tests.ray.profiles import device, memory, outline
+
+NEW = memory(60, 10)
+
+
+def place(name: str, *weights: float, budget: int = 100, parked: int = 0, new: MemoryProfile = NEW) -> Place:
+    residents = tuple(Resident(memory(50, 10, parked=parked), weight) for weight in weights)
+    return Place(device(name, budget), residents, new)
+
+
+def test_a_job_goes_to_an_empty_device() -> None:
+    assert choose_place([place("a", 1.0), place("b"), place("c", 1.0)], 1.0) == "b"
+
+
+def test_of_equal_devices_a_job_goes_to_the_first() -> None:
+    assert choose_place([place("a"), place("b")], 1.0) == "a"
+
+
+def test_a_job_goes_where_the_others_have_the_least_priority() -> None:
+    assert choose_place([place("a", 1.0, 1.0), place("b", 1.5)], 1.0) == "b"
+
+
+def test_a_paused_job_takes_no_time_but_a_device_without_it_is_preferred() -> None:
+    assert predicted_us(place("a", 0.0), 1.0) == predicted_us(place("b"), 1.0)
+    assert choose_place([place("a", 0.0), place("b")], 1.0) == "b"
+
+
+def test_a_job_goes_where_the_others_need_not_be_parked() -> None:
+    tight, wide = place("a", 1.0, budget=60), place("b", 1.0, budget=70)
+    assert predicted_us(tight, 1.0) == pytest.approx(1.05 * predicted_us(wide, 1.0))
+    assert choose_place([tight, wide], 1.0) == "b"
+
+
+def test_a_job_goes_to_the_kind_of_device_on_which_its_step_is_fastest() -> None:
+    slow = memory(60, 10, step_us=300.0)
+    assert choose_place([place("slow", new=slow), place("fast", 1.0)], 1.0) == "fast"
+
+
+def test_a_job_waits_where_the_runtime_would_not_admit_it() -> None:
+    assert choose_place([place("a", 1.0, parked=10, budget=65)], 1.0) is None
+    assert choose_place([place("a", budget=59)], 1.0) is None
+    assert choose_place([], 1.0) is None
+
+
+def test_it_is_the_runtime_that_says_where_a_job_fits_and_the_prediction_where_it_goes() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        new = memory(rng.randrange(10, 80), 10, host=rng.randrange(5), step_us=rng.uniform(1, 9))
+        places = [
+            Place(
+                device(str(number), rng.randrange(40, 100), host=rng.randrange(10)),
+                tuple(
+                    Resident(
+                        memory(rng.randrange(10, 60), 10, parked=rng.randrange(10), host=rng.randrange(5)), rng.uniform(0, 3)
+                    )
+                    for _ in range(rng.randrange(4))
+                ),
+                new,
+            )
+            for number in range(rng.randrange(5))
+        ]
+        fitting = [
+            one
+            for one in places
+            if admits(
+                new,
+                [resident.memory for resident in one.residents],
+                budget_bytes=one.device.budget_bytes,
+                host_budget_bytes=one.device.host_budget_bytes,
+            )
+        ]
+        chosen = choose_place(places, 1.5)
+        assert (chosen is None) == (not fitting)
+        if chosen is not None:
+            assert chosen in {one.device.id for one in fitting}
+            times = {one.device.id: predicted_us(one, 1.5) for one in fitting}
+            assert times[chosen] == min(times.values())
+
+
+def test_the_limit_leaves_room_for_as_many_jobs_as_come_to_a_device_or_is_the_whole_budget() -> None:
+    assert [limit_of(100, 30, neighbours) for neighbours in (1, 2, 4, 5)] == [100, 70, 10, 100]
+
+
+def test_a_job_that_fits_alone_is_not_refused() -> None:
+    assert refusal("job", [(device("a", 50), outline(None)), (device("b"), outline(100))], 1) == ""
+
+
+def test_a_job_without_a_plan_is_refused_with_the_smallest_budget() -> None:
+    needs = [(device("a", 100), outline(None, floor=300)), (device("b", 200), outline(None, floor=250))]
+    assert refusal("job", needs, 1) == (
+        "job fits on no device: no plan keeps the budget of 200 B a device. The smallest that works is about 250 B."
+    )
+
+
+def test_a_job_that_needs_more_host_memory_is_refused() -> None:
+    why = refusal("job", [(device("a", host=5), outline(100, host=7))], 1)
+    assert why == "job fits on no device: host_budget=5 B is too small. Give it at least 7 B."
+
+
+def test_a_job_of_more_devices_than_an_actor_holds_is_refused() -> None:
+    why = refusal("job", [(device("a"), outline(100))], 2)
+    assert why == "devices=2 of job: no actor of this cluster holds more than 1. Ask for at most 1."
