@@ -185,7 +185,8 @@ def gradient_and_its_plan(form: str, dtype: Any, **options: Any) -> tuple[list[n
 
 FORMS_TO_THE_BIT = [
     *((form, jnp.float32) for form in sorted(FORMS.keys() - {"random_keys"})),
-    *((form, jnp.bfloat16) for form in ("plain", "with_remat", "nested", "several_carries", "a_derivative_of_its_own")),
+    *((form, jnp.bfloat16) for form in ("plain", "with_remat", "several_carries", "a_derivative_of_its_own")),
+    pytest.param("nested", jnp.bfloat16, marks=pytest.mark.slow),
 ]
 
 
@@ -195,7 +196,7 @@ def test_loss_and_gradient_under_a_low_budget_are_those_of_jit_to_the_bit(form: 
         np.testing.assert_array_equal(own, expected)
 
 
-@pytest.mark.parametrize("form", ["plain", "with_remat", "accumulated"])
+@pytest.mark.parametrize("form", ["plain", "with_remat", pytest.param("accumulated", marks=pytest.mark.slow)])
 def test_in_bfloat16_xla_rounds_in_other_places_unless_it_is_told_not_to(form: str) -> None:
     for own, expected in zip(*gradient_and_its_plan(form, jnp.bfloat16), strict=True):
         np.testing.assert_allclose(own, expected, rtol=2**-6, atol=2**-8 * np.abs(expected).max())

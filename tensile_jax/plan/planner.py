@@ -122,6 +122,7 @@ class Planner:
         self._version = version
         self._floor: tuple[Measured, int] | None = None  # the latest
         self._least_limit: tuple[float, Measured, float] | None = None  # the latest
+        self._no_choice: tuple[float, Measured] | None = None  # the latest limit under which the policy had none
         self._faults: dict[object, str] = {}  # by choice, why its replay refused the plan
 
     def with_policy(self, policy: PolicyName) -> "Planner":
@@ -156,7 +157,7 @@ class Planner:
         """A planner of the same step with these corrections of its latencies, with the same policy and options."""
         made = copy(self)
         made.step = self.step.corrected(corrections)
-        made._floor, made._least_limit, made._faults = None, None, {}
+        made._floor, made._least_limit, made._no_choice, made._faults = None, None, None, {}
         return made
 
     def __reduce__(self) -> Any:
@@ -284,7 +285,12 @@ class Planner:
 
     def has_choice(self, limit: float, measured: Measured) -> bool:
         """Whether the policy has a choice under the limit, even if the replay of its plan would refuse it."""
-        return not self.is_below_floor(limit, measured) and self._policy(self.step, limit, measured) is not None
+        if self.is_below_floor(limit, measured):
+            return False
+        known = self._no_choice
+        if known is not None and known[0] == limit and known[1] is measured:
+            return False
+        return self._policy(self.step, limit, measured) is not None
 
     def is_below_floor(self, limit: float, measured: Measured) -> bool:
         """Whether the policy has no plan under the limit, as its floor says. `auto` looks for one nevertheless."""
@@ -348,6 +354,7 @@ class Planner:
         """
         first = self._policy(self.step, limit, measured)
         if first is None:
+            self._no_choice = limit, measured
             return
         any_alone = any(op.alone for op in self.graph.operators)
         others = () if any_alone else (p for p in POLICIES.values() if p is not self._policy)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tensile_jax.plan import Measured
+from tensile_jax.plan import Goal, Measured, Planner
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import auto, floor_bytes
 from tensile_jax.plan.result.build import build_whole_plan, empty_plan
@@ -23,13 +23,14 @@ def plan_of(step: StepModel, choice: Choice) -> Plan:
     return predicted_plan(step, choice, NOTHING)
 
 
+@pytest.mark.parametrize("layers", [4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("donated", [True, False])
 @pytest.mark.parametrize("weight", [1_000, 300_000])
 @pytest.mark.parametrize("state_may_stay_out", [True, False])
 def test_a_lower_budget_is_kept_and_is_never_faster_by_more_than_noise(
-    donated: bool, weight: int, state_may_stay_out: bool
+    layers: int, donated: bool, weight: int, state_may_stay_out: bool
 ) -> None:
-    graph = order(training_graph(8, activation=100_000, weight=weight, donated=donated))
+    graph = order(training_graph(layers, activation=100_000, weight=weight, donated=donated))
     step = StepModel(graph, PROFILE, state_may_stay_out=state_may_stay_out)
     least = floor_bytes(step, NOTHING)
     plans: list[Plan] = []
@@ -41,6 +42,19 @@ def test_a_lower_budget_is_kept_and_is_never_faster_by_more_than_noise(
     slowest = np.maximum.accumulate([plan.step_us for plan in plans])
     worst = max(before / plan.step_us - 1 for plan, before in zip(plans, slowest, strict=True))
     assert worst <= _NOISE
+
+
+def test_a_limit_under_which_there_is_no_choice_is_searched_once() -> None:
+    planner, searched = Planner(training_graph(2, activation=100_000), PROFILE), list[float]()
+
+    def policy(step: StepModel, limit: float, measured: Measured) -> Choice | None:
+        searched.append(limit)
+        return auto(step, limit, measured)
+
+    planner._policy = policy
+    assert planner.plan(Goal(1), NOTHING) is None and not planner.has_choice(1, NOTHING)
+    assert searched == [1]
+    assert planner.has_choice(2**40, NOTHING) and searched == [1, 2**40]
 
 
 def test_as_little_as_possible_is_the_floor() -> None:

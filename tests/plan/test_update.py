@@ -1,6 +1,7 @@
 """What is made of measured latencies: averages, the drift, corrected predictions, and the choice of the next plan."""
 
 import dataclasses
+import functools
 import math
 import pickle
 
@@ -16,10 +17,13 @@ NOTHING = Measured()
 LAUNCH = PROFILE.launch_us
 
 
+@functools.cache
 def planner() -> Planner:
+    """One for all tests: what a planner chooses does not depend on what it was asked before (`test_policies.py`)."""
     return Planner(training_graph(8, activation=100_000, weight=1_000), PROFILE)
 
 
+@functools.cache
 def planned(of: Planner, share: float = 0.6) -> tuple[Planned, Goal]:
     goal = Goal(share * of.whole_peak_bytes(NOTHING))
     found = of.plan(goal, NOTHING)

@@ -1,7 +1,9 @@
 """`tensile max-batch`: the largest batch that fits, and what it costs."""
 
+import functools
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -12,9 +14,19 @@ from tensile_jax.cli import main
 from tensile_jax.cli.run.max_batch import largest
 from tensile_jax.installed_models import MODELS
 
+BUDGET = "700KiB"
+
 
 def asked(*options: str) -> Result:
     return CliRunner().invoke(main, ["max-batch", "mlp", "--device-profile", "cpu", *options], catch_exceptions=False)
+
+
+@functools.cache
+def found_at_any_speed() -> tuple[Result, dict[str, Any]]:
+    """What the command shows and writes for the budget that the tests share."""
+    with TemporaryDirectory() as folder:
+        done = asked("--budget", BUDGET, "--speed", "0", "-o", f"{folder}/found.json")
+        return done, json.loads(Path(folder, "found.json").read_text())
 
 
 def peak(batch_size: int, budget: int) -> int | None:
@@ -29,12 +41,11 @@ def peak(batch_size: int, budget: int) -> int | None:
         return None
 
 
-def test_the_largest_batches_fit_and_larger_ones_do_not(tmp_path: Path) -> None:
-    done = asked("--budget", "800KiB", "--speed", "0", "-o", str(tmp_path / "found.json"))
+def test_the_largest_batches_fit_and_larger_ones_do_not() -> None:
+    done, found = found_at_any_speed()
     assert done.exit_code == 0, done.stderr
-    found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
     plain, ours, budget = found["plain_batch_size"], found["batch_size"], found["budget_bytes"]
-    assert 1 <= plain < ours and not found["reached_most"] and budget == 800 * 1024
+    assert 1 <= plain < ours and not found["reached_most"] and budget == 700 * 1024
     assert peak(ours, budget) is not None and peak(ours * 5 // 4, budget) is None
     whole = [peak(size, 2**50) or 0 for size in (plain, plain + plain // 64 + 1)]
     assert whole[0] <= budget < whole[1]
@@ -50,11 +61,11 @@ def test_a_plan_must_be_fast_enough_and_a_limit_of_the_search_is_told() -> None:
     assert (
         done.exit_code == 0 and "plain jit can train a batch of 10, and no plan a larger one at 0.5 of its speed" in done.stdout
     )
-    slow, fast = (asked("--budget", "700KiB", "--speed", speed).stdout for speed in ("0", "1"))
+    slow, fast = found_at_any_speed()[0].stdout, asked("--budget", BUDGET, "--speed", "1").stdout
     assert "times as large" in slow and slow != fast
 
 
-def test_what_cannot_be_found_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_found_is_said() -> None:
     too_small = asked("--budget", "10KB")
     assert too_small.exit_code == 3 and "the smallest that works" in too_small.stderr
     share = asked("--budget", "60%")

@@ -19,11 +19,11 @@ device_profile = "cpu"
 model = "mlp"
 steps = 3
 [[jobs]]
-args = {{batch_size = 256, image_size = 16}}
+args = {{batch_size = 256, image_size = 16, layers = 1}}
 count = 2
 [[jobs]]
 name = "small"
-args = {{batch_size = 32}}
+args = {{batch_size = 32, layers = 1}}
 """
 
 

@@ -119,13 +119,18 @@ def test_a_budget_that_is_too_small_is_exit_code_3_and_names_one_that_works(comm
     assert "--state-memory=any" in refused.stderr
 
 
-def test_plan_for_another_device_runs_nothing_and_is_valid(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "mib"),
+    [(("mlp", "--batch-size", 512, "--image-size", 32), 6), pytest.param(("gpt", "--batch-size", 4), 12, marks=pytest.mark.slow)],
+    ids=["mlp", "gpt"],
+)
+def test_plan_for_another_device_runs_nothing_and_is_valid(model: tuple[str | int, ...], mib: int, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
-    made = tensile("plan", "gpt", "--batch-size", 4, "--device-profile", "h200", "--budget", "12MiB", "-o", file)
+    made = tensile("plan", *model, "--device-profile", "h200", "--budget", f"{mib}MiB", "-o", file)
     assert made.exit_code == 0
     plan = Plan.load(file)
-    assert (plan.device_profile, plan.budget_bytes) == ("h200", 12 * 2**20)
-    assert plan.peak_bytes <= 12 * 2**20
+    assert (plan.device_profile, plan.budget_bytes) == ("h200", mib * 2**20)
+    assert plan.peak_bytes <= mib * 2**20
     jsonschema.validate(json.loads(file.read_text()), json.loads(tensile("schema", "plan").stdout))
     assert tensile("show", file).exit_code == 0
 

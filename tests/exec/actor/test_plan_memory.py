@@ -1,5 +1,6 @@
 """What a plan's instructions ask of memory, against the plan itself and against the arrays that lie on the device."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,9 +19,16 @@ SIZES = {
     "cnn": {"batch_size": 64, "image_size": 16},
     "gpt": {"batch_size": 4, "sequence_length": 64},
 }
+LONG = {("cnn", "cpu"), ("gpt", "cpu"), ("gpt", "h200")}  # to plan
+STEPS = [
+    pytest.param(name, profile, marks=pytest.mark.slow) if (name, profile) in LONG else (name, profile)
+    for name in sorted(SIZES)
+    for profile in ("cpu", "h200")
+]
 PARTS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
 
 
+@cache
 def plans_of(name: str, profile: str) -> list[tuple[Plan, Graph]]:
     """The plans of a model's step with its state donated, at every part of the vanilla peak that can be kept."""
     model = MODELS[name](**SIZES[name])
@@ -39,8 +47,7 @@ def plans_of(name: str, profile: str) -> list[tuple[Plan, Graph]]:
     return found
 
 
-@pytest.mark.parametrize("profile", ["cpu", "h200"])
-@pytest.mark.parametrize("name", sorted(SIZES))
+@pytest.mark.parametrize(("name", "profile"), STEPS)
 def test_what_is_held_at_each_launch_is_what_the_plan_says(name: str, profile: str) -> None:
     segmented = 0
     for plan, graph in plans_of(name, profile):
@@ -70,12 +77,13 @@ def test_what_is_held_at_each_launch_is_what_the_plan_says(name: str, profile: s
     assert segmented
 
 
-def test_state_that_stays_out_is_not_held_between_iterations() -> None:
-    out = [(plan, graph) for plan, graph in plans_of("gpt", "cpu") if any(e.kind == "swap_out" for e in plan.events)]
+@pytest.mark.parametrize(("name", "profile"), [("cnn", "h200"), pytest.param("gpt", "cpu", marks=pytest.mark.slow)])
+def test_state_that_stays_out_is_not_held_between_iterations(name: str, profile: str) -> None:
+    out = [(plan, graph) for plan, graph in plans_of(name, profile) if any(e.kind == "swap_out" for e in plan.events)]
     assert out
     for plan, graph in out:
         instructions = instructions_of(plan, graph, [None] * len(plan.segments))
-        memory: MemoryProfile = memory_profile_of(plan, graph, instructions, load_profile("cpu"))
+        memory: MemoryProfile = memory_profile_of(plan, graph, instructions, load_profile(profile))
         left = sum(instructions.nbytes[slot] for slot in instructions.left_on_host)
         assert memory.idle_bytes == memory.state_bytes - left + metrics_bytes(graph)
         assert memory.host_bytes >= memory.state_bytes and memory.parked_bytes == metrics_bytes(graph)

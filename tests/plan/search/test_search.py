@@ -91,9 +91,10 @@ def test_without_swaps_nothing_crosses_the_link(state_may_stay_out: bool) -> Non
         assert not any(r.leaves or r.arrival == COPIED for several in found.residencies for r in several)
 
 
-def test_state_that_may_stay_out_never_makes_a_plan_slower() -> None:
+@pytest.mark.parametrize("layers", [3, pytest.param(5, marks=pytest.mark.slow)])
+def test_state_that_may_stay_out_never_makes_a_plan_slower(layers: int) -> None:
     """Whatever "device" may do, "any" may do too."""
-    graph = training_graph(5, weight=100_000)
+    graph = training_graph(layers, weight=100_000)
     inside, outside = (StepModel(graph, PROFILE, state_may_stay_out=out) for out in (False, True))
     lowest, top = least(inside, NOTHING).peak, whole_peak(inside, NOTHING)
     for part in (0.0, 0.3, 0.6):
