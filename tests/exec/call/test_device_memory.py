@@ -40,20 +40,25 @@ def bytes_of(budget: Budget | None) -> int | None:
 
 def test_what_others_hold_is_not_free_and_the_arguments_are() -> None:
     x = jnp.ones(100)  # 400 bytes
-    assert bytes_of(free_memory(Device(bytes_limit=10_000, bytes_in_use=0), [])) == 9_500
-    assert bytes_of(free_memory(Device(bytes_limit=10_000, bytes_in_use=1_000), [x, np.ones(100), 1.0])) == 8_900
-    assert bytes_of(free_memory(Device(bytes_limit=10_000, bytes_in_use=1_000), [x, x])) == 8_900  # one array, given twice
-    assert bytes_of(free_memory(Device(bytes_limit=10_000, bytes_in_use=10_000), [])) == 1
+    assert bytes_of(free_memory([Device(bytes_limit=10_000, bytes_in_use=0)], [])) == 9_500
+    assert bytes_of(free_memory([Device(bytes_limit=10_000, bytes_in_use=1_000)], [x, np.ones(100), 1.0])) == 8_900
+    assert bytes_of(free_memory([Device(bytes_limit=10_000, bytes_in_use=1_000)], [x, x])) == 8_900  # one array, given twice
+    assert bytes_of(free_memory([Device(bytes_limit=10_000, bytes_in_use=10_000)], [])) == 1
 
 
 def test_arguments_in_host_memory_do_not_lie_on_the_device() -> None:
     host = jax.device_put(jnp.ones(100), jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host"))
-    assert bytes_of(free_memory(Device(bytes_limit=10_000, bytes_in_use=1_000), [host])) == 8_500
+    assert bytes_of(free_memory([Device(bytes_limit=10_000, bytes_in_use=1_000)], [host])) == 8_500
+
+
+def test_of_several_devices_the_one_with_the_least_free_counts() -> None:
+    devices = [Device(bytes_limit=10_000, bytes_in_use=0), Device(bytes_limit=10_000, bytes_in_use=3_000), Device()]
+    assert bytes_of(free_memory(devices, [])) == 6_500
 
 
 def test_where_memory_has_no_known_limit_there_is_none() -> None:
-    assert free_memory(Device(), [jnp.ones(100)]) is None
-    assert free_memory(jax.devices("cpu")[0], []) is None
+    assert free_memory([Device()], [jnp.ones(100)]) is None
+    assert free_memory([jax.devices("cpu")[0]], []) is None
 
 
 def without_budget(monkeypatch: pytest.MonkeyPatch, free: int | None, **options: Any) -> tensile.PlannedFunction:
