@@ -161,7 +161,8 @@ def jit(
     Args:
         function: the step; for training, the whole of it: loss, gradient and optimizer, `(state, batch) -> (state, metrics)`.
         budget: bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`, which is predicted unless
-            `jit_peak_bytes` has compiled plain jit. None: the memory that is free on the device; on a CPU no limit.
+            `jit_peak_bytes` has compiled plain jit. If the step runs on several devices, the budget is that of each. None: the
+            memory that is free on the device; on a CPU no limit.
         max_slowdown: a limit on time in the place of a budget. The step gets as little memory as possible, while its predicted
             time is at most `max_slowdown` times that of plain jit (`1.1`: ten per cent longer).
         policy: `"auto"` is the planner. For comparison: `"tensile"`, the paper's algorithms; its baselines `"vdnn"` and
@@ -190,7 +191,7 @@ def jit(
         keep_plans: a folder in which every plan is kept that comes to use: `plan-000.json`, `plan-001.json`, and so on.
         progress: called as `progress(what, done, of)` while the step is compiled.
         **jit_options: as in `jax.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`, `keep_unused`,
-            `inline`, `compiler_options`, and on one device `in_shardings`, `out_shardings`, `device` and `backend`.
+            `inline`, `compiler_options`, `in_shardings`, `out_shardings`, `device` and `backend`.
 
     Returns:
         A `PlannedFunction`. Its results are those of `jax.jit`, up to rounding where the step was cut or recomputed.

@@ -3,7 +3,7 @@
     TensileError
     ├── BudgetError (also ValueError)   a budget cannot be read, or no plan keeps it
     │   └── BudgetTooSmall              no plan keeps the budget: names the smallest budget that works
-    ├── TraceError (also ValueError)    a step cannot be planned: it uses mutable references from outside, or several devices
+    ├── TraceError (also ValueError)    a step cannot be planned: it uses outside mutable references, or devices that are no mesh
     ├── PlanFileError (also ValueError) a saved plan is not readable, of another version, for another program, or above the budget
     ├── JobsFileError (also ValueError) a jobs.toml cannot be read: names the line and the key
     ├── InvalidPlan                     the replay refuses a plan; users do not see this error, but another plan, with a note

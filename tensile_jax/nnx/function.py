@@ -196,8 +196,8 @@ def _some_deleted(objects: Any) -> bool:
 def _refuse_placement(name: str, value: Any) -> None:
     if any(leaf is not None for leaf in tree_leaves(value, is_leaf=lambda leaf: isinstance(leaf, nnx.StateSharding))):
         raise ValueError(
-            f"{name}={value!r} says where arrays lie, and a plan is for one device. Leave {name} out: the step runs on the "
-            "device on which its arrays lie. jax.device_put and jax.default_device choose it."
+            f"{name}={value!r} says where arrays lie. Leave {name} out: the step runs on the device, or on the mesh, on which "
+            "its arrays lie. Place them with jax.device_put before the call."
         )
 
 
@@ -232,7 +232,7 @@ def jit(
             keep_plans, progress: as in `tensile_jax.jit`.
         graph, graph_updates: as in `flax.nnx.jit`.
         **jit_options: as in `flax.nnx.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`,
-            `keep_unused`, `inline`. Those that say where arrays lie are refused, because a plan is for one device.
+            `keep_unused`, `inline`. Those that say where arrays lie are refused: the step runs where its arrays lie.
 
     Returns:
         An `NnxFunction`, or, without `step`, a decorator that gives one. It has the same results as `flax.nnx.jit`, and makes the

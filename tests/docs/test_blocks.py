@@ -11,13 +11,17 @@ The blocks of a page are run in one folder, in their order. A comment above a bl
     <!-- test: file NAME -->         a python block that is also written to a file, which the commands of the page find
     <!-- test: a run in FOLDER -->   the commands steer a run, for which something stands in
     <!-- test: a cluster -->         there is a Ray cluster with two devices, which `--ray auto` finds
+    <!-- test: eight devices -->     the block runs in a process of its own, whose CPU stands in for eight devices
     <!-- test: exit code N, ... -->  how the commands end
 
 Commands are given a small model in the place of a large one, and a small jobs.toml. Programs are given fewer layers.
 """
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -93,6 +97,14 @@ class Reader:
         Path("jobs.toml").write_text(SMALL_JOBS + own_job)
 
     def python(self, block: Block) -> None:
+        if block.note == "eight devices":
+            environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+            done = subprocess.run(
+                [sys.executable, "-c", block.text], env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            self.printed = done.stdout
+            return
         if block.note != "continues":
             self.names = {"__name__": "__main__"}
         printed, text = StringIO(), block.text
