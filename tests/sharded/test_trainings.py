@@ -85,7 +85,7 @@ def test_a_budget_below_the_floor_of_a_device_names_the_floor_of_a_device() -> N
 
         return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss_of)(weights))
 
-    weights = jax.device_put([jnp.eye(64)] * 4, NamedSharding(mesh, PartitionSpec()))
+    weights = jax.device_put([i * jnp.eye(64) for i in range(4)], NamedSharding(mesh, PartitionSpec()))
     x = jax.device_put(jnp.ones((512, 64)), NamedSharding(mesh, PartitionSpec("data")))
     with pytest.raises(tensile.BudgetTooSmall, match="on each of the 8 devices") as caught:
         tensile.jit(step, donate_argnums=0, budget="10KB")(weights, x)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from tensile_jax.budget import Budget
@@ -19,6 +20,7 @@ from tensile_jax.errors import TraceError
 from tensile_jax.exec.actor.actor import StateSnapshot, Wait
 from tensile_jax.exec.actor.plan_memory import memory_profile_of, metrics_bytes, unused_bytes
 from tensile_jax.exec.actor.pure_job import PutBack
+from tensile_jax.exec.call.placement import on_mesh
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.executor import Executor, Iteration, Observation
@@ -34,14 +36,14 @@ from tensile_jax.exec.step.instructions import (
 )
 from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep, constants_of
 from tensile_jax.exec.step.renewal import renew
-from tensile_jax.exec.step.transfer import Transfer, on_host
+from tensile_jax.exec.step.transfer import Transfer, in_device_memory, is_divided, nbytes_on_a_device, on_host
 from tensile_jax.exec.step.whole_step import LaunchWhole, WholeIteration, WholeStep
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
 from tensile_jax.plan.update import Tracked
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import LaneName
-from tensile_jax.trace import shape_struct, trace_step
+from tensile_jax.trace import nbytes_of, shape_struct, shard_of, trace_step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +139,10 @@ class LocalActor:
         self._put_back = write_to_objects
         self._transfer = transfer
         self._leaves, self._tree = tree_flatten(state)
-        self._shapes = [shape_struct(leaf) for leaf in self._leaves]
+        meshes = dict.fromkeys(leaf.sharding.mesh for leaf in self._leaves if is_divided(leaf))
+        self._meshes: tuple[Any, ...] = tuple(meshes)  # of the devices among which the state is divided; none on one device
+        self._shapes = [shape_struct(leaf, self._sharding_of(leaf)) for leaf in self._leaves]
+        self._batch_shardings: list[Any] = []  # on several devices, as of the batch for which the step was traced
         self._program: LocalProgram | None = None
         self._renewed: LocalProgram | None = None
         self._executor: Executor | WholeStep | None = None
@@ -154,6 +159,8 @@ class LocalActor:
 
     @property
     def state_bytes(self) -> int:
+        if self._meshes:
+            return sum(nbytes_of(shard_of(shape, shape.sharding)) for shape in self._shapes)
         return sum(shape.size * shape.dtype.itemsize for shape in self._shapes)
 
     @property
@@ -164,6 +171,11 @@ class LocalActor:
     def own(self) -> None:
         # arrays of NumPy are copied: the user may write into them again
         self._leaves = [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in self._leaves]
+        if self._meshes:
+            self._leaves = [
+                leaf if is_divided(leaf) else jax.device_put(leaf, shape.sharding)
+                for leaf, shape in zip(self._leaves, self._shapes, strict=True)
+            ]
         self.park()()
         if self._put_back is not None:  # so that the user's objects do not hold deleted arrays
             self._put_back(tree_unflatten(self._tree, self._leaves))
@@ -171,12 +183,24 @@ class LocalActor:
     def trace(self, batch: Any, options: Options, compiler: Compiler) -> PreparedStep:
         jitted = jax.jit(self._function, donate_argnums=0)
         state = tree_unflatten(self._tree, self._shapes)
-        shapes = (state, jax.tree.map(shape_struct, batch))
+        shapes = (state, jax.tree.map(lambda leaf: shape_struct(leaf, self._sharding_of(leaf)), batch))
         with jax.default_device(self._transfer.device):
             seen = jitted.trace(*shapes).out_info  # look before lowering, in which JAX warns of unusable donated arguments
             self._refuse_other_state(jax.tree.structure(seen), jax.tree.leaves(seen))
-            step = trace_step(jitted, self._function, shapes, {})
+            if not self._meshes:
+                step = trace_step(jitted, self._function, shapes, {})
+            else:  # the state stays divided as it was given
+                divided = jax.tree.map(lambda shape: shape.sharding, state), None
+                jitted = jax.jit(self._function, donate_argnums=0, out_shardings=divided)
+                step = on_mesh(trace_step(jitted, self._function, shapes, {}), self._meshes, tree_leaves(shapes), None, divided)
+                self._batch_shardings = [shape.sharding for shape in tree_leaves(shapes[1])]
         return PreparedStep(step, None, options, compiler)
+
+    def _sharding_of(self, leaf: Any) -> Any:
+        """In a job on several devices, how an array of the state or of a batch is divided; one that is not is whole on each."""
+        if not self._meshes:
+            return None
+        return in_device_memory(leaf.sharding) if is_divided(leaf) else NamedSharding(self._meshes[0], PartitionSpec())
 
     def prepare(self, prepared: PreparedStep, budget_bytes: int) -> LocalProgram:
         with jax.default_device(self._transfer.device):  # a step that runs whole is compiled for the default device
@@ -239,15 +263,18 @@ class LocalActor:
 
     def _brought_here(self, batch: list[Any]) -> list[Any]:
         """The leaves of a batch; those that are not committed to a device are copied to the job's device, as `jax.jit` does."""
-        here = {self._transfer.device}
+        here = set(self._meshes[0].devices.flat) if self._meshes else {self._transfer.device}
         for leaf in batch:
             if isinstance(leaf, jax.Array) and leaf.is_deleted():
                 raise ValueError("the batch has an array that was deleted, or donated to a step, after it was given.")
             if isinstance(leaf, jax.Array) and leaf.committed and leaf.devices() != here:
                 raise ValueError(
                     f"the batch has an array on {', '.join(map(str, sorted(leaf.devices(), key=str)))}, and the job runs on "
-                    f"{self._transfer.device}. Give NumPy arrays, or bring it there with jax.device_put(batch, device)."
+                    f"{', '.join(sorted(map(str, here)))}. Give NumPy arrays, or bring it there with jax.device_put(batch, "
+                    "device)."
                 )
+        if self._meshes:
+            return [jax.device_put(leaf, sharding) for leaf, sharding in zip(batch, self._batch_shardings, strict=True)]
         return [self._transfer.into(v) if isinstance(v, jax.Array) and v.devices() != here else v for v in batch]
 
     def issue(self, begin: int, end: int) -> Wait | None:
@@ -325,7 +352,9 @@ class LocalActor:
         leaves: list[Any] = self._leaves
         there = {self._transfer.device}
         here = [
-            i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) and not (on_host(leaf) and leaf.devices() == there)
+            i
+            for i, leaf in enumerate(leaves)
+            if isinstance(leaf, jax.Array) and not (on_host(leaf) and (is_divided(leaf) or leaf.devices() == there))
         ]
         copies = self._transfer.out([leaves[i] for i in here])
         self._leaves = list(leaves)
@@ -415,7 +444,7 @@ class LocalActor:
 
 
 def _device_bytes(values: Sequence[Any]) -> int:
-    return sum(v.nbytes for v in values if isinstance(v, jax.Array) and not v.is_deleted() and not on_host(v))
+    return sum(nbytes_on_a_device(v) for v in values if isinstance(v, jax.Array) and not v.is_deleted() and not on_host(v))
 
 
 def _copies(iteration: "Iteration | WholeIteration", instruction: Instruction | LaunchWhole) -> Wait | None:
@@ -428,7 +457,7 @@ def _copies(iteration: "Iteration | WholeIteration", instruction: Instruction | 
 
     def wait() -> tuple[LaneName, int]:
         _wait_for_all(arrays)
-        return lane, sum(a.nbytes for a in arrays)
+        return lane, sum(map(nbytes_on_a_device, arrays))
 
     return wait
 

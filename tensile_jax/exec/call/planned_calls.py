@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import jax
-from jax.sharding import NamedSharding
 from jax.tree_util import tree_unflatten
 
 from tensile_jax.errors import BudgetTooSmall, OutOfMemory, TraceError
@@ -23,7 +22,7 @@ from tensile_jax.exec.call.device_memory import free_memory
 from tensile_jax.exec.call.donation import refuse_unusable
 from tensile_jax.exec.call.followed_plan import FollowedPlan
 from tensile_jax.exec.call.options import JitOptions, PlanRequest
-from tensile_jax.exec.call.placement import Placement, given_shardings, is_committed, placement_of, stated_shardings
+from tensile_jax.exec.call.placement import Placement, is_committed, on_mesh, placement_of
 from tensile_jax.exec.call.plan_folder import PlanFolder
 from tensile_jax.exec.call.report import Report, report_of
 from tensile_jax.exec.call.results import ResultPlacer
@@ -35,11 +34,8 @@ from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.exec.step.transfer import Device, Transfer, in_device_memory, to_device
 from tensile_jax.exec.step.variants import fastest_variant, prepare_for_less, variant_of
 from tensile_jax.plan_format import Plan, PolicyName
-from tensile_jax.trace import TracedStep, per_device, shape_struct, trace_step
+from tensile_jax.trace import shape_struct, trace_step
 
-_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Options of XLA with which a step of 3,600 equations compiles in three quarters of the time; what they change comes after the
-propagation of shardings."""
 _Made = TypeVar("_Made")
 _Args = tuple[Any, ...]
 _Kwargs = dict[str, Any]
@@ -280,7 +276,8 @@ class PlannedCalls:
             step.traced.lower()  # raises the error that `jax.jit` raises for these devices, if it does
             raise
         if placement.meshes:
-            step = _on_mesh(step, placement, call, jit_options)
+            asked = jit_options.get("in_shardings"), jit_options.get("out_shardings")
+            step = on_mesh(step, placement.meshes, call.leaves, *asked)
         trace_s = time.perf_counter() - began
         profile = profile_of(placement.device, request.profile, request.progress)
         options = Options(request.policy, profile, request.state_memory, request.progress, request.max_slowdown)
@@ -366,23 +363,6 @@ def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> t
             lower.observations.append(watch or Observation(running.plan.peak_bytes))
             step.running, replaced = lower, True
     return tree_unflatten(prepared.step.out_tree, results), replaced
-
-
-def _on_mesh(step: TracedStep, placement: Placement, call: Call, jit_options: JitOptions) -> TracedStep:
-    """The step with the sizes of one device of the mesh.
-
-    Raises:
-        ValueError: jit's own errors of arguments and shardings that do not fit together.
-    """
-    lowered = step.traced.lower()  # raises them
-    given = given_shardings(call.leaves, step.in_tree, jit_options.get("in_shardings"))
-    results = tree_unflatten(step.out_tree, list(range(step.out_tree.num_leaves)))
-    wanted = stated_shardings(jit_options.get("out_shardings"), results)
-    if any(operator.primitive in ("scan", "while") for operator in step.whole_graph.operators):
-        # XLA changes loops before its propagation, so that only compiling shows how it divides their results
-        compiled = lowered.compile(compiler_options=dict(_QUICK))
-        wanted = [s if isinstance(s, NamedSharding) else None for s in jax.tree.leaves(compiled.output_shardings)]
-    return per_device(step, given, wanted, placement.meshes)
 
 
 def _brought(call: Call, traced: _Traced) -> list[Any]:

@@ -24,7 +24,7 @@ rounding of its results.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,7 +56,7 @@ from tensile_jax.exec.runtime.status import status
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.exec.runtime.submission import Isolation, Submission, bytes_of, refuse_incomplete_job, refuse_unfit_state
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.transfer import Transfer
+from tensile_jax.exec.step.transfer import Transfer, placed_like
 from tensile_jax.plan_format import PolicyName
 from tensile_jax.runtime_records import JobEvent, Record, Status
 from tensile_jax.units import format_bytes
@@ -66,12 +66,15 @@ _PAST_TENSE: dict[Wish, str] = {"run": "resumed", "pause": "paused", "stop": "ca
 
 
 class Runtime:
-    """One device and the jobs on it. Use it in a `with` block: the end of the block waits until all jobs have ended.
+    """A device, or several, and the jobs there. Use it in a `with` block: the end of the block waits until all jobs have ended.
 
     Args:
         budget: the device memory for all jobs together: bytes, or a size such as `"8GiB"`.
         host_budget: the pinned host memory for tensors that are swapped out and for parked states; None: no limit.
         device: a `jax.Device`; by default the first of `jax.devices()`.
+        devices: several `jax.Device`s, in the place of `device`. A job whose state is divided among some or all of them runs on
+            these, under the budget on each. Every other job runs on the first. All budgets and sizes are those of one device, and
+            each job counts as if it was on all of them.
         device_profile: the name of a device profile, or the path of a TOML file; by default the one for the device.
         checkpoints: a folder, in which every job has a folder of its own. A checkpoint is made whenever a job is paused or ends,
             also if it ends by Ctrl-C or because its user code failed.
@@ -85,13 +88,13 @@ class Runtime:
         *,
         host_budget: int | str | None = None,
         device: Any = None,
+        devices: Sequence[Any] | None = None,
         device_profile: str | None = None,
         checkpoints: str | Path | None = None,
         look: Literal["sampled", "always"] = "sampled",
     ) -> None:
-        if device is not None and not isinstance(device, jax.Device):
-            raise TypeError(f"device must be one of jax.devices(), such as jax.devices()[0]: got {device!r}.")
-        self._device = jax.devices()[0] if device is None else device
+        self._devices = _devices_of(device, devices)
+        self._device = self._devices[0]
         self._on_cpu = self._device.platform == "cpu"
         self._profile = profile_of(self._device, device_profile)
         self._transfer = Transfer(self._device)
@@ -201,10 +204,10 @@ class Runtime:
                     f'isolation="process" cannot be had for {asked.name!r}, whose step changes objects of this process. Pass '
                     'isolation="thread", or an Entrypoint, which makes the objects in the job\'s own process.'
                 )
-            refuse_unfit_state(asked.name, state, self._device)
+            refuse_unfit_state(asked.name, state, self._devices, isolation)
             # in its own process, an entrypoint makes the state there
             if checkpoints is not None and asked.first and not isinstance(step, Entrypoint):
-                state = checkpoints.restore(asked.first, state)
+                state = placed_like(checkpoints.restore(asked.first, state), state)
             job = self._make_job(asked, step, state, batches, write_to_objects, on_step, checkpoints, lock, resumed)
             lock = None  # the job will release it
         finally:
@@ -464,6 +467,26 @@ def _weakly(runtime: Runtime) -> tuple[Post, Callable[[int], None]]:
             one._apply_budget(nbytes)
 
     return post, applied
+
+
+def _devices_of(device: Any, devices: Any) -> tuple[Any, ...]:
+    """The devices of a runtime, from its arguments.
+
+    Raises:
+        TypeError: something else than devices of JAX was given.
+        ValueError: both arguments were given, or no device, or one twice, or one of another process or platform.
+    """
+    if device is not None and devices is not None:
+        raise ValueError(f"device={device!r} and devices={devices!r} both say where jobs run. Pass one of them.")
+    found = (jax.devices()[0] if device is None else device,) if devices is None else tuple(devices)
+    for one in found:
+        if not isinstance(one, jax.Device):
+            name = "device" if devices is None else "devices"
+            raise TypeError(f"{name} must be one of jax.devices(), such as jax.devices()[0]: got {one!r}.")
+    elsewhere = [one for one in found if one.process_index != jax.process_index() or one.platform != found[0].platform]
+    if not found or len(set(found)) < len(found) or elsewhere:
+        raise ValueError(f"devices must be different devices of this process and of one platform: got {devices!r}.")
+    return found
 
 
 def _end_threads(dispatcher: Dispatcher, planner: PlannerThread) -> None:

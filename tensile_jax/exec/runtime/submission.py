@@ -3,12 +3,13 @@
 They are checked before the job's state is taken from the user and before anything else is done.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import jax
 from jax.core import Tracer
+from jax.sharding import NamedSharding
 
 from tensile_jax.arguments import MOST, read_count, read_number, read_threshold, shown
 from tensile_jax.budget import parse_budget
@@ -118,8 +119,15 @@ def refuse_unfit_name(name: Any) -> None:
         )
 
 
-def refuse_unfit_state(name: str, state: Any, device: Device) -> None:
-    """Raises ValueError if an array of the state was deleted or is not on the device; TypeError if a leaf is not for JAX."""
+def refuse_unfit_state(name: str, state: Any, devices: Sequence[Device], isolation: Isolation) -> None:
+    """Raises ValueError if an array of the state was deleted or is not on the runtime's devices; TypeError if a leaf is not for
+    JAX.
+
+    Args:
+        devices: those of the runtime. The state is on the first of them, or divided among some or all.
+    """
+    device = devices[0]
+    together: frozenset[Device] = frozenset()  # the devices among which the state is divided
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         where = f"state{jax.tree_util.keystr(path)} of {name!r}"
         try:
@@ -137,14 +145,25 @@ def refuse_unfit_state(name: str, state: Any, device: Device) -> None:
                 f"{where} has been given away, to another job or to a step that it was "
                 "donated to. Give each job a state of its own, such as jax.tree.map(jnp.copy, state), made before."
             )
-        devices = leaf.devices()
-        if len(devices) != 1:
+        there = frozenset(leaf.devices())
+        if len(there) > 1:
+            if not there <= set(devices):
+                raise ValueError(
+                    f"{where} is spread over {len(there)} devices, and the runtime has {', '.join(map(str, devices))}. Make the "
+                    "runtime with Runtime(..., devices=...), or bring the state to one device: jax.device_put(state, device)."
+                )
+            if not isinstance(leaf.sharding, NamedSharding) or not there == (together or there):
+                raise ValueError(
+                    f"{where} is divided as {leaf.sharding}. All arrays of a state that is on several devices must have a "
+                    "NamedSharding over the same devices: jax.device_put(state, sharding)."
+                )
+            if isolation == "process":
+                raise ValueError(
+                    f'{where} is spread over {len(there)} devices, and isolation="process" is for one. Pass isolation="thread".'
+                )
+            together = there
+        elif leaf.committed and there != {device} and not there <= together:
             raise ValueError(
-                f"{where} is spread over {len(devices)} devices, and a runtime has one, {device}. Bring it there: "
-                f"jax.device_put(state, device)."
-            )
-        if leaf.committed and devices != {device}:
-            raise ValueError(
-                f"{where} is on {next(iter(devices))}, and the runtime on {device}. Bring it there, with jax.device_put(state, "
+                f"{where} is on {next(iter(there))}, and the runtime on {device}. Bring it there, with jax.device_put(state, "
                 "device), or make the runtime on the other one: Runtime(..., device=device)."
             )

@@ -54,6 +54,15 @@ def is_divided(array: Any) -> bool:
     return sharding is not None and isinstance(array, jax.Array) and len(sharding.device_set) > 1
 
 
+def placed_like(tree: Any, like: Any) -> Any:
+    """`tree` with each array divided among devices, in pinned host memory, as the array in its place in `like` is divided."""
+
+    def placed(leaf: Any, there: Any) -> Any:
+        return jax.device_put(leaf, there.sharding.with_memory_kind(HOST)) if is_divided(there) else leaf
+
+    return jax.tree.map(placed, tree, like)
+
+
 def nbytes_on_a_device(array: Any) -> int:
     """The bytes that an array takes on each of its devices."""
     return nbytes_of(shard_of(array.aval, array.sharding) if is_divided(array) else array.aval)

@@ -70,5 +70,7 @@ def test_a_runtime_on_the_second_device_gives_what_one_on_the_first_gives(tmp_pa
     assert done.returncode == 0, done.stderr
     elsewhere, sharded, *_, wrong = done.stdout.splitlines()
     assert "state['total'] of 'count' is on " in elsewhere and "Bring it there, with jax.device_put" in elsewhere
-    assert "state['total'] of 'count' is spread over 2 devices, and a runtime has one" in sharded
+    assert (
+        "state['total'] of 'count' is spread over 2 devices, and the runtime has cpu:1. Make the runtime with Runtime(" in sharded
+    )
     assert "ValueError: the batch has an array on " in wrong
