@@ -20,7 +20,7 @@ import jax
 
 from tensile_jax.budget import Budget, too_small_for_step
 from tensile_jax.errors import BudgetTooSmall, InvalidPlan
-from tensile_jax.exec.step.compile import Compiler, Executable, peak_of
+from tensile_jax.exec.step.compile import GPUS, Compiler, Executable, peak_of
 from tensile_jax.exec.step.confirmed_plans import Confirmed, confirmed_for
 from tensile_jax.exec.step.executor import Executor, Observation
 from tensile_jax.exec.step.instructions import instructions_of
@@ -53,7 +53,6 @@ _FAR = 1.03
 """Times the limit: where the first form is above that, the others are not compiled, since their peaks differ by 2 % or they need
 more, as in the figures above."""
 
-_GPUS = ("gpu", "cuda", "rocm")
 LaunchName = Literal["auto", "segments", "program"]
 _NOT_JOINED = (
     "launch='program' was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "
@@ -276,7 +275,7 @@ class PreparedStep:
         if options.launch != "auto":
             return options.launch == "program"
         # equal iterations of a loop share executables, and in one program each would be compiled
-        return options.policy == "auto" and self.compiler.device.platform in _GPUS and not self.planner.step.has_iterations
+        return options.policy == "auto" and self.compiler.device.platform in GPUS and not self.planner.step.has_iterations
 
     def bound_us(self) -> float:
         """A lower bound, in microseconds, of the time of any plan under the budget; the time of the whole step, if that fits."""
