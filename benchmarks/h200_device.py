@@ -33,6 +33,15 @@ _LIMITS = {
 
 def h200(memory_bytes: int | None = None) -> Any:
     """A compile-only H200 device; `memory_bytes` is the memory that XLA believes it has, if that is not an H200's."""
+    return _topology("1x1x1", memory_bytes)[0]
+
+
+def h200s() -> tuple[Any, ...]:
+    """Eight compile-only H200 devices of one machine."""
+    return _topology("1x1x8", None)
+
+
+def _topology(sizes: str, memory_bytes: int | None) -> tuple[Any, ...]:
     known = _LIMITS if memory_bytes is None else {**_LIMITS, "device_memory_size": memory_bytes}
     limits = "\n".join(f"  {name}: {value}" for name, value in known.items())
     target = (
@@ -42,8 +51,8 @@ def h200(memory_bytes: int | None = None) -> Any:
         "runtime_version { major: 12 minor: 9 }\n"
         'device_description_str: "NVIDIA H200"\n'
     )
-    topology = topologies.get_topology_desc(platform="cuda", topology_name="H200", topology="1x1x1", target_config=target)
-    return topology.devices[0]
+    topology = topologies.get_topology_desc(platform="cuda", topology_name="H200", topology=sizes, target_config=target)
+    return tuple(topology.devices)
 
 
 class H200Compiler(Compiler):
@@ -60,7 +69,10 @@ class H200Compiler(Compiler):
         return traced.lower(lowering_platforms=("cuda",)).compile()
 
     def _lower(self, code: SegmentCode) -> tuple[Any, Any]:
-        jitted = jax.jit(code.function, donate_argnums=code.donated, keep_unused=True)
+        if code.out_shardings is not None:
+            jitted = self._jitted(code, out_shardings=code.out_shardings)
+            return jitted, jitted.trace(*code.avals).lower(lowering_platforms=("cuda",))
+        jitted = self._jitted(code)
         return jitted, jitted.trace(*placed(code.avals, self.device)).lower(lowering_platforms=("cuda",))
 
 
@@ -70,12 +82,12 @@ def traced_for(model: Model, device: Any) -> TracedStep:
     return trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
 
 
-def write_compiled(file: Path, command: str, **figures: Any) -> None:
-    """Write figures that were compiled for the H200, with when and how they were made."""
+def write_compiled(file: Path, command: str, *, devices: int = 1, **figures: Any) -> None:
+    """Write figures that were compiled for the H200, or for several, with when and how they were made."""
     about = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "jax": jax.__version__,
-        "what": "compiled for an H200 without a GPU; nothing ran",
+        "what": f"compiled for {'an H200' if devices == 1 else f'{devices} H200'} without a GPU; nothing ran",
         "command": command,
     }
     file.write_text(json.dumps(about | figures, indent=1) + "\n")
@@ -96,6 +108,7 @@ _TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 _SLICES = {"dynamic-slice", "slice"}
 _PARTS = {*_SLICES, "dynamic-update-slice"}
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 
 
 class _Instruction(NamedTuple):
@@ -112,6 +125,55 @@ def traffic(compiled: Any) -> int:
 
     Of an operand of which a kernel only reads or replaces slices, the slices count. Bodies of loops count as often as they run.
     """
+    entry, computations = _computations(compiled)
+    return _traffic_of(entry, computations)
+
+
+class Exchanged(NamedTuple):
+    """What a device exchanges with others: bytes of operands by collective, and how many of all these bytes are overlapped."""
+
+    by_kind: dict[str, int]
+    overlapped: int
+
+
+def exchanged(compiled: Any) -> Exchanged:
+    """What an executable exchanges. A collective is overlapped if a kernel stands between its beginning and its end.
+
+    Bodies of loops count as often as they run.
+    """
+    entry, computations = _computations(compiled)
+    found = Exchanged(dict.fromkeys(_COLLECTIVES, 0), 0)
+    return _exchanged_of(entry, computations, 1, found)
+
+
+def _exchanged_of(name: str, computations: Mapping[str, Sequence[_Instruction]], times: int, found: Exchanged) -> Exchanged:
+    size: dict[str, int] = {}
+    kernels = 0
+    under_way: dict[str, tuple[int, int]] = {}  # by the name of the instruction: bytes, and how many kernels had begun
+    by_kind, overlapped = dict(found.by_kind), found.overlapped
+    for one in computations[name]:
+        size[one.name] = one.nbytes
+        called = _CALLS.search(one.rest)
+        kind, started, _ = one.opcode.partition("-start")
+        begun = under_way.pop(one.operands[0], None) if one.opcode.endswith("-done") else None
+        if kind in by_kind:
+            nbytes = times * sum(size.get(o, 0) for o in one.operands)
+            by_kind[kind] += nbytes
+            if started:
+                under_way[one.name] = nbytes, kernels
+        elif begun is not None:
+            overlapped += begun[0] if kernels > begun[1] else 0
+        elif one.opcode in ("while", "call") and called is not None:
+            turns = _TURNS.search(one.rest)
+            inner = times * (int(turns[1]) if turns else 1)
+            by_kind, overlapped = _exchanged_of(called[1], computations, inner, Exchanged(by_kind, overlapped))
+        elif one.opcode in ("fusion", "custom-call"):
+            kernels += 1
+    return Exchanged(by_kind, overlapped)
+
+
+def _computations(compiled: Any) -> tuple[str, dict[str, list[_Instruction]]]:
+    """The name of the computation at which an executable begins, and all computations by their names."""
     text = compiled.as_text()
     computations: dict[str, list[_Instruction]] = {}
     body: list[_Instruction] = []
@@ -125,7 +187,7 @@ def traffic(compiled: Any) -> int:
             name, shape, opcode, shown, rest = match.groups()
             operands = [o.strip().split(" ")[-1].lstrip("%") for o in shown.split(",")]
             body.append(_Instruction(name, _nbytes(_SHAPE.findall(shape)), opcode, operands, rest, shown))
-    return _traffic_of(entry, computations)
+    return entry, computations
 
 
 def _traffic_of(name: str, computations: Mapping[str, Sequence[_Instruction]]) -> int:

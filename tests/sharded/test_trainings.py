@@ -16,7 +16,10 @@ from tests.sharded.decoder import ShardedDecoder, Way
 pytestmark = pytest.mark.several_devices
 
 _STEPS = 20
-_FORMS = [(way, typed) for typed in (False, True) for way in ("data", "fsdp", "tensor")]
+_FORMS = [
+    ("data", False), ("fsdp", False), ("tensor", False), ("fsdp", True),
+    pytest.param("data", True, marks=pytest.mark.slow), pytest.param("tensor", True, marks=pytest.mark.slow),
+]  # fmt: skip
 
 
 def _trained(jit: Any, decoder: ShardedDecoder) -> tuple[list[float], Any, Any]:

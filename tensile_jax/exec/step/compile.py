@@ -29,6 +29,9 @@ from tensile_jax.exec.step.lower import SegmentCode
 from tensile_jax.exec.step.transfer import Device
 from tensile_jax.trace import is_packed, shape_struct
 
+GPUS = ("gpu", "cuda", "rocm")
+"""The names that JAX has for GPUs as platforms."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Executable:
@@ -65,7 +68,7 @@ class Compiler:
     ) -> None:
         self.device = device
         self.committed = committed
-        self._compiler_options = None if compiler_options is None else dict(compiler_options)
+        self._compiler_options = options_on(device.platform, compiler_options)
         self._debugs_numbers = debugs_numbers
         self._done: dict[Hashable, Executable] = {}
 
@@ -142,6 +145,17 @@ class Compiler:
         if not self._debugs_numbers:
             return executable
         return replace(executable, call=_naming_the_operator(code.function, executable.call))
+
+
+def options_on(platform: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The options with which segments are compiled for devices of a platform: those given, and on GPUs one more.
+
+    XLA for GPUs may move an operator to the host if its operands lie there. A plan says where operators run, so XLA is told not
+    to.
+    """
+    if platform not in GPUS:
+        return None if given is None else dict(given)
+    return {"xla_disable_automatic_host_compute_offload": True, **(given or {})}
 
 
 def _naming_the_operator(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,6 +9,11 @@ what it likes. Which values cross the barriers is the program's *form*:
     live          all tensors that are needed later
     inputs        the inputs of the segment
     recomputed    what the segment's recomputation starts from, and the newest of the segment's inputs
+    lag           the inputs of the segment and what the segment before it has made; but gradients, new state and results cross
+                  one boundary later, and arguments of the step one boundary earlier
+
+With `lag`, devices have the time of one more segment to exchange gradients (an all-reduce or a reduce-scatter) and to collect
+the divided parameters of the next segment (an all-gather), so that kernels can run meanwhile.
 
 No form is the best for every step, and XLA alone knows the peak, so the forms are compiled in turn (`prepared_step.py`).
 
@@ -31,6 +36,8 @@ from tensile_jax.plan.result.joined import Program
 from tensile_jax.plan_format import Barriers, Event, Plan, Segment, unranged
 
 _Values = dict[TensorId, Any]
+_LATE = ("gradient", "parameter", "optimizer_state", "output", "state")
+"""The roles of tensors that cross one boundary later in form `lag`."""
 
 
 def program_code(
@@ -44,6 +51,7 @@ def program_code(
     parts = plan.segments[program.first : program.end]
     codes = [builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, ()) for s in parts]
     crossing = [_crossing(parts, index, joined, form, graph) for index in range(len(parts))]
+    ahead = [_ahead(parts, index, form, graph) for index in range(len(parts))]
     copies = [
         replace(e, trigger=e.trigger - program.first, until=e.until - program.first)
         for e in plan.events
@@ -55,11 +63,13 @@ def program_code(
     def function(*given: Any) -> tuple[Any, ...]:
         values: _Values = dict(zip(joined.inputs, given, strict=True))
         on_host: _Values = {}
+        early: _Values = {}  # arguments of the step that have crossed the boundary before the segment that reads them
         for index, (segment, code) in enumerate(zip(parts, codes, strict=True)):
+            arrived, early = early, {}
             if index:
                 _copy(copies, index, values, on_host)
-                _hold_back(values, crossing[index])
-            made = code.function(*(values[t] for t in segment.inputs))
+                early = _hold_back(values, crossing[index], ahead[index])
+            made = code.function(*(arrived.get(t, values[t]) for t in segment.inputs))
             values.update(zip(segment.outputs, made, strict=False))  # with effects, it returns one number more
         at_the_end = (jnp.zeros((), bool),) if effectful else ()
         return (*(values[t] for t in joined.outputs), *at_the_end)
@@ -100,13 +110,31 @@ def _crossing(parts: Sequence[Segment], index: int, joined: Segment, form: Barri
             made_by = {t: i for i, s in enumerate(parts[:index]) for t in s.outputs}
             newest = max((made_by.get(t, -1) for t in segment.inputs), default=-1)
             return [t for t in segment.inputs if t in read or made_by.get(t, -1) == newest]
+        case "lag":
+            later = {t for s in parts[index:] for t in s.inputs} | set(joined.outputs)
+            before, twice_before = (parts[i].outputs if i >= 0 else () for i in (index - 1, index - 2))
+            made = [t for t in segment.inputs if graph.tensors[t].producer is not None]
+            made += [t for t in before if graph.tensors[t].role not in _LATE]
+            made += [t for t in twice_before if graph.tensors[t].role in _LATE and t in later]
+            return list(dict.fromkeys(made))
 
 
-def _hold_back(values: _Values, crossing: Sequence[TensorId]) -> None:
-    """Let what comes after this wait until all these values exist."""
+def _ahead(parts: Sequence[Segment], index: int, form: Barriers, graph: Graph) -> list[TensorId]:
+    """The arguments of the step that cross the barrier before segment `index` for the segment after it."""
+    if form != "lag" or index + 1 >= len(parts):
+        return []
+    return [t for t in parts[index + 1].inputs if graph.tensors[t].producer is None]
+
+
+def _hold_back(values: _Values, crossing: Sequence[TensorId], ahead: Sequence[TensorId]) -> _Values:
+    """Let what comes after this wait until all these values exist. Returns those of `ahead` for who is to wait for them."""
     several = [t for t in crossing if t in values and _can_cross(values[t])]
-    if several:
-        values.update(zip(several, jax.lax.optimization_barrier(tuple(values[t] for t in several)), strict=True))
+    others = [t for t in ahead if t in values and _can_cross(values[t])]
+    if not several:
+        return {}
+    after = jax.lax.optimization_barrier(tuple(values[t] for t in (*several, *others)))
+    values.update(zip(several, after, strict=False))
+    return dict(zip(others, after[len(several) :], strict=True))
 
 
 def _can_cross(value: Any) -> bool:

@@ -20,7 +20,7 @@ import jax
 
 from tensile_jax.budget import Budget, too_small_for_step
 from tensile_jax.errors import BudgetTooSmall, InvalidPlan
-from tensile_jax.exec.step.compile import Compiler, Executable, peak_of
+from tensile_jax.exec.step.compile import GPUS, Compiler, Executable, peak_of
 from tensile_jax.exec.step.confirmed_plans import Confirmed, confirmed_for
 from tensile_jax.exec.step.executor import Executor, Observation
 from tensile_jax.exec.step.instructions import instructions_of
@@ -52,8 +52,10 @@ for a decoder; for ResNet-50 at 50 %, they need 0.551, 0.560 and 0.606 of plain 
 _FAR = 1.03
 """Times the limit: where the first form is above that, the others are not compiled, since their peaks differ by 2 % or they need
 more, as in the figures above."""
-
-_GPUS = ("gpu", "cuda", "rocm")
+_FORMS_ON_SEVERAL: tuple[Barriers, ...] = ("lag", "lag", "live")
+"""The forms on several devices. The plan of each form after the first is for less by as much as the one before needed too much:
+XLA collects operands and adds gradients up in buffers of 30 MB and more, which no prediction knows. For a decoder on eight H200
+(`make bench-mesh`), `lag` and `live` need the least; `lag` leaves more of what devices exchange beside kernels."""
 LaunchName = Literal["auto", "segments", "program"]
 _NOT_JOINED = (
     "launch='program' was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "
@@ -251,7 +253,7 @@ class PreparedStep:
         if found is None:
             raise self._too_small(goal.limit, self.planner.floor_bytes(self.measured), "about ")
         if self.in_one_program and can_be_joined(found.plan, self.graph):
-            choice = replace(found.choice, barriers=_FORMS[0])
+            choice = replace(found.choice, barriers=(_FORMS if self.step.devices == 1 else _FORMS_ON_SEVERAL)[0])
             as_program = self.planner.plan_of(choice, goal, self.measured)
             if as_program is not None:
                 found = Planned(as_program, choice)
@@ -276,7 +278,7 @@ class PreparedStep:
         if options.launch != "auto":
             return options.launch == "program"
         # equal iterations of a loop share executables, and in one program each would be compiled
-        return options.policy == "auto" and self.compiler.device.platform in _GPUS and not self.planner.step.has_iterations
+        return options.policy == "auto" and self.compiler.device.platform in GPUS and not self.planner.step.has_iterations
 
     def bound_us(self) -> float:
         """A lower bound, in microseconds, of the time of any plan under the budget; the time of the whole step, if that fits."""
@@ -442,12 +444,31 @@ class PreparedStep:
         """A plan with its segments in one program, in the first form that keeps the limit; None if none does, or it cannot be."""
         if not self.in_one_program or not can_be_joined(chosen.plan, self.graph):
             return None
+        if self.step.devices > 1:
+            return self._as_program_on_several(chosen, goal)
         for form in _FORMS:
             found = self.compiled(replace(chosen.choice, barriers=form), goal)
             if found is None or found.plan.peak_bytes > _FAR * goal.limit:
                 return None
             if found.plan.peak_bytes <= goal.limit:
                 return found
+        return None
+
+    def _as_program_on_several(self, chosen: Planned, goal: Goal) -> Compiled | None:
+        """The same on several devices, where a plan that needs more than the limit is followed by one for less."""
+        plan: Planned | None = chosen
+        limit = goal.limit
+        for number, form in enumerate(_FORMS_ON_SEVERAL, start=1):
+            if plan is None or not can_be_joined(plan.plan, self.graph):
+                return None
+            found = self.compiled(replace(plan.choice, barriers=form), goal)
+            if found is None or found.plan.peak_bytes <= goal.limit:
+                return found
+            if number < len(_FORMS_ON_SEVERAL):
+                began = time.perf_counter()
+                limit -= found.plan.peak_bytes - goal.limit + _MARGIN * goal.limit
+                plan = self.planner.plan(Goal(limit, goal.max_slowdown), self.measured)
+                self.plan_s += time.perf_counter() - began
         return None
 
     def _smallest_plan(self, goal: Goal) -> Compiled:

@@ -1,13 +1,14 @@
-"""Compiling leaves JAX's settings as the user has them."""
+"""Compiling leaves JAX's settings and options as the user has them."""
 
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
-from tensile_jax.exec.step.compile import _short_compilations_cached
+from tensile_jax.exec.step.compile import _short_compilations_cached, options_on
 
 NAME = "jax_persistent_cache_min_compile_time_secs"
 LIMIT_S = 10.0
@@ -53,3 +54,19 @@ def test_a_failed_compilation_puts_them_back(cache: None) -> None:
     with pytest.raises(ZeroDivisionError), _short_compilations_cached():
         raise ZeroDivisionError
     assert getattr(jax.config, NAME) == 2.0
+
+
+def test_on_a_gpu_xla_is_told_to_leave_operators_on_the_device_unless_the_user_says_otherwise() -> None:
+    name = "xla_disable_automatic_host_compute_offload"
+    assert options_on("cuda", None) == {name: True}
+    assert options_on("gpu", {name: False, "xla_cpu_enable_fast_math": True}) == {name: False, "xla_cpu_enable_fast_math": True}
+
+
+def test_on_a_cpu_no_option_is_added() -> None:
+    assert options_on("cpu", None) is None
+    assert options_on("cpu", {"xla_cpu_enable_fast_math": True}) == {"xla_cpu_enable_fast_math": True}
+
+
+def test_xla_knows_the_option_that_is_added() -> None:
+    compiled = jax.jit(jnp.sin, compiler_options=options_on("cuda", None)).lower(jnp.ones(2)).compile()
+    assert compiled(jnp.zeros(2)).tolist() == [0.0, 0.0]

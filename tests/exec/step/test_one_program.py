@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from tensile_jax.plan_format import Barriers, Plan
 from tests.builders import WIDTH, batch, fresh, low_budget, numbers, running, sgd_step, weights, wrap_launches
 
 KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse,cse_barrier_expander"}  # which XLA for CPUs would drop
-FORMS: tuple[Barriers, ...] = ("recomputed", "live", "inputs")
+FORMS: tuple[Barriers, ...] = get_args(Barriers)
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 65536 bytes."
 
 Step = Callable[..., Any]
