@@ -196,7 +196,7 @@ def _some_deleted(objects: Any) -> bool:
 def _refuse_placement(name: str, value: Any) -> None:
     if any(leaf is not None for leaf in tree_leaves(value, is_leaf=lambda leaf: isinstance(leaf, nnx.StateSharding))):
         raise ValueError(
-            f"{name}={value!r} says where arrays lie. Leave {name} out: the step runs on the device, or on the mesh, on which "
+            f"{name}={value!r} says where arrays lie. Leave {name} out: the step runs on the one device, or the mesh, on which "
             "its arrays lie. Place them with jax.device_put before the call."
         )
 
