@@ -12,6 +12,9 @@ for less has as little traffic as the policy.
 
 Seconds are those of this machine: `plan_s` from the traced step to the plan, and `compile_s`. What was compiled before is not
 compiled again, which the seconds of rows `chosen` show.
+Rows `bound` have a lower bound of the traffic of any plan, according to the planner's model of what kernels read and write: it is
+what the linear program of `plan/search/lower_bound.py` says if traffic alone takes time. XLA's kernels are not quite the model's.
+
 `--planning` plans a decoder of 24 layers on one device and on eight. Writes `benchmarks/results/mesh-h200.json`.
 """
 
@@ -29,7 +32,7 @@ import jax
 from benchmarks.h200_device import H200Compiler, exchanged, h200s, traffic, write_compiled
 from benchmarks.sharded_decoder import POLICIES, WAYS, ShardedDecoder, Way
 from tensile_jax.budget import Budget
-from tensile_jax.device_profiles import load_profile
+from tensile_jax.device_profiles import DeviceProfile, load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep
@@ -66,30 +69,44 @@ def _rows(way: Way) -> Iterator[_Row]:
     decoder = ShardedDecoder(way, h200s())
     step = decoder.traced()
     compiler = H200Compiler(decoder.devices[0])
-    compile_s, plain = _timed(lambda: compiler.compile_whole(step.traced))
+    compile_s, plain = timed(lambda: compiler.compile_whole(step.traced))
     peak, moved = peak_of(plain), traffic(plain)
     yield {"how": "plain", "compile_s": compile_s, **_figures(peak, [plain], peak, moved)}
     by_hand: dict[str, _Row] = {}
     for policy in POLICIES:
         try:
-            compile_s, whole = _timed(lambda policy=policy: compiler.compile_whole(_traced(replace(decoder, policy=policy))))
+            compile_s, whole = timed(lambda policy=policy: compiler.compile_whole(traced_by_jit(replace(decoder, policy=policy))))
         except jax.errors.JaxRuntimeError as error:  # what XLA says of it is the figure
             yield {"how": "checkpoint", "policy": policy, "failed": str(error).splitlines()[0][:200]}
             continue
         by_hand[policy] = _figures(peak_of(whole), [whole], peak, moved)
         yield {"how": "checkpoint", "policy": policy, "compile_s": compile_s, **by_hand[policy]}
+    yield from _bounds(step, compiler, peak, moved)
     for share in _SHARES:
-        for row in _forms(_prepared(step, compiler, int(share * peak), peak), Goal(int(share * peak)), peak, moved):
+        for row in _forms(prepared_under(step, compiler, int(share * peak), peak), Goal(int(share * peak)), peak, moved):
             yield {"how": "planned", "budget": f"{share:.0%}", **row}
     yield from _chosen(step, compiler, peak, moved, by_hand)
 
 
-def _prepared(step: TracedStep, compiler: H200Compiler, budget: int, peak: int) -> PreparedStep:
-    """The step under a budget in bytes, before anything but plain jit's step was compiled."""
-    options = Options("auto", load_profile("h200"), "device", may_swap=False, launch="program")
+def prepared_under(
+    step: TracedStep, compiler: H200Compiler, budget: int, peak: int | None, profile: DeviceProfile | None = None
+) -> PreparedStep:
+    """The step under a budget in bytes. Plain jit's peak is taken as measured; without one, the predicted peak is."""
+    options = Options("auto", profile or load_profile("h200"), "device", may_swap=False, launch="program")
     prepared = PreparedStep(step, Budget(budget, None), options, compiler)
-    prepared.measured = Measured(whole=peak)
+    prepared.measured = Measured(whole=peak or prepared.planner.whole_peak_bytes(Measured()))
     return prepared
+
+
+def _bounds(step: TracedStep, compiler: H200Compiler, peak: int, moved: int) -> Iterator[_Row]:
+    """What no plan can beat according to the planner's own model, if only traffic takes time."""
+    profile = replace(load_profile("h200"), flops_per_us=1e15, interconnect_bytes_per_us=1e15, launch_us=1e-6)
+    for share in _SHARES:
+        prepared = prepared_under(step, compiler, int(share * peak), peak, profile)
+        more_us = prepared.bound_us() - prepared.planner.step.whole_us
+        yield {
+            "how": "bound", "budget": f"{share:.0%}", "traffic_ratio": round(1 + more_us * profile.bytes_per_us / moved, 4),
+        }  # fmt: skip
 
 
 def _chosen(step: TracedStep, compiler: H200Compiler, peak: int, moved: int, by_hand: dict[str, _Row]) -> Iterator[_Row]:
@@ -102,9 +119,9 @@ def _chosen(step: TracedStep, compiler: H200Compiler, peak: int, moved: int, by_
         least = by_hand[name]["traffic_bytes"] if name in by_hand else 0
         if any(row["peak_bytes"] <= budget and row["traffic_bytes"] <= least for row in ours):
             continue
-        prepared, rounds = _prepared(step, compiler, budget, peak), compiler.rounds
+        prepared, rounds = prepared_under(step, compiler, budget, peak), compiler.rounds
         try:
-            seconds, found = _timed(prepared.choose_and_compile)
+            seconds, found = timed(prepared.choose_and_compile)
         except BudgetTooSmall as error:
             yield {"how": "chosen", "budget": name, "budget_bytes": budget, "floor_bytes": error.floor_bytes}
             continue
@@ -116,12 +133,12 @@ def _chosen(step: TracedStep, compiler: H200Compiler, peak: int, moved: int, by_
 
 def _forms(prepared: PreparedStep, goal: Goal, peak: int, moved: int) -> Iterator[_Row]:
     """The planner's first choice, compiled by segments and in each form of a program."""
-    plan_s, chosen = _timed(lambda: prepared.planner.plan(goal, prepared.measured))
+    plan_s, chosen = timed(lambda: prepared.planner.plan(goal, prepared.measured))
     if chosen is None or chosen.plan.whole:
         return
     for barriers in (None, *get_args(Barriers)):
         choice = replace(chosen.choice, barriers=barriers)
-        compile_s, found = _timed(lambda choice=choice: prepared.compiled(choice, goal))
+        compile_s, found = timed(lambda choice=choice: prepared.compiled(choice, goal))
         if found is not None and found.executables is not None:
             predicted = round(chosen.plan.peak_bytes / peak, 4)
             known = {"barriers": barriers, "predicted_peak_ratio": predicted, "plan_s": plan_s, "compile_s": compile_s}
@@ -134,7 +151,7 @@ def _planned(found: Compiled, peak: int, moved: int) -> _Row:
     return {"segments": len(found.plan.segments), "launches": len(found.executables), **figures}
 
 
-def _traced(decoder: ShardedDecoder) -> Any:
+def traced_by_jit(decoder: ShardedDecoder) -> Any:
     """Plain jit's own trace of the step."""
     return decoder.jitted.trace(decoder.state_shape, decoder.batch_shape)
 
@@ -174,7 +191,7 @@ def _planning() -> Iterator[_Row]:
         yield row
 
 
-def _timed(function: Callable[[], _T]) -> tuple[float, _T]:
+def timed(function: Callable[[], _T]) -> tuple[float, _T]:
     began = time.perf_counter()
     result = function()
     return round(time.perf_counter() - began, 2), result

@@ -1,0 +1,162 @@
+"""`make bench-mesh-largest`: the largest batch of a decoder of 1.3 billion parameters on eight NVIDIA H200, compiled without one.
+
+The decoder of `sharded_decoder.py` with 24 layers of width 2048 and 50,304 words, in bfloat16 with AdamW, is divided as FSDP
+does. Sequences have 1,024 words. A batch fits if XLA's memory analysis of the compiled step stays within 141 GB on each device.
+For plain jit and for `jax.checkpoint` around every layer with four policies, batches that are larger than a straight line through
+two small ones predicts are tried, too, since XLA rematerializes by itself where a device would be too small: to a twelfth of the
+largest one that fits. Our largest batch is the largest one of which a compiled plan keeps 141 GB as one program, without
+copies to the host.
+
+Besides, ours is compiled with the largest batch of every other way. Traffic is the number of bytes that a device's kernels read
+and write, for each word of its part of the batch. Writes `benchmarks/results/mesh-largest-h200.json`.
+"""
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import jax
+import jax.numpy as jnp
+
+from benchmarks.h200_device import H200Compiler, h200s, traffic, write_compiled
+from benchmarks.mesh import prepared_under, timed, traced_by_jit
+from benchmarks.sharded_decoder import POLICIES, ShardedDecoder
+from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.plan import Measured
+
+_RESULTS = Path(__file__).parent / "results" / "mesh-largest-h200.json"
+_LIMIT = 141 * 10**9  # bytes on each device
+_DEVICES = 8
+_TRIED = 7  # batches beyond the first two
+
+
+class _Try(NamedTuple):
+    """A batch that was compiled. `sequences` and `peak_bytes` are those of one device; there is no peak if compiling failed."""
+
+    sequences: int
+    peak_bytes: int | None
+    figures: dict[str, Any]
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes is not None and self.peak_bytes <= _LIMIT
+
+
+@click.command()
+@click.option(
+    "--how", "hows", multiple=True, type=click.Choice(["plain", *POLICIES, "ours"]), help="Only these; other rows stay."
+)
+def main(hows: tuple[str, ...]) -> None:
+    """Find the largest batch in each way, and write the figures."""
+    warnings.simplefilter("ignore")
+    devices = h200s()
+    decoder = ShardedDecoder(
+        "fsdp", devices, batch=_DEVICES, length=1024, layers=24, width=2048, heads=16, words=50304, dtype=jnp.bfloat16
+    )
+    compiler = H200Compiler(devices[0])
+    kept = json.loads(_RESULTS.read_text())["cases"] if _RESULTS.exists() and hows else []
+    cases: list[dict[str, Any]] = [row for row in kept if row["how"] not in hows]
+
+    def add(how: str, tries: list[_Try], *, at_batch_of: str | None = None) -> None:
+        for one in tries:
+            beside = {} if at_batch_of is None else {"at_batch_of": at_batch_of}
+            cases.append(
+                {"how": how, **beside, "sequences": one.sequences, "fits": one.fits, "peak_bytes": one.peak_bytes, **one.figures}
+            )
+            print(json.dumps(cases[-1]), flush=True)
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.state_shape[0]))
+        write_compiled(
+            _RESULTS,
+            "make bench-mesh-largest",
+            devices=_DEVICES,
+            parameters=parameters,
+            limit_bytes=_LIMIT,
+            length=1024,
+            cases=cases,
+        )
+
+    for policy in (None, *POLICIES):
+        how = policy or "plain"
+        if not hows or how in hows:
+            add(how, _largest(lambda n, policy=policy: _by_hand(replace(decoder, batch=n * _DEVICES, policy=policy), compiler)))
+    if not hows or "ours" in hows:
+        largest = {row["how"]: row["sequences"] for row in cases if row["fits"]}  # the last one of each is the largest
+        add("ours", _largest_planned(decoder, compiler))
+        for how, sequences in largest.items():
+            if how != "ours":
+                add("ours", [_planned(replace(decoder, batch=sequences * _DEVICES), compiler)], at_batch_of=how)
+
+
+def _largest(compiled: Callable[[int], _Try]) -> list[_Try]:
+    """What was compiled on the way to the largest batch that fits, by size."""
+    tries = [compiled(2), compiled(4)]
+    first, second = (one.peak_bytes for one in tries)
+    if first is None or second is None:
+        return tries
+    low, high = 4 if tries[1].fits else 2, None
+    sequences = int(4 + (_LIMIT - second) / max(1.0, (second - first) / 2))
+    for _ in range(_TRIED):
+        sequences = max(sequences, low + 1) if high is None else min(max(sequences, low + 1), high - 1)
+        tries.append(compiled(sequences))
+        if tries[-1].fits:
+            low = sequences
+        else:
+            high = sequences
+        if high is not None and high - low <= max(1, low // 12):
+            break
+        sequences = low + max(1, low // 2) if high is None else (low + high) // 2
+    return sorted(tries, key=lambda one: (one.fits, one.sequences))
+
+
+def _by_hand(decoder: ShardedDecoder, compiler: H200Compiler) -> _Try:
+    sequences = decoder.batch // _DEVICES
+    try:
+        seconds, whole = timed(lambda: compiler.compile_whole(traced_by_jit(decoder)))
+    except jax.errors.JaxRuntimeError as error:  # what XLA says of it is the figure
+        return _Try(sequences, None, {"failed": str(error).splitlines()[0][:200]})
+    return _Try(sequences, peak_of(whole), {"traffic_per_token": _per_token(traffic(whole), decoder), "seconds": seconds})
+
+
+def _largest_planned(decoder: ShardedDecoder, compiler: H200Compiler) -> list[_Try]:
+    """From the batch whose predicted floor is the limit downwards, since compiling may show that the floor is higher."""
+
+    def floor(sequences: int) -> int:
+        step = replace(decoder, batch=sequences * _DEVICES).traced()
+        return prepared_under(step, compiler, _LIMIT, None).planner.floor_bytes(Measured())
+
+    small, large = floor(4), floor(16)
+    sequences = int(4 + (_LIMIT - small) / ((large - small) / 12))
+    tries: list[_Try] = []
+    for _ in range(_TRIED):
+        tries.append(_planned(replace(decoder, batch=sequences * _DEVICES), compiler))
+        if tries[-1].fits:
+            break
+        floor_bytes = max(tries[-1].figures["floor_bytes"], _LIMIT + 1)
+        sequences = min(sequences - 1, int(sequences * _LIMIT / floor_bytes))
+    return tries
+
+
+def _planned(decoder: ShardedDecoder, compiler: H200Compiler) -> _Try:
+    sequences = decoder.batch // _DEVICES
+    prepared = prepared_under(decoder.traced(), compiler, _LIMIT, None)
+    try:
+        seconds, found = timed(prepared.choose_and_compile)
+    except BudgetTooSmall as error:
+        return _Try(sequences, None, {"floor_bytes": error.floor_bytes})
+    executables = [prepared.whole_executable()] if found.executables is None else [one.call for one in found.executables]
+    moved = sum(traffic(one) for one in executables)
+    known = {"segments": len(found.plan.segments), "launches": len(executables), "barriers": found.plan.barriers}
+    return _Try(sequences, found.plan.peak_bytes, {**known, "traffic_per_token": _per_token(moved, decoder), "seconds": seconds})
+
+
+def _per_token(moved: int, decoder: ShardedDecoder) -> int:
+    return moved * _DEVICES // (decoder.batch * decoder.length)
+
+
+if __name__ == "__main__":
+    main()
