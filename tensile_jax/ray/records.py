@@ -16,7 +16,8 @@ from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.runtime_records import EventName, JobEvent, JobStatus, Status
 
 DeviceId = NewType("DeviceId", str)
-"""`NODE/device-N`, and `NODE/device-N.K` for the K-th actor that holds this device. No two actors have the same."""
+"""`NODE/device-N`, or `NODE/devices-0-3` for a group; with `.K` behind it for the K-th actor that holds these devices. No two
+actors have the same."""
 
 Kind = NewType("Kind", str)
 """Devices of one kind are equal: a job has the same plans on all of them, and the same results."""
@@ -29,7 +30,10 @@ Wish = Literal["run", "pause", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that has joined. `devices` is how many JAX devices its actor holds. Its `Runtime` has these budgets."""
+    """A device that has joined, or a group of them. `devices` is how many JAX devices its actor holds.
+
+    The budgets are those of its `Runtime`: of each device of a group. Devices of one kind have as many devices.
+    """
 
     id: DeviceId
     kind: Kind
@@ -86,6 +90,7 @@ class NewJob:
 
     Attributes:
         source: equal for jobs that train the same thing, and have the same outlines therefore.
+        devices: how many devices the job needs. It goes to no actor that holds fewer.
         start: None: at once. A job with a number of seconds starts when `Due` comes.
         attempt: the highest number of an attempt of which there is a folder of checkpoints.
         neighbours: how many jobs shared a device on average when the job was first submitted; None: it is new.
