@@ -20,6 +20,7 @@ from tensile_jax.budget import parse_budget
 from tensile_jax.errors import ClusterError, JobFailed
 from tensile_jax.exec.actor.entrypoint import Entrypoint, Made
 from tensile_jax.ray.job_folder import folder_of
+from tensile_jax.ray.placement import refuse_devices
 from tensile_jax.ray.records import ClusterEvent, ClusterStatus, DeviceSettings, NewJob, StartAfter, Wish, Work
 
 _CONNECT_S = 10.0
@@ -43,7 +44,7 @@ class ClusterJob:
         checkpoint_every: steps between checkpoints, which are lost at most when a device dies. None: only when paused or ended.
         isolation: "thread": in the process of the device. "process": in a process of its own.
         start_after: seconds after the submission, or another job of the cluster; None: at once.
-        devices: how many devices of one host the job needs.
+        devices: among how many devices of one host the job's state is divided: its mesh is one of `jax.devices()`.
     """
 
     make: Entrypoint | Callable[[], Made]
@@ -82,6 +83,10 @@ class ClusterJob:
             raise ValueError(f'isolation of {name} must be "thread" or "process", got {self.isolation!r}.')
         if self.isolation == "process" and not isinstance(self.make, Entrypoint):
             raise TypeError(f'isolation="process" of {name} needs an Entrypoint, got {shown(self.make)}.')
+        if self.isolation == "process" and self.devices > 1:
+            raise ValueError(
+                f'isolation="process" of {name} is for jobs of one device, and devices={self.devices}. Leave it out.'
+            )
         if isinstance(self.start_after, int):
             object.__setattr__(self, "start_after", float(self.start_after))
 
@@ -95,6 +100,7 @@ def submit(
     host_budget: int | str | None = None,
     device_profile: str | None = None,
     resume: bool = False,
+    devices_per_actor: int | None = None,
 ) -> "ClusterRun":
     """Train jobs on the devices of a Ray cluster. Returns when the jobs are accepted; they go on if this program ends.
 
@@ -107,10 +113,13 @@ def submit(
         host_budget: host memory of each device, for what is swapped and parked; None: no limit.
         device_profile: see `tensile_jax.Runtime`.
         resume: go on from the jobs' latest checkpoints in the folder. Without `resume` there must be none.
+        devices_per_actor: how many devices of a node form a group, in which jobs of several devices run; the rest of a node are
+            single devices. None: as many as one of the jobs needs. It matters if such jobs are submitted later.
 
     Raises:
         ValueError: a name is given twice, or is that of a job that runs on the cluster; the folder has checkpoints; the folder is
-            not shared; the cluster has no devices; or other jobs run there now with another budget or folder.
+            not shared; the cluster has no devices, or no node has enough of them; or other jobs run there now with another
+            budget, folder or number of devices.
         ClusterError: the cluster cannot be reached, or dies.
         ImportError: Ray is not installed.
     """
@@ -125,6 +134,11 @@ def submit(
         start = job.start_after
         if isinstance(start, StartAfter) and (start.job not in names or start.job == job.name):
             raise ValueError(f"start_after of {job.name} must be another job of this submission, got {start.job!r}.")
+    if devices_per_actor is not None:
+        if read_count(devices_per_actor) is None:
+            raise ValueError(f"devices_per_actor must be a whole number of at least 1, got {shown(devices_per_actor)}.")
+        story = f"devices_per_actor={devices_per_actor}, so that no actor holds more. Pass at least as many, or leave it out"
+        refuse_devices({_named(job): job.devices for job in jobs}, None, devices_per_actor, story)
     parse_budget(budget)
     if host_budget is not None and parse_budget(host_budget).nbytes is None:
         raise ValueError(f'host_budget={host_budget!r} is a share. Give bytes, or a size such as "64GiB".')
@@ -133,7 +147,8 @@ def submit(
             f"checkpoints={str(checkpoints)!r} is a URL. Name a folder that is mounted at the same path on all nodes."
         )
     ray = _connect(address)
-    settings = DeviceSettings(budget, host_budget, device_profile, str(Path(checkpoints).absolute()), (os.getcwd(),))
+    folder = str(Path(checkpoints).absolute())
+    settings = DeviceSettings(budget, host_budget, device_profile, folder, (os.getcwd(),), devices_per_actor)
     works = {name: _work(ray, job) for name, job in zip(names, jobs, strict=True)}
     new = [
         NewJob(name, _source(works[name]), job.steps, float(job.priority), job.devices, job.start_after)
@@ -319,11 +334,14 @@ def _work(ray: Any, job: ClusterJob) -> Work:
         make = ray.cloudpickle.dumps(job.make)
     except Exception as error:
         raise TypeError(f"make of {job.name} cannot be sent to another process: {error}. Pass an Entrypoint.") from error
-    return Work(_named(job), make, job.steps, float(job.priority), job.max_slowdown, job.checkpoint_every, job.isolation)
+    priority = float(job.priority)
+    return Work(
+        _named(job), make, job.steps, priority, job.max_slowdown, job.checkpoint_every, job.isolation, job.devices
+    )  # fmt: skip
 
 
 def _source(work: Work) -> str:
-    return hashlib.sha256(work.make + repr(work.max_slowdown).encode()).hexdigest()
+    return hashlib.sha256(work.make + repr((work.max_slowdown, work.devices)).encode()).hexdigest()
 
 
 # -- connecting -----------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ A job for which there is no such plan has the plan for the whole budget, as in a
 Sizes in bytes, times in microseconds.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensile_jax.plan.multi_job.admission import admits
@@ -65,6 +65,15 @@ def divide_node(devices: int, per_actor: int) -> tuple[range, ...]:
     grouped = devices - devices % per_actor
     groups = (range(first, first + per_actor) for first in range(0, grouped, per_actor))
     return (*groups, *(range(one, one + 1) for one in range(grouped, devices)))
+
+
+def refuse_devices(needed: Mapping[str, int], per_actor: int | None, most: int, why: str) -> None:
+    """Raises ValueError, with the reason `why`, if `per_actor` or one of the jobs asks for more than `most` devices."""
+    if per_actor is not None and per_actor > most:
+        raise ValueError(f"devices_per_actor={per_actor}: {why}.")
+    for name, devices in needed.items():
+        if devices > most:
+            raise ValueError(f"devices={devices} of {name}: {why}.")
 
 
 def neighbours_of(needed: int, asked: Collection[int], held: Collection[int]) -> int:

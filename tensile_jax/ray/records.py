@@ -217,6 +217,7 @@ class DeviceSettings:
     Attributes:
         budget: of each device: bytes, a size, or a share of what the device has.
         shared: the folder of checkpoints.
+        devices_per_actor: how many devices an actor holds, where a node has so many. None: it is not said.
         paths: folders in which modules are looked for beside the installed ones.
     """
 
@@ -225,6 +226,7 @@ class DeviceSettings:
     device_profile: str | None
     shared: str
     paths: tuple[str, ...] = ()
+    devices_per_actor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +243,7 @@ class Work:
     max_slowdown: float | None
     checkpoint_every: int | None
     isolation: Literal["thread", "process"]
+    devices: int = 1
 
 
 # -- what a user is given -------------------------------------------------------------------------------------------------------
@@ -259,7 +262,10 @@ class ClusterEvent(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """A snapshot of one device: its budget, the bytes that are on it, and the names of its jobs."""
+    """A snapshot of one device, or of a group: the budget, the bytes that are there, and the names of the jobs.
+
+    `devices` is how many there are in the group. The bytes are those of each of them.
+    """
 
     name: str
     kind: str
@@ -268,6 +274,7 @@ class DeviceStatus:
     peak_bytes: int
     host_bytes: int
     jobs: tuple[str, ...]
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +286,7 @@ class ClusterStatus:
     jobs: tuple[JobStatus, ...]
 
     def merged(self) -> Status:
-        """The status of all devices added up, as of one large device."""
+        """The status of all devices added up, as of one large device. A group counts as one device, with the bytes of each."""
         return Status(
             time_s=self.time_s,
             budget_bytes=sum(device.budget_bytes for device in self.devices),

@@ -56,7 +56,8 @@ def nodes(caches_of_nodes: dict[str, str]) -> Iterator[Nodes]:
 
 
 def job(name: str, *, steps: int, seed: int = 0, pause_s: float = 0.05, **fields: Any) -> ClusterJob:
-    make = tensile.Entrypoint("tests.ray.cluster_jobs:job", {"seed": seed, "pause_s": pause_s})
+    function = "sharded_job" if fields.get("devices", 1) > 1 else "job"
+    make = tensile.Entrypoint(f"tests.ray.cluster_jobs:{function}", {"seed": seed, "pause_s": pause_s})
     return ClusterJob(make, steps=steps, name=name, checkpoint_every=10, **fields)
 
 
@@ -75,6 +76,16 @@ def alone(seed: int, steps: int, limit_bytes: int) -> Any:
     with tensile.Runtime(BUDGET) as runtime:
         make = tensile.Entrypoint("tests.ray.cluster_jobs:job", {"seed": seed, "pause_s": 0.0})
         return runtime.submit(make, steps=steps, plan_for=limit_bytes).result()
+
+
+def sharded_alone(seed: int, steps: int, limit_bytes: int, devices: int, file: Path) -> Any:
+    """The weights of an undisturbed run of the sharded job in a process with so many devices."""
+    command = [sys.executable, "tests/ray/cluster_jobs.py", str(seed), str(steps), BUDGET, str(limit_bytes), str(file)]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": path}
+    subprocess.run(command, env=environment, cwd=ROOT, check=True)
+    with np.load(file) as found:
+        return [found[name] for name in found.files]
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -179,6 +190,28 @@ def test_jobs_whose_coordinator_has_died_are_resumed_by_another_submission(nodes
     assert until(run, "planned", "z").step >= 10
     assert {one.name: one.state for one in run.wait().jobs} == {"z": "finished", "other": "finished"}
     assert equal(run.result("z"), alone(3, 60, limit_bytes))
+
+
+def test_a_sharded_job_runs_in_a_group_of_devices_beside_a_small_job(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(0)
+    nodes.add(resources={"tensile_device": 4})
+    jobs = [job("large", steps=30, seed=1, devices=4), job("small", steps=30, seed=2)]
+    with pytest.raises(ValueError, match="devices=5 of larger: no node of this cluster has more than 4. Ask for at most 4."):
+        submit([*jobs, job("larger", steps=2, devices=5)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    run = submit(jobs, checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    with pytest.raises(ValueError, match="devices=5 of late: jobs run on this cluster now, and its actors hold 4 each"):
+        submit([job("late", steps=2, devices=5)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    until(run, "checkpointed", "large", step=10)
+    (group,) = run.status().devices
+    assert (group.name.partition("/")[2], group.devices, set(group.jobs)) == ("devices-0-3", 4, {"large", "small"})
+    assert ray.get_actor(f"tensile:{group.name}", namespace="tensile")  # as Ray's dashboard shows it
+    run.pause("large")
+    until(run, "paused", "large")
+    run.resume("large")
+    limits = {event.job: int(event.values["limit_bytes"]) for event in run.events() if event.kind == "placed"}
+    assert {one.name: one.state for one in run.status().jobs} == {"large": "finished", "small": "finished"}
+    assert equal(run.result("large"), sharded_alone(1, 30, limits["large"], 4, tmp_path / "alone.npz"))
+    assert equal(run.result("small"), alone(2, 30, limits["small"]))
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from tensile_jax.ray.placement import (
     neighbours_of,
     predicted_us,
     refusal,
+    refuse_devices,
 )
 from tests.ray.profiles import device, memory, outline
 
@@ -155,3 +156,12 @@ def test_a_node_is_divided_into_groups_and_single_devices(
 )
 def test_how_many_jobs_share_a_device_on_average(needed: int, asked: list[int], held: list[int], neighbours: int) -> None:
     assert neighbours_of(needed, asked, held) == neighbours
+
+
+@pytest.mark.parametrize(
+    ("per_actor", "story"), [(8, "devices_per_actor=8: no node has so many."), (None, "devices=6 of large: no node has so many.")]
+)
+def test_groups_that_no_node_has_are_refused_with_what_asks_for_them(per_actor: int | None, story: str) -> None:
+    with pytest.raises(ValueError, match=story):
+        refuse_devices({"small": 1, "large": 6}, per_actor, 4, "no node has so many")
+    refuse_devices({"small": 1, "large": 6}, per_actor, 8, "no node has so many")
