@@ -195,7 +195,8 @@ def test_jobs_whose_coordinator_has_died_are_resumed_by_another_submission(nodes
 def test_a_sharded_job_runs_in_a_group_of_devices_beside_a_small_job(nodes: Nodes, tmp_path: Path) -> None:
     nodes.have(0)
     nodes.add(resources={"tensile_device": 4})
-    jobs = [job("large", steps=30, seed=1, devices=4), job("small", steps=30, seed=2)]
+    greedy = ClusterJob(tensile.Entrypoint("tests.ray.cluster_jobs:sharded_job"), steps=2, name="greedy")
+    jobs = [job("large", steps=30, seed=1, devices=4), job("small", steps=30, seed=2), greedy]
     with pytest.raises(ValueError, match="devices=5 of larger: no node of this cluster has more than 4. Ask for at most 4."):
         submit([*jobs, job("larger", steps=2, devices=5)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
     run = submit(jobs, checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
@@ -209,9 +210,36 @@ def test_a_sharded_job_runs_in_a_group_of_devices_beside_a_small_job(nodes: Node
     until(run, "paused", "large")
     run.resume("large")
     limits = {event.job: int(event.values["limit_bytes"]) for event in run.events() if event.kind == "placed"}
-    assert {one.name: one.state for one in run.status().jobs} == {"large": "finished", "small": "finished"}
+    status = {one.name: one for one in run.status().jobs}
+    assert [status[name].state for name in ("large", "small", "greedy")] == ["finished", "finished", "failed"]
+    assert "divided among 4 devices, and devices=1 of greedy. Give the job devices=4, or" in status["greedy"].note
     assert equal(run.result("large"), sharded_alone(1, 30, limits["large"], 4, tmp_path / "alone.npz"))
     assert equal(run.result("small"), alone(2, 30, limits["small"]))
+
+
+@pytest.mark.slow
+def test_a_sharded_job_whose_group_is_killed_goes_on_in_another_one_bit_for_bit(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(0)
+    for devices in (2, 3):  # the second has a group, and a device of the rest
+        nodes.add(resources={"tensile_device": devices})
+    jobs = [job("large", steps=60, seed=1, devices=2), *(job(f"small-{n}", steps=60, seed=2) for n in range(2))]
+    run = submit(jobs, checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    until(run, "checkpointed", "large", step=20)
+    devices = run.status().devices
+    assert sorted(one.name.partition("/")[2] for one in devices) == ["device-2", "devices-0-1", "devices-0-1"]
+    group = until(run, "placed", "large").device
+    ray.kill(ray.get_actor(f"tensile:{group}", namespace="tensile"))
+    events = list(run.events())
+    assert [event.device for event in events if event.kind == "lost" and event.job == "large"] == [group]
+    placed = [event for event in events if event.kind == "placed" and event.job == "large"]
+    assert placed[-1].device != group and "/devices-0-1" in placed[-1].device
+    assert {event.values["limit_bytes"] for event in placed} == {placed[0].values["limit_bytes"]}
+    assert [(one.state, one.step) for one in run.status().jobs] == [("finished", 60)] * 3
+    limit_bytes = int(placed[0].values["limit_bytes"])
+    assert equal(run.result("large"), sharded_alone(1, 60, limit_bytes, 2, tmp_path / "alone.npz"))
+    (small,) = {event.values["limit_bytes"] for event in events if event.kind == "placed" and event.job == "small-0"}
+    for name in ("small-0", "small-1"):
+        assert equal(run.result(name), alone(2, 60, int(small)))
 
 
 @pytest.mark.slow
