@@ -173,7 +173,7 @@ def submit(
         names=tuple(names),
         seen=0,
         checkpoints=Path(settings.shared),
-        makes={n: j.make for n, j in zip(names, jobs, strict=True)},
+        jobs=dict(zip(names, jobs, strict=True)),
     )
     run._seen = run._call(handle.submit.remote(settings, new, works, resume=resume), timeout_s=_SUBMIT_S)
     return run
@@ -193,7 +193,7 @@ def attach(address: str | None = None) -> "ClusterRun":
         raise ValueError(
             "address: no jobs were submitted to this cluster since it began. Submit some: tensile submit JOBS.toml --ray ADDRESS"
         ) from error
-    run = ClusterRun(handle, names=(), seen=0, checkpoints=None, makes={})
+    run = ClusterRun(handle, names=(), seen=0, checkpoints=None, jobs={})
     run._names = tuple(job.name for job in run.status().jobs)
     return run
 
@@ -208,13 +208,13 @@ class ClusterRun:
         names: tuple[str, ...],
         seen: int,
         checkpoints: Path | None,
-        makes: dict[str, Entrypoint | Callable[[], Made]],
+        jobs: dict[str, ClusterJob],
     ) -> None:
         self._coordinator = coordinator
         self._names = names
         self._seen = seen
         self._checkpoints = checkpoints
-        self._makes = makes
+        self._jobs = jobs
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -264,15 +264,17 @@ class ClusterRun:
                 self.cancel(job)
 
     def result(self, job: str) -> Any:
-        """The last state of a job that has ended, from its last checkpoint, as NumPy arrays; waits for the job's end.
+        """The last state of a job that has ended, from its last checkpoint, as whole NumPy arrays; waits for the job's end.
+
+        The job's state is made here once more, for its structure.
 
         Raises:
             JobFailed: the job failed, or was cancelled before it had a checkpoint.
-            ValueError: this run does not have that job.
+            ValueError: this run does not have that job; or a job of several devices cannot be made here, where there are fewer.
             CheckpointError: the checkpoint cannot be read.
         """
-        if job not in self._makes or self._checkpoints is None:
-            raise ValueError(f"job={job!r} was not submitted by this run. It has: {', '.join(self._makes) or 'none'}.")
+        if job not in self._jobs or self._checkpoints is None:
+            raise ValueError(f"job={job!r} was not submitted by this run. It has: {', '.join(self._jobs) or 'none'}.")
         status = next(one for one in self._wait_for(job).jobs if one.name == job)
         from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 
@@ -282,9 +284,7 @@ class ClusterRun:
         latest = checkpoints.latest()
         if latest is None:
             raise JobFailed(f"{job} is {status.state} and has no state: {status.note}", job=job, step=status.step)
-        make = self._makes[job]
-        _, state, _ = make.make() if isinstance(make, Entrypoint) else make()
-        return checkpoints.restore(latest, state)
+        return checkpoints.restore(latest, _state_of(self._jobs[job]))
 
     def _wait_for(self, job: str) -> ClusterStatus:
         while self._call(self._coordinator.follow.remote(MOST, (job,))).going:
@@ -338,6 +338,25 @@ def _work(ray: Any, job: ClusterJob) -> Work:
     return Work(
         _named(job), make, job.steps, priority, job.max_slowdown, job.checkpoint_every, job.isolation, job.devices
     )  # fmt: skip
+
+
+def _state_of(job: ClusterJob) -> Any:
+    """The first state of a job, made here.
+
+    Raises:
+        ValueError: the job is for several devices, and cannot be made with those of this process.
+    """
+    try:
+        _, state, _ = job.make.make() if isinstance(job.make, Entrypoint) else job.make()
+        return state
+    except Exception as error:
+        if job.devices == 1:
+            raise
+        raise ValueError(
+            f"{_named(job)} is for devices={job.devices} and cannot be made in this program, which needs the structure of its "
+            f"state: {error}. Start the program with JAX_PLATFORMS=cpu and JAX_NUM_CPU_DEVICES={job.devices}, or let the job "
+            "make its mesh of as many of jax.devices() as there are."
+        ) from error
 
 
 def _source(work: Work) -> str:
