@@ -222,7 +222,8 @@ def test_a_sharded_job_whose_group_is_killed_goes_on_in_another_one_bit_for_bit(
     nodes.have(0)
     for devices in (2, 3):  # the second has a group, and a device of the rest
         nodes.add(resources={"tensile_device": devices})
-    jobs = [job("large", steps=60, seed=1, devices=2), *(job(f"small-{n}", steps=60, seed=2) for n in range(2))]
+    small = [job("small-0", steps=60, seed=2), job("small-1", steps=60, seed=2, isolation="process")]
+    jobs = [job("large", steps=60, seed=1, devices=2), *small]
     run = submit(jobs, checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
     until(run, "checkpointed", "large", step=20)
     devices = run.status().devices
@@ -237,9 +238,26 @@ def test_a_sharded_job_whose_group_is_killed_goes_on_in_another_one_bit_for_bit(
     assert [(one.state, one.step) for one in run.status().jobs] == [("finished", 60)] * 3
     limit_bytes = int(placed[0].values["limit_bytes"])
     assert equal(run.result("large"), sharded_alone(1, 60, limit_bytes, 2, tmp_path / "alone.npz"))
-    (small,) = {event.values["limit_bytes"] for event in events if event.kind == "placed" and event.job == "small-0"}
+    (limit,) = {event.values["limit_bytes"] for event in events if event.kind == "placed" and event.job != "large"}
     for name in ("small-0", "small-1"):
-        assert equal(run.result(name), alone(2, 60, int(small)))
+        assert equal(run.result(name), alone(2, 60, int(limit)))
+
+
+@pytest.mark.slow
+def test_a_sharded_job_is_resumed_with_another_number_of_devices(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(0)
+    nodes.add(resources={"tensile_device": 4})
+    run = submit([job("large", steps=20, seed=1, devices=2)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    run.wait()
+    more = job("large", steps=40, seed=1, devices=4)
+    run = submit([more], checkpoints=tmp_path, budget=BUDGET, address=nodes.address, resume=True)
+    placed = until(run, "placed", "large")
+    assert "/devices-0-3" in placed.device
+    assert until(run, "planned", "large").step == 20
+    assert [(one.state, one.step) for one in run.wait().jobs] == [("finished", 40)]
+    undisturbed = sharded_alone(1, 40, int(placed.values["limit_bytes"]), 4, tmp_path / "alone.npz")
+    for one, other in zip(run.result("large"), undisturbed, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)  # two devices add a product up in another order than four
 
 
 @pytest.mark.slow
