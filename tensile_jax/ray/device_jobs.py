@@ -4,7 +4,7 @@ This is the part of a device's actor (`device_actor.py`) that uses JAX. It knows
 passed to `tell` as `JobNews`, in the order in which it happens.
 
 All devices of the process belong to the `Runtime`. A job whose state is divided among them runs on them, and any other job on the
-first. A job may use as many devices as it has asked for, and no more: otherwise its results would depend on where it runs.
+first. A job's state must be on as many devices as the job has asked for: otherwise its results would depend on where it runs.
 """
 
 import os
@@ -62,7 +62,7 @@ class DeviceJobs:
         self._making: dict[str, Wish] = {}  # jobs that are being made, and what the user wants of them
         self._devices = jax.devices()
         if len(self._devices) != devices:
-            raise ValueError(f"JAX has {len(self._devices)} devices in this process, and Ray has given it {devices}.")
+            raise ValueError(f"Ray gives {devices} devices to the process, and JAX sees {len(self._devices)} there.")
         self._device = self._devices[0]
         self._shared = Path(settings.shared)
         self._profile = profile_of(self._device, settings.device_profile, lambda what, done, of: None)
@@ -83,8 +83,8 @@ class DeviceJobs:
         """What the job needs on this device; or why it cannot be made. Nothing is compiled, and the state is freed again."""
         try:
             step, state, batches = _made(work)
-            if too_many := _too_many_devices(work, state):
-                return too_many
+            if why := _other_devices(work, state):
+                return why
             refuse_unfit_state(work.name, state, self._devices, work.isolation)
             given = batches if isinstance(batches, Iterable) else batches()
             batch = _shapes_of(next(iter(given)))
@@ -193,14 +193,14 @@ def _shapes_of(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: shape_struct(leaf, leaf.sharding if is_divided(leaf) else None), tree)
 
 
-def _too_many_devices(work: Work, state: Any) -> str:
-    """Why the job may not have this state: it is divided among more devices than the job has asked for. Empty if it is not."""
+def _other_devices(work: Work, state: Any) -> str:
+    """Why the job may not have this state: it is on more or fewer devices than the job has asked for. Empty if it may."""
     spread = max((len(leaf.sharding.device_set) for leaf in jax.tree.leaves(state) if is_divided(leaf)), default=1)
-    if spread <= work.devices:
+    if spread == work.devices:
         return ""
     return (
-        f"its state is divided among {spread} devices, and devices={work.devices} of {work.name}. Give the job "
-        f"devices={spread}, or let it make its mesh of {work.devices} of jax.devices()."
+        f"devices={work.devices} of {work.name}, and its state is on {spread} of jax.devices(). Give the job devices={spread}, "
+        f"or bring its state to {work.devices} of jax.devices()."
     )
 
 

@@ -304,7 +304,8 @@ class _Change:
             if chosen is None:
                 if places:
                     overtaken.append(job.name)
-                note = "waits: it fits beside the jobs of no device" if places else "waits: there is no device for it now"
+                where = "device" if job.asked.devices == 1 else f"group of {job.asked.devices} devices"
+                note = f"waits: it fits beside the jobs of no {where}" if places else f"waits: there is no {where} for it now"
                 if job.note != note:
                     self.report("queued", self.put(job.name, note=note), note=note)
                 continue

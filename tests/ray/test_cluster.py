@@ -145,10 +145,11 @@ def test_jobs_end_with_the_states_of_an_undisturbed_run_when_a_node_is_killed(no
 
 
 def test_the_command_line_submits_and_steers(nodes: Nodes, tmp_path: Path) -> None:
-    nodes.have(1)
+    nodes.have(0)
+    nodes.add(resources={"tensile_device": 2})
     (tmp_path / "jobs.toml").write_text(
         f'[device]\nbudget = "{BUDGET}"\n[defaults]\ncheckpoint_every = 5\n'
-        '[[jobs]]\nname = "long"\nentrypoint = "tests.ray.cluster_jobs:job"\nsteps = 100000\n'
+        '[[jobs]]\nname = "long"\nentrypoint = "tests.ray.cluster_jobs:sharded_job"\nsteps = 100000\ndevices = 2\n'
         '[[jobs]]\nname = "short"\nentrypoint = "tests.ray.cluster_jobs:job"\nargs = {pause_s = 0.0}\nsteps = 10\n'
     )
     at = ["--ray", nodes.address]
@@ -162,7 +163,7 @@ def test_the_command_line_submits_and_steers(nodes: Nodes, tmp_path: Path) -> No
     tensile_("submit", str(tmp_path / "jobs.toml"), "--checkpoints", folder, "--detach")
     run = attach(nodes.address)
     until(run, "step", "long", step=5)
-    assert "long" in tensile_("status", "long")
+    assert "/devices-0-1" in tensile_("status", "long")
     assert "JOB=longer" in tensile_("status", "longer", code=2)
     assert "name='long' is taken" in tensile_("submit", str(tmp_path / "jobs.toml"), "--checkpoints", folder, code=2)
     assert "long will pause." in tensile_("pause", "long")
@@ -196,7 +197,8 @@ def test_a_sharded_job_runs_in_a_group_of_devices_beside_a_small_job(nodes: Node
     nodes.have(0)
     nodes.add(resources={"tensile_device": 4})
     greedy = ClusterJob(tensile.Entrypoint("tests.ray.cluster_jobs:sharded_job"), steps=2, name="greedy")
-    jobs = [job("large", steps=30, seed=1, devices=4), job("small", steps=30, seed=2), greedy]
+    modest = ClusterJob(tensile.Entrypoint("tests.ray.cluster_jobs:job"), steps=2, name="modest", devices=4)
+    jobs = [job("large", steps=30, seed=1, devices=4), job("small", steps=30, seed=2), greedy, modest]
     with pytest.raises(ValueError, match="devices=5 of larger: no node of this cluster has more than 4. Ask for at most 4."):
         submit([*jobs, job("larger", steps=2, devices=5)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
     run = submit(jobs, checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
@@ -211,8 +213,9 @@ def test_a_sharded_job_runs_in_a_group_of_devices_beside_a_small_job(nodes: Node
     run.resume("large")
     limits = {event.job: int(event.values["limit_bytes"]) for event in run.events() if event.kind == "placed"}
     status = {one.name: one for one in run.status().jobs}
-    assert [status[name].state for name in ("large", "small", "greedy")] == ["finished", "finished", "failed"]
-    assert "divided among 4 devices, and devices=1 of greedy. Give the job devices=4, or" in status["greedy"].note
+    assert [one.state for one in status.values()] == ["finished", "finished", "failed", "failed"]
+    assert "devices=1 of greedy, and its state is on 4 of jax.devices(). Give the job devices=4, or" in status["greedy"].note
+    assert "devices=4 of modest, and its state is on 1 of jax.devices(). Give the job devices=1, or" in status["modest"].note
     assert equal(run.result("large"), sharded_alone(1, 30, limits["large"], 4, tmp_path / "alone.npz"))
     assert equal(run.result("small"), alone(2, 30, limits["small"]))
 

@@ -247,7 +247,7 @@ def test_a_sharded_job_waits_for_a_group_and_does_not_hold_up_the_jobs_behind_it
     small = tuple(NewJob(str(number), "s", 9) for number in range(8))
     state, _ = after(Submitted((NewJob("large", "l", 9, devices=4), *small), (device("a"),)), outlined("s", neighbours=9))
     assert [job.phase for job in state.jobs] == ["waiting", *["placed"] * 8]
-    assert state.jobs[0].note == "waits: there is no device for it now"
+    assert state.jobs[0].note == "waits: there is no group of 4 devices for it now"
     state, asked = after(DeviceJoined(GROUP_OF_4), state=state)
     assert asked == [AskOutline("l", 9, GROUP, DeviceId("group"))]
     state, started = after(outlined("l", GROUP, neighbours=9), state=state)
