@@ -572,7 +572,10 @@ def _refuse_folder(shared: Path, jobs: Sequence[NewJob], *, resume: bool) -> Non
 
 
 def _find_slots(per_actor: int) -> list[_Slot]:
-    """The groups and single devices of all nodes that are alive, in the order of their names."""
+    """The groups and single devices of all nodes that are alive.
+
+    The groups come first, so that no actor of a single device takes a device without which a group has to wait; then by name.
+    """
     nodes = [node for node in ray.nodes() if node["Alive"]]
     hosts = [str(node["NodeManagerHostname"]) for node in nodes]
     found: list[_Slot] = []
@@ -585,7 +588,7 @@ def _find_slots(per_actor: int) -> list[_Slot]:
                 begin, last = first + held.start, first + held.stop - 1
                 part = f"device-{begin}" if begin == last else f"devices-{begin}-{last}"
                 found.append(_Slot((id, begin), f"{name}/{part}", gpu, len(held), count))
-    return sorted(found, key=lambda slot: slot.name)
+    return sorted(found, key=lambda slot: (-slot.devices, slot.name))
 
 
 def _kill(handle: Handle) -> None:

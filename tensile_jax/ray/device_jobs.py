@@ -62,7 +62,7 @@ class DeviceJobs:
         self._making: dict[str, Wish] = {}  # jobs that are being made, and what the user wants of them
         self._devices = jax.devices()
         if len(self._devices) != devices:
-            raise ValueError(f"Ray gives {devices} devices to the process, and JAX sees {len(self._devices)} there.")
+            raise ValueError(f"Ray gives {devices} devices to the process, and JAX sees {len(self._devices)} there")
         self._device = self._devices[0]
         self._shared = Path(settings.shared)
         self._profile = profile_of(self._device, settings.device_profile, lambda what, done, of: None)
