@@ -85,6 +85,7 @@ class JobEntry:
         max_slowdown: None: not limited.
         renew_above: the drift above which the plan is renewed. None: it is not renewed because of its times.
         checkpoint_every: steps between checkpoints. None: no checkpoints by the number of steps.
+        devices: among how many devices the job's state is divided; more than one on a cluster only.
     """
 
     where: str
@@ -101,6 +102,7 @@ class JobEntry:
     checkpoint_every: int | None = None
     isolation: Literal["thread", "process"] = "thread"
     policy: PolicyName = "auto"
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,7 @@ class _DefaultKeys(msgspec.Struct, forbid_unknown_fields=True):
     checkpoint_every: Annotated[int, _count("50")] | None = None
     isolation: Annotated[Literal["thread", "process"] | None, _meta('"thread" or "process"', '"process"')] = None
     policy: Annotated[PolicyName | None, _meta(f"one of: {', '.join(get_args(PolicyName))}", '"auto"')] = None
+    devices: Annotated[int, _count("4")] | None = None
 
 
 class _JobKeys(_DefaultKeys, forbid_unknown_fields=True):
@@ -200,6 +203,16 @@ def read_jobs_file(path: Path | str) -> JobsFile:
     except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
         raise JobsFileError(_syntax(str(path), str(error), text)) from error
     return _Reader(str(path), text, tables).read()
+
+
+def refuse_sharded_jobs(jobs: JobsFile) -> None:
+    """Raises JobsFileError if a job needs several devices, which only a cluster has for it."""
+    for job in jobs.jobs:
+        if job.devices > 1:
+            raise JobsFileError(
+                f"{job.where}.devices = {job.devices}: this command has one device for all jobs. Train the job on a Ray cluster, "
+                "which may be this machine alone: tensile submit"
+            )
 
 
 def _text_of(path: Path | str) -> str:

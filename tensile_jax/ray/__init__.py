@@ -10,7 +10,7 @@ Needs the extra `ray`, which is imported when a function is first called. The pa
     coordinator    the actor that knows all devices and jobs; see there who tells whom what
     scheduler      decides what happens to the jobs                                            pure
     placement      decides to which device a job goes                                          pure
-    device_actor   the actor that holds one device, with a `Runtime` in it (`device_jobs`)
+    device_actor   the actor that holds a device, or a group of them, with a `Runtime` in it (`device_jobs`)
     job_folder     how the folder of a job's checkpoints goes from one device to the next
 """
 

@@ -20,6 +20,7 @@ from tensile_jax.budget import parse_budget
 from tensile_jax.errors import ClusterError, JobFailed
 from tensile_jax.exec.actor.entrypoint import Entrypoint, Made
 from tensile_jax.ray.job_folder import folder_of
+from tensile_jax.ray.placement import refuse_devices
 from tensile_jax.ray.records import ClusterEvent, ClusterStatus, DeviceSettings, NewJob, StartAfter, Wish, Work
 
 _CONNECT_S = 10.0
@@ -43,7 +44,7 @@ class ClusterJob:
         checkpoint_every: steps between checkpoints, which are lost at most when a device dies. None: only when paused or ended.
         isolation: "thread": in the process of the device. "process": in a process of its own.
         start_after: seconds after the submission, or another job of the cluster; None: at once.
-        devices: how many devices of one host the job needs.
+        devices: among how many devices of one host the job's state is divided: its mesh is one of `jax.devices()`.
     """
 
     make: Entrypoint | Callable[[], Made]
@@ -82,6 +83,10 @@ class ClusterJob:
             raise ValueError(f'isolation of {name} must be "thread" or "process", got {self.isolation!r}.')
         if self.isolation == "process" and not isinstance(self.make, Entrypoint):
             raise TypeError(f'isolation="process" of {name} needs an Entrypoint, got {shown(self.make)}.')
+        if self.isolation == "process" and self.devices > 1:
+            raise ValueError(
+                f'isolation="process" of {name} is for jobs of one device, and devices={self.devices}. Leave it out.'
+            )
         if isinstance(self.start_after, int):
             object.__setattr__(self, "start_after", float(self.start_after))
 
@@ -95,6 +100,7 @@ def submit(
     host_budget: int | str | None = None,
     device_profile: str | None = None,
     resume: bool = False,
+    devices_per_actor: int | None = None,
 ) -> "ClusterRun":
     """Train jobs on the devices of a Ray cluster. Returns when the jobs are accepted; they go on if this program ends.
 
@@ -107,10 +113,13 @@ def submit(
         host_budget: host memory of each device, for what is swapped and parked; None: no limit.
         device_profile: see `tensile_jax.Runtime`.
         resume: go on from the jobs' latest checkpoints in the folder. Without `resume` there must be none.
+        devices_per_actor: how many devices of a node form a group, in which jobs of several devices run; the rest of a node are
+            single devices. None: as many as one of the jobs needs. It matters if such jobs are submitted later.
 
     Raises:
         ValueError: a name is given twice, or is that of a job that runs on the cluster; the folder has checkpoints; the folder is
-            not shared; the cluster has no devices; or other jobs run there now with another budget or folder.
+            not shared; the cluster has no devices, or no node has enough of them; or other jobs run there now with another
+            budget, folder or number of devices.
         ClusterError: the cluster cannot be reached, or dies.
         ImportError: Ray is not installed.
     """
@@ -125,6 +134,11 @@ def submit(
         start = job.start_after
         if isinstance(start, StartAfter) and (start.job not in names or start.job == job.name):
             raise ValueError(f"start_after of {job.name} must be another job of this submission, got {start.job!r}.")
+    if devices_per_actor is not None:
+        if read_count(devices_per_actor) is None:
+            raise ValueError(f"devices_per_actor must be a whole number of at least 1, got {shown(devices_per_actor)}.")
+        story = f"devices_per_actor={devices_per_actor}, so that no actor holds more. Pass at least as many, or leave it out"
+        refuse_devices({_named(job): job.devices for job in jobs}, None, devices_per_actor, story)
     parse_budget(budget)
     if host_budget is not None and parse_budget(host_budget).nbytes is None:
         raise ValueError(f'host_budget={host_budget!r} is a share. Give bytes, or a size such as "64GiB".')
@@ -133,7 +147,8 @@ def submit(
             f"checkpoints={str(checkpoints)!r} is a URL. Name a folder that is mounted at the same path on all nodes."
         )
     ray = _connect(address)
-    settings = DeviceSettings(budget, host_budget, device_profile, str(Path(checkpoints).absolute()), (os.getcwd(),))
+    folder = str(Path(checkpoints).absolute())
+    settings = DeviceSettings(budget, host_budget, device_profile, folder, (os.getcwd(),), devices_per_actor)
     works = {name: _work(ray, job) for name, job in zip(names, jobs, strict=True)}
     new = [
         NewJob(name, _source(works[name]), job.steps, float(job.priority), job.devices, job.start_after)
@@ -158,7 +173,7 @@ def submit(
         names=tuple(names),
         seen=0,
         checkpoints=Path(settings.shared),
-        makes={n: j.make for n, j in zip(names, jobs, strict=True)},
+        jobs=dict(zip(names, jobs, strict=True)),
     )
     run._seen = run._call(handle.submit.remote(settings, new, works, resume=resume), timeout_s=_SUBMIT_S)
     return run
@@ -178,7 +193,7 @@ def attach(address: str | None = None) -> "ClusterRun":
         raise ValueError(
             "address: no jobs were submitted to this cluster since it began. Submit some: tensile submit JOBS.toml --ray ADDRESS"
         ) from error
-    run = ClusterRun(handle, names=(), seen=0, checkpoints=None, makes={})
+    run = ClusterRun(handle, names=(), seen=0, checkpoints=None, jobs={})
     run._names = tuple(job.name for job in run.status().jobs)
     return run
 
@@ -193,13 +208,13 @@ class ClusterRun:
         names: tuple[str, ...],
         seen: int,
         checkpoints: Path | None,
-        makes: dict[str, Entrypoint | Callable[[], Made]],
+        jobs: dict[str, ClusterJob],
     ) -> None:
         self._coordinator = coordinator
         self._names = names
         self._seen = seen
         self._checkpoints = checkpoints
-        self._makes = makes
+        self._jobs = jobs
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -249,15 +264,17 @@ class ClusterRun:
                 self.cancel(job)
 
     def result(self, job: str) -> Any:
-        """The last state of a job that has ended, from its last checkpoint, as NumPy arrays; waits for the job's end.
+        """The last state of a job that has ended, from its last checkpoint, as whole NumPy arrays; waits for the job's end.
+
+        The job's state is made here once more, for its structure.
 
         Raises:
             JobFailed: the job failed, or was cancelled before it had a checkpoint.
-            ValueError: this run does not have that job.
+            ValueError: this run does not have that job; or a job of several devices cannot be made here, where there are fewer.
             CheckpointError: the checkpoint cannot be read.
         """
-        if job not in self._makes or self._checkpoints is None:
-            raise ValueError(f"job={job!r} was not submitted by this run. It has: {', '.join(self._makes) or 'none'}.")
+        if job not in self._jobs or self._checkpoints is None:
+            raise ValueError(f"job={job!r} was not submitted by this run. It has: {', '.join(self._jobs) or 'none'}.")
         status = next(one for one in self._wait_for(job).jobs if one.name == job)
         from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 
@@ -267,9 +284,7 @@ class ClusterRun:
         latest = checkpoints.latest()
         if latest is None:
             raise JobFailed(f"{job} is {status.state} and has no state: {status.note}", job=job, step=status.step)
-        make = self._makes[job]
-        _, state, _ = make.make() if isinstance(make, Entrypoint) else make()
-        return checkpoints.restore(latest, state)
+        return checkpoints.restore(latest, _state_of(self._jobs[job]))
 
     def _wait_for(self, job: str) -> ClusterStatus:
         while self._call(self._coordinator.follow.remote(MOST, (job,))).going:
@@ -319,11 +334,33 @@ def _work(ray: Any, job: ClusterJob) -> Work:
         make = ray.cloudpickle.dumps(job.make)
     except Exception as error:
         raise TypeError(f"make of {job.name} cannot be sent to another process: {error}. Pass an Entrypoint.") from error
-    return Work(_named(job), make, job.steps, float(job.priority), job.max_slowdown, job.checkpoint_every, job.isolation)
+    priority = float(job.priority)
+    return Work(
+        _named(job), make, job.steps, priority, job.max_slowdown, job.checkpoint_every, job.isolation, job.devices
+    )  # fmt: skip
+
+
+def _state_of(job: ClusterJob) -> Any:
+    """The first state of a job, made here.
+
+    Raises:
+        ValueError: the job is for several devices, and cannot be made with those of this process.
+    """
+    try:
+        _, state, _ = job.make.make() if isinstance(job.make, Entrypoint) else job.make()
+        return state
+    except Exception as error:
+        if job.devices == 1:
+            raise
+        raise ValueError(
+            f"{_named(job)} is for devices={job.devices} and cannot be made in this program, which needs the structure of its "
+            f"state: {error}. Start the program with JAX_PLATFORMS=cpu and JAX_NUM_CPU_DEVICES={job.devices}, or let the job "
+            "make its mesh of as many of jax.devices() as there are."
+        ) from error
 
 
 def _source(work: Work) -> str:
-    return hashlib.sha256(work.make + repr(work.max_slowdown).encode()).hexdigest()
+    return hashlib.sha256(work.make + repr((work.max_slowdown, work.devices)).encode()).hexdigest()
 
 
 # -- connecting -----------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,12 @@
 """`Coordinator`: the Ray actor that knows all devices and jobs of a cluster, and carries out what the scheduler decides.
 
+A "device" is what one `DeviceActor` holds: one device of a node, or a group of them, for jobs that are divided among devices. The
+groups are made when jobs are submitted to devices that run none, and stay as they are until all jobs have ended.
+
 Who tells whom what:
 
     submitter   -> coordinator    submit: jobs, budget, shared folder            one submission at a time
-    coordinator -> device         open: read a file in the shared folder         one `DeviceActor` for each device of each node
+    coordinator -> device         open: read a file in the shared folder         one `DeviceActor` for each device or group
     coordinator -> device         outline: trace a job, and plan it              answered by an `Outline`
     coordinator -> device         run: a job, with the number of the attempt     a Ray task as long as the job is there
     coordinator -> device         poll, again and again                          answered by news of the jobs; renews the lease
@@ -36,6 +39,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tensile_jax.ray.device_actor import ANSWER, DeviceActor, NotShared
 from tensile_jax.ray.job_folder import has_checkpoints, latest_attempt, read_neighbours, write_neighbours
+from tensile_jax.ray.placement import divide_node, refuse_devices
 from tensile_jax.ray.records import (
     AskOutline,
     ClusterEvent,
@@ -83,17 +87,23 @@ Handle = Any
 """Ray's handle of a `DeviceActor`. Each method of it has a method `remote`, which type checkers do not know."""
 
 _SlotKey = tuple[str, int]
-"""The id of a node in Ray, and the number of a device there."""
+"""The id of a node in Ray, and the number of a device there, which is the first of a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A device of a node as Ray's resources say: `name` is `NODE/device-N`."""
+    """What one actor holds, as Ray's resources say: a device of a node, or a group of `devices`.
+
+    Attributes:
+        name: `NODE/device-N`, or `NODE/devices-0-3`.
+        of: how many devices of this sort the node has.
+    """
 
     key: _SlotKey
     name: str
     gpu: bool
-    neighbours: int
+    devices: int
+    of: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +149,20 @@ class Coordinator:
 
         Raises:
             ValueError: a name is taken; a folder has checkpoints, and `resume` is false; other jobs run now with other settings;
-                there is no device; or the folder is not shared by all nodes.
+                there is no device; no node has as many devices as are asked for; or the folder is not shared by all nodes.
         """
         async with self._one_at_a_time:
             shared = Path(settings.shared)
             self._refuse_names(jobs)
-            self._refuse_settings(settings)
+            needed = {job.name: job.devices for job in jobs}
+            self._refuse_settings(settings, needed)
             await asyncio.to_thread(_refuse_folder, shared, jobs, resume=resume)
             devices: Sequence[Device] = ()
             if self._settings is None:
-                self._settings = settings
+                per_actor = settings.devices_per_actor or max(needed.values())
+                self._settings = replace(settings, devices_per_actor=per_actor)
                 try:
-                    devices = await self._open_all()
+                    devices = await self._open_all(needed, settings.devices_per_actor)
                 except BaseException:
                     self._release()
                     raise
@@ -195,6 +207,7 @@ class Coordinator:
                 peak_bytes=0 if status is None else status.peak_bytes,
                 host_bytes=0 if status is None else status.host_bytes,
                 jobs=tuple(job.name for job in self._state.jobs if job.device == device.id),
+                devices=device.devices,
             )
             for device, status in zip(self._state.devices, known, strict=True)
         )
@@ -213,7 +226,7 @@ class Coordinator:
                     f"{known.asked.steps}. Give this job another name, or cancel the other one."
                 )
 
-    def _refuse_settings(self, settings: DeviceSettings) -> None:
+    def _refuse_settings(self, settings: DeviceSettings, needed: Mapping[str, int]) -> None:
         """Refuse a submission that wants other settings of devices on which jobs run now."""
         mine = self._settings
         if mine is None:
@@ -223,36 +236,45 @@ class Coordinator:
             ("budget", mine.budget, settings.budget),
             ("host_budget", mine.host_budget, settings.host_budget),
             ("device_profile", mine.device_profile, settings.device_profile),
+            ("devices_per_actor", mine.devices_per_actor, settings.devices_per_actor),
         ):
-            if now != wanted:
+            if now != wanted and not (argument == "devices_per_actor" and wanted is None):
                 raise ValueError(
                     f"{argument}={wanted!r}: jobs run on this cluster now, with {argument}={now!r}. Pass the same, or wait until "
                     "they have ended."
                 )
+        held = mine.devices_per_actor or 1
+        refuse_devices(
+            needed, None, held,
+            f"jobs run on this cluster now, and its actors hold {held} each. Wait until these jobs have ended",
+        )  # fmt: skip
 
     # -- devices ----------------------------------------------------------------------------------------------------------------
 
-    async def _open_all(self) -> list[Device]:
+    async def _open_all(self, needed: Mapping[str, int], per_actor: int | None) -> list[Device]:
         """Open all devices of the cluster, and go on to look for new ones. Returns those that are open, in the order of nodes.
 
         Raises:
-            ValueError: the cluster has no devices; none of them could be opened; or the folder is not shared.
+            ValueError: the cluster has no devices; no node has enough of them; none of them could be opened; or the folder is not
+                shared.
         """
         self._born.clear()
         self._failures.clear()
         self._unshared.clear()
         self._joined = []
-        slots = await asyncio.to_thread(_find_slots)
+        slots = await self._find_slots()
         if not slots:
             raise ValueError(
                 "address: this cluster has no devices: its nodes have neither GPUs nor the resource "
                 f"{RESOURCE}. Start the nodes with GPUs; or, to compute on CPUs, with: ray start --resources="
                 f"'{{\"{RESOURCE}\": 2}}' ..."
             )
+        most = max(slot.of for slot in slots)
+        refuse_devices(needed, per_actor, most, f"no node of this cluster has more than {most}. Ask for at most {most}")
         until = time.monotonic() + _OPEN_S
         known = 0
         while time.monotonic() < until:
-            self._open_missing(await asyncio.to_thread(_find_slots))
+            self._open_missing(await self._find_slots())
             if not self._opening:
                 break
             if len(self._joined) > known:
@@ -269,8 +291,9 @@ class Coordinator:
         if not self._joined:
             reasons = [why for failures in self._failures.values() for why in failures[-1:]]
             why = reasons[0] if reasons else "other programs of this cluster use all of them"
+            devices = sum(slot.devices for slot in slots)
             raise ValueError(
-                f"address: none of the {len(slots)} devices of this cluster could be used within {_OPEN_S:.0f} s: {why}. Look at "
+                f"address: none of the {devices} devices of this cluster could be used within {_OPEN_S:.0f} s: {why}. Look at "
                 "`ray status`, and at Ray's dashboard."
             )
         joined, self._joined = sorted(self._joined, key=lambda device: device.id), None
@@ -281,7 +304,11 @@ class Coordinator:
         while True:
             await asyncio.sleep(_SCAN_S)
             with suppress(RayError):  # it may be that the head node does not answer for a moment
-                self._open_missing(await asyncio.to_thread(_find_slots))
+                self._open_missing(await self._find_slots())
+
+    async def _find_slots(self) -> list[_Slot]:
+        assert self._settings is not None  # it is set while devices are opened
+        return await asyncio.to_thread(_find_slots, self._settings.devices_per_actor or 1)
 
     def _open_missing(self, slots: Sequence[_Slot]) -> None:
         for slot in slots:
@@ -326,11 +353,11 @@ class Coordinator:
             name=name,
             namespace=NAMESPACE,
             num_cpus=0,
-            num_gpus=1 if slot.gpu else 0,
-            resources=None if slot.gpu else {RESOURCE: 1},
+            num_gpus=slot.devices if slot.gpu else 0,
+            resources=None if slot.gpu else {RESOURCE: slot.devices},
             scheduling_strategy=NodeAffinitySchedulingStrategy(slot.key[0], soft=False),
         )
-        return made.remote(id, self._settings, neighbours=slot.neighbours, accelerator=slot.gpu)
+        return made.remote(id, self._settings, devices=slot.devices, neighbours=slot.of, accelerator=slot.gpu)
 
     async def _greet(self, handle: Handle, shared: Path) -> Device:
         """Open the device, after it has shown that it reads and writes the folder that this actor sees.
@@ -544,8 +571,11 @@ def _refuse_folder(shared: Path, jobs: Sequence[NewJob], *, resume: bool) -> Non
             )
 
 
-def _find_slots() -> list[_Slot]:
-    """The devices of all nodes that are alive, in the order of their names."""
+def _find_slots(per_actor: int) -> list[_Slot]:
+    """The groups and single devices of all nodes that are alive.
+
+    The groups come first, so that no actor of a single device takes a device without which a group has to wait; then by name.
+    """
     nodes = [node for node in ray.nodes() if node["Alive"]]
     hosts = [str(node["NodeManagerHostname"]) for node in nodes]
     found: list[_Slot] = []
@@ -553,9 +583,12 @@ def _find_slots() -> list[_Slot]:
         id = str(node["NodeID"])
         name = host if hosts.count(host) == 1 else f"{host}-{id[:6]}"
         gpus, others = (int(node["Resources"].get(resource, 0)) for resource in ("GPU", RESOURCE))
-        for index in range(gpus + others):
-            found.append(_Slot((id, index), f"{name}/device-{index}", index < gpus, others))
-    return sorted(found, key=lambda slot: slot.name)
+        for gpu, first, count in ((True, 0, gpus), (False, gpus, others)):
+            for held in divide_node(count, per_actor):
+                begin, last = first + held.start, first + held.stop - 1
+                part = f"device-{begin}" if begin == last else f"devices-{begin}-{last}"
+                found.append(_Slot((id, begin), f"{name}/{part}", gpu, len(held), count))
+    return sorted(found, key=lambda slot: (-slot.devices, slot.name))
 
 
 def _kill(handle: Handle) -> None:

@@ -1,4 +1,4 @@
-"""`DeviceActor`: the Ray actor that holds one device. It passes on what the coordinator asks of the jobs on the device.
+"""`DeviceActor`: the Ray actor that holds a device or a group. It passes on what the coordinator asks of the jobs there.
 
 The coordinator calls `poll` all the time. `poll` returns the news of the jobs, and is the actor's *lease* as well: an actor that
 was not polled for `LEASE_S` seconds has lost the coordinator, or is cut off from it, and ends its process at once. Ray takes
@@ -35,15 +35,20 @@ class NotShared(Exception):
 
 
 class DeviceActor:
-    """A device of a cluster, and the jobs on it. Its methods run in one event loop, and wait for nothing else there.
+    """A device of a cluster, or a group, and the jobs there. Its methods run in one event loop, and wait for nothing else there.
 
     Args:
-        accelerator: whether Ray has given the process a GPU; otherwise JAX uses the CPU.
+        devices: how many devices this process has.
+        neighbours: how many devices this node has.
+        accelerator: whether Ray has given the process GPUs; otherwise JAX uses the CPU, which stands in for the devices.
     """
 
-    def __init__(self, id: DeviceId, settings: DeviceSettings, *, neighbours: int, accelerator: bool) -> None:
+    def __init__(
+        self, id: DeviceId, settings: DeviceSettings, *, devices: int, neighbours: int, accelerator: bool
+    ) -> None:  # fmt: skip
         self._id = id
         self._settings = settings
+        self._devices = devices
         self._neighbours = neighbours
         self._jobs: DeviceJobs | None = None
         self._news: asyncio.Queue[JobNews] = asyncio.Queue()
@@ -51,12 +56,14 @@ class DeviceActor:
         self._polled = time.monotonic()
         if not accelerator:
             os.environ["JAX_PLATFORMS"] = "cpu"
+            os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)  # takes precedence over a number in XLA_FLAGS
 
     async def open(self, token: str, content: str) -> Device:
         """Find the device, and begin a runtime on it.
 
         Raises:
             NotShared: the file `token` of the shared folder is not here, or has another content.
+            ValueError: JAX has another number of devices than Ray has given to this actor.
         """
         loop = asyncio.get_running_loop()
 
@@ -67,7 +74,7 @@ class DeviceActor:
             _refuse_unshared(Path(self._settings.shared), token, content)
             from tensile_jax.ray.device_jobs import DeviceJobs  # imports JAX
 
-            return DeviceJobs(self._id, self._settings, tell, neighbours=self._neighbours)
+            return DeviceJobs(self._id, self._settings, tell, devices=self._devices, neighbours=self._neighbours)
 
         self._jobs = await asyncio.to_thread(begin)
         self._polled = time.monotonic()

@@ -1,7 +1,10 @@
-"""Runs jobs on one device of a cluster in a `Runtime`, and outlines what jobs would need there.
+"""Runs jobs on a device of a cluster, or on a group, in a `Runtime`, and outlines what jobs would need there.
 
-This is the part of a device's actor (`device_actor.py`) that uses JAX. It knows nothing of Ray. What happens to the jobs is put
+This is the part of a device's actor (`device_actor.py`) that uses JAX. It knows nothing of Ray. What happens to the jobs is
 passed to `tell` as `JobNews`, in the order in which it happens.
+
+All devices of the process belong to the `Runtime`. A job whose state is divided among them runs on them, and any other job on the
+first. A job's state must be on as many devices as the job has asked for: otherwise its results would depend on where it runs.
 """
 
 import os
@@ -23,9 +26,10 @@ from tensile_jax.exec.actor.entrypoint import Entrypoint, Made
 from tensile_jax.exec.actor.local_actor import LocalActor, program_under
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.runtime.runtime import Runtime
+from tensile_jax.exec.runtime.submission import refuse_unfit_state
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options
-from tensile_jax.exec.step.transfer import Transfer
+from tensile_jax.exec.step.transfer import Transfer, is_divided
 from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
 from tensile_jax.ray.job_folder import give_back, running_name, take_over
 from tensile_jax.ray.placement import limit_of
@@ -38,43 +42,53 @@ _MOMENT_S = 0.01
 
 
 class DeviceJobs:
-    """The jobs on the first JAX device of this process.
+    """The jobs on the JAX devices of this process.
 
     Args:
         tell: is called with all news; from any thread.
+        devices: how many devices this process must have.
         neighbours: how many devices this node has, which share its memory if they are CPUs.
+
+    Raises:
+        ValueError: the process has another number of devices.
     """
 
     def __init__(
-        self, id: DeviceId, settings: DeviceSettings, tell: Callable[[JobNews], None], *, neighbours: int
+        self, id: DeviceId, settings: DeviceSettings, tell: Callable[[JobNews], None], *, devices: int, neighbours: int
     ) -> None:  # fmt: skip
         sys.path += [path for path in settings.paths if path not in sys.path]
         self._tell = tell
         self._lock = threading.Lock()
         self._making: dict[str, Wish] = {}  # jobs that are being made, and what the user wants of them
-        self._device = jax.devices()[0]
+        self._devices = jax.devices()
+        if len(self._devices) != devices:
+            raise ValueError(f"Ray gives {devices} devices to the process, and JAX sees {len(self._devices)} there")
+        self._device = self._devices[0]
         self._shared = Path(settings.shared)
         self._profile = profile_of(self._device, settings.device_profile, lambda what, done, of: None)
         budget = parse_budget(settings.budget).resolve(_memory_of(self._device, neighbours))
         self._runtime = Runtime(
             budget,
             host_budget=settings.host_budget,
-            device=self._device,
+            devices=self._devices,
             device_profile=settings.device_profile,
             checkpoints=self._shared,
         )
         host = self._runtime.status().host_budget_bytes
-        kind = Kind(f"{self._device.device_kind}, {self._profile.name}, {budget} bytes")
-        self.device = Device(id, kind, budget, host)
+        kind = Kind(f"{devices} x {self._device.device_kind}, {self._profile.name}, {budget} bytes")
+        self.device = Device(id, kind, budget, host, devices)
         threading.Thread(target=self._follow, name="tensile-follower", daemon=True).start()
 
     def outline(self, work: Work, neighbours: int) -> Outline | str:
         """What the job needs on this device; or why it cannot be made. Nothing is compiled, and the state is freed again."""
         try:
             step, state, batches = _made(work)
+            if why := _other_devices(work, state):
+                return why
+            refuse_unfit_state(work.name, state, self._devices, work.isolation)
             given = batches if isinstance(batches, Iterable) else batches()
-            batch = jax.tree.map(shape_struct, next(iter(given)))
-            state = jax.tree.map(shape_struct, state)
+            batch = _shapes_of(next(iter(given)))
+            state = _shapes_of(state)
             actor = LocalActor(step, state, Transfer(self._device))
             options = Options("auto", self._profile, "any", max_slowdown=work.max_slowdown)
             traced = actor.trace(batch, options, Compiler(self._device))
@@ -172,6 +186,22 @@ class DeviceJobs:
 def _made(work: Work) -> Made:
     made: Any = pickle.loads(work.make)
     return made.make() if isinstance(made, Entrypoint) else made()
+
+
+def _shapes_of(tree: Any) -> Any:
+    """The shapes of arrays, and how those on several devices are divided."""
+    return jax.tree.map(lambda leaf: shape_struct(leaf, leaf.sharding if is_divided(leaf) else None), tree)
+
+
+def _other_devices(work: Work, state: Any) -> str:
+    """Why the job may not have this state: it is on more or fewer devices than the job has asked for. Empty if it may."""
+    spread = max((len(leaf.sharding.device_set) for leaf in jax.tree.leaves(state) if is_divided(leaf)), default=1)
+    if spread == work.devices:
+        return ""
+    return (
+        f"devices={work.devices} of {work.name}, and its state is on {spread} of jax.devices(). Give the job devices={spread}, "
+        f"or bring its state to {work.devices} of jax.devices()."
+    )
 
 
 def _memory_of(device: Any, neighbours: int) -> int:

@@ -1,5 +1,8 @@
 """Decides to which device of a cluster a job goes, and under which limit of memory it is planned.
 
+A "device" is here what one actor holds: one device of a node, or a group of them. A job may be divided among the devices of a
+group, and counts on each of them alike, so all sizes are those of one device, as in a `Runtime` with several devices.
+
 A job may go to a device if the runtime's own rule admits it beside the jobs that are there (`plan/multi_job/admission.py`). Of
 these devices it goes to the one with the least predicted time of an iteration there, which is also the one with the least
 predicted slowdown:
@@ -9,20 +12,22 @@ predicted slowdown:
     change       = 1                  if the job fits while the others keep their state on the device
                    1 + 1/COPY_TIMES   otherwise: parked jobs change places after computing for `COPY_TIMES` copies of a state
 
-Of equal devices it goes to the one with the fewest jobs, and then to the first.
+Of equal devices it goes to the one with the fewest jobs, then to the smallest group, and then to the first.
 
 *The limit.* A job's segments depend on the limit for which the job is planned, and its rounding depends on the segments. So the
 limit must depend neither on the jobs that happen to be on a device nor on time. It is chosen by what is known when the job is
 submitted: it leaves room for as many jobs like this one as come to a device if all jobs are spread evenly.
 
-    limit   = budget - (neighbours - 1) * state_bytes,     neighbours = ceil(jobs submitted together / devices)
+    limit      = budget - (neighbours - 1) * state_bytes
+    neighbours = max over d in (1, devices of the job) of
+                 ceil(jobs submitted together that need at least d devices / actors that hold at least d)
 
 A job for which there is no such plan has the plan for the whole budget, as in a `Runtime`: then jobs are parked in turns.
 
 Sizes in bytes, times in microseconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensile_jax.plan.multi_job.admission import admits
@@ -51,6 +56,37 @@ class Place:
     memory: MemoryProfile
 
 
+def divide_node(devices: int, per_actor: int) -> tuple[range, ...]:
+    """The devices of each actor of a node: groups of `per_actor`, and actors of one device for the rest.
+
+    >>> divide_node(6, 4)
+    (range(0, 4), range(4, 5), range(5, 6))
+    """
+    grouped = devices - devices % per_actor
+    groups = (range(first, first + per_actor) for first in range(0, grouped, per_actor))
+    return (*groups, *(range(one, one + 1) for one in range(grouped, devices)))
+
+
+def refuse_devices(needed: Mapping[str, int], per_actor: int | None, most: int, why: str) -> None:
+    """Raises ValueError, with the reason `why`, if `per_actor` or one of the jobs asks for more than `most` devices."""
+    if per_actor is not None and per_actor > most:
+        raise ValueError(f"devices_per_actor={per_actor}: {why}.")
+    for name, devices in needed.items():
+        if devices > most:
+            raise ValueError(f"devices={devices} of {name}: {why}.")
+
+
+def neighbours_of(needed: int, asked: Collection[int], held: Collection[int]) -> int:
+    """How many jobs share the device of a job on average, as above.
+
+    Args:
+        needed: how many devices the job needs.
+        asked: how many devices each job of the submission needs.
+        held: how many devices each actor holds.
+    """
+    return max(-(-sum(one >= d for one in asked) // max(sum(one >= d for one in held), 1)) for d in (1, needed))
+
+
 def limit_of(budget_bytes: int, state_bytes: int, neighbours: int) -> int:
     """The limit as above; the whole budget if so many states leave no room."""
     limit = budget_bytes - (neighbours - 1) * state_bytes
@@ -69,7 +105,7 @@ def predicted_us(place: Place, weight: float) -> float:
 def choose_place(places: Sequence[Place], weight: float) -> DeviceId | None:
     """The device to which the new job goes; None if it fits nowhere now."""
     fitting = [
-        (predicted_us(place, weight), len(place.residents), index)
+        (predicted_us(place, weight), len(place.residents), place.device.devices, index)
         for index, place in enumerate(places)
         if admits(
             place.memory,
@@ -78,20 +114,16 @@ def choose_place(places: Sequence[Place], weight: float) -> DeviceId | None:
             host_budget_bytes=place.device.host_budget_bytes,
         )
     ]
-    return places[min(fitting)[2]].device.id if fitting else None
+    return places[min(fitting)[-1]].device.id if fitting else None
 
 
-def refusal(name: str, needs: Sequence[tuple[Device, Outline]], devices: int) -> str:
+def refusal(name: str, needs: Sequence[tuple[Device, Outline]]) -> str:
     """Why a job fits on none of these devices, even alone; empty if it fits on one.
 
-    `needs` are the devices that there are, each with the job's outline there. `devices` is how many devices the job needs.
+    `needs` are the devices that there are for this job, at least one, each with the job's outline there.
     """
-    if devices > (most := max((device.devices for device, _ in needs), default=0)):
-        return f"devices={devices} of {name}: no actor of this cluster holds more than {most}. Ask for at most {most}."
     short: list[tuple[int, str]] = []
     for device, outline in needs:
-        if devices > device.devices:
-            continue
         if outline.memory is None:
             floor, budget = outline.floor_bytes, device.budget_bytes
             story = f"no plan keeps the budget of {format_bytes(budget)} a device. The smallest that works is about "

@@ -16,7 +16,8 @@ from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.runtime_records import EventName, JobEvent, JobStatus, Status
 
 DeviceId = NewType("DeviceId", str)
-"""`NODE/device-N`, and `NODE/device-N.K` for the K-th actor that holds this device. No two actors have the same."""
+"""`NODE/device-N`, or `NODE/devices-0-3` for a group; with `.K` behind it for the K-th actor that holds these devices. No two
+actors have the same."""
 
 Kind = NewType("Kind", str)
 """Devices of one kind are equal: a job has the same plans on all of them, and the same results."""
@@ -29,7 +30,10 @@ Wish = Literal["run", "pause", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that has joined. `devices` is how many JAX devices its actor holds. Its `Runtime` has these budgets."""
+    """A device that has joined, or a group of them. `devices` is how many JAX devices its actor holds.
+
+    The budgets are those of its `Runtime`: of each device of a group. Devices of one kind have as many devices.
+    """
 
     id: DeviceId
     kind: Kind
@@ -86,6 +90,7 @@ class NewJob:
 
     Attributes:
         source: equal for jobs that train the same thing, and have the same outlines therefore.
+        devices: how many devices the job needs. It goes to no actor that holds fewer.
         start: None: at once. A job with a number of seconds starts when `Due` comes.
         attempt: the highest number of an attempt of which there is a folder of checkpoints.
         neighbours: how many jobs shared a device on average when the job was first submitted; None: it is new.
@@ -212,6 +217,7 @@ class DeviceSettings:
     Attributes:
         budget: of each device: bytes, a size, or a share of what the device has.
         shared: the folder of checkpoints.
+        devices_per_actor: how many devices an actor holds, where a node has so many. None: it is not said.
         paths: folders in which modules are looked for beside the installed ones.
     """
 
@@ -220,6 +226,7 @@ class DeviceSettings:
     device_profile: str | None
     shared: str
     paths: tuple[str, ...] = ()
+    devices_per_actor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +243,7 @@ class Work:
     max_slowdown: float | None
     checkpoint_every: int | None
     isolation: Literal["thread", "process"]
+    devices: int = 1
 
 
 # -- what a user is given -------------------------------------------------------------------------------------------------------
@@ -254,7 +262,10 @@ class ClusterEvent(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """A snapshot of one device: its budget, the bytes that are on it, and the names of its jobs."""
+    """A snapshot of one device, or of a group: the budget, the bytes that are there, and the names of the jobs.
+
+    `devices` is how many there are in the group. The bytes are those of each of them.
+    """
 
     name: str
     kind: str
@@ -263,6 +274,7 @@ class DeviceStatus:
     peak_bytes: int
     host_bytes: int
     jobs: tuple[str, ...]
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +286,7 @@ class ClusterStatus:
     jobs: tuple[JobStatus, ...]
 
     def merged(self) -> Status:
-        """The status of all devices added up, as of one large device."""
+        """The status of all devices added up, as of one large device. A group counts as one device, with the bytes of each."""
         return Status(
             time_s=self.time_s,
             budget_bytes=sum(device.budget_bytes for device in self.devices),

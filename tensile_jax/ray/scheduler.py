@@ -8,6 +8,9 @@ A job can fail or be cancelled in each of the first three phases. While it is *p
 job needs. While it is *waiting*, it is not due, or is paused, or fits nowhere; waiting jobs are tried in the order in which they
 were submitted. Where a job goes is decided in `placement.py`.
 
+A "device" is one device or a group of them. A job that needs several devices goes only to groups that have so many. While there
+is no such group, the job waits for one, and does not hold up the jobs behind it.
+
 There is no Ray, JAX, clock or thread here. For any order of events:
 
     - A job ends exactly once, and is on at most one device.
@@ -22,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
-from tensile_jax.ray.placement import Place, Resident, choose_place, refusal
+from tensile_jax.ray.placement import Place, Resident, choose_place, neighbours_of, refusal
 from tensile_jax.ray.records import (
     AskOutline,
     Device,
@@ -185,9 +188,14 @@ class _Change:
             not job.has_ended for job in self.state.jobs
         )  # otherwise these jobs begin anew, and the earlier ones are over
         kept = tuple(job for job in self.state.jobs if going and job.name not in names)  # jobs of these names have ended
-        neighbours = -(-len(jobs) // max(len(self.state.devices), 1))
+        asked, held = [job.devices for job in jobs], [device.devices for device in self.state.devices]
         new = tuple(
-            JobRecord(job, job.neighbours or neighbours, attempt=job.attempt, due=not isinstance(job.start, float))
+            JobRecord(
+                job,
+                job.neighbours or neighbours_of(job.devices, asked, held),
+                attempt=job.attempt,
+                due=not isinstance(job.start, float),
+            )
             for job in jobs
         )
         self.state = replace(self.state, jobs=(*kept, *new))
@@ -257,10 +265,10 @@ class _Change:
 
     def ask_outlines(self) -> None:
         """Ask for the outlines that are missing, each device for one at a time. A job may be placed once all of its are there."""
-        kinds = dict.fromkeys(device.kind for device in self.state.devices)
         for job in self.state.jobs:
             if job.has_ended:
                 continue
+            kinds = dict.fromkeys(device.kind for device in self.devices_for(job))
             for kind in kinds:
                 key = (job.asked.source, job.neighbours, kind)
                 if key in self.state.outlines or key in self.state.asked:
@@ -270,7 +278,8 @@ class _Change:
                 if free is not None:
                     self.state = replace(self.state, asked={**self.state.asked, key: free})
                     self.instructions.append(AskOutline(*key, free))
-            if kinds and job.phase == "preparing" and all(self.state.outline(job, kind) is not None for kind in kinds):
+            known = all(self.state.outline(job, kind) is not None for kind in kinds)
+            if self.state.devices and job.phase == "preparing" and known:
                 self.put(job.name, phase="waiting")
 
     def place_jobs(self) -> bool:
@@ -288,13 +297,15 @@ class _Change:
                 break
             places = [
                 Place(device, self.residents(device), memory)
-                for device in self.state.devices
-                if (memory := self.state.memory(job, device.kind)) is not None and device.devices >= job.asked.devices
+                for device in self.devices_for(job)
+                if (memory := self.state.memory(job, device.kind)) is not None
             ]
             chosen = choose_place(places, job.asked.priority)
             if chosen is None:
-                overtaken.append(job.name)
-                note = "waits: it fits beside the jobs of no device" if places else "waits: there is no device for it now"
+                if places:
+                    overtaken.append(job.name)
+                where = "device" if job.asked.devices == 1 else f"group of {job.asked.devices} devices"
+                note = f"waits: it fits beside the jobs of no {where}" if places else f"waits: there is no {where} for it now"
                 if job.note != note:
                     self.report("queued", self.put(job.name, note=note), note=note)
                 continue
@@ -312,10 +323,13 @@ class _Change:
         return ended
 
     def why_never(self, job: JobRecord) -> str:
-        """Why a waiting job fits on none of the present devices even alone, or cannot be made; empty if there is none."""
+        """Why a waiting job fits on none of the present devices even alone, or cannot be made.
+
+        Empty if it fits on one, if that is not known, or if there is no device for it now.
+        """
         needs: list[tuple[Device, Outline]] = []
         why = ""
-        for device in self.state.devices:
+        for device in self.devices_for(job):
             outline = self.state.outline(job, device.kind)
             if isinstance(outline, Outline):
                 needs.append((device, outline))
@@ -323,9 +337,7 @@ class _Change:
                 return ""
             else:
                 why = outline
-        if not self.state.devices:
-            return ""
-        return refusal(job.name, needs, job.asked.devices) if needs else why
+        return refusal(job.name, needs) if needs else why
 
     def may_start(self, job: JobRecord) -> bool:
         """Whether the job's time has come, or that of the job after which it starts."""
@@ -334,6 +346,10 @@ class _Change:
             return job.due
         other = self.state.job(start.job)
         return other is None or other.has_ended or (start.step is not None and other.step >= start.step)
+
+    def devices_for(self, job: JobRecord) -> tuple[Device, ...]:
+        """The devices that hold as many as the job needs."""
+        return tuple(device for device in self.state.devices if device.devices >= job.asked.devices)
 
     def residents(self, device: Device) -> tuple[Resident, ...]:
         """The jobs that are on a device."""

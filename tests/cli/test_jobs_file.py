@@ -37,6 +37,7 @@ max_slowdown = 1.5
 checkpoint_every = 10
 isolation = "process"
 policy = "vdnn"
+devices = 4
 count = 2
 [jobs.args]
 seed = 2
@@ -69,6 +70,7 @@ def test_a_good_file_is_read_with_every_default_filled_in(tmp_path: Path) -> Non
         checkpoint_every=10,
         isolation="process",
         policy="vdnn",
+        devices=4,
     )
     first = JobEntry(
         where=f"{file}, line 12: jobs[0]",
@@ -154,6 +156,7 @@ STEPS = JOB + "steps = 9\n"
         ("checkpoint_every = 0", "checkpoint_every must be a whole number of at least 1, of at most 18 digits: got 0."),
         ("isolation = 'fork'", 'isolation must be "thread" or "process": got "fork".'),
         ("policy = 'best'", 'policy must be one of: auto, capuchin, checkpoint, none, tensile, vdnn: got "best"'),
+        ("devices = 0", "devices must be a whole number of at least 1, of at most 18 digits: got 0."),
         ("count = 0", "count must be a whole number from 1 to 1000: got 0."),
         ("name = 'a/b'", 'name must be 1 to 100 letters, digits, _, - and ., and begin with a letter'),
         ("name = '..'", 'name must be'),

@@ -17,5 +17,5 @@ def outline(peak: int | None, *, limit: int = 100, idle: int = 10, floor: int = 
     return Outline(limit, floor, None if peak is None else memory(peak, idle, host=host))
 
 
-def device(name: str, budget: int = 100, *, kind: Kind = CPU, host: float = float("inf")) -> Device:
-    return Device(DeviceId(name), kind, budget, host)
+def device(name: str, budget: int = 100, *, kind: Kind = CPU, host: float = float("inf"), devices: int = 1) -> Device:
+    return Device(DeviceId(name), kind, budget, host, devices)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import tensile_jax as tensile
+from tensile_jax.exec.actor.entrypoint import Made
 from tensile_jax.ray import ClusterJob, StartAfter, attach, submit
+from tensile_jax.ray.client import _state_of
 
 JOB = ClusterJob(tensile.Entrypoint("mlp", {"batch_size": 8}), steps=2)
 
@@ -29,6 +31,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"checkpoint_every": 0}, "checkpoint_every of mlp must be a whole number"),
         ({"isolation": "none"}, 'isolation of mlp must be "thread" or "process"'),
         ({"devices": 0}, "devices of mlp must be a whole number"),
+        ({"devices": 2, "isolation": "process"}, 'isolation="process" of mlp is for jobs of one device, and devices=2'),
     ],
 )
 def test_a_job_with_a_wrong_value_is_refused(fields: dict[str, object], story: str) -> None:
@@ -49,6 +52,29 @@ def test_jobs_that_contradict_each_other_are_refused() -> None:
     late = ClusterJob(tensile.Entrypoint("mlp"), steps=2, name="late", start_after=StartAfter("other"))
     with pytest.raises(ValueError, match="start_after of late must be another job of this submission, got 'other'"):
         submit([late], checkpoints="x", budget="1GiB", address="127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("per_actor", "story"),
+    [
+        (0, "devices_per_actor must be a whole number of at least 1, got 0"),
+        (2, "devices=4 of large: devices_per_actor=2, so that no actor holds more. Pass at least as many, or leave it out"),
+    ],
+)
+def test_groups_that_no_job_fits_in_are_refused(per_actor: int, story: str) -> None:
+    large = ClusterJob(tensile.Entrypoint("mlp"), steps=2, name="large", devices=4)
+    with pytest.raises(ValueError, match=story):
+        submit([JOB, large], checkpoints="x", budget="1GiB", address="127.0.0.1:1", devices_per_actor=per_actor)
+
+
+def test_a_job_of_several_devices_that_cannot_be_made_here_is_refused_with_the_number_of_devices() -> None:
+    def make() -> Made:
+        raise RuntimeError("there are too few devices")
+
+    with pytest.raises(ValueError, match=r"large is for devices=4 and .*too few devices\. Start .*JAX_NUM_CPU_DEVICES=4"):
+        _state_of(ClusterJob(make, steps=2, name="large", devices=4))
+    with pytest.raises(RuntimeError, match="there are too few devices"):
+        _state_of(ClusterJob(make, steps=2, name="small"))
 
 
 def test_a_folder_that_is_a_url_is_refused() -> None:

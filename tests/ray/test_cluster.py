@@ -56,7 +56,8 @@ def nodes(caches_of_nodes: dict[str, str]) -> Iterator[Nodes]:
 
 
 def job(name: str, *, steps: int, seed: int = 0, pause_s: float = 0.05, **fields: Any) -> ClusterJob:
-    make = tensile.Entrypoint("tests.ray.cluster_jobs:job", {"seed": seed, "pause_s": pause_s})
+    function = "sharded_job" if fields.get("devices", 1) > 1 else "job"
+    make = tensile.Entrypoint(f"tests.ray.cluster_jobs:{function}", {"seed": seed, "pause_s": pause_s})
     return ClusterJob(make, steps=steps, name=name, checkpoint_every=10, **fields)
 
 
@@ -75,6 +76,16 @@ def alone(seed: int, steps: int, limit_bytes: int) -> Any:
     with tensile.Runtime(BUDGET) as runtime:
         make = tensile.Entrypoint("tests.ray.cluster_jobs:job", {"seed": seed, "pause_s": 0.0})
         return runtime.submit(make, steps=steps, plan_for=limit_bytes).result()
+
+
+def sharded_alone(seed: int, steps: int, limit_bytes: int, devices: int, file: Path) -> Any:
+    """The weights of an undisturbed run of the sharded job in a process with so many devices."""
+    command = [sys.executable, "tests/ray/cluster_jobs.py", str(seed), str(steps), BUDGET, str(limit_bytes), str(file)]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": path}
+    subprocess.run(command, env=environment, cwd=ROOT, check=True)
+    with np.load(file) as found:
+        return [found[name] for name in found.files]
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -134,10 +145,11 @@ def test_jobs_end_with_the_states_of_an_undisturbed_run_when_a_node_is_killed(no
 
 
 def test_the_command_line_submits_and_steers(nodes: Nodes, tmp_path: Path) -> None:
-    nodes.have(1)
+    nodes.have(0)
+    nodes.add(resources={"tensile_device": 2})
     (tmp_path / "jobs.toml").write_text(
         f'[device]\nbudget = "{BUDGET}"\n[defaults]\ncheckpoint_every = 5\n'
-        '[[jobs]]\nname = "long"\nentrypoint = "tests.ray.cluster_jobs:job"\nsteps = 100000\n'
+        '[[jobs]]\nname = "long"\nentrypoint = "tests.ray.cluster_jobs:sharded_job"\nsteps = 100000\ndevices = 2\n'
         '[[jobs]]\nname = "short"\nentrypoint = "tests.ray.cluster_jobs:job"\nargs = {pause_s = 0.0}\nsteps = 10\n'
     )
     at = ["--ray", nodes.address]
@@ -151,7 +163,7 @@ def test_the_command_line_submits_and_steers(nodes: Nodes, tmp_path: Path) -> No
     tensile_("submit", str(tmp_path / "jobs.toml"), "--checkpoints", folder, "--detach")
     run = attach(nodes.address)
     until(run, "step", "long", step=5)
-    assert "long" in tensile_("status", "long")
+    assert "/devices-0-1" in tensile_("status", "long")
     assert "JOB=longer" in tensile_("status", "longer", code=2)
     assert "name='long' is taken" in tensile_("submit", str(tmp_path / "jobs.toml"), "--checkpoints", folder, code=2)
     assert "long will pause." in tensile_("pause", "long")
@@ -179,6 +191,76 @@ def test_jobs_whose_coordinator_has_died_are_resumed_by_another_submission(nodes
     assert until(run, "planned", "z").step >= 10
     assert {one.name: one.state for one in run.wait().jobs} == {"z": "finished", "other": "finished"}
     assert equal(run.result("z"), alone(3, 60, limit_bytes))
+
+
+def test_a_sharded_job_runs_in_a_group_of_devices_beside_a_small_job(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(0)
+    nodes.add(resources={"tensile_device": 4})
+    greedy = ClusterJob(tensile.Entrypoint("tests.ray.cluster_jobs:sharded_job"), steps=2, name="greedy")
+    modest = ClusterJob(tensile.Entrypoint("tests.ray.cluster_jobs:job"), steps=2, name="modest", devices=4)
+    jobs = [job("large", steps=30, seed=1, devices=4), job("small", steps=30, seed=2), greedy, modest]
+    with pytest.raises(ValueError, match="devices=5 of larger: no node of this cluster has more than 4. Ask for at most 4."):
+        submit([*jobs, job("larger", steps=2, devices=5)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    run = submit(jobs, checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    with pytest.raises(ValueError, match="devices=5 of late: jobs run on this cluster now, and its actors hold 4 each"):
+        submit([job("late", steps=2, devices=5)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    until(run, "checkpointed", "large", step=10)
+    (group,) = run.status().devices
+    assert (group.name.partition("/")[2], group.devices, set(group.jobs)) == ("devices-0-3", 4, {"large", "small"})
+    assert ray.get_actor(f"tensile:{group.name}", namespace="tensile")  # as Ray's dashboard shows it
+    run.pause("large")
+    until(run, "paused", "large")
+    run.resume("large")
+    limits = {event.job: int(event.values["limit_bytes"]) for event in run.events() if event.kind == "placed"}
+    status = {one.name: one for one in run.status().jobs}
+    assert [one.state for one in status.values()] == ["finished", "finished", "failed", "failed"]
+    assert "devices=1 of greedy, and its state is on 4 of jax.devices(). Give the job devices=4, or" in status["greedy"].note
+    assert "devices=4 of modest, and its state is on 1 of jax.devices(). Give the job devices=1, or" in status["modest"].note
+    assert equal(run.result("large"), sharded_alone(1, 30, limits["large"], 4, tmp_path / "alone.npz"))
+    assert equal(run.result("small"), alone(2, 30, limits["small"]))
+
+
+@pytest.mark.slow
+def test_a_sharded_job_whose_group_is_killed_goes_on_in_another_one_bit_for_bit(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(0)
+    for devices in (2, 3):  # the second has a group, and a device of the rest
+        nodes.add(resources={"tensile_device": devices})
+    small = [job("small-0", steps=60, seed=2), job("small-1", steps=60, seed=2, isolation="process")]
+    jobs = [job("large", steps=60, seed=1, devices=2), *small]
+    run = submit(jobs, checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    until(run, "checkpointed", "large", step=20)
+    devices = run.status().devices
+    assert sorted(one.name.partition("/")[2] for one in devices) == ["device-2", "devices-0-1", "devices-0-1"]
+    group = until(run, "placed", "large").device
+    ray.kill(ray.get_actor(f"tensile:{group}", namespace="tensile"))
+    events = list(run.events())
+    assert [event.device for event in events if event.kind == "lost" and event.job == "large"] == [group]
+    placed = [event for event in events if event.kind == "placed" and event.job == "large"]
+    assert placed[-1].device != group and "/devices-0-1" in placed[-1].device
+    assert {event.values["limit_bytes"] for event in placed} == {placed[0].values["limit_bytes"]}
+    assert [(one.state, one.step) for one in run.status().jobs] == [("finished", 60)] * 3
+    limit_bytes = int(placed[0].values["limit_bytes"])
+    assert equal(run.result("large"), sharded_alone(1, 60, limit_bytes, 2, tmp_path / "alone.npz"))
+    (limit,) = {event.values["limit_bytes"] for event in events if event.kind == "placed" and event.job != "large"}
+    for name in ("small-0", "small-1"):
+        assert equal(run.result(name), alone(2, 60, int(limit)))
+
+
+@pytest.mark.slow
+def test_a_sharded_job_is_resumed_with_another_number_of_devices(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.have(0)
+    nodes.add(resources={"tensile_device": 4})
+    run = submit([job("large", steps=20, seed=1, devices=2)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
+    run.wait()
+    more = job("large", steps=40, seed=1, devices=4)
+    run = submit([more], checkpoints=tmp_path, budget=BUDGET, address=nodes.address, resume=True)
+    placed = until(run, "placed", "large")
+    assert "/devices-0-3" in placed.device
+    assert until(run, "planned", "large").step == 20
+    assert [(one.state, one.step) for one in run.wait().jobs] == [("finished", 40)]
+    undisturbed = sharded_alone(1, 40, int(placed.values["limit_bytes"]), 4, tmp_path / "alone.npz")
+    for one, other in zip(run.result("large"), undisturbed, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)  # two devices add a product up in another order than four
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,10 +14,11 @@ from tensile_jax.ray.device_actor import ANSWER, DeviceActor, NotShared, _refuse
 from tensile_jax.ray.records import DeviceId, DeviceSettings, JobNews
 
 
-def actor(monkeypatch: pytest.MonkeyPatch) -> DeviceActor:
+def actor(monkeypatch: pytest.MonkeyPatch, *, devices: int = 1) -> DeviceActor:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     settings = DeviceSettings("1GiB", None, None, "/nowhere")
-    return DeviceActor(DeviceId("node/device-0"), settings, neighbours=1, accelerator=False)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    return DeviceActor(DeviceId("node/device-0"), settings, devices=devices, neighbours=1, accelerator=False)
 
 
 def test_an_actor_that_is_not_polled_any_more_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +39,16 @@ def test_an_actor_that_is_not_polled_any_more_ends_its_process(monkeypatch: pyte
     asyncio.run(poll())
     assert ended.wait(10)
     assert codes == [3]
+
+
+def test_an_actor_without_gpus_lets_the_cpu_stand_in_for_its_devices_whatever_xla_flags_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    actor(monkeypatch, devices=4)
+    program = "import jax; print(len(jax.devices()), jax.devices()[0].platform)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["4", "cpu"]
 
 
 def test_news_are_polled_in_their_order_and_the_end_of_a_job_ends_its_task(monkeypatch: pytest.MonkeyPatch) -> None:

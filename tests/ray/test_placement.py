@@ -6,7 +6,17 @@ import pytest
 
 from tensile_jax.plan.multi_job.admission import admits
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
-from tensile_jax.ray.placement import Place, Resident, choose_place, limit_of, predicted_us, refusal
+from tensile_jax.ray.placement import (
+    Place,
+    Resident,
+    choose_place,
+    divide_node,
+    limit_of,
+    neighbours_of,
+    predicted_us,
+    refusal,
+    refuse_devices,
+)
 from tests.ray.profiles import device, memory, outline
 
 NEW = memory(60, 10)
@@ -91,21 +101,67 @@ def test_the_limit_leaves_room_for_as_many_jobs_as_come_to_a_device_or_is_the_wh
 
 
 def test_a_job_that_fits_alone_is_not_refused() -> None:
-    assert refusal("job", [(device("a", 50), outline(None)), (device("b"), outline(100))], 1) == ""
+    assert refusal("job", [(device("a", 50), outline(None)), (device("b"), outline(100))]) == ""
 
 
 def test_a_job_without_a_plan_is_refused_with_the_smallest_budget() -> None:
     needs = [(device("a", 100), outline(None, floor=300)), (device("b", 200), outline(None, floor=250))]
-    assert refusal("job", needs, 1) == (
+    assert refusal("job", needs) == (
         "job fits on no device: no plan keeps the budget of 200 B a device. The smallest that works is about 250 B."
     )
 
 
 def test_a_job_that_needs_more_host_memory_is_refused() -> None:
-    why = refusal("job", [(device("a", host=5), outline(100, host=7))], 1)
+    why = refusal("job", [(device("a", host=5), outline(100, host=7))])
     assert why == "job fits on no device: host_budget=5 B is too small. Give it at least 7 B."
 
 
-def test_a_job_of_more_devices_than_an_actor_holds_is_refused() -> None:
-    why = refusal("job", [(device("a"), outline(100))], 2)
-    assert why == "devices=2 of job: no actor of this cluster holds more than 1. Ask for at most 1."
+def test_of_equal_places_a_job_goes_to_the_smallest_group() -> None:
+    group = Place(device("group", devices=4), (), NEW)
+    assert choose_place([group, place("single")], 1.0) == "single"
+    assert choose_place([group, place("single", 1.0)], 1.0) == "group"
+
+
+@pytest.mark.parametrize(
+    ("devices", "per_actor", "firsts", "sizes"),
+    [
+        (4, 1, [0, 1, 2, 3], [1, 1, 1, 1]),
+        (4, 4, [0], [4]),
+        (8, 4, [0, 4], [4, 4]),
+        (6, 4, [0, 4, 5], [4, 1, 1]),  # the rest of a node
+        (3, 4, [0, 1, 2], [1, 1, 1]),
+        (0, 4, [], []),
+    ],
+)
+def test_a_node_is_divided_into_groups_and_single_devices(
+    devices: int, per_actor: int, firsts: list[int], sizes: list[int]
+) -> None:
+    divided = divide_node(devices, per_actor)
+    assert [one.start for one in divided] == firsts
+    assert [len(one) for one in divided] == sizes
+    assert [one for group in divided for one in group] == list(range(devices))
+
+
+@pytest.mark.parametrize(
+    ("needed", "asked", "held", "neighbours"),
+    [
+        (1, [1, 1, 1], [1, 1], 2),
+        (4, [4, 1, 1, 1], [4], 4),  # the small jobs come to the only group
+        (4, [4, 1, 1], [4, 1, 1], 1),
+        (4, [4, 4, 4], [4, 1, 1], 3),  # no large job goes to a single device
+        (1, [4, 4, 1], [4, 1, 1], 1),
+        (4, [4, 4], [1], 2),  # no group has joined yet
+        (1, [1, 1], [], 2),
+    ],
+)
+def test_how_many_jobs_share_a_device_on_average(needed: int, asked: list[int], held: list[int], neighbours: int) -> None:
+    assert neighbours_of(needed, asked, held) == neighbours
+
+
+@pytest.mark.parametrize(
+    ("per_actor", "story"), [(8, "devices_per_actor=8: no node has so many."), (None, "devices=6 of large: no node has so many.")]
+)
+def test_groups_that_no_node_has_are_refused_with_what_asks_for_them(per_actor: int | None, story: str) -> None:
+    with pytest.raises(ValueError, match=story):
+        refuse_devices({"small": 1, "large": 6}, per_actor, 4, "no node has so many")
+    refuse_devices({"small": 1, "large": 6}, per_actor, 8, "no node has so many")

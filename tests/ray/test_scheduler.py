@@ -1,13 +1,14 @@
 """What happens to the jobs of a cluster: events in, instructions out. Small cases are explored in all orders of events."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from tensile_jax.ray.records import (
     AskOutline,
+    Device,
     DeviceId,
     DeviceJoined,
     DeviceLost,
@@ -208,6 +209,57 @@ def test_wishes_for_jobs_that_are_unknown_or_have_ended_are_refused() -> None:
     refuse_wish(state, "y", "stop")
 
 
+GROUP = Kind("cpu x 4")
+GROUP_OF_4 = device("group", kind=GROUP, devices=4)
+
+
+def test_a_sharded_job_is_outlined_and_placed_on_groups_only() -> None:
+    submitted = Submitted((NewJob("large", "l", 9, devices=4), NewJob("small", "s", 9)), (device("a"), GROUP_OF_4))
+    state, asked = after(submitted)
+    assert asked == [AskOutline("l", 1, GROUP, DeviceId("group")), AskOutline("s", 1, CPU, A)]
+    state, started = after(outlined("s"), state=state)
+    assert started == []  # what it needs in a group is not known yet
+    state, started = after(outlined("l", GROUP), state=state)
+    assert started == [AskOutline("s", 1, GROUP, DeviceId("group")), Start("large", DeviceId("group"), 1, 100)]
+    _, started = after(outlined("s", GROUP), state=state)
+    assert started == [Start("small", A, 1, 100)]
+
+
+def test_a_small_job_runs_beside_a_sharded_one_if_the_runtime_admits_it() -> None:
+    submitted = Submitted((NewJob("large", "l", 9, devices=4), NewJob("small", "s", 9)), (GROUP_OF_4,))
+    state, _ = after(submitted, *(outlined(source, GROUP, neighbours=2) for source in "ls"))
+    assert [(job.phase, job.device) for job in state.jobs] == [("placed", "group"), ("placed", "group")]
+    tight = Submitted(submitted.jobs, (replace(GROUP_OF_4, host_budget_bytes=5.0),))
+    state, _ = after(tight, *(outlined(source, GROUP, neighbours=2, host=4) for source in "ls"))
+    assert [(job.phase, job.device) for job in state.jobs] == [("placed", "group"), ("waiting", None)]
+
+
+def test_a_sharded_job_whose_group_dies_goes_on_in_another_group() -> None:
+    other = device("other", kind=GROUP, devices=4)
+    running = (jobs("x", devices=4), DeviceJoined(device("a")), DeviceJoined(GROUP_OF_4), DeviceJoined(other))
+    state, started = after(*running, outlined(kind=GROUP))
+    assert started == [Start("x", DeviceId("group"), 1, 100)]
+    _, started = after(news("x", "checkpointed", at="group", step=5), DeviceLost(DeviceId("group"), "killed"), state=state)
+    assert started == [Start("x", DeviceId("other"), 2, 100)]
+
+
+def test_a_sharded_job_waits_for_a_group_and_does_not_hold_up_the_jobs_behind_it() -> None:
+    small = tuple(NewJob(str(number), "s", 9) for number in range(8))
+    state, _ = after(Submitted((NewJob("large", "l", 9, devices=4), *small), (device("a"),)), outlined("s", neighbours=9))
+    assert [job.phase for job in state.jobs] == ["waiting", *["placed"] * 8]
+    assert state.jobs[0].note == "waits: there is no group of 4 devices for it now"
+    state, asked = after(DeviceJoined(GROUP_OF_4), state=state)
+    assert asked == [AskOutline("l", 9, GROUP, DeviceId("group"))]
+    state, started = after(outlined("l", GROUP, neighbours=9), state=state)
+    assert Start("large", DeviceId("group"), 1, 100) in started
+
+
+def test_a_sharded_job_that_fits_in_no_group_is_refused_though_single_devices_are_there() -> None:
+    state, _ = after(jobs("x", devices=4), DeviceJoined(device("a")), DeviceJoined(GROUP_OF_4), outlined(kind=GROUP, peak=None))
+    assert state.jobs[0].phase == "failed"
+    assert "x fits on no device: no plan keeps the budget of 100 B a device" in state.jobs[0].note
+
+
 def test_a_name_may_be_used_again_when_its_job_has_ended() -> None:
     state, _ = after(jobs("x", on=(A,)), OUTLINED, news("x", "finished", step=10))
     state, _ = after(jobs("x", attempt=1), state=state)
@@ -228,6 +280,7 @@ class World:
     attempts: tuple[tuple[str, int], ...] = ()
     ended: frozenset[str] = frozenset()
     released: bool = False
+    late: Device = field(default_factory=lambda: device("late"))  # the device that joins later
     losses: int = 2
     joins: int = 1
     wishes: int = 2
@@ -247,6 +300,9 @@ class World:
                     new = replace(new, asked=new.asked | {(source, neighbours, kind, at)})
                 case Start(job, at, attempt):
                     assert at in new.devices
+                    held, record = state.device(at), state.job(job)
+                    assert held is not None and record is not None
+                    assert held.devices >= record.asked.devices
                     assert job not in new.ended
                     assert all(name != job for name, _, _ in new.running), "it runs twice"
                     assert all(other < attempt for name, other in new.attempts if name == job), "the attempt is not new"
@@ -289,7 +345,7 @@ class World:
                 )
                 yield left.on(DeviceLost(at, "killed"), losses=self.losses - 1)
         if self.joins and not self.released:
-            yield self.on(DeviceJoined(device("late")), joins=self.joins - 1)
+            yield self.on(DeviceJoined(self.late), joins=self.joins - 1)
         if self.wishes:
             for wish in ("pause", "run", "stop"):
                 yield self.on(Wished("x", wish), wishes=self.wishes - 1)
@@ -298,9 +354,16 @@ class World:
 NEEDS = outline(50)
 
 
-def test_in_every_order_of_events_each_job_ends_once_and_runs_at_most_once_at_a_time() -> None:
-    submitted = (NewJob("x", "net", 10), NewJob("y", "net", 10, start=StartAfter("x")))
-    first = World().on(Submitted(submitted, (device("a"), device("b"))))
+@pytest.mark.parametrize(
+    ("needed", "devices", "late"),
+    [(1, (device("a"), device("b")), device("late")), (4, (device("a"), GROUP_OF_4), device("late", kind=GROUP, devices=4))],
+    ids=["two devices", "a device and a group"],
+)
+def test_in_every_order_of_events_each_job_ends_once_and_runs_at_most_once_at_a_time(
+    needed: int, devices: tuple[Device, ...], late: Device
+) -> None:
+    submitted = (NewJob("x", "net", 10, devices=needed), NewJob("y", "small" if needed > 1 else "net", 10, start=StartAfter("x")))
+    first = World(late=late, wishes=2 if needed == 1 else 1).on(Submitted(submitted, devices))
     seen: set[str] = {repr(first)}
     left = [first]
     ends = 0
@@ -311,8 +374,9 @@ def test_in_every_order_of_events_each_job_ends_once_and_runs_at_most_once_at_a_
             if (key := repr(choice)) not in seen:
                 seen.add(key)
                 left.append(choice)
-        busy = world.running or world.asked or not world.devices
-        if not busy and not world.released:  # nothing is under way: then only the user can be waited for
-            assert any(job.wish == "pause" for job in world.state.jobs if not job.has_ended)
+        busy = world.running or world.asked
+        if not busy and not world.released:  # nothing is under way: then only the user, or a device, can be waited for
+            most = max((one.devices for one in world.state.devices), default=0)
+            assert any(job.wish == "pause" or job.asked.devices > most for job in world.state.jobs if not job.has_ended)
         ends += world.released
     assert ends > 10

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from tensile_jax.cli.formatting import readable_console
-from tensile_jax.cli.jobs_file import read_jobs_file
+from tensile_jax.cli.jobs_file import read_jobs_file, refuse_sharded_jobs
 from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
 from tensile_jax.cli.progress import Phases, stderr_console
 from tensile_jax.cli.run.report import plan_lines, plan_table
@@ -55,6 +55,7 @@ def _plan_model(model: ModelChoice, limits: Limits, output: Path | None) -> None
 
 def _plan_jobs(file: Path, output: Path | None) -> None:
     jobs = read_jobs_file(file)
+    refuse_sharded_jobs(jobs)
     from tensile_jax.cli.run.joint_plan import plan_jobs_file  # imports JAX
 
     with Phases(stderr_console()) as phases:

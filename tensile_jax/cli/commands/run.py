@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tensile_jax.cli.errors import Failure, Refusal
 from tensile_jax.cli.formatting import readable_console
-from tensile_jax.cli.jobs_file import read_jobs_file
+from tensile_jax.cli.jobs_file import read_jobs_file, refuse_sharded_jobs
 from tensile_jax.cli.options import (
     POSITIVE_COUNT,
     Limits,
@@ -132,6 +132,8 @@ def _run_model(
 def _run_jobs(file: Path | None, output: Path | None, resume: Path | None, compile_cache: Path | None, *, as_json: bool) -> None:
     """Run the jobs of the file in a new run folder, or go on with the run in the folder `resume` as it was configured."""
     jobs = None if file is None else read_jobs_file(file)
+    if jobs is not None:
+        refuse_sharded_jobs(jobs)
     config = None if resume is None else read_config(resume)
     from tensile_jax.cli.run.session import begin_jobs, resume_jobs  # these import JAX
     from tensile_jax.cli.run.single_model import keep_compiled

@@ -30,14 +30,23 @@ _READABLE_WIDTH = 170
     type=click.Path(file_okay=False, path_type=Path),
     help="A folder that all nodes share. Without it: runs/NAME-DATE-TIME.",
 )
+@click.option(
+    "--devices-per-actor",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Make groups of N devices of a node. Without it: as many as a job needs.",
+)
 @click.option("--resume", is_flag=True, help="Go on from the checkpoints in the folder.")
 @click.option("--detach", is_flag=True, help="Return when the jobs are accepted, and let them run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def submit(jobs: Path, address: str, checkpoints: Path | None, resume: bool, detach: bool, as_json: bool) -> None:
+def submit(
+    jobs: Path, address: str, checkpoints: Path | None, devices_per_actor: int | None, resume: bool, detach: bool, as_json: bool
+) -> None:
     """Train the jobs of the file JOBS.toml on the devices of a Ray cluster, and show their events until they have ended.
 
-    Each device has the budget of the file. Another terminal can look and steer: tensile status, pause, resume, cancel with --ray.
-    When a device or a node dies, its jobs go on elsewhere from their checkpoints. Exit code 1: a job failed.
+    Each device has the budget of the file. A job with `devices = 4` there is divided among four devices of one node. Another
+    terminal can look and steer: tensile status, pause, resume, cancel with --ray. When a device or a node dies, its jobs go on
+    elsewhere from their checkpoints. Exit code 1: a job failed.
 
     Ctrl-C ends every job after its running step, with a checkpoint, and --resume goes on from there; a second one does not wait
     for that. Needs Ray: pip install 'tensile_jax[ray]'.
@@ -52,7 +61,7 @@ def submit(jobs: Path, address: str, checkpoints: Path | None, resume: bool, det
     try:
         with Phases(console) as phases:
             phases.begin("starting the devices of the cluster")
-            run = submit_jobs(file, address, folder, resume=resume)
+            run = submit_jobs(file, address, folder, resume=resume, devices_per_actor=devices_per_actor)
     except (ValueError, TypeError) as error:
         raise Refusal(as_option(str(error))) from error
     except ClusterError as error:
@@ -77,7 +86,8 @@ def submit(jobs: Path, address: str, checkpoints: Path | None, resume: bool, det
 def as_option(message: str) -> str:
     """`message` of `tensile_jax.ray` with its arguments written as options."""
     message = message.replace("resume=True", "--resume")
-    for argument, option in (("address", "--ray"), ("checkpoints", "--checkpoints")):
+    options = (("address", "--ray"), ("checkpoints", "--checkpoints"), ("devices_per_actor", "--devices-per-actor"))
+    for argument, option in options:
         if message.startswith((f"{argument}=", f"{argument}:")):
             message = option + message.removeprefix(argument)
     return in_options(message)

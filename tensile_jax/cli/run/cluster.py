@@ -21,7 +21,9 @@ from tensile_jax.runtime_records import Status
 _STEPS_BETWEEN_CHECKPOINTS = 100
 
 
-def submit_jobs(jobs: JobsFile, address: str, checkpoints: Path, *, resume: bool) -> ClusterRun:
+def submit_jobs(
+    jobs: JobsFile, address: str, checkpoints: Path, *, resume: bool, devices_per_actor: int | None
+) -> ClusterRun:  # fmt: skip
     """Submit the jobs. Raises Refusal, ValueError or ClusterError: see `tensile_jax.ray.submit`."""
     for entry in jobs.jobs:
         model_of(entry)
@@ -34,6 +36,7 @@ def submit_jobs(jobs: JobsFile, address: str, checkpoints: Path, *, resume: bool
         host_budget=jobs.device.host_budget_bytes,
         device_profile=jobs.device.device_profile,
         resume=resume,
+        devices_per_actor=devices_per_actor,
     )
 
 
@@ -77,4 +80,5 @@ def _cluster_job(entry: JobEntry) -> ClusterJob:
         checkpoint_every=entry.checkpoint_every or _STEPS_BETWEEN_CHECKPOINTS,
         isolation=entry.isolation,
         start_after=after,
+        devices=entry.devices,
     )

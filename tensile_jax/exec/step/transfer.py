@@ -49,9 +49,9 @@ class Transfer:
 
 
 def is_divided(array: Any) -> bool:
-    """Whether `array` is a `jax.Array` on several devices."""
+    """Whether `array` is a `jax.Array` on several devices, or a `ShapeDtypeStruct` of one."""
     sharding = getattr(array, "sharding", None)
-    return sharding is not None and isinstance(array, jax.Array) and len(sharding.device_set) > 1
+    return sharding is not None and isinstance(array, jax.Array | jax.ShapeDtypeStruct) and len(sharding.device_set) > 1
 
 
 def placed_like(tree: Any, like: Any) -> Any:

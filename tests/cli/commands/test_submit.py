@@ -54,6 +54,17 @@ def test_keys_with_which_a_job_could_not_move_are_refused(tmp_path: Path, nobody
     assert "a job of a cluster has the same plan on every device" in done.stderr
 
 
+def test_a_job_of_several_devices_is_for_clusters_and_its_group_must_be_as_large(tmp_path: Path, nobody: str) -> None:
+    done = submit(tmp_path, "--ray", nobody, "--devices-per-actor", "2", more="devices = 4\n")
+    assert done.exit_code == 2
+    assert "devices=4 of mlp: devices_per_actor=2, so that no actor holds more" in done.stderr
+    assert submit(tmp_path, "--ray", nobody, more="devices = 4\n").exit_code == 1  # it was accepted, and nobody answers
+    for command in ("run", "plan"):
+        done = run(command, str(tmp_path / "jobs.toml"))
+        assert done.exit_code == 2
+        assert "line 3: jobs[0].devices = 4: this command has one device for all jobs." in done.stderr
+
+
 def test_a_run_and_a_cluster_are_not_steered_at_once(tmp_path: Path, nobody: str) -> None:
     done = run("pause", str(tmp_path), "job", "--ray", nobody)
     assert (done.exit_code, done.stderr) == (2, "Error: there are too many arguments: job. Leave them out.\n")
