@@ -82,7 +82,7 @@ def assert_close(a: Any, b: Any) -> None:
         np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-5)  # cut, XLA fuses differently; Adam amplifies that
 
 
-LAYERS = 12
+LAYERS = 8
 STATE = optimizer_state(optax.adam(1e-2), weights(LAYERS))
 
 
@@ -110,7 +110,7 @@ def test_a_step_that_prints_and_calls_back_trains_at_half_the_memory_as_under_ji
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("donate", [0, None], ids=["donated", "not donated"])
+@pytest.mark.parametrize("donate", [pytest.param(0, id="donated"), pytest.param(None, id="not donated", marks=pytest.mark.slow)])
 def test_under_every_policy_effects_happen_once_and_in_order(policy: Any, donate: int | None, capsys: Any) -> None:
     said, printed, expected = plainly(capsys)
     log = Log()

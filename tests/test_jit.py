@@ -364,11 +364,13 @@ def test_the_policy_none_keeps_a_budget_or_says_which_one_it_can_keep() -> None:
     "slowdowns", [(1.0, 1.2, 2.0), pytest.param((1.0, 1.05, 1.2, 2.0, 10.0), marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_the_least_memory_for_a_step_that_is_fast_enough(slowdowns: tuple[float, ...]) -> None:
+    few = weights(3)
+
     def plan_for(max_slowdown: float) -> tensile.Plan:
-        return tensile.jit(sgd_step, max_slowdown=max_slowdown, donate_argnums=0).plan(weights(), batch())
+        return tensile.jit(sgd_step, max_slowdown=max_slowdown, donate_argnums=0).plan(few, batch())
 
     plans = [plan_for(slowdown) for slowdown in slowdowns]
-    alone_us = tensile.jit(sgd_step, donate_argnums=0).plan(weights(), batch()).step_us
+    alone_us = tensile.jit(sgd_step, donate_argnums=0).plan(few, batch()).step_us
     for slowdown, plan in zip(slowdowns, plans, strict=True):
         assert plan.step_us <= slowdown * alone_us + 0.01
         assert plan.max_slowdown == slowdown and plan.budget_bytes is None
@@ -377,10 +379,10 @@ def test_the_least_memory_for_a_step_that_is_fast_enough(slowdowns: tuple[float,
     assert "the least for a step of at most 1.2 times plain jit's time" in str(plans[slowdowns.index(1.2)])
 
     function = tensile.jit(sgd_step, max_slowdown=2.0, donate_argnums=0)
-    same(function(fresh(weights()), batch()), jax.jit(sgd_step)(weights(), batch()))
-    plan = function.plan(weights(), batch())
+    same(function(fresh(few), batch()), jax.jit(sgd_step)(few, batch()))
+    plan = function.plan(few, batch())
     assert plan.workspaces == "compiled" and function.report().peak_bytes <= plan.peak_bytes
-    assert plan.peak_bytes < function.jit_peak_bytes(weights(), batch())
+    assert plan.peak_bytes < function.jit_peak_bytes(few, batch())
 
 
 def test_a_plan_says_what_it_does() -> None:

@@ -183,10 +183,14 @@ def gradient_and_its_plan(form: str, dtype: Any, **options: Any) -> tuple[list[n
     return [[np.asarray(v, np.float32) for v in jax.tree.leaves(f(*args))] for f in (function, plain_jit)]  # pyright: ignore[reportReturnType]
 
 
+IN_NARROW_NUMBERS = ("plain", "with_remat", "several_carries", "a_derivative_of_its_own", "nested")
+UNLIKE = ("accumulated", "nested", "several_carries", "vmapped", "with_an_index", "with_remat")  # of which the others are parts
 FORMS_TO_ROUNDING = [
-    *((form, jnp.float32) for form in sorted(FORMS.keys() - {"random_keys"})),
-    *((form, jnp.bfloat16) for form in ("plain", "with_remat", "several_carries", "a_derivative_of_its_own")),
-    pytest.param("nested", jnp.bfloat16, marks=pytest.mark.slow),
+    *(
+        pytest.param(form, jnp.float32, marks=() if form in UNLIKE else pytest.mark.slow)
+        for form in sorted(FORMS.keys() - {"random_keys"})
+    ),
+    *(pytest.param(form, jnp.bfloat16, marks=() if form == "plain" else pytest.mark.slow) for form in IN_NARROW_NUMBERS),
 ]
 
 

@@ -115,6 +115,7 @@ def compare_policies(planner: Planner, *, progress: Progress | None = None, shar
     """
     nothing = Measured()
     planner = planner.across_iterations()
+    planners = {policy: planner.with_policy(policy) for policy in POLICIES}  # each finds its floor once
     others: list[PolicyName] = [p for p in POLICIES if p not in ("none", "auto")]
     rounds = len(others) + len(shares) + _CURVE_POINTS
     done = 0
@@ -126,7 +127,7 @@ def compare_policies(planner: Planner, *, progress: Progress | None = None, shar
             progress("planning with every policy", done, rounds)
 
     def planned(policy: PolicyName, limit: float) -> Plan | None:
-        one = planner.with_policy(policy)
+        one = planners[policy]
         found = one.plan(Goal(limit), nothing)
         if found is None and one.has_choice(limit, nothing):
             raise one.no_verified_plan()

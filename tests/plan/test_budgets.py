@@ -23,7 +23,7 @@ def plan_of(step: StepModel, choice: Choice) -> Plan:
     return predicted_plan(step, choice, NOTHING)
 
 
-@pytest.mark.parametrize("layers", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layers", [3, *(pytest.param(layers, marks=pytest.mark.slow) for layers in (4, 8))])
 @pytest.mark.parametrize("donated", [True, False])
 @pytest.mark.parametrize("weight", [1_000, 300_000])
 @pytest.mark.parametrize("state_may_stay_out", [True, False])

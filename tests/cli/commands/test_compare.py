@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from tensile_jax.cli import main
 from tensile_jax.plan import POLICIES
 from tensile_jax.plan_format import PolicyName
+from tests.cli.small_models import small_models
 
 _STEP = ["compare", "mlp", "--batch-size", "256", "--image-size", "16", "--device-profile", "h200"]
 
@@ -20,7 +21,8 @@ def test_policies_have_the_names_that_the_command_line_offers() -> None:
 
 def test_the_comparison_states_the_metrics_of_the_paper(tmp_path: Path) -> None:
     file, picture = tmp_path / "made.json", tmp_path / "curve"
-    shown = CliRunner().invoke(main, [*_STEP, "-o", str(file), "--picture", str(picture)])
+    with small_models():
+        shown = CliRunner().invoke(main, [*_STEP, "-o", str(file), "--picture", str(picture)])
     assert shown.exit_code == 0, shown.output
     made = json.loads(file.read_text())
     vanilla = made["vanilla"]

@@ -12,13 +12,15 @@ from click.testing import CliRunner, Result
 import tensile_jax as tensile
 from tensile_jax.cli import main
 from tensile_jax.cli.run.max_batch import largest
-from tensile_jax.installed_models import MODELS
+from tests.cli.small_models import small_mlp, small_models
 
 BUDGET = "700KiB"
 
 
 def asked(*options: str) -> Result:
-    return CliRunner().invoke(main, ["max-batch", "mlp", "--device-profile", "cpu", *options], catch_exceptions=False)
+    """What the command says of `small_mlp`."""
+    with small_models():
+        return CliRunner().invoke(main, ["max-batch", "mlp", "--device-profile", "cpu", *options], catch_exceptions=False)
 
 
 @functools.cache
@@ -30,7 +32,7 @@ def found_at_any_speed() -> tuple[Result, dict[str, Any]]:
 
 
 def peak(batch_size: int, budget: int) -> int | None:
-    model = MODELS["mlp"](batch_size=batch_size)
+    model = small_mlp(batch_size=batch_size)
     try:
         return (
             tensile.jit(model.step, budget=budget, donate_argnums=0, device_profile="cpu")

@@ -15,11 +15,11 @@ from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, Mem
 from tensile_jax.plan_format import Plan
 
 SIZES = {
-    "mlp": {"batch_size": 32},
+    "mlp": {"batch_size": 32, "width": 256},
     "cnn": {"batch_size": 64, "image_size": 16},
     "gpt": {"batch_size": 4, "sequence_length": 64},
 }
-LONG = {("cnn", "cpu"), ("gpt", "cpu"), ("gpt", "h200")}  # to plan
+LONG = {("cnn", "cpu"), ("cnn", "h200"), ("gpt", "cpu"), ("gpt", "h200")}  # to plan
 STEPS = [
     pytest.param(name, profile, marks=pytest.mark.slow) if (name, profile) in LONG else (name, profile)
     for name in sorted(SIZES)
@@ -77,7 +77,10 @@ def test_what_is_held_at_each_launch_is_what_the_plan_says(name: str, profile: s
     assert segmented
 
 
-@pytest.mark.parametrize(("name", "profile"), [("cnn", "h200"), pytest.param("gpt", "cpu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [("mlp", "h200"), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("cnn", "h200"), ("gpt", "cpu")))],
+)
 def test_state_that_stays_out_is_not_held_between_iterations(name: str, profile: str) -> None:
     out = [(plan, graph) for plan, graph in plans_of(name, profile) if any(e.kind == "swap_out" for e in plan.events)]
     assert out

@@ -118,7 +118,7 @@ def test_wrong_predictions_are_replaced_by_what_was_measured(budget: int, fast_l
     assert [tensile.Plan.load(path) for path in kept[:2]] == [first, second]
 
 
-@pytest.mark.parametrize("state_memory", ["device", "any"])
+@pytest.mark.parametrize("state_memory", ["any", pytest.param("device", marks=pytest.mark.slow)])
 def test_the_load_changes_three_times(budget: int, fast_link: str, load: list[float], state_memory: Any) -> None:
     training = Training(
         STEP, optimizer_state(OPTIMIZER), budget=budget, device_profile=fast_link, renew_above=0.3, state_memory=state_memory

@@ -133,7 +133,7 @@ def test_copies_to_the_host_and_back_are_inside_the_program(fast_link: str) -> N
     assert function.report().passive_swap_ins == 0
 
 
-@pytest.mark.parametrize("state_memory", ["device", "any"])
+@pytest.mark.parametrize("state_memory", ["any", pytest.param("device", marks=pytest.mark.slow)])
 def test_state_comes_in_between_two_launches(fast_link: str, state_memory: str) -> None:
     step, state = adam_step(256)
     inputs = batch(width=256), jax.random.key(0)
@@ -231,7 +231,7 @@ def test_if_the_device_is_out_of_memory_the_same_call_is_planned_for_less() -> N
     assert function.plans(results[0], batch()) == (before, plan)
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt_scan"])
+@pytest.mark.parametrize("name", ["gpt_scan", pytest.param("gpt", marks=pytest.mark.slow)])
 def test_a_decoder_trains_as_plain_jit_does(name: str) -> None:
     model = MODELS[name](batch_size=4, sequence_length=64, width=64, heads=2, layers=3)
     function, reference = planned(model.step, "75%"), plain(model.step)
