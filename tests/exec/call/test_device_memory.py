@@ -20,6 +20,7 @@ class Device:
 
     def __init__(self, **stats: int) -> None:
         self._device, self._stats = jax.devices()[0], stats
+        self.process_index = self._device.process_index
 
     def __eq__(self, other: object) -> bool:
         return other == self._device
@@ -64,7 +65,7 @@ def test_where_memory_has_no_known_limit_there_is_none() -> None:
 def without_budget(monkeypatch: pytest.MonkeyPatch, free: int | None, **options: Any) -> tensile.PlannedFunction:
     """The step without a budget, on a device that has so much free."""
     found = None if free is None else Budget(free, None, "no budget was given")
-    monkeypatch.setattr(planned_calls, "free_memory", lambda device, arguments: found)
+    monkeypatch.setattr(planned_calls, "free_memory", lambda device, arguments, agreement: found)
     return tensile.jit(sgd_step, **options)
 
 
