@@ -16,12 +16,17 @@ Values are JSON, compressed. Keys are numbered in the order of the exchanges, wh
     tensile_jax/PROCESSES/SESSION/failed/PROCESS       why a process has left a session
     tensile_jax/ended/PROCESS                          why a process runs no further step
 
-A process that waits looks for failures twice a second, and gives up after `TIMEOUT_S`. A process that is killed tells nobody. The
-coordination service of `jax.distributed` notices that by the missing heartbeats, and ends all other processes with the name of
-the dead one. `jax.distributed` has no public name for its key-value store, so this is the only file that uses `jax._src`.
+A process that waits for a value looks for failures twice a second, and gives up after `TIMEOUT_S`. On a CPU, a process that waits
+for a result of its devices looks twice a second whether another process has ended, since the result then never comes: Gloo does
+not fail when a peer has gone (jax 0.10.2). A process that is killed tells nobody. The coordination service of `jax.distributed`
+notices that by the missing heartbeats, and ends all other processes with the name of the dead one.
+
+`jax.distributed` has no public name for its key-value store. This is the only file that uses `jax._src`.
 """
 
 import atexit
+import logging
+import os
 import sys
 import time
 import zlib
@@ -232,12 +237,16 @@ class Together:
     def wait_for(self, values: Any) -> None:
         arrays: list[Any] = [v for v in jax.tree.leaves(values) if isinstance(v, jax.Array) and not v.is_deleted()]
         pause, look = _SHORTEST_S, time.monotonic() + _LOOK_S
-        while not all(array.is_ready() for array in arrays):
-            time.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_S)
-            if time.monotonic() > look:
-                self._refuse_ended()
-                look = time.monotonic() + _LOOK_S
+        try:
+            while not all(array.is_ready() for array in arrays):
+                time.sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_S)
+                if time.monotonic() > look:
+                    self._refuse_ended()
+                    look = time.monotonic() + _LOOK_S
+        except BaseException:
+            _UNFINISHED.extend(arrays)
+            raise
         jax.block_until_ready(arrays)
 
     def say_ended(self, why: str) -> None:
@@ -310,12 +319,13 @@ def agreement_of(devices: Iterable[Any]) -> Agreement:
     known = _AGREEMENTS.get(processes)
     if known is None or known.client is not client:
         if not _AGREEMENTS:
-            atexit.register(_say_at_exit)
+            atexit.register(_end)
         known = _AGREEMENTS[processes] = Together(client, process, processes)
     return known
 
 
 _AGREEMENTS: dict[tuple[int, ...], Together] = {}
+_UNFINISHED: list[Any] = []  # results for which this process no longer waits; perhaps another process never does its part
 
 
 def writes_files() -> bool:
@@ -333,11 +343,22 @@ def _client() -> Any:
     return getattr(_state(), "client", None)
 
 
-def _say_at_exit() -> None:
-    """At the exit of the interpreter, before JAX waits for the other processes: they shall not wait for a step of this one."""
+def _end() -> None:
+    """At the exit of the interpreter, before JAX waits for the other processes: they shall not wait for a step of this one.
+
+    An interpreter in which a result is never ready does not end by itself: freeing JAX's devices waits for the result. This
+    process then ends here, with code 1, after what JAX and `logging` do at the exit.
+    """
     error = getattr(sys, "last_value", None)
-    for one in {id(a.client): a for a in _AGREEMENTS.values() if a.client is _client()}.values():
+    one = next((agreement for agreement in _AGREEMENTS.values() if agreement.client is _client()), None)
+    if one is not None:
         one.say_ended("it has ended" if error is None else f"it has ended with {_told(error)}")
+    if not all(array.is_ready() for array in _UNFINISHED if not array.is_deleted()):
+        jax.distributed.shutdown()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _told(error: BaseException) -> str:

@@ -6,6 +6,8 @@ to `FOLDER/PROCESS.json`, by the name of the scenario.
 
 import functools
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -202,6 +204,25 @@ def refused(folder: Path) -> Any:
         caught(_submit_divided),
         caught(lambda: tensile.jit(train_step, renew_above=0.3)(state("data"), batch(0), 0.1)),
     ]
+
+
+def _until_process_1_is_away(folder: Path, leave: Callable[[], None]) -> Any:
+    """Training that process 1 leaves after three steps. Process 0 then waits for it in a step."""
+    step, first = tensile.jit(train_step, donate_argnums=0, budget="90%"), state("data", layers=2)
+    for i in range(STEPS):
+        first, _ = step(first, batch(i), 0.1)
+        if i == 2 and jax.process_index():
+            leave()
+        (folder / f"step-{i}-{jax.process_index()}").touch()
+    return "no error"
+
+
+def killed(folder: Path) -> Any:
+    return _until_process_1_is_away(folder, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def interrupted(folder: Path) -> Any:
+    return _until_process_1_is_away(folder, lambda: signal.raise_signal(signal.SIGINT))
 
 
 def _submit_divided() -> None:

@@ -1,5 +1,6 @@
 """Steps on devices of two processes: they have one plan, plain jit's results, and end together."""
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.sharded.processes.program import HEARTBEAT_S
 from tests.sharded.processes.two_processes import Ended, run
 
 QUICK = "fsdp,too_small,other_budget,other_step,one_fails,refused"
@@ -104,6 +106,23 @@ def test_a_runtime_and_renewal_on_devices_of_several_processes_are_refused(quick
         assert f"is of process {1 - process}, and this is process {process}" in runtime[1]
         assert "is spread over 8 devices, and the runtime has" in submitted[1]
         assert "Leave renew_above out" in renewing[1]
+
+
+def test_a_process_that_is_interrupted_ends_the_other_with_its_name(tmp_path: Path) -> None:
+    stays, leaves = run("interrupted", tmp_path, timeout_s=120)
+    assert leaves.code == -signal.SIGINT and "KeyboardInterrupt" in leaves.text
+    assert stays.code == 1 and not stays.found
+    assert "DistributedError: Process 1 runs no further step (it has ended with KeyboardInterrupt)" in stays.text
+    assert abs(stays.after_s - leaves.after_s) < 20  # less than jax.distributed waits for a process to end
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_other_with_its_name(tmp_path: Path) -> None:
+    stays, killed = run("killed", tmp_path, timeout_s=120)
+    assert killed.code == -signal.SIGKILL
+    assert stays.code == -signal.SIGABRT and not stays.found  # by jax.distributed, when it misses the heartbeats
+    assert "unhealthy" in stays.text and "/task:1" in stays.text
+    assert stays.after_s - killed.after_s < 4 * HEARTBEAT_S
 
 
 @pytest.mark.slow
