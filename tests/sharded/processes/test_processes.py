@@ -129,7 +129,7 @@ def test_a_process_that_is_killed_ends_the_other_with_its_name(tmp_path: Path) -
 def test_a_step_that_fits_runs_whole_in_both(long: list[Ended]) -> None:
     first, second = _of(long, "whole")
     assert first == second and first["whole"]
-    assert first["losses"] == _of(long, "host_memory")[0]["losses"][:2]
+    assert first["losses"] == first["plain"][:2]
 
 
 @pytest.mark.slow
@@ -145,4 +145,4 @@ def test_all_processes_have_a_plan_for_less_after_the_device_of_one_was_out_of_m
     assert first == second
     before, after = first["peaks"]
     assert after < 0.9 * before
-    np.testing.assert_allclose(first["losses"], _of(long, "host_memory")[0]["losses"], rtol=1e-5)  # rounded in another order
+    np.testing.assert_allclose(first["losses"], _of(long, "whole")[0]["plain"], rtol=1e-5)  # rounded in another order
