@@ -130,6 +130,7 @@ class PlannedCalls:
         """Run the call and return its result. Once this is called, donated arguments may be deleted."""
         if step.followed is not None:
             self._renew(step, step.followed)
+        step.traced.prepared.agreement.refuse_left()
         step.iterations += 1
         if step.running.executor is None:
             try:
@@ -245,7 +246,8 @@ class PlannedCalls:
                     f"options those of the processes {agreement.processes}. Give an argument that the step reads a NamedSharding "
                     "on the mesh that the step names (jax.device_put)."
                 )
-            compare(agreement, self._facts(traced), "step")
+            if len(agreement.processes) > 1:
+                compare(agreement, self._facts(traced), "step")
             if saved is None:
                 free = self._free(traced, call)
                 make = lambda: self._within(free, prepared, lambda: fastest_variant(prepared).prepare())  # noqa: E731
@@ -414,7 +416,11 @@ def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> t
     else:
         watch = Observation() if is_watched(step.iterations) else None
     began = time.perf_counter()
-    results = step.place(executor.run(leaves, watch))
+    try:
+        results = step.place(executor.run(leaves, watch))
+    except BaseException as error:
+        prepared.agreement.leave(error)
+        raise
     if watch is not None:
         watch.step_us = (time.perf_counter() - began) * 1e6
         running.observations.append(watch)

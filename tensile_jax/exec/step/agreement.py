@@ -87,6 +87,18 @@ class Agreement(Protocol):
         """
         ...
 
+    def leave(self, error: BaseException) -> None:
+        """Tell the others that a step has failed in the middle, so that this process runs no further step with them."""
+        ...
+
+    def refuse_left(self) -> None:
+        """Refuse a step if an earlier one has failed in the middle in this process.
+
+        Raises:
+            DistributedError: there was such a step. The others may still wait in it.
+        """
+        ...
+
 
 class Alone:
     """The agreement of one process with itself."""
@@ -109,6 +121,12 @@ class Alone:
 
     def wait_for(self, values: Any) -> None:
         jax.block_until_ready(values)
+
+    def leave(self, error: BaseException) -> None:
+        pass
+
+    def refuse_left(self) -> None:
+        pass
 
 
 ALONE = Alone()
@@ -141,16 +159,20 @@ class Together:
         self._sessions = 0
         self._exchanges = 0
         self._about: str | None = None  # what the open session is about; None if there is none
+        self._heard = False  # whether another process has failed in it
+        self._left = ""  # the error of the step that has failed in the middle
 
     # -- sessions ---------------------------------------------------------------------------------------------------
 
     @contextmanager
     def session(self, what: str) -> Iterator[None]:
         self._sessions += 1
-        self._exchanges, self._about = 0, what
+        self._exchanges, self._about, self._heard = 0, what, False
         try:
             yield
         except BaseException as error:  # also a KeyboardInterrupt: the others must not wait for this process
+            if self._heard:  # the others hear it from the process that has failed
+                raise
             with suppress(jax.errors.JaxRuntimeError):  # the service may be what has failed
                 self._put(f"{self._key}/failed/{self.process}", _failure_of(error))
             raise
@@ -224,6 +246,7 @@ class Together:
         """Raise the error of the first other process that has failed in this session, if one has."""
         for process, content in sorted(self._entries(f"{self._key}/failed/")):
             if process != self.process:
+                self._heard = True
                 raise _error_of(msgspec.json.decode(content, type=_Failure), process, self._about or "")
 
     def _entries(self, place: str) -> list[tuple[int, bytes]]:
@@ -235,7 +258,8 @@ class Together:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def wait_for(self, values: Any) -> None:
-        arrays: list[Any] = [v for v in jax.tree.leaves(values) if isinstance(v, jax.Array) and not v.is_deleted()]
+        # arrays of random keys cannot be asked whether they are ready; what the same launch has made besides can
+        arrays = [v for v in jax.tree.leaves(values) if hasattr(v, "is_ready") and not v.is_deleted()]
         pause, look = _SHORTEST_S, time.monotonic() + _LOOK_S
         try:
             while not all(array.is_ready() for array in arrays):
@@ -247,7 +271,19 @@ class Together:
         except BaseException:
             _UNFINISHED.extend(arrays)
             raise
-        jax.block_until_ready(arrays)
+        jax.block_until_ready(values)
+
+    def leave(self, error: BaseException) -> None:
+        self._left = _told(error)
+        self.say_ended(f"a step has failed in it with {self._left}")
+
+    def refuse_left(self) -> None:
+        if self._left:
+            raise DistributedError(
+                f"An earlier step has failed in the middle in process {self.process} ({self._left}), and the other processes of "
+                f"{_names(self.processes)} may wait in it. Begin all processes again, from the last checkpoint.",
+                processes=(self.process,),
+            )
 
     def say_ended(self, why: str) -> None:
         """Tell the others that this process runs no further step."""
@@ -351,7 +387,7 @@ def _end() -> None:
     """
     error = getattr(sys, "last_value", None)
     one = next((agreement for agreement in _AGREEMENTS.values() if agreement.client is _client()), None)
-    if one is not None:
+    if one is not None and not any(agreement._left for agreement in _AGREEMENTS.values()):
         one.say_ended("it has ended" if error is None else f"it has ended with {_told(error)}")
     if not all(array.is_ready() for array in _UNFINISHED if not array.is_deleted()):
         jax.distributed.shutdown()

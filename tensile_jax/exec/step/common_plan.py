@@ -27,11 +27,12 @@ def planned_for_all(prepared: PreparedStep, make: Callable[[], RunningPlan]) -> 
         TensileError: planning has failed, in whichever process.
     """
     agreement = prepared.agreement
+    if len(agreement.processes) == 1:
+        return make()
     if agreement.leads:
         running = make()
-        if len(agreement.processes) > 1:  # so that all have equal plans, also where a time is a whole number
-            running.plan = _as_decoded(running.plan)
-            running.joined = None if running.joined is None else _as_decoded(running.joined)
+        running.plan = _as_decoded(running.plan)  # so that all have equal plans, also where a time is a whole number
+        running.joined = None if running.joined is None else _as_decoded(running.joined)
         agreement.tell(Run(running.plan, running.joined))
     else:
         running = _follow(prepared)

@@ -12,6 +12,7 @@ import tensile_jax as tensile
 from tensile_jax.budget import Budget
 from tensile_jax.exec.call import planned_calls
 from tensile_jax.exec.call.device_memory import free_memory
+from tensile_jax.exec.step.agreement import Alone
 from tests.builders import batch, fresh, low_budget, running, sgd_step, weights
 
 
@@ -55,6 +56,16 @@ def test_arguments_in_host_memory_do_not_lie_on_the_device() -> None:
 def test_of_several_devices_the_one_with_the_least_free_counts() -> None:
     devices = [Device(bytes_limit=10_000, bytes_in_use=0), Device(bytes_limit=10_000, bytes_in_use=3_000), Device()]
     assert bytes_of(free_memory(devices, [])) == 6_500
+
+
+def test_the_least_free_memory_of_all_processes_counts() -> None:
+    class Two(Alone):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, {"nbytes": 7_000, "share": None, "basis": "what is free on gpu:1", "beside": 0}, None]
+
+    assert free_memory([Device(bytes_limit=10_000, bytes_in_use=0)], [], Two()) == Budget(7_000, None, "what is free on gpu:1")
+    assert bytes_of(free_memory([Device(bytes_limit=5_000, bytes_in_use=0)], [], Two())) == 4_750
+    assert bytes_of(free_memory([Device()], [], Two())) == 7_000
 
 
 def test_where_memory_has_no_known_limit_there_is_none() -> None:

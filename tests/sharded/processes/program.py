@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import tensile_jax as tensile
+from tensile_jax.exec.step.compile import Executable
 
 PROCESSES, STEPS = 2, 5
 HEARTBEAT_S = 10  # jax.distributed calls a process dead of which it has not heard for so long
@@ -219,6 +221,38 @@ def _until_process_1_is_away(folder: Path, leave: Callable[[], None]) -> Any:
             leave()
         (folder / f"step-{i}-{jax.process_index()}").touch()
     return "no error"
+
+
+def fails_in_a_step(folder: Path) -> Any:
+    """A step fails in the middle in process 1, which goes on and tries another one. Process 0 waits in the step."""
+    step, first, errors = tensile.jit(train_step, donate_argnums=0, budget="90%"), state("data", layers=2), []
+    step(first, batch(0), 0.1)
+    (planned,) = step._calls._planned.values()
+    if jax.process_index() and planned.running.executor is not None:
+        planned.running.executor.end = _fail
+    for _ in range(2):
+        errors.append(caught(lambda: step(state("data", layers=2), batch(0), 0.1)))
+    (folder / f"has-failed-{jax.process_index()}").touch()
+    while not all((folder / f"has-failed-{process}").exists() for process in (0, 1)):
+        time.sleep(0.1)  # process 1 does not end before process 0 has its error
+    return errors
+
+
+def _fail(iteration: Any) -> Any:
+    raise OSError("no disk in process 1")
+
+
+def largest_workspaces(folder: Path) -> Any:
+    """XLA reports a larger workspace in process 1."""
+    if jax.process_index():
+        its = Executable.workspace
+        Executable.workspace = lambda self, **sizes: its(self, **sizes) + 4096
+    step = tensile.jit(train_step, donate_argnums=0, budget="90%")
+    step(state("data", layers=2), batch(0), 0.1)
+    (planned,) = step._calls._planned.values()
+    running = planned.running
+    own = running.prepared.workspaces(running.plan, running.executables or ())
+    return [s.workspace_bytes - mine for s, mine in zip(running.plan.segments, own, strict=True)]
 
 
 def killed(folder: Path) -> Any:

@@ -12,7 +12,7 @@ from tests.sharded.processes.program import HEARTBEAT_S
 from tests.sharded.processes.two_processes import Ended, run
 
 QUICK = "fsdp,too_small,other_budget,other_step,one_fails,refused"
-LONG = "data_parallel,host_memory,whole,saved_plan,kept_plans,out_of_memory"
+LONG = "data_parallel,host_memory,whole,saved_plan,kept_plans,out_of_memory,largest_workspaces"
 
 
 def _both(scenarios: str, folder: Path) -> list[Ended]:
@@ -114,6 +114,22 @@ def test_a_process_that_is_interrupted_ends_the_other_with_its_name(tmp_path: Pa
     assert stays.code == 1 and not stays.found
     assert "DistributedError: Process 1 runs no further step (it has ended with KeyboardInterrupt)" in stays.text
     assert abs(stays.after_s - leaves.after_s) < 20  # less than jax.distributed waits for a process to end
+
+
+@pytest.mark.slow
+def test_a_step_that_fails_in_the_middle_in_one_process_ends_it_in_the_other_and_no_further_one_begins(tmp_path: Path) -> None:
+    waits, fails = _of(run("fails_in_a_step", tmp_path, timeout_s=120), "fails_in_a_step")
+    assert fails[0][:2] == ["OSError", "no disk in process 1"]
+    assert "An earlier step has failed in the middle in process 1 (OSError: no disk in process 1)" in fails[1][1]
+    story = "Process 1 runs no further step (a step has failed in it with OSError: no disk in process 1)"
+    assert story in waits[0][1] and waits[0][2] == [1]
+    assert "An earlier step has failed in the middle in process 0" in waits[1][1]
+
+
+@pytest.mark.slow
+def test_the_largest_workspaces_of_all_processes_count(long: list[Ended]) -> None:
+    first, second = _of(long, "largest_workspaces")
+    assert set(first) == {4096} and set(second) == {0}  # more than its own
 
 
 @pytest.mark.slow
