@@ -242,13 +242,40 @@ def _fail(iteration: Any) -> Any:
     raise OSError("no disk in process 1")
 
 
+def local_arguments(folder: Path) -> Any:
+    """Arguments that are not on the mesh yet, and are equal in both: a random key, and arrays of JAX and of NumPy."""
+
+    def step(weights: Any, x: jax.Array, key: jax.Array, shift: Any, scales: Any) -> Any:
+        def loss_of(weights: Any) -> jax.Array:
+            kept = jax.random.bernoulli(key, 0.9, x.shape)
+            y = functools.reduce(lambda y, w: jnp.tanh(y @ w), weights, x * kept + shift)
+            return jnp.mean((y * scales - x) ** 2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(weights)
+        return jax.tree.map(lambda w, g: w - g, weights, gradients), jax.random.split(key)[0], loss
+
+    found: list[Any] = []
+    others = jnp.float32(0.1), np.ones(WIDTH, np.float32)
+    planned = tensile.jit(step, donate_argnums=0, budget="80%")
+    for function in (jax.jit(step, donate_argnums=0), planned):
+        (weights, _), key, loss = state("data", layers=3), jax.random.key(0), 0.0
+        for i in range(3):
+            weights, key, loss = function(weights, batch(i), key, *others)
+        found.append([float(loss), jax.random.key_data(key).tolist(), shards(weights)])
+    whole = planned.plan(state("data", layers=3)[0], batch(0), jax.random.key(0), *others).whole
+    return {"found": found, "whole": whole}
+
+
 def largest_workspaces(folder: Path) -> Any:
     """XLA reports a larger workspace in process 1."""
+    of_xla = Executable.workspace
     if jax.process_index():
-        its = Executable.workspace
-        Executable.workspace = lambda self, **sizes: its(self, **sizes) + 4096
-    step = tensile.jit(train_step, donate_argnums=0, budget="90%")
-    step(state("data", layers=2), batch(0), 0.1)
+        Executable.workspace = lambda self, **sizes: of_xla(self, **sizes) + 4096
+    try:
+        step = tensile.jit(train_step, donate_argnums=0, budget="90%")
+        step(state("data", layers=2), batch(0), 0.1)
+    finally:
+        Executable.workspace = of_xla
     (planned,) = step._calls._planned.values()
     running = planned.running
     own = running.prepared.workspaces(running.plan, running.executables or ())

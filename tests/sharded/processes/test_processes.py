@@ -12,7 +12,7 @@ from tests.sharded.processes.program import HEARTBEAT_S
 from tests.sharded.processes.two_processes import Ended, run
 
 QUICK = "fsdp,too_small,other_budget,other_step,one_fails,refused"
-LONG = "data_parallel,host_memory,whole,saved_plan,kept_plans,out_of_memory,largest_workspaces"
+LONG = "data_parallel,host_memory,whole,saved_plan,kept_plans,out_of_memory,largest_workspaces,local_arguments"
 
 
 def _both(scenarios: str, folder: Path) -> list[Ended]:
@@ -122,14 +122,13 @@ def test_a_step_that_fails_in_the_middle_in_one_process_ends_it_in_the_other_and
     assert fails[0][:2] == ["OSError", "no disk in process 1"]
     assert "An earlier step has failed in the middle in process 1 (OSError: no disk in process 1)" in fails[1][1]
     story = "Process 1 runs no further step (a step has failed in it with OSError: no disk in process 1)"
-    assert story in waits[0][1] and waits[0][2] == [1]
-    assert "An earlier step has failed in the middle in process 0" in waits[1][1]
+    assert all(story in text and processes == [1] for _, text, processes in waits)
 
 
 @pytest.mark.slow
 def test_the_largest_workspaces_of_all_processes_count(long: list[Ended]) -> None:
     first, second = _of(long, "largest_workspaces")
-    assert set(first) == {4096} and set(second) == {0}  # more than its own
+    assert set(first) == set(second) == {4096}  # more than XLA reports
 
 
 @pytest.mark.slow
@@ -139,6 +138,15 @@ def test_a_process_that_is_killed_ends_the_other_with_its_name(tmp_path: Path) -
     assert stays.code == -signal.SIGABRT and not stays.found  # by jax.distributed, when it misses the heartbeats
     assert "The following tasks are unhealthy (stopped sending heartbeats):\n1\n" in stays.text
     assert stays.after_s - killed.after_s < 4 * HEARTBEAT_S
+
+
+@pytest.mark.slow
+def test_keys_and_arrays_that_each_process_has_are_taken_as_by_jit(long: list[Ended]) -> None:
+    for one in _of(long, "local_arguments"):
+        (loss, key, shards), (our_loss, our_key, ours) = one["found"]
+        assert key == our_key and not one["whole"]
+        np.testing.assert_allclose(our_loss, loss, rtol=1e-5)  # cut and recomputed, sums are rounded in another order
+        np.testing.assert_allclose(ours, shards, atol=1e-5)
 
 
 @pytest.mark.slow
