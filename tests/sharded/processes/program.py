@@ -242,6 +242,22 @@ def _fail(iteration: Any) -> Any:
     raise OSError("no disk in process 1")
 
 
+def one_program(folder: Path) -> Any:
+    """All segments in one launch, as on GPUs: as planned, and as a saved plan."""
+    keep_barriers = {"xla_disable_hlo_passes": "cse,cse_barrier_expander"}  # which XLA for CPUs would drop
+    losses, _ = trained(jax.jit(train_step, donate_argnums=0), state(layers=4), 2, rows=16 * BATCH)
+    step = tensile.jit(train_step, donate_argnums=0, budget="80%", launch="program", compiler_options=keep_barriers)
+    ours, mine = trained(step, state(layers=4), 2, rows=16 * BATCH)
+    plan = step.plan(mine, batch(0, rows=16 * BATCH), 0.1)
+    again = tensile.jit(train_step, donate_argnums=0, plan=plan, compiler_options=keep_barriers)
+    saved, _ = trained(again, state(layers=4), 2, rows=16 * BATCH)
+    return {
+        "losses": losses, "ours": ours, "saved": saved, "plan": msgspec.json.encode(plan).decode(), "launch": plan.launch,
+        "launches": [step.report().launches, again.report().launches], "segments": len(plan.segments),
+        "peaks": [step.report().peak_bytes, plan.peak_bytes, plan.budget_bytes],
+    }  # fmt: skip
+
+
 def local_arguments(folder: Path) -> Any:
     """Arguments that are not on the mesh yet, and are equal in both: a random key, and arrays of JAX and of NumPy."""
 

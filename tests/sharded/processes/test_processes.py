@@ -12,7 +12,7 @@ from tests.sharded.processes.program import HEARTBEAT_S
 from tests.sharded.processes.two_processes import Ended, run
 
 QUICK = "fsdp,too_small,other_budget,other_step,one_fails,refused"
-LONG = "data_parallel,host_memory,whole,saved_plan,kept_plans,out_of_memory,largest_workspaces,local_arguments"
+LONG = "data_parallel,host_memory,whole,saved_plan,kept_plans,out_of_memory,largest_workspaces,local_arguments,one_program"
 
 
 def _both(scenarios: str, folder: Path) -> list[Ended]:
@@ -138,6 +138,17 @@ def test_a_process_that_is_killed_ends_the_other_with_its_name(tmp_path: Path) -
     assert stays.code == -signal.SIGABRT and not stays.found  # by jax.distributed, when it misses the heartbeats
     assert "The following tasks are unhealthy (stopped sending heartbeats):\n1\n" in stays.text
     assert stays.after_s - killed.after_s < 4 * HEARTBEAT_S
+
+
+@pytest.mark.slow
+def test_a_step_in_one_launch_is_that_of_jit_in_both(long: list[Ended]) -> None:
+    first, second = _of(long, "one_program")
+    assert first == second
+    np.testing.assert_allclose(first["ours"], first["losses"], rtol=1e-5)  # recomputed, sums are rounded in another order
+    assert first["saved"] == first["ours"]
+    assert first["launch"] == "program" and first["launches"] == [1, 1] and first["segments"] > 1
+    measured, planned, budget = first["peaks"]
+    assert measured == planned <= budget
 
 
 @pytest.mark.slow
