@@ -19,6 +19,7 @@ from tensile_jax.errors import (
     BudgetTooSmall,
     CheckpointError,
     ClusterError,
+    DistributedError,
     InvalidPlan,
     JobFailed,
     JobsFileError,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from tensile_jax.plan_format import Plan
 
 __all__ = [
-    "BudgetError", "BudgetTooSmall", "CheckpointError", "ClusterError", "Entrypoint", "InvalidPlan", "Job", "JobFailed",
-    "JobsFileError", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied", "Report", "Runtime",
+    "BudgetError", "BudgetTooSmall", "CheckpointError", "ClusterError", "DistributedError", "Entrypoint", "InvalidPlan", "Job",
+    "JobFailed", "JobsFileError", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied", "Report", "Runtime",
     "TensileError", "TraceError", "jit", "nnx", "ray", "to_device",
 ]  # fmt: skip
 

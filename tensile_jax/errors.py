@@ -10,6 +10,7 @@
     ├── OutOfMemory (also RuntimeError) the device refused an allocation, and nothing more could be moved to the host
     ├── ProcessDied (also RuntimeError) the process of an isolated job ended, or had to be ended
     ├── JobFailed (also RuntimeError)   a job has no result; its cause is the error that made it fail
+    ├── DistributedError (also RuntimeError) processes of jax.distributed disagree, or one of them has failed or does not answer
     ├── ClusterError (also RuntimeError) a Ray cluster cannot be reached, or has died
     └── CheckpointError                 a checkpoint cannot be written, or is not fit to be restored
 
@@ -102,6 +103,18 @@ class ProcessDied(TensileError, RuntimeError):
         super().__init__(message)
         self.job = job
         self.exit_code = exit_code
+
+
+class DistributedError(TensileError, RuntimeError):
+    """The processes of a step (`jax.distributed`) disagree, or one of them has failed or does not answer.
+
+    Attributes:
+        processes: the numbers of the processes that differ from the others, have failed or do not answer; empty if not known.
+    """
+
+    def __init__(self, message: str, *, processes: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.processes = processes
 
 
 class ClusterError(TensileError, RuntimeError):

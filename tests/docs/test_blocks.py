@@ -12,12 +12,14 @@ The blocks of a page are run in one folder, in their order. A comment above a bl
     <!-- test: a run in FOLDER -->   the commands steer a run, for which something stands in
     <!-- test: a cluster -->         there is a Ray cluster with two devices, which `--ray auto` finds
     <!-- test: eight devices -->     the block runs in a process of its own, whose CPU stands in for eight devices
+    <!-- test: two processes -->     the block runs in two processes, each with a CPU that stands in for four devices
     <!-- test: exit code N, ... -->  how the commands end
 
 Commands are given a small model in the place of a large one, and a small jobs.toml. Programs are given fewer layers.
 """
 
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -106,13 +108,14 @@ class Reader:
             assert done.returncode == 0, done.stderr
             self.printed = done.stdout
             return
+        if block.note == "two processes":
+            self.printed = "".join(in_two_processes(fewer_layers(block.text)))
+            return
         if block.note != "continues":
             self.names = {"__name__": "__main__"}
-        printed, text = StringIO(), block.text
-        for many, fewer in FEWER_LAYERS.items():
-            text = text.replace(many, fewer)
+        printed = StringIO()
         with redirect_stdout(printed):
-            exec(compile(text, block.place, "exec"), self.names)  # noqa: S102 # our own page
+            exec(compile(fewer_layers(block.text), block.place, "exec"), self.names)  # noqa: S102 # our own page
         self.printed = printed.getvalue()
         if "last_loss" in self.names:
             assert self.names["last_loss"] < self.names["first_loss"], block.place
@@ -152,6 +155,42 @@ class Reader:
             assert asked <= set(extras), f"{place}: {asked}"
         else:
             assert first in ("git", ".venv/bin/python") or (ROOT / first).is_file(), f"{place}: {first}"
+
+
+def fewer_layers(text: str) -> str:
+    for many, fewer in FEWER_LAYERS.items():
+        text = text.replace(many, fewer)
+    return text
+
+
+def in_two_processes(text: str) -> list[str]:
+    """What a program prints in each of two processes, which take themselves for tasks of a Slurm job on this machine."""
+    job = str(random.SystemRandom().randrange(2**20))  # jax.distributed takes the port from it
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",  # and compile quickly
+        "JAX_PLATFORMS": "cpu",
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+        "SLURM_JOB_ID": job, "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1",
+    }  # fmt: skip
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", text],
+            env={**environment, "SLURM_PROCID": task, "SLURM_LOCALID": task},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for task in ("0", "1")
+    ]
+    try:
+        printed = [one.communicate(timeout=200) for one in running]
+    finally:
+        for one in running:
+            one.kill()
+    for one, (_, errors) in zip(running, printed, strict=True):
+        assert one.returncode == 0, errors
+    return [out for out, _ in printed]
 
 
 @contextmanager

@@ -16,20 +16,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import msgspec
 
 from tensile_jax.budget import Budget
+from tensile_jax.exec.step.agreement import ALONE, Agreement
 from tensile_jax.exec.step.transfer import Device, nbytes_on_a_device, on_host
 
 _MARGIN = 0.05  # of the allocator's limit
 
 
-def free_memory(devices: Sequence[Device], arguments: Sequence[Any]) -> Budget | None:
+def free_memory(devices: Sequence[Device], arguments: Sequence[Any], agreement: Agreement = ALONE) -> Budget | None:
     """The budget for a step with these flat arguments, if the user gave none; None if the device's memory has no known limit.
 
-    Of several devices, the one with the least free memory counts.
+    Of several devices, the one with the least free memory counts. Each process knows the memory of its own devices, and tells it
+    to the other processes of the step.
     """
-    found = [budget for device in devices if (budget := _free_on(device, arguments)) is not None]
-    return min(found, key=lambda budget: budget.resolve(0), default=None)
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    found = [budget for device in own if (budget := _free_on(device, arguments)) is not None]
+    least = min(found, key=lambda budget: budget.resolve(0), default=None)
+    told = agreement.gather(None if least is None else msgspec.to_builtins(least))
+    known = [msgspec.convert(budget, Budget) for budget in told if budget is not None]
+    return min(known, key=lambda budget: budget.resolve(0), default=None)
 
 
 def _free_on(device: Device, arguments: Sequence[Any]) -> Budget | None:

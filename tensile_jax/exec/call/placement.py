@@ -2,7 +2,8 @@
 
 `jax.jit` runs on the devices to which arguments are committed, or on the devices that `in_shardings`, `out_shardings`, `device`,
 `backend` or the mesh in force name. Without any of these it runs on the default device, and does not commit its results
-to that device. A call on several devices runs on a mesh, and all its arguments and options name the same devices.
+to that device. A call on several devices runs on a mesh, and all its arguments and options name the same devices. These may be
+devices of several processes (`jax.distributed`), each of which makes the call.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ class Placement:
     """The devices of a call, and whether its results are committed to them.
 
     Attributes:
-        device: the device on which all segments run; the first of the mesh, if there are several.
+        device: the device on which all segments run; if there are several, the first one of this process in the mesh.
         committed: whether results are committed to the device, as far as the call's arguments and options say.
         plain: whether every result of `jax.jit` has a `SingleDeviceSharding` in device memory. If not, the whole step must be
             compiled to find out its results' shardings, unless it runs on several devices.
@@ -52,26 +53,30 @@ def placement_of(leaves: Sequence[Any], options: Mapping[str, Any], named: Seque
         named: shardings and memory spaces that the step itself names.
 
     Raises:
-        TraceError: the call names several devices, but not as one mesh of this process's devices.
+        TraceError: the call names several devices, but not as one mesh.
     """
     asked = options.get("device") or (jax.local_devices(backend=options["backend"])[0] if options.get("backend") else None)
     if asked is not None:
         return Placement(asked, True, True)
-    given = [("the arguments", leaf.sharding) for leaf in leaves if is_committed(leaf)]
-    stated = [(name, place) for name in ("in_shardings", "out_shardings") for place in jax.tree.leaves(options.get(name))]
-    inner = [("the step itself", place) for place in named]
-    in_force = [("the mesh in force (jax.set_mesh)", mesh)] if (mesh := mesh_in_force()) is not None else []
-    places = [(name, place) for name, place in (*given, *stated, *inner, *in_force)]
+    given, stated, inner, in_force = _places(leaves, options, named)
+    places = [*given, *stated, *inner, *in_force]
     named_by: dict[Device, str] = {}
     for name, place in places:
         for device in _devices_of(place):
             named_by.setdefault(device, name)
     return Placement(
-        device=next(iter(named_by)) if named_by else _default_device(),
+        device=_first_here(named_by) if named_by else _default_device(),
         committed=bool(given or stated or inner or in_force),
         plain=not stated and not in_force and all(_is_plain(place) for _, place in (*given, *inner)),
         meshes=_meshes(places, named_by) if len(named_by) > 1 else (),
     )
+
+
+def named_devices(leaves: Sequence[Any], options: Mapping[str, Any]) -> frozenset[Device]:
+    """The devices that the arguments of a call and its options name, apart from what the step itself names."""
+    if options.get("device") or options.get("backend"):
+        return frozenset()
+    return frozenset(d for places in _places(leaves, options, ()) for _, place in places for d in _devices_of(place))
 
 
 def on_mesh(
@@ -133,6 +138,25 @@ def is_committed(leaf: Any) -> bool:
     return is_bound and isinstance(leaf.sharding, Sharding)
 
 
+_Places = list[tuple[str, Any]]
+"""What names devices, and that as which it names them: a sharding, a mesh or a memory space."""
+
+
+def _places(leaves: Sequence[Any], options: Mapping[str, Any], named: Sequence[Any]) -> tuple[_Places, _Places, _Places, _Places]:
+    """What the arguments, the options, the step itself and the mesh in force name."""
+    given = [("the arguments", leaf.sharding) for leaf in leaves if is_committed(leaf)]
+    stated = [(name, place) for name in ("in_shardings", "out_shardings") for place in jax.tree.leaves(options.get(name))]
+    inner = [("the step itself", place) for place in named]
+    in_force = [("the mesh in force (jax.set_mesh)", mesh)] if (mesh := mesh_in_force()) is not None else []
+    return given, stated, inner, in_force
+
+
+def _first_here(devices: Iterable[Device]) -> Device:
+    """The first of the devices that is of this process; the first of all, if none is."""
+    found = list(devices)
+    return next((device for device in found if device.process_index == jax.process_index()), found[0])
+
+
 def _is_stated(place: Any) -> bool:
     return place is None or isinstance(place, Sharding | PartitionSpec)
 
@@ -148,7 +172,7 @@ def _meshes(places: Sequence[tuple[str, Any]], named_by: Mapping[Device, str]) -
     """The meshes that are named, each once; all have all of these devices.
 
     Raises:
-        TraceError: the devices are not those of one mesh, or not all of this process.
+        TraceError: the devices are not those of one mesh.
     """
     found: dict[Mesh, None] = {}
     for name, place in places:
@@ -162,12 +186,6 @@ def _meshes(places: Sequence[tuple[str, Any]], named_by: Mapping[Device, str]) -
                 "argument a NamedSharding on one mesh of all devices (jax.device_put), or use jax.jit for this step."
             )
         found[mesh] = None
-    elsewhere = [device for device in named_by if device.process_index != jax.process_index()]
-    if elsewhere:
-        raise TraceError(
-            f"The step involves devices of several processes ({elsewhere[0]} is of process {elsewhere[0].process_index}), and a "
-            "plan is for the devices of one process. Use jax.jit for this step."
-        )
     return tuple(found)
 
 

@@ -5,33 +5,40 @@ step that is equal to an earlier one takes over its plan. Any traced step takes 
 
 The plain jitted function takes calls inside another transformation, calls under `jax.disable_jit`, and calls whose plan is to run
 the whole step as one executable. For every other call, the segments of the plan run one after another.
+
+A step on devices of several processes is called in each of these. One of them plans for all (`exec/step/agreement.py`), and in
+iterations that are watched anyway the processes tell one another whether the device of one was out of memory.
 """
 
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
 import jax
 from jax.tree_util import tree_unflatten
 
+from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall, OutOfMemory, TraceError
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.device_memory import free_memory
 from tensile_jax.exec.call.donation import refuse_unusable
 from tensile_jax.exec.call.followed_plan import FollowedPlan
 from tensile_jax.exec.call.options import JitOptions, PlanRequest
-from tensile_jax.exec.call.placement import Placement, is_committed, on_mesh, placement_of
+from tensile_jax.exec.call.placement import Placement, is_committed, named_devices, on_mesh, placement_of
 from tensile_jax.exec.call.plan_folder import PlanFolder
 from tensile_jax.exec.call.report import Report, report_of
 from tensile_jax.exec.call.results import ResultPlacer
 from tensile_jax.exec.call.signature import Call, Signature, SignatureReader, debugs_numbers
+from tensile_jax.exec.step.agreement import agreement_of, compare, writes_files
+from tensile_jax.exec.step.common_plan import digest_of, planned_for_all
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.executor import WATCHED_FIRST, Executor, Observation, is_out_of_memory, is_watched
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan, package_version
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
-from tensile_jax.exec.step.transfer import Device, Transfer, in_device_memory, to_device
+from tensile_jax.exec.step.transfer import Device, Transfer, divided_as, in_device_memory, to_device
 from tensile_jax.exec.step.variants import fastest_variant, prepare_for_less, variant_of
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace import shape_struct, trace_step
@@ -67,6 +74,11 @@ class PlannedStep:
     followed: FollowedPlan | None = None
     iterations: int = 0
 
+    @property
+    def agrees(self) -> bool:
+        """Whether the step runs on devices of several processes, which must agree before another plan replaces this one."""
+        return len(self.traced.prepared.agreement.processes) > 1
+
 
 class PlannedCalls:
     """The calls of `function`, and the plans under which they run.
@@ -88,7 +100,7 @@ class PlannedCalls:
         self._planned: dict[Signature, PlannedStep] = {}
         self._latest: Signature | None = None
         self._preparing = threading.RLock()
-        self._folder = None if request.keep_plans is None else PlanFolder(request.keep_plans)
+        self._folder = PlanFolder(request.keep_plans) if request.keep_plans is not None and writes_files() else None
 
     def read(self, args: _Args, kwargs: _Kwargs) -> Call | None:
         """The call with these arguments; None if plain `jax.jit` must run it."""
@@ -118,12 +130,13 @@ class PlannedCalls:
         """Run the call and return its result. Once this is called, donated arguments may be deleted."""
         if step.followed is not None:
             self._renew(step, step.followed)
+        step.traced.prepared.agreement.refuse_left()
         step.iterations += 1
         if step.running.executor is None:
             try:
                 return self._run_whole(step, call.any_on_host, args, kwargs)
             except Exception as error:
-                if not _plan_for_less(step, call, error):
+                if step.agrees or not _plan_for_less(step, call, error):
                     raise
                 self._keep(step)
         executor = step.running.executor
@@ -133,7 +146,7 @@ class PlannedCalls:
             results, replaced = _run_segments(step, executor, leaves)
         except OutOfMemory as error:
             # one program has either run or done nothing
-            if step.running.plan.launch == "segments" or not _plan_for_less(step, call, error):
+            if step.agrees or step.running.plan.launch == "segments" or not _plan_for_less(step, call, error):
                 raise
             self._keep(step)
             step.iterations -= 1
@@ -152,7 +165,7 @@ class PlannedCalls:
     def _keep(self, step: PlannedStep) -> None:
         """Record that the step has a plan that it has not had before."""
         step.plans.append((step.iterations, step.running.plan))
-        if self._folder is not None:
+        if self._folder is not None and step.traced.prepared.agreement.leads:
             self._folder.add(step.running.plan)
 
     def _run_whole(self, step: PlannedStep, any_on_host: bool, args: _Args, kwargs: _Kwargs) -> Any:
@@ -160,8 +173,12 @@ class PlannedCalls:
         if any_on_host:
             args, kwargs = self._signatures.map_dynamic(to_device, args, kwargs)
         result = self._jitted(*args, **kwargs)
-        if step.iterations <= WATCHED_FIRST:
+        watched = step.iterations <= WATCHED_FIRST
+        if step.agrees and step.traced.placement.device.platform == "cpu":
+            step.traced.prepared.agreement.wait_for(result)  # as an `Executor` does
+        elif watched:
             jax.block_until_ready(result)
+        if watched:
             step_us = (time.perf_counter() - began) * 1e6
             step.running.observations.append(Observation(peak_bytes=step.running.plan.peak_bytes, step_us=step_us))
         return result
@@ -177,7 +194,7 @@ class PlannedCalls:
         traced, saved = self._trace(call, args, kwargs), self._request.saved_plan
         prepared = traced.prepared
         if saved is None:
-            return self._within_device(traced, call, lambda: fastest_variant(prepared).predict())
+            return self._within(self._free(traced, call), prepared, lambda: fastest_variant(prepared).predict())
         refuse_saved(variant_of(prepared, saved), saved)
         return saved
 
@@ -219,12 +236,24 @@ class PlannedCalls:
 
     def _plan(self, call: Call, args: _Args, kwargs: _Kwargs) -> PlannedStep:
         """Make the plan for this call and compile it."""
-        traced, saved = self._trace(call, args, kwargs), self._request.saved_plan
-        prepared = traced.prepared
-        if saved is None:
-            running = self._within_device(traced, call, lambda: fastest_variant(prepared).prepare())
-        else:
-            running = load(variant_of(prepared, saved), saved)
+        agreement = agreement_of(named_devices(call.leaves, self._jit_options))
+        with agreement.session(f"the plan of {getattr(self._function, '__name__', 'the step')!r}"):
+            traced, saved = self._trace(call, args, kwargs), self._request.saved_plan
+            prepared = traced.prepared
+            if prepared.agreement is not agreement:
+                raise TraceError(
+                    f"The step itself names devices of the processes {prepared.agreement.processes}, and its arguments and "
+                    f"options those of the processes {agreement.processes}. Give an argument that the step reads a NamedSharding "
+                    "on the mesh that the step names (jax.device_put)."
+                )
+            if len(agreement.processes) > 1:
+                compare(agreement, self._facts(traced), "step")
+            if saved is None:
+                free = self._free(traced, call)
+                make = lambda: self._within(free, prepared, lambda: fastest_variant(prepared).prepare())  # noqa: E731
+            else:
+                make = lambda: load(variant_of(prepared, saved), saved)  # noqa: E731
+            running = planned_for_all(prepared, make)
         step = PlannedStep(traced, running, _placer_of(traced, running), [])
         if self._request.renew_above is not None:
             settings = traced.settings
@@ -233,15 +262,40 @@ class PlannedCalls:
         self._planned[call.signature] = step
         return step
 
-    def _within_device(self, traced: _Traced, call: Call, make: Callable[[], _Made]) -> _Made:
+    def _facts(self, traced: _Traced) -> dict[str, str]:
+        """What must be the same in all processes of the step, by its name."""
+        request, graph, budget = self._request, traced.prepared.graph, self._request.budget
+        options = {
+            name: getattr(request, name)
+            for name in ("max_slowdown", "policy", "state_memory", "launch", "open_loops", "respect_checkpoint")
+        }
+        saved = request.saved_plan
+        return {
+            "the version of tensile_jax": package_version(),
+            "the version of jax": f"{jax.__version__} with jaxlib {version('jaxlib')}",
+            "budget": _shown(budget),
+            **{name: repr(value) for name, value in options.items()},
+            "plan": "None" if saved is None else f"that of {saved.program!r} {digest_of(saved)}",
+            "compiler_options": repr(self._jit_options.get("compiler_options")),
+            "whether JAX looks for NaNs": repr(debugs_numbers()),
+            "the mesh": ", ".join(str(device.id) for device in traced.placement.devices),
+            "the fingerprint of the step": graph.fingerprint,
+        }
+
+    def _free(self, traced: _Traced, call: Call) -> Budget | None:
+        """The free memory of the device, if that is the budget since the user gave none; None if it is not, or is not known."""
+        if self._request.budget is not None or self._request.max_slowdown is not None:
+            return None
+        return free_memory(traced.placement.devices, call.leaves, traced.prepared.agreement)
+
+    def _within(self, free: Budget | None, prepared: PreparedStep, make: Callable[[], _Made]) -> _Made:
         """What `make` makes of the step under the user's budget, or under the free memory of the device if the user gave none.
 
         If no plan needs as little as is free, the step runs as plain jit runs it.
         """
-        if self._request.budget is not None or self._request.max_slowdown is not None:
+        if free is None:
             return make()
-        prepared = traced.prepared
-        prepared.budget = free_memory(traced.placement.devices, call.leaves)
+        prepared.budget = free
         try:
             return make()
         except BudgetTooSmall:
@@ -303,7 +357,13 @@ class PlannedCalls:
                 debugs_numbers=debugs_numbers(),
             )
         )
-        prepared = PreparedStep(step, request.budget, options, compiler, same=same)
+        agreement = agreement_of(placement.devices)
+        if request.renew_above is not None and len(agreement.processes) > 1:
+            raise ValueError(
+                f"renew_above={request.renew_above!r} replaces a plan when measured latencies have drifted, and each of the "
+                f"processes {agreement.processes} of this step measures its own. Leave renew_above out."
+            )
+        prepared = PreparedStep(step, request.budget, options, compiler, same=same, agreement=agreement)
         return _Traced(prepared, placement, settings, trace_s)
 
 
@@ -319,6 +379,12 @@ def _placer_of(traced: _Traced, running: RunningPlan) -> Callable[[list[Any]], l
     else:
         shardings = None if traced.placement.plain else jax.tree.leaves(prepared.whole_executable().output_shardings)
     return ResultPlacer(prepared.compiler, passed_on, shardings)
+
+
+def _shown(budget: Budget | None) -> str:
+    if budget is None or budget.share is None:
+        return "None" if budget is None else f"{budget.nbytes} bytes"
+    return f"{100 * budget.share:.6g}% of plain jit's peak"
 
 
 def _plan_for_less(step: PlannedStep, call: Call, error: Exception) -> bool:
@@ -350,19 +416,42 @@ def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> t
     else:
         watch = Observation() if is_watched(step.iterations) else None
     began = time.perf_counter()
-    results = step.place(executor.run(leaves, watch))
+    try:
+        results = step.place(executor.run(leaves, watch))
+    except BaseException as error:
+        prepared.agreement.leave(error)
+        raise
     if watch is not None:
         watch.step_us = (time.perf_counter() - began) * 1e6
         running.observations.append(watch)
     if followed is not None:
         followed.seen(running, watch)
-    if executor.needs_lower_budget:
-        executor.needs_lower_budget = False
-        lower = prepare_for_less(running)
-        if lower is not running:
-            lower.observations.append(watch or Observation(running.plan.peak_bytes))
-            step.running, replaced = lower, True
+    lower = _next_plan(step, executor)
+    if lower is not running:
+        lower.observations.append(watch or Observation(running.plan.peak_bytes))
+        step.running, replaced = lower, True
     return tree_unflatten(prepared.step.out_tree, results), replaced
+
+
+def _next_plan(step: PlannedStep, executor: Executor) -> RunningPlan:
+    """The plan of the next iteration: the plan in use, or one for less memory if the device was out of memory in this one.
+
+    If the step runs on devices of several processes, they agree on it in watched iterations. Until then, each iteration recovers.
+    """
+    running, agreement = step.running, step.traced.prepared.agreement
+    if not step.agrees:
+        if not executor.needs_lower_budget:
+            return running
+        executor.needs_lower_budget = False
+        return prepare_for_less(running)
+    if not is_watched(step.iterations):
+        return running
+    with agreement.session(f"whether a device was out of memory in {running.plan.program!r}"):
+        if not any(agreement.gather(executor.needs_lower_budget)):
+            return running
+        executor.needs_lower_budget = False
+        lower = planned_for_all(running.prepared, lambda: prepare_for_less(running))
+    return running if lower.plan == running.plan else lower
 
 
 def _brought(call: Call, traced: _Traced) -> list[Any]:
@@ -372,7 +461,7 @@ def _brought(call: Call, traced: _Traced) -> list[Any]:
         if call.all_arrays and None not in call.signature.placements:
             return call.leaves
         return [
-            leaf if is_committed(leaf) or not used or v not in divided.of else jax.device_put(leaf, divided.of[v])
+            leaf if is_committed(leaf) or not used or v not in divided.of else divided_as(leaf, divided.of[v])
             for leaf, v, used in zip(call.leaves, program.inputs, program.used, strict=True)
         ]
     device = traced.placement.device

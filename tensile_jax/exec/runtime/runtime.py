@@ -478,13 +478,19 @@ def _devices_of(device: Any, devices: Any) -> tuple[Any, ...]:
     """
     if device is not None and devices is not None:
         raise ValueError(f"device={device!r} and devices={devices!r} both say where jobs run. Pass one of them.")
-    found = (jax.devices()[0] if device is None else device,) if devices is None else tuple(devices)
+    found = (jax.local_devices()[0] if device is None else device,) if devices is None else tuple(devices)
     for one in found:
         if not isinstance(one, jax.Device):
             name = "device" if devices is None else "devices"
             raise TypeError(f"{name} must be one of jax.devices(), such as jax.devices()[0]: got {one!r}.")
-    elsewhere = [one for one in found if one.process_index != jax.process_index() or one.platform != found[0].platform]
-    if not found or len(set(found)) < len(found) or elsewhere:
+    elsewhere = [one for one in found if one.process_index != jax.process_index()]
+    if elsewhere:
+        raise ValueError(
+            f"devices must be devices of this process, of which jax.local_devices() are some: {elsewhere[0]} is of process "
+            f"{elsewhere[0].process_index}, and this is process {jax.process_index()}. Jobs that run at different times in each "
+            "process would launch in different orders. Train one step on devices of several processes with tensile_jax.jit."
+        )
+    if not found or len(set(found)) < len(found) or any(one.platform != found[0].platform for one in found):
         raise ValueError(f"devices must be different devices of this process and of one platform: got {devices!r}.")
     return found
 

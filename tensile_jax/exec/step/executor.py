@@ -18,6 +18,9 @@ segment is taken when the segment is launched, not when it runs, so each launch 
 Effects (callbacks, debug prints) happen once, where their segment runs. Segments run in the order of their launches: on a GPU
 because they share a stream, and on a CPU because each launch waits. On a CPU, an iteration with effects also ends before the
 next one begins. A segment for which the device had no memory has not begun, so it has had no effect.
+
+If the step runs on devices of several processes, a launch may wait for another process. On a CPU, the executor then waits for
+all results, so that it notices if another process has ended (`agreement.py`).
 """
 
 import time
@@ -28,6 +31,7 @@ from typing import Any
 import jax
 
 from tensile_jax.errors import OutOfMemory
+from tensile_jax.exec.step.agreement import ALONE, Agreement
 from tensile_jax.exec.step.instructions import (
     FinishSwapIn,
     FinishSwapOut,
@@ -89,6 +93,7 @@ class Executor:
         transfer: Transfer,
         *,
         run_ahead: bool,
+        agreement: Agreement = ALONE,
     ) -> None:
         self._program = instructions
         self._constants = [
@@ -97,6 +102,8 @@ class Executor:
         self._transfer = transfer
         self._used = _slots_used(instructions)
         self._run_ahead = run_ahead
+        self._waits_for = jax.block_until_ready if run_ahead else agreement.wait_for
+        self._waits_at_end = not run_ahead and len(agreement.processes) > 1
         self.passive_swap_ins = 0
         self.out_of_memory = 0
         self.needs_lower_budget = False
@@ -109,8 +116,8 @@ class Executor:
             if type(instruction) is not FinishSwapIn:  # here a launch may be issued before its inputs have arrived
                 perform(instruction)
         results = self.end(iteration)
-        if watch is not None:
-            jax.block_until_ready(results)
+        if watch is not None or self._waits_at_end:
+            self._waits_for(results)
         return results
 
     def begin(self, arguments: Sequence[Any], watch: Observation | None = None) -> "Iteration":
@@ -128,7 +135,7 @@ class Executor:
         program, env, host = self._program, iteration.env, iteration.host
         latest = iteration.latest
         if program.effectful and not self._run_ahead and latest is not None and not latest.is_deleted():
-            latest.block_until_ready()
+            self._waits_for(latest)
         results = [env[slot] if env[slot] is not None else host[slot] for slot in program.outputs]
         if self.needs_lower_budget:  # copy back what recovery sent to the host, but not what the plan leaves there
             results = [
@@ -237,7 +244,7 @@ class Iteration:
     def _launch(self, launch: Launch) -> None:
         env, watch, previous = self.env, self.watch, self.latest
         if self._wait and previous is not None and not previous.is_deleted():
-            previous.block_until_ready()
+            self._executor._waits_for(previous)
         began = time.perf_counter() if watch is not None else 0.0
         if self._careful or watch is not None:
             self._fetch(launch.inputs)
@@ -309,7 +316,7 @@ class Iteration:
     def _observe(self, watch: Observation, workspace_bytes: int, made: Any, began: float) -> None:
         """Record the bytes on the device while the segment runs: all live arrays, the segment's outputs and its workspace."""
         if watch.timed:
-            jax.block_until_ready(made)
+            self._executor._waits_for(made)
             watch.segment_us.append((time.perf_counter() - began) * 1e6)
         held = [v for v in self.env if isinstance(v, jax.Array) and not on_host(v) and not v.is_deleted()]
         live = sum(nbytes_on_a_device(v) for v in (*held, *made) if isinstance(v, jax.Array))

@@ -6,6 +6,9 @@ The planner (`plan/planner.py`) estimates each segment's workspace until XLA has
 the estimate. If the plan with these figures exceeds the budget, the planner chooses again, with what is known now, until a plan's
 *compiled* peak is within the budget. If no choice is left, plans with the least peaks are compiled, so that the error can name a
 budget that is known to work.
+
+If the step runs on devices of several processes, one of them does this, and tells the others what to compile (`orders.py`). The
+largest workspace in any of the processes counts.
 """
 
 import time
@@ -20,6 +23,7 @@ import jax
 
 from tensile_jax.budget import Budget, too_small_for_step
 from tensile_jax.errors import BudgetTooSmall, InvalidPlan
+from tensile_jax.exec.step.agreement import ALONE, Agreement
 from tensile_jax.exec.step.compile import GPUS, Compiler, Executable, peak_of
 from tensile_jax.exec.step.confirmed_plans import Confirmed, confirmed_for
 from tensile_jax.exec.step.executor import Executor, Observation
@@ -27,7 +31,8 @@ from tensile_jax.exec.step.instructions import instructions_of
 from tensile_jax.exec.step.kept_plans import Kept, keep, kept_file, load
 from tensile_jax.exec.step.lower import SegmentBuilder
 from tensile_jax.exec.step.one_program import program_code
-from tensile_jax.exec.step.transfer import Transfer, is_divided
+from tensile_jax.exec.step.orders import CompilePrograms, CompileSegments, CompileWhole
+from tensile_jax.exec.step.transfer import Transfer, divided_as, is_divided
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.plan import Choice, DeviceProfile, Goal, Measured, Planned, Planner
 from tensile_jax.plan.analysis.access import AccessSequence
@@ -110,6 +115,7 @@ class PreparedStep:
     Args:
         same: another trace of an equal step with equal options, if there is one. Its planner is used, and what compiling it has
             shown so far. Under the same budget, both have the same plan.
+        agreement: how the processes agree of which the step uses devices.
     """
 
     def __init__(
@@ -120,8 +126,10 @@ class PreparedStep:
         compiler: Compiler,
         *,
         same: "PreparedStep | None" = None,
+        agreement: Agreement = ALONE,
     ) -> None:
         self.step = step
+        self.agreement = agreement
         self.budget = budget
         self.options = options
         self.planner = (
@@ -192,13 +200,19 @@ class PreparedStep:
     def whole_executable(self) -> Any:
         """Plain `jax.jit`'s own executable of the step."""
         if self._whole is None:
+            self.agreement.tell(CompileWhole())
+            self.compile_whole()
+        return self._whole
+
+    def compile_whole(self) -> None:
+        """Compile plain `jax.jit`'s executable, if that was not done yet, and learn its peak, the largest of all processes."""
+        if self._whole is None:
             self._tell("compiling plain jit", 0, 1)
             began = time.perf_counter()
             self._whole = self.compiler.compile_whole(self.step.traced)
             self.jit_compile_s = time.perf_counter() - began
-            self.measured = replace(self.measured, whole=peak_of(self._whole))
             self._tell("compiling plain jit", 1, 1)
-        return self._whole
+        self.measured = replace(self.measured, whole=max(self.agreement.gather(peak_of(self._whole))))
 
     def limit(self) -> float:
         """The budget in bytes; infinite if there is none. If `max_slowdown` was given, the least memory that it allows for."""
@@ -543,6 +557,7 @@ class PreparedStep:
 
     def compile(self, plan: Plan) -> list[Executable]:
         """The executables of the plan's segments."""
+        self.agreement.tell(CompileSegments(plan))
         codes = [
             self.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated) for s in plan.segments
         ]
@@ -553,16 +568,10 @@ class PreparedStep:
 
     def compile_programs(self, plan: Plan) -> "CompiledPrograms | None":
         """The executables of a plan whose segments are joined into programs, and their sizes; None if the replay refuses it."""
-        assert plan.barriers is not None
+        self.agreement.tell(CompilePrograms(plan))
         programs, profile = programs_of(plan), self.options.profile
         segments = joined(plan, programs, self.graph, profile).segments
-        codes = [
-            program_code(plan, program, segment, plan.barriers, self.builder, self.graph)
-            for program, segment in zip(programs, segments, strict=True)
-        ]
-        began = time.perf_counter()
-        executables = self.compiler.compile(codes, lambda done, of: self._tell("compiling programs", done, of))
-        self.compile_s += time.perf_counter() - began
+        executables = self.program_executables(plan)
         found = joined(plan, programs, self.graph, profile, self._workspaces_of(segments, executables))
         try:
             check(found, self.graph)
@@ -571,16 +580,30 @@ class PreparedStep:
         plan = replace(plan, launches=len(programs), workspaces="compiled", peak_bytes=found.peak_bytes)
         return CompiledPrograms(plan, executables, found)
 
+    def program_executables(self, plan: Plan) -> list[Executable]:
+        """The executables of the programs into which the segments of a plan are joined."""
+        assert plan.barriers is not None
+        programs = programs_of(plan)
+        codes = [
+            program_code(plan, program, segment, plan.barriers, self.builder, self.graph)
+            for program, segment in zip(programs, joined(plan, programs, self.graph, self.options.profile).segments, strict=True)
+        ]
+        began = time.perf_counter()
+        executables = self.compiler.compile(codes, lambda done, of: self._tell("compiling programs", done, of))
+        self.compile_s += time.perf_counter() - began
+        return executables
+
     def workspaces(self, plan: Plan, executables: Sequence[Executable]) -> list[int]:
-        """Each segment's workspace in bytes, from XLA's figures."""
+        """Each segment's workspace in bytes, from XLA's figures; of several processes, the largest."""
         return self._workspaces_of(plan.segments, executables)
 
     def _workspaces_of(self, segments: Sequence[Segment], executables: Sequence[Executable]) -> list[int]:
         size = [t.nbytes for t in self.graph.tensors]
-        return [
+        own = [
             max(0, e.workspace(outputs=sum(size[t] for t in s.outputs), donated=sum(size[t] for t in s.donated)))
             for s, e in zip(segments, executables, strict=True)
         ]
+        return [max(sizes) for sizes in zip(*self.agreement.gather(own), strict=True)]
 
     def _tell(self, what: str, done: int, of: int) -> None:
         if self.options.progress is not None:
@@ -612,7 +635,7 @@ class RunningPlan:
             instructions = instructions_of(joined_plan or plan, prepared.graph, [e.call for e in executables])
             variables = constants_of(prepared)
             run_ahead = prepared.compiler.device.platform != "cpu"
-            self.executor = Executor(instructions, variables, transfer, run_ahead=run_ahead)
+            self.executor = Executor(instructions, variables, transfer, run_ahead=run_ahead, agreement=prepared.agreement)
 
 
 def constants_of(prepared: PreparedStep) -> tuple[Any, ...]:
@@ -620,7 +643,7 @@ def constants_of(prepared: PreparedStep) -> tuple[Any, ...]:
     step, constants = prepared.step, prepared.step.program.constants
     if step.divided is None:
         return tuple(jax.device_put(c, prepared.compiler.device) if is_divided(c) else c for c in constants.values())
-    return tuple(jax.device_put(value, step.divided.of[v]) for v, value in constants.items())
+    return tuple(divided_as(value, step.divided.of[v]) for v, value in constants.items())
 
 
 def package_version() -> str:

@@ -7,7 +7,8 @@ before it are done, and it overlaps the programs that are launched after it.
 from typing import Any
 
 import jax
-from jax.sharding import SingleDeviceSharding
+import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from tensile_jax.trace import nbytes_of, shard_of
 
@@ -20,8 +21,9 @@ DEVICE, HOST = "device", "pinned_host"
 class Transfer:
     """Copies to and from the memory of one device, or of several among which arrays are divided.
 
-    An array that is divided among devices is copied shard by shard, each to the host memory of its own device. `device` is where
-    everything else is copied that is not on a device yet.
+    An array that is divided among devices is copied shard by shard, each to the host memory of its own device. Of an array on
+    devices of several processes, each process copies the shards on its own devices. `device` is where everything else is copied
+    that is not on a device yet.
     """
 
     def __init__(self, device: Device) -> None:
@@ -52,6 +54,18 @@ def is_divided(array: Any) -> bool:
     """Whether `array` is a `jax.Array` on several devices, or a `ShapeDtypeStruct` of one."""
     sharding = getattr(array, "sharding", None)
     return sharding is not None and isinstance(array, jax.Array | jax.ShapeDtypeStruct) and len(sharding.device_set) > 1
+
+
+def divided_as(value: Any, sharding: NamedSharding) -> Any:
+    """`value` as an array with this sharding. If the devices are those of several processes, each of them has the whole value."""
+    if sharding.is_fully_addressable or (isinstance(value, jax.Array) and not value.is_fully_addressable):
+        return jax.device_put(value, sharding)
+    dtype = jax.typeof(value).dtype
+    if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
+        numbers = divided_as(jax.random.key_data(value), sharding)  # a key has one axis more, which is not divided
+        return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(value))
+    whole = np.asarray(value, dtype)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 def placed_like(tree: Any, like: Any) -> Any:
@@ -91,4 +105,4 @@ def to_device(tree: Any) -> Any:
 
 
 def _device_of(array: jax.Array) -> Device:
-    return next(iter(array.devices()))
+    return next(iter(array.sharding.addressable_devices))

@@ -12,6 +12,7 @@ import tensile_jax as tensile
 from tensile_jax.budget import Budget
 from tensile_jax.exec.call import planned_calls
 from tensile_jax.exec.call.device_memory import free_memory
+from tensile_jax.exec.step.agreement import Alone
 from tests.builders import batch, fresh, low_budget, running, sgd_step, weights
 
 
@@ -20,6 +21,7 @@ class Device:
 
     def __init__(self, **stats: int) -> None:
         self._device, self._stats = jax.devices()[0], stats
+        self.process_index = self._device.process_index
 
     def __eq__(self, other: object) -> bool:
         return other == self._device
@@ -56,6 +58,16 @@ def test_of_several_devices_the_one_with_the_least_free_counts() -> None:
     assert bytes_of(free_memory(devices, [])) == 6_500
 
 
+def test_the_least_free_memory_of_all_processes_counts() -> None:
+    class Two(Alone):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, {"nbytes": 7_000, "share": None, "basis": "what is free on gpu:1", "beside": 0}, None]
+
+    assert free_memory([Device(bytes_limit=10_000, bytes_in_use=0)], [], Two()) == Budget(7_000, None, "what is free on gpu:1")
+    assert bytes_of(free_memory([Device(bytes_limit=5_000, bytes_in_use=0)], [], Two())) == 4_750
+    assert bytes_of(free_memory([Device()], [], Two())) == 7_000
+
+
 def test_where_memory_has_no_known_limit_there_is_none() -> None:
     assert free_memory([Device()], [jnp.ones(100)]) is None
     assert free_memory([jax.devices("cpu")[0]], []) is None
@@ -64,7 +76,7 @@ def test_where_memory_has_no_known_limit_there_is_none() -> None:
 def without_budget(monkeypatch: pytest.MonkeyPatch, free: int | None, **options: Any) -> tensile.PlannedFunction:
     """The step without a budget, on a device that has so much free."""
     found = None if free is None else Budget(free, None, "no budget was given")
-    monkeypatch.setattr(planned_calls, "free_memory", lambda device, arguments: found)
+    monkeypatch.setattr(planned_calls, "free_memory", lambda device, arguments, agreement: found)
     return tensile.jit(sgd_step, **options)
 
 

@@ -1,0 +1,432 @@
+"""Lets the processes of a step that runs on devices of several processes (`jax.distributed`) agree on what they launch.
+
+Devices of several processes exchange data while a program runs. So every process must launch the same programs in the same
+order, or all of them wait for ever. What one process alone knows (a measured size, an error, its free memory) may therefore
+change what is launched only after all processes have been told. They tell one another through the key-value store of
+`jax.distributed`, not through their devices:
+
+    session      a conversation of all processes of a step, about one plan, for instance. The processes open the same sessions in
+                 the same order. A process that fails in a session tells the others, and all of them raise an error
+    gather       every process gives a value, and gets the values of all
+    tell, hear   the first process of the step, which plans for all of them, gives a value, and the others get it
+
+Values are JSON, compressed. Keys are numbered in the order of the exchanges, which is the same in all processes:
+
+    tensile_jax/PROCESSES/SESSION/EXCHANGE/PROCESS     a value
+    tensile_jax/PROCESSES/SESSION/failed/PROCESS       why a process has left a session
+    tensile_jax/ended/PROCESS                          why a process runs no further step
+
+A process that waits for a value looks for failures twice a second, and gives up after `TIMEOUT_S`. On a CPU, a process that waits
+for a result of its devices looks twice a second whether another process has ended, since the result then never comes: Gloo does
+not fail when a peer has gone (jax 0.10.2). A process that is killed tells nobody. The coordination service of `jax.distributed`
+notices that by the missing heartbeats, and ends all other processes with the name of the dead one.
+
+`jax.distributed` has no public name for its key-value store. This is the only file that uses `jax._src`.
+"""
+
+import atexit
+import logging
+import os
+import sys
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TypeVar
+
+import jax
+import msgspec
+
+from tensile_jax.errors import BudgetTooSmall, DistributedError, PlanFileError, TensileError, TraceError
+
+TIMEOUT_S = 600.0
+"""How long a process waits for a value of another one, which may have to compile or to plan first. Not tuned."""
+_LOOK_S = 0.5  # between two looks for failures of other processes
+_SHORTEST_S, _LONGEST_S = 5e-5, 2e-3  # between two looks at whether a result is ready
+_ROOT = "tensile_jax"
+
+_Value = TypeVar("_Value")
+
+
+class Agreement(Protocol):
+    """How a process agrees with the others that run the same step. Outside of a session, every process is by itself.
+
+    Attributes:
+        processes: the numbers of the processes, ascending.
+        leads: whether this process plans for all of them.
+    """
+
+    processes: tuple[int, ...]
+    leads: bool
+
+    def session(self, what: str) -> Any:
+        """`with agreement.session(what):` is a session about `what`, which error messages name.
+
+        Raises:
+            DistributedError: another process has failed in the session, or does not answer.
+        """
+        ...
+
+    def gather(self, value: _Value) -> list[_Value]:
+        """The values of all processes, in their order. `value` consists of numbers, texts, lists and dicts."""
+        ...
+
+    def tell(self, value: Any) -> None:
+        """In the process that plans: give a value to the others. In the others: nothing."""
+        ...
+
+    def hear(self, kind: Any) -> Any:
+        """In the other processes: the next value, of type `kind`, that the process that plans has told."""
+        ...
+
+    def wait_for(self, values: Any) -> None:
+        """Wait until the arrays in the tree `values` exist.
+
+        Raises:
+            DistributedError: another process runs no further step, so that the arrays will never exist.
+        """
+        ...
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the others that a step has failed in the middle, so that this process runs no further step with them."""
+        ...
+
+    def refuse_left(self) -> None:
+        """Refuse a step if an earlier one has failed in the middle in this process.
+
+        Raises:
+            DistributedError: there was such a step. The others may still wait in it.
+        """
+        ...
+
+
+class Alone:
+    """The agreement of one process with itself."""
+
+    processes: tuple[int, ...] = (0,)
+    leads = True
+
+    @contextmanager
+    def session(self, what: str) -> Iterator[None]:
+        yield
+
+    def gather(self, value: _Value) -> list[_Value]:
+        return [value]
+
+    def tell(self, value: Any) -> None:
+        pass
+
+    def hear(self, kind: Any) -> Any:
+        raise AssertionError("a process that is alone plans itself")
+
+    def wait_for(self, values: Any) -> None:
+        jax.block_until_ready(values)
+
+    def leave(self, error: BaseException) -> None:
+        pass
+
+    def refuse_left(self) -> None:
+        pass
+
+
+ALONE = Alone()
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    """Why a process has left a session: the type and the text of its error, and what a `BudgetTooSmall` has in addition."""
+
+    kind: str
+    message: str
+    budget_bytes: int = 0
+    floor_bytes: int = 0
+
+
+class Together:
+    """The agreement of several processes.
+
+    Args:
+        client: the client of `jax.distributed` in this process.
+        process: the number of this process.
+        processes: the numbers of all processes that take part, ascending.
+    """
+
+    def __init__(self, client: Any, process: int, processes: tuple[int, ...]) -> None:
+        self.client = client
+        self.process = process
+        self.processes = processes
+        self.leads = process == processes[0]
+        self._place = f"{_ROOT}/{zlib.crc32(repr(processes).encode()):08x}"
+        self._sessions = 0
+        self._exchanges = 0
+        self._about: str | None = None  # what the open session is about; None if there is none
+        self._heard = False  # whether another process has failed in it
+        self._left = ""  # the error of the step that has failed in the middle
+
+    # -- sessions ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def session(self, what: str) -> Iterator[None]:
+        self._sessions += 1
+        self._exchanges, self._about, self._heard = 0, what, False
+        try:
+            yield
+        except BaseException as error:  # also a KeyboardInterrupt: the others must not wait for this process
+            if self._heard:  # the others hear it from the process that has failed
+                raise
+            with suppress(jax.errors.JaxRuntimeError):  # the service may be what has failed
+                self._put(f"{self._key}/failed/{self.process}", _failure_of(error))
+            raise
+        finally:
+            self._about = None
+
+    def gather(self, value: _Value) -> list[_Value]:
+        if self._about is None:
+            return [value]
+        key = self._next()
+        self._put(f"{key}/{self.process}", value)
+        found = [value if p == self.process else self._wait(f"{key}/{p}", p, Any) for p in self.processes]
+        if self.leads and self._exchanges == 1 and self._sessions > 1:  # all have left the session before this one
+            self.client.key_value_delete(f"{self._place}/{self._sessions - 1}")
+        return found
+
+    def tell(self, value: Any) -> None:
+        if self._about is not None and self.leads:
+            self._put(f"{self._next()}/{self.process}", value)
+
+    def hear(self, kind: Any) -> Any:
+        return self._wait(f"{self._next()}/{self.processes[0]}", self.processes[0], kind)
+
+    @property
+    def _key(self) -> str:
+        return f"{self._place}/{self._sessions}"
+
+    def _next(self) -> str:
+        self._exchanges += 1
+        return f"{self._key}/{self._exchanges}"
+
+    def _put(self, key: str, value: Any) -> None:
+        self.client.key_value_set_bytes(key, zlib.compress(msgspec.json.encode(value), 1), allow_overwrite=True)
+
+    def _wait(self, key: str, process: int, kind: Any) -> Any:
+        """The value that another process gives under a key.
+
+        Raises:
+            DistributedError: a process has failed, or `process` does not answer.
+            TensileError: the error of a process that has failed.
+        """
+        until = time.monotonic() + TIMEOUT_S
+        while True:
+            found = self._look(key)
+            if found is not None:
+                return msgspec.json.decode(zlib.decompress(found), type=kind)
+            self._refuse_failed()
+            self._refuse_ended()
+            if time.monotonic() > until:
+                raise DistributedError(
+                    f"Process {process} has not answered for {TIMEOUT_S:g} s, while the processes {_names(self.processes)} "
+                    f"agree on {self._about}. All processes must call the same steps, with the same arguments but for their "
+                    "parts of divided arrays, in the same order.",
+                    processes=(process,),
+                )
+
+    def _look(self, key: str) -> bytes | None:
+        """The value of a key, for which this waits a little; None if there is none yet."""
+        try:
+            return self.client.blocking_key_value_get_bytes(key, int(_LOOK_S * 1000))
+        except jax.errors.JaxRuntimeError as error:
+            if str(error).startswith("DEADLINE_EXCEEDED"):
+                return None
+            raise DistributedError(
+                f"The coordination service of jax.distributed cannot be asked while the processes {_names(self.processes)} "
+                f"agree on {self._about}, so a process may have died: {str(error).splitlines()[0]}",
+                processes=(),
+            ) from error
+
+    def _refuse_failed(self) -> None:
+        """Raise the error of the first other process that has failed in this session, if one has."""
+        for process, content in sorted(self._entries(f"{self._key}/failed/")):
+            if process != self.process:
+                self._heard = True
+                raise _error_of(msgspec.json.decode(content, type=_Failure), process, self._about or "")
+
+    def _entries(self, place: str) -> list[tuple[int, bytes]]:
+        """(process, value) of all keys in a place of the store."""
+        return [
+            (int(key.rsplit("/", 1)[1]), zlib.decompress(content)) for key, content in self.client.key_value_dir_get_bytes(place)
+        ]
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def wait_for(self, values: Any) -> None:
+        # arrays of random keys cannot be asked whether they are ready; what the same launch has made besides can
+        arrays = [v for v in jax.tree.leaves(values) if hasattr(v, "is_ready") and not v.is_deleted()]
+        pause, look = _SHORTEST_S, time.monotonic() + _LOOK_S
+        try:
+            while not all(array.is_ready() for array in arrays):
+                time.sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_S)
+                if time.monotonic() > look:
+                    self._refuse_ended()
+                    look = time.monotonic() + _LOOK_S
+        except BaseException:
+            _UNFINISHED.extend(arrays)
+            raise
+        jax.block_until_ready(values)
+
+    def leave(self, error: BaseException) -> None:
+        self._left = _told(error)
+        self.say_ended(f"a step has failed in it with {self._left}")
+
+    def refuse_left(self) -> None:
+        if self._left:
+            raise DistributedError(
+                f"An earlier step has failed in the middle in process {self.process} ({self._left}), and the other processes of "
+                f"{_names(self.processes)} may wait in it. Begin all processes again, from the last checkpoint.",
+                processes=(self.process,),
+            )
+
+    def say_ended(self, why: str) -> None:
+        """Tell the others that this process runs no further step."""
+        with suppress(jax.errors.JaxRuntimeError):  # the service may have ended already
+            self._put(f"{_ROOT}/ended/{self.process}", why)
+
+    def _refuse_ended(self) -> None:
+        """Raise an error if another process of these runs no further step.
+
+        Raises:
+            DistributedError: there is such a process.
+        """
+        for process, content in sorted(self._entries(f"{_ROOT}/ended/")):
+            if process in self.processes and process != self.process:
+                raise DistributedError(
+                    f"Process {process} runs no further step ({msgspec.json.decode(content, type=str)}), so a step that needs "
+                    f"all of the processes {_names(self.processes)} cannot go on in process {self.process}. Begin all processes "
+                    "again, from the last checkpoint.",
+                    processes=(process,),
+                )
+
+
+def compare(agreement: Agreement, mine: Mapping[str, str], what: str) -> None:
+    """Refuse a session whose processes have different values of something that must be the same in all of them.
+
+    Args:
+        mine: the values in this process, by their names.
+
+    Raises:
+        DistributedError: values differ; the message names the processes and the values, and is the same in all processes.
+    """
+    first, *others = agreement.gather(dict(mine))
+    leader, *numbers = agreement.processes
+    differing: list[int] = []
+    stories: list[str] = []
+    for process, record in zip(numbers, others, strict=True):
+        found = [name for name in first if record[name] != first[name]]
+        if found:
+            differing.append(process)
+            stories += [f"{name} is {record[name]} in process {process} and {first[name]} in process {leader}" for name in found]
+    if stories:
+        raise DistributedError(
+            f"The processes {_names(agreement.processes)} do not have the same {what}: {'; '.join(stories[:4])}. Give all "
+            "processes the same step, the same options and the same versions.",
+            processes=tuple(differing),
+        )
+
+
+def agreement_of(devices: Iterable[Any]) -> Agreement:
+    """The agreement among the processes of these devices.
+
+    Raises:
+        TraceError: this process has none of the devices, or `jax.distributed` was not initialized.
+    """
+    processes = tuple(sorted({device.process_index for device in devices}))
+    if len(processes) < 2:
+        return ALONE
+    process, client = jax.process_index(), _client()
+    if process not in processes:
+        raise TraceError(
+            f"The step runs on devices of the processes {_names(processes)}, and process {process}, which calls it, has none of "
+            "these. Call it in these processes only, or give it a mesh with devices of all processes."
+        )
+    if client is None:
+        raise TraceError(
+            f"The step runs on devices of the processes {_names(processes)}, which must agree on its plan through "
+            "jax.distributed. Call jax.distributed.initialize() in each of them, or use jax.jit for this step."
+        )
+    known = _AGREEMENTS.get(processes)
+    if known is None or known.client is not client:
+        if not _AGREEMENTS:
+            atexit.register(_end)
+        known = _AGREEMENTS[processes] = Together(client, process, processes)
+    return known
+
+
+_AGREEMENTS: dict[tuple[int, ...], Together] = {}
+_UNFINISHED: list[Any] = []  # results for which this process no longer waits; perhaps another process never does its part
+
+
+def writes_files() -> bool:
+    """Whether this process writes what is written once for all processes: it is alone, or process 0 of `jax.distributed`."""
+    return _state() is None or _client() is None or _state().process_id == 0
+
+
+def _state() -> Any:
+    """What `jax.distributed` has in this process. Asking for it does not start JAX's backends."""
+    found: Any = sys.modules.get("jax._src.distributed")
+    return getattr(found, "global_state", None)
+
+
+def _client() -> Any:
+    return getattr(_state(), "client", None)
+
+
+def _end() -> None:
+    """At the exit of the interpreter, before JAX waits for the other processes: they shall not wait for a step of this one.
+
+    An interpreter in which a result is never ready does not end by itself: freeing JAX's devices waits for the result. This
+    process then ends here, with code 1, after what JAX and `logging` do at the exit.
+    """
+    error = getattr(sys, "last_value", None)
+    one = next((agreement for agreement in _AGREEMENTS.values() if agreement.client is _client()), None)
+    if one is not None and not any(agreement._left for agreement in _AGREEMENTS.values()):
+        one.say_ended("it has ended" if error is None else f"it has ended with {_told(error)}")
+    if not all(array.is_ready() for array in _UNFINISHED if not array.is_deleted()):
+        jax.distributed.shutdown()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _told(error: BaseException) -> str:
+    """The type of an error, and the first line of its text."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+_SAME_EVERYWHERE: Mapping[str, type[TensileError]] = {"PlanFileError": PlanFileError, "TraceError": TraceError}
+
+
+def _failure_of(error: BaseException) -> _Failure:
+    if isinstance(error, BudgetTooSmall):
+        return _Failure("BudgetTooSmall", str(error), error.budget_bytes, error.floor_bytes)
+    return _Failure(type(error).__name__, str(error))
+
+
+def _error_of(failure: _Failure, process: int, what: str) -> TensileError:
+    """The error that other processes raise for the failure of a process."""
+    if failure.kind == "BudgetTooSmall":
+        return BudgetTooSmall(
+            f"{failure.message} (Process {process} has found this.)",
+            budget_bytes=failure.budget_bytes,
+            floor_bytes=failure.floor_bytes,
+        )
+    if failure.kind in _SAME_EVERYWHERE:
+        return _SAME_EVERYWHERE[failure.kind](f"{failure.message} (Process {process} has found this.)")
+    told = f"{failure.kind}: {failure.message}" if failure.message else failure.kind
+    return DistributedError(f"Process {process} has failed while the processes agreed on {what}: {told}", processes=(process,))
+
+
+def _names(processes: Sequence[int]) -> str:
+    if len(processes) > 8:
+        return f"{processes[0]} to {processes[-1]} ({len(processes)} of them)"
+    return f"{', '.join(map(str, processes[:-1]))} and {processes[-1]}"

@@ -1,0 +1,37 @@
+"""Defines the orders of the process that plans to the other processes of a step: what they compile, and what they then run.
+
+    process that plans    plans, orders, compiles, takes the largest sizes of all processes, and plans again if need be
+    other processes       compile what is ordered, and give their sizes, until they are ordered to run a plan
+
+`common_plan.py` gives and follows the orders.
+"""
+
+import msgspec
+
+from tensile_jax.plan_format import Plan
+
+
+class CompileWhole(msgspec.Struct, frozen=True, tag="whole"):
+    """Compile plain jit's step, and give its peak."""
+
+
+class CompileSegments(msgspec.Struct, frozen=True, tag="segments"):
+    """Compile the segments of a plan, and give their workspaces."""
+
+    plan: Plan
+
+
+class CompilePrograms(msgspec.Struct, frozen=True, tag="programs"):
+    """Compile the programs into which the segments of a plan are joined, and give their workspaces."""
+
+    plan: Plan
+
+
+class Run(msgspec.Struct, frozen=True, tag="run"):
+    """Run this plan from now on. If its segments are joined into programs, `joined` is the plan of these."""
+
+    plan: Plan
+    joined: Plan | None
+
+
+Order = CompileWhole | CompileSegments | CompilePrograms | Run

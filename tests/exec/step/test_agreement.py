@@ -1,0 +1,180 @@
+"""What processes tell one another, with threads in their place and a dict in the place of the key-value store."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tensile_jax.errors import BudgetTooSmall, DistributedError
+from tensile_jax.exec.step import agreement
+from tensile_jax.exec.step.agreement import ALONE, Together, compare
+
+
+class Store:
+    """The key-value store, as a client of `jax.distributed` shows it."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
+        with self._changed:
+            assert allow_overwrite or key not in self.values
+            self.values[key] = value
+            self._changed.notify_all()
+
+    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000):
+                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}")
+            return self.values[key]
+
+    def key_value_dir_get_bytes(self, place: str) -> list[tuple[str, bytes]]:
+        with self._changed:
+            return [(key, value) for key, value in self.values.items() if key.startswith(place)]
+
+    def key_value_delete(self, place: str) -> None:
+        with self._changed:
+            self.values = {key: value for key, value in self.values.items() if not key.startswith(f"{place}/")}
+
+
+class Never:
+    """A result for which a device waits for ever."""
+
+    def is_ready(self) -> bool:
+        return False
+
+    def is_deleted(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def three() -> list[Together]:
+    store = Store()
+    return [Together(store, process, (0, 1, 2)) for process in (0, 1, 2)]
+
+
+def in_all(processes: list[Together], do: Callable[[Together], Any]) -> list[Any]:
+    """What `do` returns in each process, or the error that it raises."""
+
+    def caught(one: Together) -> Any:
+        try:
+            return do(one)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(processes)) as pool:
+        return list(pool.map(caught, processes))
+
+
+def test_values_are_gathered_in_the_order_of_the_processes_and_told_by_the_first(three: list[Together]) -> None:
+    def talk(one: Together) -> Any:
+        with one.session("numbers"):
+            gathered = one.gather(10 * one.process)
+            one.tell({"largest": max(gathered)})
+            return gathered, None if one.leads else one.hear(dict[str, int])
+
+    assert in_all(three, talk) == [([0, 10, 20], None), *2 * [([0, 10, 20], {"largest": 20})]]
+
+
+def test_outside_of_a_session_every_process_is_by_itself(three: list[Together]) -> None:
+    three[0].tell(1)
+    assert [one.gather(one.process) for one in three] == [[0], [1], [2]]
+    assert ALONE.gather(3) == [3]
+
+
+def test_the_store_holds_the_latest_session_only(three: list[Together]) -> None:
+    def talk(one: Together) -> None:
+        for _ in range(5):
+            with one.session("numbers"):
+                one.gather(one.process)
+                one.gather(one.process)
+
+    assert in_all(three, talk) == [None] * 3
+    assert len(three[0].client.values) == 6
+
+
+def test_an_error_of_one_process_is_raised_in_all(three: list[Together]) -> None:
+    def talk(one: Together) -> None:
+        with one.session("a plan"):
+            if one.process == 1:
+                raise OSError("no disk")
+            one.gather(0)
+
+    first, second, third = in_all(three, talk)
+    assert isinstance(second, OSError)
+    for error in (first, third):
+        assert isinstance(error, DistributedError) and error.processes == (1,)
+        assert str(error) == "Process 1 has failed while the processes agreed on a plan: OSError: no disk"
+
+
+def test_a_budget_that_is_too_small_is_the_same_error_in_all(three: list[Together]) -> None:
+    def talk(one: Together) -> None:
+        with one.session("a plan"):
+            if one.leads:
+                raise BudgetTooSmall("too small", budget_bytes=1, floor_bytes=2)
+            one.hear(int)
+
+    first, *others = in_all(three, talk)
+    assert isinstance(first, BudgetTooSmall)
+    assert [(type(e), str(e), e.budget_bytes, e.floor_bytes) for e in others] == [
+        (BudgetTooSmall, "too small (Process 0 has found this.)", 1, 2)
+    ] * 2
+
+
+def test_a_process_that_does_not_come_is_named_when_the_time_is_over(
+    three: list[Together], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
+
+    def talk(one: Together) -> None:
+        with one.session("the plan of 'train_step'"):
+            one.gather(0)
+
+    first, second = in_all(three[:2], talk)
+    # the first that gives up tells the other
+    assert any("Process 2 has not answered for 0.1 s" in str(error) for error in (first, second))
+    assert all(isinstance(error, DistributedError) and "the plan of 'train_step'" in str(error) for error in (first, second))
+
+
+def test_the_values_that_differ_are_named_with_their_processes(three: list[Together]) -> None:
+    def talk(one: Together) -> None:
+        with one.session("a plan"):
+            compare(one, {"budget": "1 MiB" if one.process else "2 MiB", "policy": "auto"}, "step")
+
+    errors = in_all(three, talk)
+    assert {str(error) for error in errors} == {
+        "The processes 0, 1 and 2 do not have the same step: budget is 1 MiB in process 1 and 2 MiB in process 0; budget is 1 "
+        "MiB in process 2 and 2 MiB in process 0. Give all processes the same step, the same options and the same versions."
+    }
+    assert [error.processes for error in errors] == [(1, 2)] * 3
+
+
+def test_who_waits_for_a_result_hears_that_another_process_has_ended(
+    three: list[Together], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
+    monkeypatch.setattr(agreement, "_UNFINISHED", [])
+    three[0].wait_for([jnp.ones(3), {"x": jnp.zeros(2)}])
+    three[2].say_ended("it has ended with KeyboardInterrupt")
+
+    began = time.monotonic()
+    with pytest.raises(
+        DistributedError, match=r"Process 2 runs no further step \(it has ended with KeyboardInterrupt\)"
+    ) as caught:
+        three[0].wait_for([jnp.ones(3), Never()])
+    assert time.monotonic() - began < 10 and caught.value.processes == (2,)
+
+
+def test_after_a_step_that_failed_in_the_middle_no_other_one_begins(three: list[Together]) -> None:
+    three[0].refuse_left()
+    three[0].leave(OSError("no disk"))
+    with pytest.raises(DistributedError, match="An earlier step has failed in the middle in process 0 .OSError: no disk."):
+        three[0].refuse_left()
+    three[1].refuse_left()
