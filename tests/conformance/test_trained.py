@@ -77,7 +77,7 @@ def train(jit: Jit, **options: Any) -> list[Seen]:
     return seen
 
 
-@pytest.mark.parametrize("swaps", [False, True], ids=["recomputes", "swaps"])
+@pytest.mark.parametrize("swaps", [pytest.param(False, id="recomputes", marks=pytest.mark.slow), pytest.param(True, id="swaps")])
 @pytest.mark.parametrize(
     "donate", [pytest.param({}, id="kept", marks=pytest.mark.slow), pytest.param({"donate_argnums": 0}, id="donated")]
 )

@@ -28,9 +28,8 @@ def _losses(step: Any, decoder: ShardedDecoder) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize(
-    "way", ["tensor", pytest.param("data", marks=pytest.mark.slow)]
-)  # of "fsdp", no form keeps this budget on a CPU
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["tensor", "data"])  # of "fsdp", no form keeps this budget on a CPU
 def test_a_sharded_training_in_one_launch_keeps_its_budget_and_is_that_of_jit(way: Way) -> None:
     decoder = ShardedDecoder(way)
     whole = _planned(decoder).jit_peak_bytes(decoder.state(), decoder.batch(0))
