@@ -366,17 +366,13 @@ _UNFINISHED: list[Any] = []  # results for which this process no longer waits; p
 
 def writes_files() -> bool:
     """Whether this process writes what is written once for all processes: it is alone, or process 0 of `jax.distributed`."""
-    return _state() is None or _client() is None or _state().process_id == 0
-
-
-def _state() -> Any:
-    """What `jax.distributed` has in this process. Asking for it does not start JAX's backends."""
-    found: Any = sys.modules.get("jax._src.distributed")
-    return getattr(found, "global_state", None)
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def _client() -> Any:
-    return getattr(_state(), "client", None)
+    """The client of the coordination service in this process; None without `jax.distributed.initialize()`."""
+    found: Any = sys.modules.get("jax._src.distributed")
+    return None if found is None else found.global_state.client
 
 
 def _end() -> None:
