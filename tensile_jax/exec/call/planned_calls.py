@@ -130,7 +130,13 @@ class PlannedCalls:
         """Run the call and return its result. Once this is called, donated arguments may be deleted."""
         if step.followed is not None:
             self._renew(step, step.followed)
-        step.traced.prepared.agreement.refuse_left()
+        agreement = step.traced.prepared.agreement
+        agreement.begin_step()
+        result = self._run(step, call, args, kwargs)
+        agreement.finish_step()
+        return result
+
+    def _run(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
         step.iterations += 1
         if step.running.executor is None:
             try:
@@ -150,7 +156,7 @@ class PlannedCalls:
                 raise
             self._keep(step)
             step.iterations -= 1
-            return self.run(step, call, args, kwargs)
+            return self._run(step, call, args, kwargs)
         if replaced:
             self._keep(step)
         return results

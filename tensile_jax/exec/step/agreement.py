@@ -2,8 +2,8 @@
 
 Devices of several processes exchange data while a program runs. So every process must launch the same programs in the same
 order, or all of them wait for ever. What one process alone knows (a measured size, an error, its free memory) may therefore
-change what is launched only after all processes have been told. They tell one another through the key-value store of
-`jax.distributed`, not through their devices:
+change what is launched only after all processes have been told. They tell one another through a key-value store, which the first
+process serves (`joined_store.py`), and not through their devices:
 
     session      a conversation of all processes of a step, about one plan, for instance. The processes open the same sessions in
                  the same order. A process that fails in a session tells the others, and all of them raise an error
@@ -12,16 +12,14 @@ change what is launched only after all processes have been told. They tell one a
 
 Values are JSON, compressed. Keys are numbered in the order of the exchanges, which is the same in all processes:
 
-    tensile_jax/PROCESSES/SESSION/EXCHANGE/PROCESS     a value
-    tensile_jax/PROCESSES/SESSION/failed/PROCESS       why a process has left a session
-    tensile_jax/ended/PROCESS                          why a process runs no further step
+    SESSION/EXCHANGE/PROCESS     a value
+    SESSION/failed/PROCESS       why a process has left a session
+    ended/PROCESS                why a process runs no further step, and how many it has run
 
 A process that waits for a value looks for failures twice a second, and gives up after `TIMEOUT_S`. On a CPU, a process that waits
-for a result of its devices looks twice a second whether another process has ended, since the result then never comes: Gloo does
-not fail when a peer has gone (jax 0.10.2). A process that is killed tells nobody. The coordination service of `jax.distributed`
-notices that by the missing heartbeats, and ends all other processes with the name of the dead one.
-
-`jax.distributed` has no public name for its key-value store. This is the only file that uses `jax._src`.
+for a result of its devices looks twice a second whether another process has ended before that step, since the result then never
+comes: Gloo does not fail when a peer has gone (jax 0.10.2). A process that is killed tells nobody. But its connection to the
+store ends, which the first process writes down for it. If the first process is killed, all connections end.
 """
 
 import atexit
@@ -30,20 +28,25 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import jax
 import msgspec
 
 from tensile_jax.errors import BudgetTooSmall, DistributedError, PlanFileError, TensileError, TraceError
+from tensile_jax.exec.step.joined_store import start_joining
+from tensile_jax.exec.step.key_value_store import Store, Values
+from tensile_jax.exec.step.transfer import Device
 
 TIMEOUT_S = 600.0
 """How long a process waits for a value of another one, which may have to compile or to plan first. Not tuned."""
 _LOOK_S = 0.5  # between two looks for failures of other processes
 _SHORTEST_S, _LONGEST_S = 5e-5, 2e-3  # between two looks at whether a result is ready
-_ROOT = "tensile_jax"
+_ENDED = "ended/"
 
 _Value = TypeVar("_Value")
 
@@ -91,12 +94,16 @@ class Agreement(Protocol):
         """Tell the others that a step has failed in the middle, so that this process runs no further step with them."""
         ...
 
-    def refuse_left(self) -> None:
-        """Refuse a step if an earlier one has failed in the middle in this process.
+    def begin_step(self) -> None:
+        """Begin a step.
 
         Raises:
-            DistributedError: there was such a step. The others may still wait in it.
+            DistributedError: an earlier one has failed in the middle in this process. The others may still wait in it.
         """
+        ...
+
+    def finish_step(self) -> None:
+        """Say that this process has done its part of the step."""
         ...
 
 
@@ -125,7 +132,10 @@ class Alone:
     def leave(self, error: BaseException) -> None:
         pass
 
-    def refuse_left(self) -> None:
+    def begin_step(self) -> None:
+        pass
+
+    def finish_step(self) -> None:
         pass
 
 
@@ -141,21 +151,31 @@ class _Failure(msgspec.Struct, frozen=True):
     floor_bytes: int = 0
 
 
+class _End(msgspec.Struct, frozen=True):
+    """Why a process runs no further step, and how many steps it has finished. `lost`: it has not said so itself."""
+
+    why: str
+    steps: int = 0
+    lost: bool = False
+
+
 class Together:
     """The agreement of several processes.
 
     Args:
-        client: the client of `jax.distributed` in this process.
         process: the number of this process.
         processes: the numbers of all processes that take part, ascending.
+        join: starts to connect this process to the store of them all. Called at the first session.
     """
 
-    def __init__(self, client: Any, process: int, processes: tuple[int, ...]) -> None:
-        self.client = client
+    def __init__(self, process: int, processes: tuple[int, ...], join: Callable[[], Future[Values]]) -> None:
         self.process = process
         self.processes = processes
         self.leads = process == processes[0]
-        self._place = f"{_ROOT}/{zlib.crc32(repr(processes).encode()):08x}"
+        self.steps = 0  # that this process has finished
+        self.knows_lost = False  # whether this process has heard of another one that was lost
+        self._join = join
+        self._store: Values | None = None
         self._sessions = 0
         self._exchanges = 0
         self._about: str | None = None  # what the open session is about; None if there is none
@@ -166,6 +186,8 @@ class Together:
 
     @contextmanager
     def session(self, what: str) -> Iterator[None]:
+        if self._store is None:
+            self._store = self._joined(what)
         self._sessions += 1
         self._exchanges, self._about, self._heard = 0, what, False
         try:
@@ -173,7 +195,7 @@ class Together:
         except BaseException as error:  # also a KeyboardInterrupt: the others must not wait for this process
             if self._heard:  # the others hear it from the process that has failed
                 raise
-            with suppress(jax.errors.JaxRuntimeError):  # the service may be what has failed
+            with suppress(OSError):  # the store may be what has failed
                 self._put(f"{self._key}/failed/{self.process}", _failure_of(error))
             raise
         finally:
@@ -186,7 +208,7 @@ class Together:
         self._put(f"{key}/{self.process}", value)
         found = [value if p == self.process else self._wait(f"{key}/{p}", p, Any) for p in self.processes]
         if self.leads and self._exchanges == 1 and self._sessions > 1:  # all have left the session before this one
-            self.client.key_value_delete(f"{self._place}/{self._sessions - 1}")
+            self._values.delete(f"{self._sessions - 1}/")
         return found
 
     def tell(self, value: Any) -> None:
@@ -198,14 +220,44 @@ class Together:
 
     @property
     def _key(self) -> str:
-        return f"{self._place}/{self._sessions}"
+        return str(self._sessions)
+
+    @property
+    def _values(self) -> Values:
+        assert self._store is not None, "only in a session, and after one"
+        return self._store
 
     def _next(self) -> str:
         self._exchanges += 1
         return f"{self._key}/{self._exchanges}"
 
     def _put(self, key: str, value: Any) -> None:
-        self.client.key_value_set_bytes(key, zlib.compress(msgspec.json.encode(value), 1), allow_overwrite=True)
+        self._values.put(key, _packed(value))
+
+    def _joined(self, what: str) -> Values:
+        """The store of these processes.
+
+        Raises:
+            DistributedError: a process does not come, or cannot connect.
+        """
+        names, future = _names(self.processes), self._join()
+        try:
+            return future.result(TIMEOUT_S)
+        except TimeoutError:
+            _UNFINISHED.append(future.done)
+            raise DistributedError(
+                f"A process has not come for {TIMEOUT_S:g} s, while the processes {names} meet to agree on {what}. All processes "
+                "must call the same steps, with the same arguments but for their parts of divided arrays, in the same order.",
+                processes=(),
+            ) from None
+        except (jax.errors.JaxRuntimeError, OSError) as error:
+            raise DistributedError(
+                f"The processes {names} cannot meet to agree on {what}, so a process may have died: {_told(error)}", processes=()
+            ) from error
+        except BaseException:
+            if not future.done():
+                _UNFINISHED.append(future.done)
+            raise
 
     def _wait(self, key: str, process: int, kind: Any) -> Any:
         """The value that another process gives under a key.
@@ -216,9 +268,10 @@ class Together:
         """
         until = time.monotonic() + TIMEOUT_S
         while True:
-            found = self._look(key)
+            with self._reaching():
+                found = self._values.get(key, _LOOK_S)
             if found is not None:
-                return msgspec.json.decode(zlib.decompress(found), type=kind)
+                return _unpacked(found, kind)
             self._refuse_failed()
             self._refuse_ended()
             if time.monotonic() > until:
@@ -229,31 +282,36 @@ class Together:
                     processes=(process,),
                 )
 
-    def _look(self, key: str) -> bytes | None:
-        """The value of a key, for which this waits a little; None if there is none yet."""
-        try:
-            return self.client.blocking_key_value_get_bytes(key, int(_LOOK_S * 1000))
-        except jax.errors.JaxRuntimeError as error:
-            if str(error).startswith("DEADLINE_EXCEEDED"):
-                return None
-            raise DistributedError(
-                f"The coordination service of jax.distributed cannot be asked while the processes {_names(self.processes)} "
-                f"agree on {self._about}, so a process may have died: {str(error).splitlines()[0]}",
-                processes=(),
-            ) from error
-
     def _refuse_failed(self) -> None:
         """Raise the error of the first other process that has failed in this session, if one has."""
-        for process, content in sorted(self._entries(f"{self._key}/failed/")):
+        for process, content in self._entries(f"{self._key}/failed/"):
             if process != self.process:
                 self._heard = True
-                raise _error_of(msgspec.json.decode(content, type=_Failure), process, self._about or "")
+                raise _error_of(_unpacked(content, _Failure), process, self._about or "")
 
-    def _entries(self, place: str) -> list[tuple[int, bytes]]:
-        """(process, value) of all keys in a place of the store."""
-        return [
-            (int(key.rsplit("/", 1)[1]), zlib.decompress(content)) for key, content in self.client.key_value_dir_get_bytes(place)
-        ]
+    def _entries(self, prefix: str) -> list[tuple[int, bytes]]:
+        """(process, value) of all keys that begin with `prefix` and end with the number of a process, by that number."""
+        with self._reaching():
+            entries = self._values.entries(prefix)
+        return sorted((int(key.rsplit("/", 1)[1]), content) for key, content in entries)
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """While this asks the store.
+
+        Raises:
+            DistributedError: the process that holds it has ended, or cannot be reached.
+        """
+        try:
+            yield
+        except OSError as error:
+            first = self.processes[0]
+            self.knows_lost = True
+            raise DistributedError(
+                f"Process {first}, through which the processes {_names(self.processes)} agree, has ended or cannot be reached "
+                f"({error}), so process {self.process} cannot go on. Begin all processes again, from the last checkpoint.",
+                processes=(first,),
+            ) from error
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -269,7 +327,7 @@ class Together:
                     self._refuse_ended()
                     look = time.monotonic() + _LOOK_S
         except BaseException:
-            _UNFINISHED.extend(arrays)
+            _UNFINISHED.extend(partial(_is_over, array) for array in arrays)
             raise
         jax.block_until_ready(values)
 
@@ -277,7 +335,12 @@ class Together:
         self._left = _told(error)
         self.say_ended(f"a step has failed in it with {self._left}")
 
-    def refuse_left(self) -> None:
+    @property
+    def has_left(self) -> bool:
+        """Whether a step has failed in the middle."""
+        return bool(self._left)
+
+    def begin_step(self) -> None:
         if self._left:
             raise DistributedError(
                 f"An earlier step has failed in the middle in process {self.process} ({self._left}), and the other processes of "
@@ -285,25 +348,38 @@ class Together:
                 processes=(self.process,),
             )
 
+    def finish_step(self) -> None:
+        self.steps += 1
+
     def say_ended(self, why: str) -> None:
         """Tell the others that this process runs no further step."""
-        with suppress(jax.errors.JaxRuntimeError):  # the service may have ended already
-            self._put(f"{_ROOT}/ended/{self.process}", why)
+        if self._store is not None:
+            with suppress(OSError):  # the process that holds the store may have ended already
+                self._put(f"{_ENDED}{self.process}", _End(why, self.steps))
 
     def _refuse_ended(self) -> None:
-        """Raise an error if another process of these runs no further step.
+        """Raise an error if another process has ended without its part of the step that is next, or runs, in this one.
 
         Raises:
             DistributedError: there is such a process.
         """
-        for process, content in sorted(self._entries(f"{_ROOT}/ended/")):
-            if process in self.processes and process != self.process:
+        for process, content in self._entries(_ENDED):
+            ended = _unpacked(content, _End)
+            if process != self.process and ended.steps <= self.steps:
+                self.knows_lost |= ended.lost
                 raise DistributedError(
-                    f"Process {process} runs no further step ({msgspec.json.decode(content, type=str)}), so a step that needs "
-                    f"all of the processes {_names(self.processes)} cannot go on in process {self.process}. Begin all processes "
-                    "again, from the last checkpoint.",
+                    f"Process {process} runs no further step ({ended.why}), so a step that needs all of the processes "
+                    f"{_names(self.processes)} cannot go on in process {self.process}. Begin all processes again, from the last "
+                    "checkpoint.",
                     processes=(process,),
                 )
+
+
+def note_lost(store: Store, process: int) -> None:
+    """Write into the store that the connection of a process has ended, unless that process has said why it ends."""
+    key = f"{_ENDED}{process}"
+    if store.get(key, 0) is None:
+        store.put(key, _packed(_End("its connection has ended: it was killed, or its machine or the network fails", lost=True)))
 
 
 def compare(agreement: Agreement, mine: Mapping[str, str], what: str) -> None:
@@ -332,7 +408,7 @@ def compare(agreement: Agreement, mine: Mapping[str, str], what: str) -> None:
         )
 
 
-def agreement_of(devices: Iterable[Any]) -> Agreement:
+def agreement_of(devices: Collection[Device]) -> Agreement:
     """The agreement among the processes of these devices.
 
     Raises:
@@ -341,27 +417,28 @@ def agreement_of(devices: Iterable[Any]) -> Agreement:
     processes = tuple(sorted({device.process_index for device in devices}))
     if len(processes) < 2:
         return ALONE
-    process, client = jax.process_index(), _client()
+    process = jax.process_index()
     if process not in processes:
         raise TraceError(
             f"The step runs on devices of the processes {_names(processes)}, and process {process}, which calls it, has none of "
             "these. Call it in these processes only, or give it a mesh with devices of all processes."
         )
-    if client is None:
+    if not jax.distributed.is_initialized():
         raise TraceError(
-            f"The step runs on devices of the processes {_names(processes)}, which must agree on its plan through "
-            "jax.distributed. Call jax.distributed.initialize() in each of them, or use jax.jit for this step."
+            f"The step runs on devices of the processes {_names(processes)}. Call jax.distributed.initialize() in each of them, "
+            "or use jax.jit for this step."
         )
-    known = _AGREEMENTS.get(processes)
-    if known is None or known.client is not client:
+    if processes not in _AGREEMENTS:
         if not _AGREEMENTS:
             atexit.register(_end)
-        known = _AGREEMENTS[processes] = Together(client, process, processes)
-    return known
+        firsts = [min((d for d in devices if d.process_index == p), key=lambda d: d.id) for p in processes]
+        _AGREEMENTS[processes] = Together(process, processes, lambda: start_joining(firsts, process, note_lost))
+    return _AGREEMENTS[processes]
 
 
 _AGREEMENTS: dict[tuple[int, ...], Together] = {}
-_UNFINISHED: list[Any] = []  # results for which this process no longer waits; perhaps another process never does its part
+_UNFINISHED: list[Callable[[], bool]] = []
+"""Of what this process no longer waits for: whether it is over. It may never be, if another process never does its part."""
 
 
 def writes_files() -> bool:
@@ -369,28 +446,37 @@ def writes_files() -> bool:
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
-def _client() -> Any:
-    """The client of the coordination service in this process; None without `jax.distributed.initialize()`."""
-    found: Any = sys.modules.get("jax._src.distributed")
-    return None if found is None else found.global_state.client
-
-
 def _end() -> None:
     """At the exit of the interpreter, before JAX waits for the other processes: they shall not wait for a step of this one.
 
     An interpreter in which a result is never ready does not end by itself: freeing JAX's devices waits for the result. This
-    process then ends here, with code 1, after what JAX and `logging` do at the exit.
+    process then ends here, with code 1, after what JAX and `logging` do at the exit. JAX would wait for a process that was lost,
+    so it is not asked then.
     """
     error = getattr(sys, "last_value", None)
-    one = next((agreement for agreement in _AGREEMENTS.values() if agreement.client is _client()), None)
-    if one is not None and not any(agreement._left for agreement in _AGREEMENTS.values()):
-        one.say_ended("it has ended" if error is None else f"it has ended with {_told(error)}")
-    if not all(array.is_ready() for array in _UNFINISHED if not array.is_deleted()):
-        jax.distributed.shutdown()
+    for one in _AGREEMENTS.values():
+        if not one.has_left:
+            one.say_ended("it has ended" if error is None else f"it has ended with {_told(error)}")
+    lost = any(one.knows_lost for one in _AGREEMENTS.values())
+    if lost or not all(is_over() for is_over in _UNFINISHED):
+        if not lost:
+            jax.distributed.shutdown()
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+
+
+def _is_over(result: Any) -> bool:
+    return result.is_deleted() or result.is_ready()
+
+
+def _packed(value: Any) -> bytes:
+    return zlib.compress(msgspec.json.encode(value), 1)
+
+
+def _unpacked(content: bytes, kind: Any) -> Any:
+    return msgspec.json.decode(zlib.decompress(content), type=kind)
 
 
 def _told(error: BaseException) -> str:

@@ -1,46 +1,17 @@
-"""What processes tell one another, with threads in their place and a dict in the place of the key-value store."""
+"""What processes tell one another, with threads in their place, and a store that they share without connections."""
 
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 from tensile_jax.errors import BudgetTooSmall, DistributedError
 from tensile_jax.exec.step import agreement
-from tensile_jax.exec.step.agreement import ALONE, Together, compare
-
-
-class Store:
-    """The key-value store, as a client of `jax.distributed` shows it."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
-
-    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
-        with self._changed:
-            assert allow_overwrite or key not in self.values
-            self.values[key] = value
-            self._changed.notify_all()
-
-    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
-        with self._changed:
-            if not self._changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000):
-                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}")
-            return self.values[key]
-
-    def key_value_dir_get_bytes(self, place: str) -> list[tuple[str, bytes]]:
-        with self._changed:
-            return [(key, value) for key, value in self.values.items() if key.startswith(place)]
-
-    def key_value_delete(self, place: str) -> None:
-        with self._changed:
-            self.values = {key: value for key, value in self.values.items() if not key.startswith(f"{place}/")}
+from tensile_jax.exec.step.agreement import ALONE, Together, compare, note_lost
+from tensile_jax.exec.step.key_value_store import Store, Values
 
 
 class Never:
@@ -53,10 +24,28 @@ class Never:
         return False
 
 
+class Broken(Store):
+    """A store whose process has ended."""
+
+    def get(self, key: str, wait_s: float) -> bytes | None:
+        raise ConnectionError("the process that holds the store has ended")
+
+
+def of_processes(store: Values) -> list[Together]:
+    """Three processes that find the store at once."""
+    future: Future[Values] = Future()
+    future.set_result(store)
+    return [Together(process, (0, 1, 2), lambda: future) for process in (0, 1, 2)]
+
+
 @pytest.fixture
-def three() -> list[Together]:
-    store = Store()
-    return [Together(store, process, (0, 1, 2)) for process in (0, 1, 2)]
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def three(store: Store) -> list[Together]:
+    return of_processes(store)
 
 
 def in_all(processes: list[Together], do: Callable[[Together], Any]) -> list[Any]:
@@ -88,7 +77,7 @@ def test_outside_of_a_session_every_process_is_by_itself(three: list[Together]) 
     assert ALONE.gather(3) == [3]
 
 
-def test_the_store_holds_the_latest_session_only(three: list[Together]) -> None:
+def test_the_store_holds_the_latest_session_only(store: Store, three: list[Together]) -> None:
     def talk(one: Together) -> None:
         for _ in range(5):
             with one.session("numbers"):
@@ -96,7 +85,7 @@ def test_the_store_holds_the_latest_session_only(three: list[Together]) -> None:
                 one.gather(one.process)
 
     assert in_all(three, talk) == [None] * 3
-    assert len(three[0].client.values) == 6
+    assert len(store.entries("")) == 6
 
 
 def test_an_error_of_one_process_is_raised_in_all(three: list[Together]) -> None:
@@ -156,25 +145,84 @@ def test_the_values_that_differ_are_named_with_their_processes(three: list[Toget
     assert [error.processes for error in errors] == [(1, 2)] * 3
 
 
-def test_who_waits_for_a_result_hears_that_another_process_has_ended(
-    three: list[Together], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def in_touch(three: list[Together], monkeypatch: pytest.MonkeyPatch) -> list[Together]:
+    """The processes, after a first session."""
     monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
     monkeypatch.setattr(agreement, "_UNFINISHED", [])
-    three[0].wait_for([jnp.ones(3), {"x": jnp.zeros(2)}])
-    three[2].say_ended("it has ended with KeyboardInterrupt")
+
+    def meet(one: Together) -> None:
+        with one.session("a plan"):
+            one.gather(0)
+
+    assert in_all(three, meet) == [None] * 3
+    return three
+
+
+def test_who_waits_for_a_result_hears_that_another_process_has_ended(in_touch: list[Together]) -> None:
+    in_touch[0].wait_for([jnp.ones(3), {"x": jnp.zeros(2)}])
+    in_touch[2].say_ended("it has ended with KeyboardInterrupt")
 
     began = time.monotonic()
     with pytest.raises(
         DistributedError, match=r"Process 2 runs no further step \(it has ended with KeyboardInterrupt\)"
     ) as caught:
-        three[0].wait_for([jnp.ones(3), Never()])
+        in_touch[0].wait_for([jnp.ones(3), Never()])
     assert time.monotonic() - began < 10 and caught.value.processes == (2,)
 
 
-def test_after_a_step_that_failed_in_the_middle_no_other_one_begins(three: list[Together]) -> None:
-    three[0].refuse_left()
-    three[0].leave(OSError("no disk"))
+def test_who_waits_in_the_last_step_goes_on_after_another_process_has_ended(in_touch: list[Together]) -> None:
+    in_touch[2].finish_step()
+    in_touch[2].say_ended("it has ended")
+
+    class Late(Never):
+        until = time.monotonic() + 0.2
+
+        def is_ready(self) -> bool:
+            return time.monotonic() > self.until
+
+    in_touch[0].wait_for([Late()])
+    in_touch[0].finish_step()
+    with pytest.raises(DistributedError, match="Process 2 runs no further step"):
+        in_touch[0].wait_for([Never()])
+
+
+def test_a_process_whose_connection_has_ended_is_named_unless_it_has_said_why_it_ends(
+    store: Store, in_touch: list[Together]
+) -> None:
+    in_touch[1].say_ended("it has ended with OSError: no disk")
+    for process in (1, 2):
+        note_lost(store, process)
+    with pytest.raises(DistributedError, match="Process 1 runs no further step .it has ended with OSError: no disk."):
+        in_touch[0].wait_for([Never()])
+    assert not in_touch[0].knows_lost
+    in_touch[1].finish_step()
+    in_touch[1].say_ended("it has ended")
+    with pytest.raises(DistributedError, match="Process 2 runs no further step .its connection has ended: it was killed"):
+        in_touch[0].wait_for([Never()])
+    assert in_touch[0].knows_lost
+
+
+def test_a_store_that_cannot_be_reached_is_the_end_of_the_process_that_holds_it() -> None:
+    one = of_processes(Broken())[1]
+    with pytest.raises(DistributedError, match="Process 0, through which .* has ended or cannot be reached") as caught:  # noqa: SIM117
+        with one.session("a plan"):
+            one.hear(int)
+    assert caught.value.processes == (0,) and one.knows_lost
+
+
+def test_processes_that_do_not_meet_are_refused_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "TIMEOUT_S", 0.05)
+    unfinished: list[Callable[[], bool]] = []
+    monkeypatch.setattr(agreement, "_UNFINISHED", unfinished)
+    with pytest.raises(DistributedError, match="A process has not come for 0.05 s, while the processes 0 and 1 meet to agree"):
+        Together(0, (0, 1), Future).session("a plan").__enter__()
+    assert [is_over() for is_over in unfinished] == [False]
+
+
+def test_after_a_step_that_failed_in_the_middle_no_other_one_begins(in_touch: list[Together]) -> None:
+    in_touch[0].begin_step()
+    in_touch[0].leave(OSError("no disk"))
     with pytest.raises(DistributedError, match="An earlier step has failed in the middle in process 0 .OSError: no disk."):
-        three[0].refuse_left()
-    three[1].refuse_left()
+        in_touch[0].begin_step()
+    in_touch[1].begin_step()
