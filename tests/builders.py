@@ -7,13 +7,14 @@ optimizer and state. At 512 rows of 32 numbers one activation is 64 KiB, the sma
 import dataclasses
 import gc
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import tensile_jax as tensile
 from tensile_jax.device_profiles import load_profile
@@ -331,6 +332,11 @@ def wrap_launches(function: tensile.PlannedFunction, wrap: Callable[[int, Callab
         dataclasses.replace(i, call=wrap(i.index, i.call)) if isinstance(i, Launch) else i for i in executor._program.code
     )
     executor._program = dataclasses.replace(executor._program, code=code)
+
+
+def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """The values of a parameter. The tests with other values than `quick` take long, and are left to `make test-slow`."""
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def device_bytes() -> int:

@@ -20,7 +20,7 @@ from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.exec.step.driven_loop import DrivenLoop
 from tensile_jax.exec.step.instructions import Launch
 from tensile_jax.plan_format import Plan
-from tests.builders import device_bytes, fresh, numbers, running, weights
+from tests.builders import device_bytes, fresh, numbers, running, slow_but, weights
 
 ITERATIONS, ROWS = 150, 1024  # more iterations than are opened
 LAYERS = 5
@@ -141,7 +141,7 @@ def body_of(function: tensile.PlannedFunction) -> DrivenLoop:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "given batches"))
 def test_a_long_loop_runs_under_a_plan_of_its_body_with_the_results_of_jit(name: str) -> None:
     step, args, function = STEPS[name], beginning(), driven_step(name)
     plan = running(function).plan
@@ -209,6 +209,7 @@ def test_a_training_that_makes_its_own_state() -> None:
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=3e-4)
 
 
+@pytest.mark.slow
 def test_one_array_may_be_carried_twice() -> None:
     def step(w: Any, key: Any) -> Any:
         def body(carry: Any, _: Any) -> Any:
@@ -227,6 +228,7 @@ def test_one_array_may_be_carried_twice() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_effects_happen_once_in_each_iteration(ordered: bool) -> None:
     said: list[int] = []
@@ -295,6 +297,7 @@ def test_a_saved_plan_with_another_loop_is_refused(tmp_path: Path) -> None:
         tensile.jit(on_random_batches, plan=dataclasses.replace(plan, loops=(fewer,)))(*args)
 
 
+@pytest.mark.slow
 def test_state_may_rest_in_host_memory_between_iterations() -> None:
     args = beginning()
     function = driven(on_random_batches, args, donate_argnums=0, state_memory="any")
@@ -346,6 +349,7 @@ def test_a_loop_that_has_no_memory_at_all_says_so() -> None:
         function(*fresh(args))
 
 
+@pytest.mark.slow
 def test_loops_in_opened_iterations_are_driven_too() -> None:
     def step(state: Any, keys: Any) -> Any:
         def epoch(state: Any, key: Any) -> Any:

@@ -21,7 +21,17 @@ from jax.experimental import checkify, io_callback
 
 import tensile_jax as tensile
 from tensile_jax.plan import POLICIES
-from tests.builders import batch, fresh, low_budget, numbers, optimizer_state, something_happened, weights, wrap_launches
+from tests.builders import (
+    batch,
+    fresh,
+    low_budget,
+    numbers,
+    optimizer_state,
+    slow_but,
+    something_happened,
+    weights,
+    wrap_launches,
+)
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 65536 bytes."
 STEPS = 3
@@ -109,7 +119,7 @@ def test_a_step_that_prints_and_calls_back_trains_at_half_the_memory_as_under_ji
     assert plan.peak_bytes <= 0.5 * jit_peak
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", slow_but(sorted(POLICIES), "auto", "vdnn", "none"))
 @pytest.mark.parametrize("donate", [pytest.param(0, id="donated"), pytest.param(None, id="not donated", marks=pytest.mark.slow)])
 def test_under_every_policy_effects_happen_once_and_in_order(policy: Any, donate: int | None, capsys: Any) -> None:
     said, printed, expected = plainly(capsys)
@@ -129,6 +139,7 @@ def test_under_every_policy_effects_happen_once_and_in_order(policy: Any, donate
     assert_close(state, expected)
 
 
+@pytest.mark.slow
 def test_a_saved_plan_of_a_step_with_effects_runs(tmp_path: Path, capsys: Any) -> None:
     said, printed, _ = plainly(capsys)
     step = talking_step(Log())
@@ -305,7 +316,7 @@ def test_an_error_in_a_callback_reaches_the_user_and_the_callback_ran_once() -> 
 # -- out of memory ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", [0.0, 0.5, 1.0], ids=["first segment", "middle", "last segment"])
+@pytest.mark.parametrize("where", slow_but([0.0, 0.5, 1.0], 0.5), ids=["first segment", "middle", "last segment"])
 def test_a_segment_that_is_launched_again_and_a_plan_that_is_renewed_repeat_no_effect(where: float, capsys: Any) -> None:
     said, printed, expected = plainly(capsys)
     log = Log()

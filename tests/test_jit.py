@@ -34,6 +34,7 @@ from tests.builders import (
     planned,
     running,
     sgd_step,
+    slow_but,
     something_happened,
     weights,
 )
@@ -157,6 +158,7 @@ def test_without_donation_the_arguments_stay_usable() -> None:
     same(first, jax.jit(sgd_step)(params, x))
 
 
+@pytest.mark.slow
 def test_the_same_array_may_be_passed_twice_where_it_is_not_donated() -> None:
     def step(params: Any, x: Any, y: Any) -> Any:
         loss, gradients = jax.value_and_grad(lambda p: dense_loss(p, x) + dense_loss(p, y))(params)
@@ -432,7 +434,7 @@ def test_the_public_names_are_these() -> None:
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("donate", [(0,), ()], ids=["donated", "not donated"])
-@pytest.mark.parametrize("part", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("part", slow_but([0.0, 0.5, 0.9], 0.0, 0.9))
 def test_the_budget_is_kept_and_the_predicted_peak_is_the_measured_one(part: float, donate: tuple[int, ...]) -> None:
     optimizer = optax.adam(1e-3)
     step = optimizer_step(optimizer)

@@ -24,7 +24,7 @@ from tensile_jax.plan.result.simulate import simulate
 from tensile_jax.plan.search.choice import LEAST, predicted_plan, whole_peak
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Event, Plan
-from tests.builders import PROFILE, device_bytes, fresh, graph_of, header_for, measure_launches, numbers
+from tests.builders import PROFILE, device_bytes, fresh, graph_of, header_for, measure_launches, numbers, slow_but
 
 PLANS = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 RUNS = settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -95,22 +95,26 @@ def peak_of(step: StepModel, choice: Choice, state_memory: str) -> int:
     return plan.peak_bytes
 
 
-@PLANS
-@given(graph=graphs(), state_memory=st.sampled_from(["device", "any"]), parts=st.lists(st.floats(0, 1), min_size=1, max_size=4))
-def test_any_graph_is_planned_for_any_budget_from_its_floor_up(graph: Graph, state_memory: str, parts: list[float]) -> None:
-    step = StepModel(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
-    least = floor_bytes(step, Measured(), POLICIES["auto"])
-    lowest = POLICIES["auto"](step, LEAST, Measured())
-    assert lowest is not None
-    assert peak_of(step, lowest, state_memory) <= least
-    top = max(least, whole_peak(step, Measured()))
-    for limit in sorted((least + part * (top - least) for part in (0.0, *parts)), reverse=True):
-        choice = POLICIES["auto"](step, limit, Measured())
-        assert choice is not None, f"no plan for {limit} bytes, above the floor of {least}"
-        assert peak_of(step, choice, state_memory) <= limit
+@pytest.mark.parametrize("examples", slow_but([20, 500], 20))
+def test_any_graph_is_planned_for_any_budget_from_its_floor_up(examples: int) -> None:
+    @settings(PLANS, max_examples=examples)
+    @given(graphs(), st.sampled_from(["device", "any"]), st.lists(st.floats(0, 1), min_size=1, max_size=4))
+    def holds(graph: Graph, state_memory: str, parts: list[float]) -> None:
+        step = StepModel(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
+        least = floor_bytes(step, Measured(), POLICIES["auto"])
+        lowest = POLICIES["auto"](step, LEAST, Measured())
+        assert lowest is not None
+        assert peak_of(step, lowest, state_memory) <= least
+        top = max(least, whole_peak(step, Measured()))
+        for limit in sorted((least + part * (top - least) for part in (0.0, *parts)), reverse=True):
+            choice = POLICIES["auto"](step, limit, Measured())
+            assert choice is not None, f"no plan for {limit} bytes, above the floor of {least}"
+            assert peak_of(step, choice, state_memory) <= limit
+
+    holds()
 
 
-@PLANS
+@settings(PLANS, max_examples=40)
 @given(graph=graphs(), state_memory=st.sampled_from(["device", "any"]))
 def test_below_the_floor_a_plan_is_found_by_chance_only_and_keeps_its_limit(graph: Graph, state_memory: str) -> None:
     step = StepModel(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
@@ -130,20 +134,24 @@ def test_the_plan_without_swaps_is_valid_for_any_graph(graph: Graph) -> None:
     assert not any(e.kind.startswith("swap") for e in plan.events)
 
 
-@PLANS
-@given(graph=graphs())
-def test_planning_twice_gives_the_same_plan(graph: Graph) -> None:
-    def make() -> tuple[Choice | None, Plan]:
-        step = StepModel(order(graph), PROFILE, state_may_stay_out=True)
-        none = POLICIES["none"](step, float("inf"), Measured())
-        assert none is not None
-        least = floor_bytes(step, Measured(), POLICIES["auto"])
-        found = POLICIES["auto"](step, least, Measured())
-        return found, planned(step, none if found is None or found.runs_whole else found, "any")
+@pytest.mark.parametrize("examples", slow_but([15, 300], 15))
+def test_planning_twice_gives_the_same_plan(examples: int) -> None:
+    @settings(PLANS, max_examples=examples)
+    @given(graphs())
+    def holds(graph: Graph) -> None:
+        def make() -> tuple[Choice | None, Plan]:
+            step = StepModel(order(graph), PROFILE, state_may_stay_out=True)
+            none = POLICIES["none"](step, float("inf"), Measured())
+            assert none is not None
+            least = floor_bytes(step, Measured(), POLICIES["auto"])
+            found = POLICIES["auto"](step, least, Measured())
+            return found, planned(step, none if found is None or found.runs_whole else found, "any")
 
-    (first, plan), (second, again) = make(), make()
-    assert plan == again
-    assert (first and first.key) == (second and second.key)
+        (first, plan), (second, again) = make(), make()
+        assert plan == again
+        assert (first and first.key) == (second and second.key)
+
+    holds()
 
 
 # -- random train steps -----------------------------------------------------------------------------------------------------
@@ -260,6 +268,7 @@ def hold_to_promises(program: Any, donate: tuple[int, ...], high: float, low: fl
         assert peaks[1] <= peaks[0], "a lower budget needs more"
 
 
+@pytest.mark.slow
 def test_predicted_plans_need_less_under_lower_budgets() -> None:
     step, state, x = build(("dense", "dense", "gate", "dense"), 512, 16, momentum=False)
     probe = tensile.jit(step, budget=2**50)

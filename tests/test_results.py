@@ -31,6 +31,7 @@ from tests.builders import (
     optimizer_step,
     planned,
     sgd_step,
+    slow_but,
     something_happened,
     weights,
 )
@@ -110,7 +111,7 @@ OPTIMIZERS: dict[str, Callable[[], Case]] = {
 }
 
 
-@pytest.mark.parametrize("part", [0.0, 0.5], ids=["at the floor", "midway"])
+@pytest.mark.parametrize("part", [0.0, pytest.param(0.5, marks=pytest.mark.slow)], ids=["at the floor", "midway"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_gives_what_jit_gives(name: str, part: float) -> None:
     check_case(OPTIMIZERS[name](), part=part)
@@ -121,7 +122,7 @@ def test_without_donation_results_are_the_same(name: str) -> None:
     check_case(OPTIMIZERS[name](), part=0.0, donate_argnums=())
 
 
-@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("name", slow_but(["momentum", "adam"], "momentum"))
 def test_with_state_in_host_memory_results_are_the_same(name: str) -> None:
     wide = weights(width=128, layers=4)  # 64 KiB each: what is smaller never leaves
     case = OPTIMIZERS[name]()
@@ -206,7 +207,7 @@ FRAMEWORKS: dict[str, Callable[[], Case]] = {
 }
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", slow_but(FRAMEWORKS, "flax linen, typed key", "flax nnx"))
 def test_every_framework_gives_what_jit_gives(name: str) -> None:
     check_case(FRAMEWORKS[name](), part=0.3)
 
@@ -225,7 +226,7 @@ def model_case(name: str) -> Case:
     return Case(model.step, model.init(), lambda i: real[i % 2], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if name not in NORMALISED])
+@pytest.mark.parametrize("name", slow_but([name for name in SMALL if name not in NORMALISED], "mlp", "cnn", "vgg16"))
 def test_every_model_gives_what_jit_gives(name: str) -> None:
     check_case(model_case(name), part=0.3)
 
@@ -479,7 +480,7 @@ ODD: dict[str, Callable[[], Case]] = {
 LONG = ("dropout with another generator", "dropout with an old key", "accumulation in an unrolled loop")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in ODD])
+@pytest.mark.parametrize("name", slow_but(ODD, *(name for name in ODD if name not in LONG)))
 def test_odd_states_and_odd_steps_give_what_jit_gives(name: str) -> None:
     check_case(ODD[name](), part=0.2)
 

@@ -20,6 +20,7 @@ from tensile_models.resnet import resnet50
 from tensile_models.vgg import vgg16
 
 from tensile_jax.trace.step import trace_step
+from tests.builders import slow_but
 from tests.models.sizes import SMALL
 
 CLASSIFIERS: dict[str, Callable[..., Model]] = {
@@ -49,9 +50,9 @@ def name_stacks(model: Model) -> set[str]:
     [
         ("vgg16", 138_357_544, 0, 15.470),
         ("resnet50", 25_557_032, 53_120, 4.089),
-        ("inceptionv3", 23_834_568, 34_432, 5.713),
-        ("inceptionv4", 42_679_816, 63_168, 12.254),
-        ("densenet121", 7_978_856, 83_648, 2.834),
+        pytest.param("inceptionv3", 23_834_568, 34_432, 5.713, marks=pytest.mark.slow),
+        pytest.param("inceptionv4", 42_679_816, 63_168, 12.254, marks=pytest.mark.slow),
+        pytest.param("densenet121", 7_978_856, 83_648, 2.834, marks=pytest.mark.slow),
     ],
 )
 def test_classifiers_have_the_published_sizes(name: str, parameters: int, statistics: int, forward_gmacs: float) -> None:
@@ -72,6 +73,7 @@ def test_bert_base_has_the_published_size_whatever_the_length() -> None:
     assert {bert_base(batch_size=1, sequence_length=length).parameters for length in (128, 512)} == {109_514_298}
 
 
+@pytest.mark.slow
 def test_an_encoder_reads_what_comes_after_a_masked_place_too() -> None:
     model = bert(**SMALL["bert"])
     state, batch = model.init(), next(model.batches())
@@ -82,7 +84,7 @@ def test_an_encoder_reads_what_comes_after_a_masked_place_too() -> None:
     assert float(model.step(state, batch)[1]["loss"]) != float(model.step(state, other)[1]["loss"])
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", slow_but([False, True], True))
 def test_a_decoder_with_its_layers_in_a_loop_computes_what_one_without_computes(remat: bool) -> None:
     unrolled, looped = gpt(**SMALL["gpt"]), gpt_scan(**SMALL["gpt_scan"], remat=remat)
     state, batch = looped.init(), next(looped.batches())
@@ -100,7 +102,7 @@ def test_adam_keeps_two_moments_for_each_parameter() -> None:
     assert count(model.state_shape.opt_state) == 2 * model.parameters + 1  # and its own counter
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(MODELS, *(name for name in MODELS if name not in ("inceptionv3", "inceptionv4"))))
 def test_a_step_keeps_the_shapes_of_its_state(name: str) -> None:
     model = MODELS[name](**SMALL[name])
     state, metrics = jax.eval_shape(model.step, model.state_shape, model.batch_shape)
@@ -157,7 +159,7 @@ def test_every_layer_of_a_decoder_has_its_own_name() -> None:
     assert {"jvp(GPT)/Block_0/Attention/QKV", "jvp(GPT)/Block_1/Down"} <= stacks
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt", *CLASSIFIERS])
+@pytest.mark.parametrize("name", slow_but(["bert", "gpt", *CLASSIFIERS], "bert", "gpt", "vgg16", "resnet50"))
 def test_a_model_in_bfloat16_keeps_its_state_and_loss_in_float32(name: str) -> None:
     model = MODELS[name](**SMALL[name], dtype="bfloat16", optimizer=optax.sgd(0.1))
     jaxpr = jax.make_jaxpr(model.step)(model.state_shape, model.batch_shape)

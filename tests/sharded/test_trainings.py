@@ -17,7 +17,7 @@ pytestmark = pytest.mark.several_devices
 
 _STEPS = 20
 _FORMS = [
-    ("tensor", False, 1), ("fsdp", True, 1),
+    ("fsdp", True, 1), pytest.param("tensor", False, 1, marks=pytest.mark.slow),
     *(pytest.param(way, typed, 2, marks=pytest.mark.slow) for way in get_args(Way) for typed in (False, True)),
 ]  # fmt: skip
 

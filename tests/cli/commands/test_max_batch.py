@@ -43,6 +43,7 @@ def peak(batch_size: int, budget: int) -> int | None:
         return None
 
 
+@pytest.mark.slow
 def test_the_largest_batches_fit_and_larger_ones_do_not() -> None:
     done, found = found_at_any_speed()
     assert done.exit_code == 0, done.stderr

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tensile_jax.cli import main
+from tests.builders import slow_but
 
 _JOBS = """
 [device]
@@ -57,6 +58,7 @@ def test_a_share_is_of_the_sum_of_plain_jits_peaks(tmp_path: Path) -> None:
     assert "plain jit" in done.stdout
 
 
+@pytest.mark.slow
 def test_too_small_a_budget_is_exit_code_3_and_names_one_that_then_works(tmp_path: Path) -> None:
     refused = planned(tmp_path, '"100KiB"')
     assert (refused.exit_code, refused.stdout) == (3, "")
@@ -109,7 +111,7 @@ args = {batch_size = 32, image_size = 16}
     assert f"{small['kept_out_tensors']} tensors of small's state are in host memory" in told
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.5])
+@pytest.mark.parametrize("rate", slow_but([1.0, 0.5], 0.5))
 def test_a_job_swaps_no_more_than_its_rate(tmp_path: Path, rate: float) -> None:
     joint, _ = joint_of(
         tmp_path,

@@ -19,7 +19,7 @@ SIZES = {
     "cnn": {"batch_size": 64, "image_size": 16},
     "gpt": {"batch_size": 4, "sequence_length": 64},
 }
-LONG = {("cnn", "cpu"), ("cnn", "h200"), ("gpt", "cpu"), ("gpt", "h200")}  # to plan
+LONG = {("cnn", "cpu"), ("cnn", "h200"), ("gpt", "cpu"), ("gpt", "h200"), ("mlp", "h200")}  # to plan
 STEPS = [
     pytest.param(name, profile, marks=pytest.mark.slow) if (name, profile) in LONG else (name, profile)
     for name in sorted(SIZES)

@@ -209,6 +209,7 @@ def test_training_goes_on_if_planning_fails(
     training.check()
 
 
+@pytest.mark.slow
 def test_settings_of_one_thread_keep_the_plan(budget: int, fast_link: str) -> None:
     """A segment that is compiled in another thread would be compiled under other settings."""
     training = Training(STEP, optimizer_state(OPTIMIZER), budget=budget, device_profile=fast_link, renew_above=0.3)
@@ -219,6 +220,7 @@ def test_settings_of_one_thread_keep_the_plan(budget: int, fast_link: str) -> No
         assert len(training.plans()) == 1
 
 
+@pytest.mark.slow
 def test_several_shapes_have_plans_of_their_own(fast_link: str, tmp_path: Path) -> None:
     function = tensile.jit(sgd_step, budget="60%", device_profile=fast_link, renew_above=0.3, keep_plans=tmp_path)
     small, large = batch(rows=256), batch(rows=512)

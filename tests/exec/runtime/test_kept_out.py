@@ -75,7 +75,8 @@ def plan_only(prepared: PreparedStep, budget_bytes: int) -> Any:
     return SimpleNamespace(plan=plan, memory=SimpleNamespace(host_bytes=plan.swapped_out_bytes))
 
 
-@pytest.mark.parametrize("most", [pytest.param("most_swapped_bytes", marks=pytest.mark.slow), "most_host_bytes"])
+@pytest.mark.slow
+@pytest.mark.parametrize("most", ["most_swapped_bytes", "most_host_bytes"])
 def test_a_job_that_may_swap_no_more_gets_a_plan_without_swaps(most: str) -> None:
     model, device = MODELS["cnn"](batch_size=64, image_size=16), jax.devices()[0]
     traced = trace_step(jax.jit(model.step, donate_argnums=0), model.step, (model.state_shape, model.batch_shape), {})

@@ -263,6 +263,7 @@ def test_a_job_that_is_planned_for_a_limit_has_the_same_plan_whoever_is_there(ru
     assert all((one == other).all() for one, other in zip(*map(jax.tree.leaves, states), strict=True))
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_too_small_gives_way_to_the_budget(runtime: MakeRuntime) -> None:
     work = wide(0)
     with runtime("2MiB") as run:

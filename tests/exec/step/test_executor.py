@@ -112,6 +112,7 @@ def test_out_of_memory_is_survived_and_the_next_plan_needs_less(where: float, do
     assert function.report().out_of_memory == 1
 
 
+@pytest.mark.slow
 def test_out_of_memory_at_the_floor_is_survived_with_the_same_plan() -> None:
     with pytest.raises(tensile.BudgetTooSmall) as caught:
         tensile.jit(sgd_step, budget=1000, donate_argnums=0)(fresh(weights()), batch())

@@ -49,6 +49,7 @@ def test_what_is_free_is_halved_and_given_up_where_there_is_no_plan_otherwise(ma
     assert margins[:3] == [(int(0.02 * floor), False), (int(0.02 * floor) // 2, False), (0, True)]
 
 
+@pytest.mark.slow
 def test_the_budget_that_an_error_names_is_kept_though_nothing_is_free_then() -> None:
     with pytest.raises(tensile.BudgetTooSmall) as caught:
         run(ARGUMENTS[1].nbytes)

@@ -11,7 +11,7 @@ import tensile_jax as tensile
 from tensile_jax.errors import InvalidPlan
 from tensile_jax.ir import Graph
 from tensile_jax.plan import planner
-from tests.builders import batch, fresh, low_budget, numbers, sgd_step, weights
+from tests.builders import batch, fresh, low_budget, numbers, sgd_step, slow_but, weights
 
 ARGUMENTS = (weights(), batch())
 FAULT = "Segment 4: needs 52011389 bytes; it says 51716477"
@@ -51,7 +51,7 @@ def run(function: Any) -> tensile.Plan:
 
 
 @pytest.mark.parametrize("policy", ["auto", "tensile", "none"])
-@pytest.mark.parametrize("first", [1, 4])
+@pytest.mark.parametrize("first", slow_but([1, 4], 1))
 def test_the_next_plan_is_taken_within_the_budget_and_says_why(policy: Any, first: int, refuse: Refuse) -> None:
     budget = low_budget(sgd_step, *ARGUMENTS, part=0.4, donate_argnums=0, policy=policy)
     refuse(lambda index, _: index < first)
@@ -81,6 +81,7 @@ def test_where_only_plans_without_swaps_and_recomputations_survive_one_of_these_
     assert not unswapped.notes
 
 
+@pytest.mark.slow
 def test_where_nothing_survives_the_error_says_what_to_do_and_nothing_has_run(budget: int, refuse: Refuse) -> None:
     refuse(lambda *_: True)
     state = fresh(ARGUMENTS[0])
@@ -98,6 +99,7 @@ def test_a_budget_that_is_too_small_is_told_from_plans_that_are_refused(refuse: 
         tensile.jit(sgd_step, budget=10_000, donate_argnums=0).plan(*ARGUMENTS)
 
 
+@pytest.mark.slow
 def test_the_least_memory_that_is_fast_enough_passes_over_refused_plans(refuse: Refuse) -> None:
     refuse(lambda index, _: index in (0, 3))
     plan = run(tensile.jit(sgd_step, max_slowdown=1.5, donate_argnums=0))

@@ -27,6 +27,7 @@ from tests.builders import (
     planned,
     running,
     sgd_step,
+    slow_but,
     weights,
 )
 
@@ -86,7 +87,7 @@ def test_a_plan_that_ran_runs_as_it_is(compiled: tensile.Plan, expected: list[np
     assert holds(function, expected) == compiled
 
 
-@pytest.mark.parametrize("part", [0.6, 0.2, 0.0])
+@pytest.mark.parametrize("part", slow_but([0.6, 0.2, 0.0], 0.2))
 def test_a_plan_with_estimates_runs_within_its_budget(part: float, expected: list[np.ndarray]) -> None:
     budget = low_budget(sgd_step, *ARGUMENTS, part=part, donate_argnums=0)
     try:
@@ -109,6 +110,7 @@ def test_a_plan_that_needs_more_here_is_made_again_within_its_budget_and_says_so
     assert f" note {plan.notes[-1]}" in " ".join(str(plan).split())
 
 
+@pytest.mark.slow
 def test_a_plan_that_no_other_can_replace_here_names_the_smallest_budget_and_leaves_the_state_alone(
     lowest: tensile.Plan, greedy_compiler: int
 ) -> None:

@@ -146,7 +146,8 @@ def test_what_the_search_finds_keeps_the_limit_down_to_the_floor(make) -> None:
         assert peak_of(step, choice, NOTHING) <= factor * floor
 
 
-@pytest.mark.parametrize("state_may_stay_out", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("state_may_stay_out", [True, False])
 def test_a_deep_step_with_equal_layers_is_bundled_and_nearly_as_fast(
     state_may_stay_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,7 +91,8 @@ def test_without_swaps_nothing_crosses_the_link(state_may_stay_out: bool) -> Non
         assert not any(r.leaves or r.arrival == COPIED for several in found.residencies for r in several)
 
 
-@pytest.mark.parametrize("layers", [3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [3, 5])
 def test_state_that_may_stay_out_never_makes_a_plan_slower(layers: int) -> None:
     """Whatever "device" may do, "any" may do too."""
     graph = training_graph(layers, weight=100_000)

@@ -10,7 +10,7 @@ from tensile_jax.plan.search.choice import whole_peak
 from tensile_jax.plan.search.cut_choice import Decision, choice_with
 from tensile_jax.plan.search.state_out import keep_state_out
 from tensile_jax.plan.search.step_model import StepModel
-from tests.builders import PROFILE, graph_of, tensor_named, training_graph, with_link
+from tests.builders import PROFILE, graph_of, slow_but, tensor_named, training_graph, with_link
 from tests.plan.search.schedules import odd_graph
 from tests.test_properties import found_on_host, left_on_host, planned
 
@@ -40,7 +40,7 @@ def test_copies_are_as_late_as_there_is_time_before_the_first_need_and_as_early_
     assert sooner.residencies[v] == (Residency(4, 4, inside.layout.residencies[v][0].arrival, True),)  # pyright: ignore[reportOptionalMemberAccess]
 
 
-@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 40))])
+@pytest.mark.parametrize("seed", slow_but(range(40), *range(10)))
 def test_any_state_of_any_plan_can_be_sent_out_and_no_segment_then_holds_more(seed: int) -> None:
     rng = random.Random(seed)
     graph = odd_graph(rng) if seed % 2 else training_graph(rng.randint(2, 6), weight=100_000)
