@@ -158,7 +158,7 @@ def test_a_long_loop_runs_under_a_plan_of_its_body_with_the_results_of_jit(name:
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=3e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "given batches"))
 def test_what_is_live_in_every_iteration_is_what_the_plan_says(name: str) -> None:
     args, function = beginning(), driven_step(name)
     plan, body = running(function).plan, body_of(function)
@@ -190,6 +190,7 @@ def test_what_is_live_in_every_iteration_is_what_the_plan_says(name: str) -> Non
     assert max(seen) == pytest.approx(segment.device_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_what_the_caller_keeps_is_not_overwritten() -> None:
     state, key = beginning()
     function = driven(on_random_batches, (state, key))
@@ -201,6 +202,7 @@ def test_what_the_caller_keeps_is_not_overwritten() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_training_that_makes_its_own_state() -> None:
     key = jax.random.key(0)
     function = driven(from_nothing, (key,))
@@ -262,6 +264,7 @@ def test_a_loop_is_left_whole_if_it_fits_or_if_no_loop_is_to_be_opened() -> None
     assert lower.value.floor_bytes < 0.8 * refusal.value.floor_bytes
 
 
+@pytest.mark.slow
 def test_a_plan_shows_the_loop_and_can_be_saved_and_run_again(tmp_path: Path) -> None:
     args = beginning()
     function = driven(on_given_batches, args)

@@ -446,6 +446,7 @@ def test_references_that_a_step_makes_itself_work_as_under_jit(step: Callable[..
             assert jax.typeof(a) == jax.typeof(b)
 
 
+@pytest.mark.slow
 def test_references_in_a_training_step_train_at_half_the_memory() -> None:
     def step(params: Any, x: jax.Array) -> Any:
         def loss_of(params: Any) -> Any:

@@ -326,6 +326,7 @@ def test_another_shape_gets_another_plan_and_the_first_is_kept() -> None:
     assert function.plan(weights(), batch()) == first
 
 
+@pytest.mark.slow
 def test_repeated_blocks_compile_once() -> None:
     deep = weights(12)
     function = planned(sgd_step, (deep, batch()), part=0.1, donate_argnums=0)
@@ -363,7 +364,7 @@ def test_the_policy_none_keeps_a_budget_or_says_which_one_it_can_keep() -> None:
 
 
 @pytest.mark.parametrize(
-    "slowdowns", [(1.0, 1.2, 2.0), pytest.param((1.0, 1.05, 1.2, 2.0, 10.0), marks=pytest.mark.slow)], ids=["few", "many"]
+    "slowdowns", [(1.2,), pytest.param((1.0, 1.05, 1.2, 2.0, 10.0), marks=pytest.mark.slow)], ids=["one", "many"]
 )
 def test_the_least_memory_for_a_step_that_is_fast_enough(slowdowns: tuple[float, ...]) -> None:
     few = weights(3)

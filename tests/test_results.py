@@ -477,7 +477,10 @@ ODD: dict[str, Callable[[], Case]] = {
 
 
 # These take a quarter to half a minute each to compile; others like them are in the usual round.
-LONG = ("dropout with another generator", "dropout with an old key", "accumulation in an unrolled loop")
+LONG = (
+    "dropout with another generator", "dropout with an old key", "accumulation in an unrolled loop", "accumulation by scan",
+    "jax.checkpoint", "custom derivatives",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", slow_but(ODD, *(name for name in ODD if name not in LONG)))

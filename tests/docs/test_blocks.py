@@ -45,7 +45,7 @@ from tests.ray.local_cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-LONG = ("budgets-and-plans", "command-line", "sharded")  # half a minute each
+LONG = ("budgets-and-plans", "cluster", "command-line", "sharded")  # half a minute each
 BLOCK = re.compile(r"(?:^<!-- test: (?P<note>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 VARIES = re.compile(r"in [^\n]+ \(floor|\d+(\.\d+)?( [KMG]?i?B)?")  # from machine to machine
 

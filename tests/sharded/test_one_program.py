@@ -9,7 +9,6 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.plan_format import Barriers
-from tests.builders import slow_but
 from tests.sharded.decoder import ShardedDecoder, Way
 
 pytestmark = pytest.mark.several_devices
@@ -44,7 +43,8 @@ def test_a_sharded_training_in_one_launch_keeps_its_budget_and_is_that_of_jit(wa
     assert step.report().peak_bytes == plan.peak_bytes <= budget
 
 
-@pytest.mark.parametrize("form", slow_but(get_args(Barriers), "lag"))
+@pytest.mark.slow
+@pytest.mark.parametrize("form", get_args(Barriers))
 def test_every_form_trains_as_jit_does(form: Barriers) -> None:
     decoder = ShardedDecoder("fsdp", layers=1)
     predicted = _planned(decoder, budget="60%", launch="program").plan(decoder.state(), decoder.batch(0))

@@ -59,11 +59,15 @@ def test_the_largest_batches_fit_and_larger_ones_do_not() -> None:
     assert f"plain jit can train a batch of {plain}, and a plan one of {ours}" in done.stdout
 
 
-def test_a_plan_must_be_fast_enough_and_a_limit_of_the_search_is_told() -> None:
+def test_a_limit_of_the_search_is_told() -> None:
     done = asked("--budget", "1GiB", "--most", "10")
     assert (
         done.exit_code == 0 and "plain jit can train a batch of 10, and no plan a larger one at 0.5 of its speed" in done.stdout
     )
+
+
+@pytest.mark.slow
+def test_a_plan_must_be_fast_enough() -> None:
     slow, fast = found_at_any_speed()[0].stdout, asked("--budget", BUDGET, "--speed", "1").stdout
     assert "times as large" in slow and slow != fast
 

@@ -69,6 +69,7 @@ def test_too_small_a_budget_is_exit_code_3_and_names_one_that_then_works(tmp_pat
     assert planned(tmp_path, str(int(smallest * 0.99))).exit_code == 3
 
 
+@pytest.mark.slow
 def test_states_that_do_not_fit_at_once_take_turns(tmp_path: Path) -> None:
     found = re.search(r"\((\d+) bytes\)\. mlp-1", planned(tmp_path, '"100KiB"').stderr)
     assert found is not None

@@ -133,6 +133,7 @@ def test_the_load_changes_three_times(budget: int, fast_link: str, load: list[fl
     assert all(plan.reason for plan in training.plans()[1:])
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_as_predicted_stays(budget: int, load: list[float]) -> None:
     training = Training(STEP, optimizer_state(OPTIMIZER), budget=budget, renew_above=0.3)
     for _ in range(60):

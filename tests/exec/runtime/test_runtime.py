@@ -148,6 +148,7 @@ def test_a_job_for_whose_swaps_the_host_has_no_room_is_renewed_without_them(runt
     assert_lonely(work, job)
 
 
+@pytest.mark.slow
 def test_a_job_that_the_host_has_no_room_to_renew_says_so_and_goes_on_when_the_budget_is_raised(runtime: MakeRuntime) -> None:
     work, gate = wide(0, layers=10), Gate(wide(0, layers=10))
     gate.allow(1)
@@ -209,6 +210,7 @@ def test_a_job_that_comes_late_takes_its_place(runtime: MakeRuntime) -> None:
     assert_lonely(heavy(1), late)
 
 
+@pytest.mark.slow
 def test_a_job_that_can_never_fit_says_its_floor_and_the_others_go_on(runtime: MakeRuntime) -> None:
     work, big = counting(), heavy(1, width=512, layers=1)
     with runtime("1MiB") as run:

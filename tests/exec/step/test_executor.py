@@ -176,6 +176,7 @@ def test_what_is_not_there_when_its_segment_comes_is_fetched_and_counted(fast_li
     assert {w.sharding.memory_kind for w in got[0]} == {"device"}
 
 
+@pytest.mark.slow
 def test_a_segment_whose_executable_compiles_once_runs_wherever_its_content_stands() -> None:
     function = planned(sgd_step, (weights(12), batch()), part=0.1, donate_argnums=0)
     executor = running(function).executor

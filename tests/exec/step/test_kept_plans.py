@@ -87,6 +87,7 @@ def test_a_damaged_file_is_as_good_as_none_and_is_replaced(cache: Path, budget: 
     assert load(file) is not None
 
 
+@pytest.mark.slow
 def test_a_choice_that_is_none_of_the_step_is_not_taken(cache: Path, budget: int) -> None:
     first, _ = run(budget)
     (file,) = files(cache)

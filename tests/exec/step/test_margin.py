@@ -41,6 +41,7 @@ def test_two_per_cent_of_the_budget_are_free_in_the_first_plan_that_is_compiled(
     assert margins[0] == (int(0.02 * budget), True)
 
 
+@pytest.mark.slow
 def test_what_is_free_is_halved_and_given_up_where_there_is_no_plan_otherwise(margins: list[tuple[int, bool]]) -> None:
     floor = tensile.jit(sgd_step, budget=2**40, donate_argnums=0).plan(*ARGUMENTS).floor_bytes
     margins.clear()
