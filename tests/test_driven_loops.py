@@ -280,6 +280,7 @@ def test_a_plan_shows_the_loop_and_can_be_saved_and_run_again(tmp_path: Path) ->
     assert again.plan(*args).peak_bytes == plan.peak_bytes
 
 
+@pytest.mark.slow
 def test_a_saved_plan_with_another_loop_is_refused(tmp_path: Path) -> None:
     args = beginning()
     plan = running(driven(on_random_batches, args)).plan

@@ -364,7 +364,7 @@ def test_the_policy_none_keeps_a_budget_or_says_which_one_it_can_keep() -> None:
 
 
 @pytest.mark.parametrize(
-    "slowdowns", [(1.2,), pytest.param((1.0, 1.05, 1.2, 2.0, 10.0), marks=pytest.mark.slow)], ids=["one", "many"]
+    "slowdowns", [(1.0, 1.2, 2.0), pytest.param((1.0, 1.05, 1.2, 2.0, 10.0), marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_the_least_memory_for_a_step_that_is_fast_enough(slowdowns: tuple[float, ...]) -> None:
     few = weights(3)

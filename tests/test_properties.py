@@ -27,7 +27,7 @@ from tensile_jax.plan_format import Event, Plan
 from tests.builders import PROFILE, device_bytes, fresh, graph_of, header_for, measure_launches, numbers, slow_but
 
 PLANS = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-RUNS = settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+RUNS = settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 # -- plans of random graphs -------------------------------------------------------------------------------------------------
 

@@ -111,8 +111,11 @@ OPTIMIZERS: dict[str, Callable[[], Case]] = {
 }
 
 
+ALIKE = ("sgd", "nesterov", "adam", "lion", "a schedule", "clipping by the global norm")  # others run the same operators
+
+
 @pytest.mark.parametrize("part", [0.0, pytest.param(0.5, marks=pytest.mark.slow)], ids=["at the floor", "midway"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", slow_but(OPTIMIZERS, *(name for name in OPTIMIZERS if name not in ALIKE)))
 def test_every_optimizer_gives_what_jit_gives(name: str, part: float) -> None:
     check_case(OPTIMIZERS[name](), part=part)
 
@@ -479,7 +482,7 @@ ODD: dict[str, Callable[[], Case]] = {
 # These take a quarter to half a minute each to compile; others like them are in the usual round.
 LONG = (
     "dropout with another generator", "dropout with an old key", "accumulation in an unrolled loop", "accumulation by scan",
-    "jax.checkpoint", "custom derivatives",
+    "jax.checkpoint", "custom derivatives", "bfloat16 parameters", "rectifiers and residual sums",
 )  # fmt: skip
 
 

@@ -84,7 +84,8 @@ def test_an_encoder_reads_what_comes_after_a_masked_place_too() -> None:
     assert float(model.step(state, batch)[1]["loss"]) != float(model.step(state, other)[1]["loss"])
 
 
-@pytest.mark.parametrize("remat", slow_but([False, True], True))
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", [False, True])
 def test_a_decoder_with_its_layers_in_a_loop_computes_what_one_without_computes(remat: bool) -> None:
     unrolled, looped = gpt(**SMALL["gpt"]), gpt_scan(**SMALL["gpt_scan"], remat=remat)
     state, batch = looped.init(), next(looped.batches())

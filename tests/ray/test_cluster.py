@@ -176,6 +176,7 @@ def test_the_command_line_submits_and_steers(nodes: Nodes, tmp_path: Path) -> No
     assert "Pass --resume to go on" in tensile_("submit", str(tmp_path / "jobs.toml"), "--checkpoints", folder, code=2)
 
 
+@pytest.mark.slow
 def test_jobs_whose_coordinator_has_died_are_resumed_by_another_submission(nodes: Nodes, tmp_path: Path) -> None:
     nodes.have(1)
     run = submit([job("z", steps=60, seed=3)], checkpoints=tmp_path, budget=BUDGET, address=nodes.address)
@@ -193,6 +194,7 @@ def test_jobs_whose_coordinator_has_died_are_resumed_by_another_submission(nodes
     assert equal(run.result("z"), alone(3, 60, limit_bytes))
 
 
+@pytest.mark.slow
 def test_a_sharded_job_runs_in_a_group_of_devices_beside_a_small_job(nodes: Nodes, tmp_path: Path) -> None:
     nodes.have(0)
     nodes.add(resources={"tensile_device": 4})

@@ -14,7 +14,11 @@ FILES = sorted(file.name for file in HERE.glob("test_*.py") if "several_devices"
 
 def _run(file: str, marked: str, cache: pytest.Cache) -> None:
     kept = cache.mkdir("eight-devices")  # as in tests/conftest.py; another folder than that of the run that began this one
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+        "JAX_PLATFORMS": "cpu",
+    }
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", marked, "-o", f"cache_dir={kept}", str(HERE / file)],
         env=environment,

@@ -22,7 +22,8 @@ def slow_link(tmp_path: Path) -> str:
     return str(profile)
 
 
-@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_job_that_comes_changes_the_swaps_of_one_that_runs_and_no_bit_of_its_results(
     isolation: Isolation, slow_link: str
 ) -> None:
