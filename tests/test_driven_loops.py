@@ -106,7 +106,6 @@ STEPS: dict[str, Callable[..., Any]] = {
     "keys and numbers": with_keys_and_numbers,
     "loops in a loop": loops_in_a_loop,
 }
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == "loops in a loop" else name for name in STEPS]
 
 
 def beginning() -> tuple[Any, Any]:
@@ -141,7 +140,7 @@ def body_of(function: tensile.PlannedFunction) -> DrivenLoop:
     return found
 
 
-@pytest.mark.parametrize("name", slow_but(NAMES, "given batches"))
+@pytest.mark.parametrize("name", slow_but(STEPS, "given batches"))
 def test_a_long_loop_runs_under_a_plan_of_its_body_with_the_results_of_jit(name: str) -> None:
     step, args, function = STEPS[name], beginning(), driven_step(name)
     plan = running(function).plan
@@ -158,7 +157,7 @@ def test_a_long_loop_runs_under_a_plan_of_its_body_with_the_results_of_jit(name:
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=3e-4)
 
 
-@pytest.mark.parametrize("name", slow_but(NAMES, "given batches"))
+@pytest.mark.parametrize("name", slow_but(STEPS, "given batches"))
 def test_what_is_live_in_every_iteration_is_what_the_plan_says(name: str) -> None:
     args, function = beginning(), driven_step(name)
     plan, body = running(function).plan, body_of(function)
