@@ -329,7 +329,12 @@ class Together:
         except BaseException:
             _UNFINISHED.extend(partial(_is_over, array) for array in arrays)
             raise
-        jax.block_until_ready(values)
+        try:
+            jax.block_until_ready(values)
+        except jax.errors.JaxRuntimeError as error:
+            if not str(error).startswith("RESOURCE_EXHAUSTED"):
+                self._refuse_ended_soon()  # what has failed may be the connection of Gloo to a process that has ended
+            raise
 
     def leave(self, error: BaseException) -> None:
         self._left = _told(error)
@@ -373,6 +378,13 @@ class Together:
                     "checkpoint.",
                     processes=(process,),
                 )
+
+    def _refuse_ended_soon(self) -> None:
+        """As `_refuse_ended`, where the end of the other process may become known in a moment."""
+        until = time.monotonic() + 2 * _LOOK_S
+        while time.monotonic() < until:
+            self._refuse_ended()
+            time.sleep(_LOOK_S / 10)
 
 
 def note_lost(store: Store, process: int) -> None:

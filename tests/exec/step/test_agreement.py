@@ -1,10 +1,12 @@
 """What processes tell one another, with threads in their place, and a store that they share without connections."""
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -201,6 +203,24 @@ def test_a_process_whose_connection_has_ended_is_named_unless_it_has_said_why_it
     with pytest.raises(DistributedError, match="Process 2 runs no further step .its connection has ended: it was killed"):
         in_touch[0].wait_for([Never()])
     assert in_touch[0].knows_lost
+
+
+def test_a_result_that_fails_since_another_process_was_killed_names_it(
+    store: Store, in_touch: list[Together], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def fails(_: Any) -> None:
+        raise jax.errors.JaxRuntimeError(told[-1])
+
+    monkeypatch.setattr(jax, "block_until_ready", fails)
+    for message in ("RESOURCE_EXHAUSTED: out of memory", "UNKNOWN: Gloo all-reduce failed"):
+        told.append(message)
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):  # nobody has ended
+            in_touch[0].wait_for([])
+    threading.Timer(0.01, note_lost, (store, 2)).start()
+    with pytest.raises(DistributedError, match="Process 2 runs no further step .its connection has ended: it was killed"):
+        in_touch[0].wait_for([])
 
 
 def test_a_store_that_cannot_be_reached_is_the_end_of_the_process_that_holds_it() -> None:
