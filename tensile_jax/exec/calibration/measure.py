@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tensile_jax.device_profiles.calibrations import Sample
-from tensile_jax.exec.step.executor import is_out_of_memory
+from tensile_jax.exec.step.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.transfer import Device, Transfer
 
 _MIB = 2**20

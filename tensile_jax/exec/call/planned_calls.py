@@ -35,7 +35,8 @@ from tensile_jax.exec.call.signature import Call, Signature, SignatureReader, de
 from tensile_jax.exec.step.agreement import agreement_of, compare, writes_files
 from tensile_jax.exec.step.common_plan import digest_of, planned_for_all
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.executor import WATCHED_FIRST, Executor, Observation, is_out_of_memory, is_watched
+from tensile_jax.exec.step.executor import WATCHED_FIRST, Executor, Observation, is_watched
+from tensile_jax.exec.step.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan, package_version
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.exec.step.transfer import Device, Transfer, divided_as, in_device_memory, to_device

@@ -40,6 +40,7 @@ import msgspec
 from tensile_jax.errors import BudgetTooSmall, DistributedError, PlanFileError, TensileError, TraceError
 from tensile_jax.exec.step.joined_store import start_joining
 from tensile_jax.exec.step.key_value_store import Store, Values
+from tensile_jax.exec.step.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.transfer import Device
 
 TIMEOUT_S = 600.0
@@ -196,7 +197,7 @@ class Together:
             if self._heard:  # the others hear it from the process that has failed
                 raise
             with suppress(OSError):  # the store may be what has failed
-                self._put(f"{self._key}/failed/{self.process}", _failure_of(error))
+                self._put(f"{self._sessions}/failed/{self.process}", _failure_of(error))
             raise
         finally:
             self._about = None
@@ -219,17 +220,13 @@ class Together:
         return self._wait(f"{self._next()}/{self.processes[0]}", self.processes[0], kind)
 
     @property
-    def _key(self) -> str:
-        return str(self._sessions)
-
-    @property
     def _values(self) -> Values:
         assert self._store is not None, "only in a session, and after one"
         return self._store
 
     def _next(self) -> str:
         self._exchanges += 1
-        return f"{self._key}/{self._exchanges}"
+        return f"{self._sessions}/{self._exchanges}"
 
     def _put(self, key: str, value: Any) -> None:
         self._values.put(key, _packed(value))
@@ -244,7 +241,6 @@ class Together:
         try:
             return future.result(TIMEOUT_S)
         except TimeoutError:
-            _UNFINISHED.append(future.done)
             raise DistributedError(
                 f"A process has not come for {TIMEOUT_S:g} s, while the processes {names} meet to agree on {what}. All processes "
                 "must call the same steps, with the same arguments but for their parts of divided arrays, in the same order.",
@@ -254,10 +250,9 @@ class Together:
             raise DistributedError(
                 f"The processes {names} cannot meet to agree on {what}, so a process may have died: {_told(error)}", processes=()
             ) from error
-        except BaseException:
+        finally:
             if not future.done():
                 _UNFINISHED.append(future.done)
-            raise
 
     def _wait(self, key: str, process: int, kind: Any) -> Any:
         """The value that another process gives under a key.
@@ -284,7 +279,7 @@ class Together:
 
     def _refuse_failed(self) -> None:
         """Raise the error of the first other process that has failed in this session, if one has."""
-        for process, content in self._entries(f"{self._key}/failed/"):
+        for process, content in self._entries(f"{self._sessions}/failed/"):
             if process != self.process:
                 self._heard = True
                 raise _error_of(_unpacked(content, _Failure), process, self._about or "")
@@ -332,18 +327,13 @@ class Together:
         try:
             jax.block_until_ready(values)
         except jax.errors.JaxRuntimeError as error:
-            if not str(error).startswith("RESOURCE_EXHAUSTED"):
+            if not is_out_of_memory(error, effectful=True):
                 self._refuse_ended_soon()  # what has failed may be the connection of Gloo to a process that has ended
             raise
 
     def leave(self, error: BaseException) -> None:
         self._left = _told(error)
         self.say_ended(f"a step has failed in it with {self._left}")
-
-    @property
-    def has_left(self) -> bool:
-        """Whether a step has failed in the middle."""
-        return bool(self._left)
 
     def begin_step(self) -> None:
         if self._left:
@@ -467,7 +457,7 @@ def _end() -> None:
     """
     error = getattr(sys, "last_value", None)
     for one in _AGREEMENTS.values():
-        if not one.has_left:
+        if not one._left:
             one.say_ended("it has ended" if error is None else f"it has ended with {_told(error)}")
     lost = any(one.knows_lost for one in _AGREEMENTS.values())
     if lost or not all(is_over() for is_over in _UNFINISHED):

@@ -42,6 +42,7 @@ from tensile_jax.exec.step.instructions import (
     StartSwapIn,
     StartSwapOut,
 )
+from tensile_jax.exec.step.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.transfer import Transfer, may_move, nbytes_on_a_device, on_host
 
 WATCHED_FIRST = 3  # this many first iterations of a plan are watched
@@ -51,15 +52,6 @@ _WATCHED_EVERY = 50
 def is_watched(iteration: int) -> bool:
     """Whether iteration number `iteration` of a plan, counted from one, is watched: the first three, and then every fiftieth."""
     return iteration <= WATCHED_FIRST or iteration % _WATCHED_EVERY == 0
-
-
-def is_out_of_memory(error: Exception, *, effectful: bool) -> bool:
-    """Whether the device had no memory for a launch, so that nothing of it has run.
-
-    If the launch is effectful, this must be XLA's own error: the error of a callback may quote it, but that callback has run.
-    """
-    story = str(error)
-    return story.startswith("RESOURCE_EXHAUSTED") if effectful else "RESOURCE_EXHAUSTED" in story
 
 
 @dataclass(slots=True)

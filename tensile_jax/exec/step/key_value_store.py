@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing import connection as mp
@@ -229,9 +229,5 @@ def _hosts() -> list[str]:
         probe.connect(("192.0.2.1", 9))  # an address for documentation: UDP sends nothing here, it only chooses a way
         found.append(probe.getsockname()[0])
     with suppress(OSError):
-        found += _addresses_of(socket.gethostname())
+        found += socket.gethostbyname_ex(socket.gethostname())[2]
     return list(dict.fromkeys([*found[: _MOST_HOSTS - 1], "127.0.0.1"]))
-
-
-def _addresses_of(name: str) -> Sequence[str]:
-    return socket.gethostbyname_ex(name)[2]

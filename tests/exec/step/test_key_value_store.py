@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import connection as mp
 
 import pytest
 
@@ -89,20 +90,37 @@ def test_a_connection_that_ends_is_noted_with_its_process(address: Address, lost
     lost.expect(1, 2)
 
 
-def test_after_the_end_of_the_server_every_method_fails(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[socket.socket] = []
-    port = _served_by(lambda reached: held.append(reached))
+def test_after_a_connection_was_closed_every_method_fails(address: Address) -> None:
     remote = RemoteStore(address, 1)
     remote._connection.close()
     for call in (lambda: remote.put("key", b""), lambda: remote.get("key", 0), lambda: remote.entries("")):
         with pytest.raises(ConnectionError):
             call()
+
+
+def test_the_end_of_the_server_is_told() -> None:
+    listener, key = mp.Listener(("127.0.0.1", 0)), b"key"
+
+    def serve() -> None:
+        with listener, listener.accept() as connection:
+            mp.deliver_challenge(connection, key)
+            mp.answer_challenge(connection, key)
+
+    threading.Thread(target=serve, daemon=True).start()
+    remote = RemoteStore(Address(["127.0.0.1"], int(listener.address[1]), key), 1)
+    with pytest.raises(ConnectionError, match="the process that holds the store has ended|Broken pipe|reset by peer"):
+        remote.get("key", 0)
+
+
+def test_an_address_at_which_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[socket.socket] = []
+    port = _served_by(lambda reached: held.append(reached))
     monkeypatch.setattr("tensile_jax.exec.step.key_value_store._CONNECT_S", 0.05)
     with pytest.raises(OSError, match=f"127.0.0.1:{port}: something else answers there"):
         RemoteStore(Address(["127.0.0.1"], port, b"key"), 1)
 
 
-def test_the_first_address_at_which_the_key_is_known_is_taken(store: Store, address: Address, lost: Lost) -> None:
+def test_the_first_address_at_which_the_key_is_known_is_taken(store: Store, address: Address) -> None:
     refusing = "127.0.0.2" if address.hosts[0] == "127.0.0.1" else "127.0.0.1"
     wrong = Address([refusing], _served_by(lambda reached: reached.close()), address.key)
     with pytest.raises(OSError, match=f"{refusing}:{wrong.port}: "):
