@@ -95,12 +95,14 @@ def budget() -> int:
 
 
 def test_wrong_predictions_are_replaced_by_what_was_measured(budget: int, fast_link: str, tmp_path: Path) -> None:
-    """The profile says that computing is a thousand times slower than it is. A measured plan copies less."""
+    """The profile says that computing is far slower than it is, also on a busy machine. A measured plan copies less."""
+    slower = tmp_path / "slower.toml"
+    slower.write_text(re.sub(r"(?m)^(flops|bytes)_per_us = .*", r"\1_per_us = 10.0", Path(fast_link).read_text()))
     training = Training(
         STEP,
         optimizer_state(OPTIMIZER),
         budget=budget,
-        device_profile=fast_link,
+        device_profile=str(slower),
         renew_above=0.3,
         keep_plans=tmp_path / "a" / "b",
     )
@@ -110,7 +112,7 @@ def test_wrong_predictions_are_replaced_by_what_was_measured(budget: int, fast_l
     training.until(2)
     training.check()
     second = training.plans()[1]
-    assert second.step_us < first.step_us and second.budget_bytes == first.budget_bytes
+    assert second.step_us < first.step_us / 3 and second.budget_bytes == first.budget_bytes
     assert re.match(r"After \d+ iterations under the plan before, segments took [\d.]+ ms", second.reason)
     assert "reason     After" in str(second)
     kept = sorted((tmp_path / "a" / "b").iterdir())
