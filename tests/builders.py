@@ -339,6 +339,11 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
     return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
+def slow_if(values: Iterable[Any], *slow: Any) -> list[Any]:
+    """The values of a parameter. The tests with values of `slow` take long, and are left to `make test-slow`."""
+    return [pytest.param(value, marks=pytest.mark.slow) if value in slow else value for value in values]
+
+
 def device_bytes() -> int:
     """What every live array holds in device memory, as JAX counts it."""
     return sum(a.nbytes for a in jax.live_arrays() if not a.is_deleted() and a.sharding.memory_kind == "device")

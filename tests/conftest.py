@@ -1,7 +1,6 @@
 """Fixtures for the tests of several packages."""
 
 import dataclasses
-import gc
 import json
 import signal
 from itertools import count
@@ -14,12 +13,6 @@ from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.step import prepared_step
 
 _CACHES = count()
-
-
-def pytest_collection_finish() -> None:
-    """What has been imported stays: Python's collector need not look through it again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,7 +27,6 @@ from tensile_jax.plan_format import Event, Plan
 from tests.builders import PROFILE, device_bytes, fresh, graph_of, header_for, measure_launches, numbers, slow_but
 
 PLANS = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-RUNS = settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 # -- plans of random graphs -------------------------------------------------------------------------------------------------
 
@@ -95,26 +94,27 @@ def peak_of(step: StepModel, choice: Choice, state_memory: str) -> int:
     return plan.peak_bytes
 
 
+def hold_to_any_budget(graph: Graph, state_memory: str, parts: list[float]) -> None:
+    step = StepModel(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
+    least = floor_bytes(step, Measured(), POLICIES["auto"])
+    lowest = POLICIES["auto"](step, LEAST, Measured())
+    assert lowest is not None
+    assert peak_of(step, lowest, state_memory) <= least
+    top = max(least, whole_peak(step, Measured()))
+    for limit in sorted((least + part * (top - least) for part in (0.0, *parts)), reverse=True):
+        choice = POLICIES["auto"](step, limit, Measured())
+        assert choice is not None, f"no plan for {limit} bytes, above the floor of {least}"
+        assert peak_of(step, choice, state_memory) <= limit
+
+
 @pytest.mark.parametrize("examples", slow_but([20, 500], 20))
 def test_any_graph_is_planned_for_any_budget_from_its_floor_up(examples: int) -> None:
-    @settings(PLANS, max_examples=examples)
-    @given(graphs(), st.sampled_from(["device", "any"]), st.lists(st.floats(0, 1), min_size=1, max_size=4))
-    def holds(graph: Graph, state_memory: str, parts: list[float]) -> None:
-        step = StepModel(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
-        least = floor_bytes(step, Measured(), POLICIES["auto"])
-        lowest = POLICIES["auto"](step, LEAST, Measured())
-        assert lowest is not None
-        assert peak_of(step, lowest, state_memory) <= least
-        top = max(least, whole_peak(step, Measured()))
-        for limit in sorted((least + part * (top - least) for part in (0.0, *parts)), reverse=True):
-            choice = POLICIES["auto"](step, limit, Measured())
-            assert choice is not None, f"no plan for {limit} bytes, above the floor of {least}"
-            assert peak_of(step, choice, state_memory) <= limit
-
-    holds()
+    settings(PLANS, max_examples=examples)(
+        given(graphs(), st.sampled_from(["device", "any"]), st.lists(st.floats(0, 1), min_size=1, max_size=4))(hold_to_any_budget)
+    )()
 
 
-@settings(PLANS, max_examples=40)
+@PLANS
 @given(graph=graphs(), state_memory=st.sampled_from(["device", "any"]))
 def test_below_the_floor_a_plan_is_found_by_chance_only_and_keeps_its_limit(graph: Graph, state_memory: str) -> None:
     step = StepModel(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
@@ -134,24 +134,23 @@ def test_the_plan_without_swaps_is_valid_for_any_graph(graph: Graph) -> None:
     assert not any(e.kind.startswith("swap") for e in plan.events)
 
 
+def plan_twice(graph: Graph) -> None:
+    def make() -> tuple[Choice | None, Plan]:
+        step = StepModel(order(graph), PROFILE, state_may_stay_out=True)
+        none = POLICIES["none"](step, float("inf"), Measured())
+        assert none is not None
+        least = floor_bytes(step, Measured(), POLICIES["auto"])
+        found = POLICIES["auto"](step, least, Measured())
+        return found, planned(step, none if found is None or found.runs_whole else found, "any")
+
+    (first, plan), (second, again) = make(), make()
+    assert plan == again
+    assert (first and first.key) == (second and second.key)
+
+
 @pytest.mark.parametrize("examples", slow_but([15, 300], 15))
 def test_planning_twice_gives_the_same_plan(examples: int) -> None:
-    @settings(PLANS, max_examples=examples)
-    @given(graphs())
-    def holds(graph: Graph) -> None:
-        def make() -> tuple[Choice | None, Plan]:
-            step = StepModel(order(graph), PROFILE, state_may_stay_out=True)
-            none = POLICIES["none"](step, float("inf"), Measured())
-            assert none is not None
-            least = floor_bytes(step, Measured(), POLICIES["auto"])
-            found = POLICIES["auto"](step, least, Measured())
-            return found, planned(step, none if found is None or found.runs_whole else found, "any")
-
-        (first, plan), (second, again) = make(), make()
-        assert plan == again
-        assert (first and first.key) == (second and second.key)
-
-    holds()
+    settings(PLANS, max_examples=examples)(given(graphs())(plan_twice))()
 
 
 # -- random train steps -----------------------------------------------------------------------------------------------------
@@ -287,18 +286,6 @@ PROMISES = given(
 )
 
 
-@RUNS
-@PROMISES
-def test_random_steps_keep_random_budgets_and_give_what_jit_gives(
-    program: Any, donate: tuple[int, ...], high: float, low: float, downwards: bool
-) -> None:
-    hold_to_promises(program, donate, high, low, downwards)
-
-
-@pytest.mark.slow
-@settings(RUNS, max_examples=100, derandomize=False)
-@PROMISES
-def test_many_random_steps_keep_random_budgets_and_give_what_jit_gives(
-    program: Any, donate: tuple[int, ...], high: float, low: float, downwards: bool
-) -> None:
-    hold_to_promises(program, donate, high, low, downwards)
+@pytest.mark.parametrize("examples", slow_but([3, 100], 3))
+def test_random_steps_keep_random_budgets_and_give_what_jit_gives(examples: int) -> None:
+    settings(PLANS, max_examples=examples, derandomize=examples == 3)(PROMISES(hold_to_promises))()

@@ -32,6 +32,7 @@ from tests.builders import (
     planned,
     sgd_step,
     slow_but,
+    slow_if,
     something_happened,
     weights,
 )
@@ -115,7 +116,7 @@ ALIKE = ("sgd", "nesterov", "adam", "lion", "a schedule", "clipping by the globa
 
 
 @pytest.mark.parametrize("part", [0.0, pytest.param(0.5, marks=pytest.mark.slow)], ids=["at the floor", "midway"])
-@pytest.mark.parametrize("name", slow_but(OPTIMIZERS, *(name for name in OPTIMIZERS if name not in ALIKE)))
+@pytest.mark.parametrize("name", slow_if(OPTIMIZERS, *ALIKE))
 def test_every_optimizer_gives_what_jit_gives(name: str, part: float) -> None:
     check_case(OPTIMIZERS[name](), part=part)
 
@@ -486,7 +487,7 @@ LONG = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", slow_but(ODD, *(name for name in ODD if name not in LONG)))
+@pytest.mark.parametrize("name", slow_if(ODD, *LONG))
 def test_odd_states_and_odd_steps_give_what_jit_gives(name: str) -> None:
     check_case(ODD[name](), part=0.2)
 

@@ -38,14 +38,16 @@ from click.testing import CliRunner
 from tensile_jax.cli import main
 from tensile_jax.cli.jobs_file import read_jobs_file
 from tensile_jax.cli.run.control import serving
-from tests.builders import slow_but
+from tests.builders import slow_if
 from tests.cli.fake_run import FakeRun
 from tests.cli.small_models import small_models
 from tests.ray.local_cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-LONG = ("budgets-and-plans", "cluster", "command-line", "sharded")  # half a minute each
+LONG = [
+    ROOT / "docs" / f"{name}.md" for name in ("budgets-and-plans", "cluster", "command-line", "sharded")
+]  # half a minute each
 BLOCK = re.compile(r"(?:^<!-- test: (?P<note>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 VARIES = re.compile(r"in [^\n]+ \(floor|\d+(\.\d+)?( [KMG]?i?B)?")  # from machine to machine
 
@@ -207,7 +209,7 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             ray.shutdown()  # before the cluster ends: Ray ends a process that is connected to a cluster that has ended
 
 
-@pytest.mark.parametrize("page", slow_but(PAGES, *(page for page in PAGES if page.stem not in LONG)), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", slow_if(PAGES, *LONG), ids=lambda page: page.stem)
 def test_every_block_of_the_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     reader = Reader(page)

@@ -20,7 +20,7 @@ from tensile_models.resnet import resnet50
 from tensile_models.vgg import vgg16
 
 from tensile_jax.trace.step import trace_step
-from tests.builders import slow_but
+from tests.builders import slow_but, slow_if
 from tests.models.sizes import SMALL
 
 CLASSIFIERS: dict[str, Callable[..., Model]] = {
@@ -33,7 +33,7 @@ CLASSIFIERS: dict[str, Callable[..., Model]] = {
 MODELS: dict[str, Callable[..., Model]] = {"bert": bert, "cnn": cnn, "gpt": gpt, "gpt_scan": gpt_scan, "mlp": mlp, **CLASSIFIERS}
 # XLA compiles each of these for five seconds and more.
 SLOW = ("densenet121", "inceptionv3", "inceptionv4", "resnet50")
-STEPS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS]
+STEPS = slow_if(MODELS, *SLOW)
 
 
 def shapes_of(tree: Any) -> Any:
@@ -103,7 +103,7 @@ def test_adam_keeps_two_moments_for_each_parameter() -> None:
     assert count(model.state_shape.opt_state) == 2 * model.parameters + 1  # and its own counter
 
 
-@pytest.mark.parametrize("name", slow_but(MODELS, *(name for name in MODELS if name not in ("inceptionv3", "inceptionv4"))))
+@pytest.mark.parametrize("name", slow_if(MODELS, "inceptionv3", "inceptionv4"))
 def test_a_step_keeps_the_shapes_of_its_state(name: str) -> None:
     model = MODELS[name](**SMALL[name])
     state, metrics = jax.eval_shape(model.step, model.state_shape, model.batch_shape)

@@ -10,7 +10,7 @@ from tensile_jax.plan.result.build import build_whole_plan, empty_plan
 from tensile_jax.plan.search.choice import LEAST, Choice, predicted_plan, whole_peak
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
-from tests.builders import PROFILE, slow_but, training_graph
+from tests.builders import PROFILE, slow_but, slow_if, training_graph
 
 NOTHING = Measured()
 _NOISE = 0.25  # of a step: a local search may end in another optimum at a lower limit
@@ -23,7 +23,7 @@ def plan_of(step: StepModel, choice: Choice) -> Plan:
     return predicted_plan(step, choice, NOTHING)
 
 
-@pytest.mark.parametrize("layers", [3, *(pytest.param(layers, marks=pytest.mark.slow) for layers in (4, 8))])
+@pytest.mark.parametrize("layers", slow_if([3, 4, 8], 4, 8))
 @pytest.mark.parametrize("donated", [True, False])
 @pytest.mark.parametrize("weight", slow_but([1_000, 300_000], 1_000))
 @pytest.mark.parametrize("state_may_stay_out", [True, False])

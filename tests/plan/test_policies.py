@@ -14,7 +14,7 @@ from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search.choice import LEAST, whole_peak
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import PolicyName
-from tests.builders import PROFILE, graph_of, slow_but
+from tests.builders import PROFILE, graph_of, slow_if
 from tests.test_properties import graphs, peak_of
 
 PLANS = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -70,7 +70,7 @@ def profiles(draw: st.DrawFn) -> DeviceProfile:
     )
 
 
-@pytest.mark.parametrize("name", slow_but(POLICIES, *(name for name in POLICIES if name != "capuchin")))
+@pytest.mark.parametrize("name", slow_if(POLICIES, "capuchin"))
 @PLANS
 @given(
     graph=graphs() | networks(),
@@ -113,7 +113,7 @@ def test_what_a_policy_chooses_does_not_depend_on_what_it_was_asked_before(
     assert ask([LEAST, 2 * limit, limit]) == ask([limit])
 
 
-@pytest.mark.parametrize("name", slow_but(POLICIES, *(name for name in POLICIES if name != "capuchin")))
+@pytest.mark.parametrize("name", slow_if(POLICIES, "capuchin"))
 @settings(PLANS, max_examples=10)
 @given(graph=networks(), profile=profiles(), part=st.floats(0, 1))
 def test_a_job_that_may_not_swap_gets_a_plan_without_swaps_from_every_policy(

@@ -169,7 +169,7 @@ def hold_to_account(rng: random.Random, graph: Graph, state_memory: str) -> None
 ACCOUNTS = given(seed=st.integers(0, 2**32), state_memory=st.sampled_from(["device", "any"]))
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @ACCOUNTS
 def test_policy_plan_and_replay_agree_on_bytes_for_any_graph(seed: int, state_memory: str) -> None:
     rng = random.Random(seed)
