@@ -98,10 +98,14 @@ class Tracked:
         then, now = _sum_us(plan, launch_us), sum(self.segment_us)
         return abs(now - then) / then if then > 0 else 0.0
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a new plan is due."""
-        return self.above >= _CONFIRMING
+    def is_due(self, *, run_s: float, planning_s: float) -> bool:
+        """Whether a new plan is due: the drift is confirmed, and the plan in use has run for long enough to make another one.
+
+        Args:
+            run_s: for how long the plan in use has run.
+            planning_s: how long it takes to make a plan.
+        """
+        return self.above >= _CONFIRMING and run_s >= WORTH * planning_s
 
 
 def _is_measured(copied: Copied) -> bool:

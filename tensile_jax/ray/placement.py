@@ -10,7 +10,8 @@ predicted slowdown:
     slowdown_j   = time_j / (step_us of j, alone on the fastest kind of device)
     time_j       = step_us * (sum over the jobs k that are there and run, and j, of weight_k) / weight_j * change
     change       = 1                  if the job fits while the others keep their state on the device
-                   1 + 1/COPY_TIMES   otherwise: parked jobs change places after computing for `COPY_TIMES` copies of a state
+                   1 + 1/COPY_TIMES   otherwise: jobs change places after computing for `COPY_TIMES` copies of a state, by the
+                                      rule of the runtime (`exec/controller/fair_share.py`)
 
 Of equal devices it goes to the one with the fewest jobs, then to the smallest group, and then to the first.
 
@@ -30,13 +31,11 @@ Sizes in bytes, times in microseconds.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from tensile_jax.exec.controller.fair_share import COPY_TIMES
 from tensile_jax.plan.multi_job.admission import admits
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.ray.records import Device, DeviceId, Outline
 from tensile_jax.units import format_bytes
-
-COPY_TIMES = 20.0
-"""How many times longer a job computes than its state is copied, before another takes its place (`exec/controller`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@
 
 A job can fail or be cancelled in each of the first three phases. While it is *preparing*, a device of each kind outlines what the
 job needs. While it is *waiting*, it is not due, or is paused, or fits nowhere; waiting jobs are tried in the order in which they
-were submitted. Where a job goes is decided in `placement.py`.
+were submitted. While an earlier job fits nowhere, at most `MOST_OVERTAKINGS` later jobs are placed. `placement.py` decides where
+a job goes.
 
 A "device" is one device or a group of them. A job that needs several devices goes only to groups that have so many. While there
 is no such group, the job waits for one, and does not hold up the jobs behind it.
@@ -24,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from tensile_jax.exec.controller.fair_share import MOST_OVERTAKINGS
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.ray.placement import Place, Resident, choose_place, neighbours_of, refusal
 from tensile_jax.ray.records import (
@@ -54,7 +56,6 @@ Phase = Literal["preparing", "waiting", "placed", "finished", "failed", "cancell
 ENDED: frozenset[Phase] = frozenset({"finished", "failed", "cancelled"})
 
 MOST_DEATHS = 3
-MOST_OVERTAKINGS = 4  # as in a runtime: so many jobs may be placed while one that came earlier fits nowhere
 
 
 _Key = tuple[str, int, Kind]

@@ -39,6 +39,11 @@ def track(tracked: Tracked, plan: Plan, us: list[float], *, threshold: float = 0
     return tracked.with_iteration(plan, us, out=Copied(), into=Copied(), launch_us=LAUNCH, threshold=threshold)
 
 
+def is_due(tracked: Tracked) -> bool:
+    """Whether a new plan is due, however short the plan in use has run."""
+    return tracked.is_due(run_s=1.0, planning_s=0.0)
+
+
 def test_averages_and_the_drift_are_those_of_the_paper() -> None:
     plan = planned(planner())[0].plan
     as_predicted, slow = predicted_us(plan), [3 * us for us in predicted_us(plan)]
@@ -48,16 +53,21 @@ def test_averages_and_the_drift_are_those_of_the_paper() -> None:
     assert twice.segment_us == pytest.approx([2 * us for us in as_predicted])
     assert twice.drift(plan, LAUNCH) == pytest.approx(1.0)
     fast = track(track(Tracked(), plan, [us / 2 for us in as_predicted]), plan, [us / 2 for us in as_predicted])
-    assert fast.drift(plan, LAUNCH) == pytest.approx(0.5) and fast.is_due
+    assert fast.drift(plan, LAUNCH) == pytest.approx(0.5) and is_due(fast)
 
 
 def test_one_slow_iteration_is_not_enough_and_a_drift_that_ends_is_forgotten() -> None:
     plan = planned(planner())[0].plan
     as_predicted, slow = predicted_us(plan), [2 * us for us in predicted_us(plan)]
     once = track(Tracked(), plan, slow)
-    assert not once.is_due and track(once, plan, slow).is_due
+    assert not is_due(once) and is_due(track(once, plan, slow))
     recovered = track(track(once, plan, as_predicted), plan, as_predicted)
-    assert recovered.above == 0 and not track(recovered, plan, as_predicted).is_due
+    assert recovered.above == 0 and not is_due(track(recovered, plan, as_predicted))
+
+
+def test_a_plan_is_replaced_only_after_it_has_run_ten_times_as_long_as_planning_takes() -> None:
+    drifted = Tracked(above=2)
+    assert drifted.is_due(run_s=10.0, planning_s=1.0) and not drifted.is_due(run_s=9.9, planning_s=1.0)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])

@@ -6,8 +6,7 @@
     renewal     the new plan is made in a thread, and mostly in a process of its own (`exec/step/renewal.py`). The next call after
                 that runs under the new plan
 
-`plan/update.py` decides; this file measures and waits. A new plan is begun only after the plan in use has run for `WORTH` times
-as long as making a plan takes, so that planning takes one per cent of the time of training, or little more.
+`plan/update.py` decides; this file measures and waits.
 
 If making a plan fails, training goes on under the plan in use, the next call warns, and no further plan is made.
 """
@@ -21,7 +20,7 @@ from contextlib import suppress
 from tensile_jax.exec.step.executor import Observation, is_watched
 from tensile_jax.exec.step.prepared_step import Compiled, RunningPlan
 from tensile_jax.exec.step.renewal import Renewed, renew
-from tensile_jax.plan.update import WATCHED_AFTER_UNUSUAL, WORTH, Copied, Pace, Tracked, reason_for
+from tensile_jax.plan.update import WATCHED_AFTER_UNUSUAL, Copied, Pace, Tracked, reason_for
 
 _START_S = 0.5  # what it takes to start the planning process (0.4 s on the CPU of `benchmarks/results/renewal.json`)
 
@@ -103,10 +102,11 @@ class FollowedPlan:
                 launch_us=running.prepared.options.profile.launch_us,
                 threshold=self.threshold,
             )
-        if self.tracked.is_due and self._thread is None and not self._given_up and running.choice is not None:
-            cost_s = running.prepared.plan_s + _START_S
-            if time.perf_counter() - self._began >= WORTH * cost_s:
-                self._begin(running)
+        if self._thread is not None or self._given_up or running.choice is None:
+            return
+        run_s = time.perf_counter() - self._began
+        if self.tracked.is_due(run_s=run_s, planning_s=running.prepared.plan_s + _START_S):
+            self._begin(running)
 
     def drift(self, running: RunningPlan) -> float | None:
         """|s' - s| / s of the plan in use; None before anything was measured of it."""

@@ -3,7 +3,7 @@
     virtual time of a job   the job's compute time divided by its weight, or the clock if that is later
     clock                   the least virtual time of all jobs that contended for the device when an iteration last began; the
                             clock never goes back
-    turn of a job           its virtual time; for a parked job, plus `_COPY_TIMES` * (time to copy its state out and in) / weight
+    turn of a job           its virtual time; for a parked job, plus `COPY_TIMES` * (time to copy its state out and in) / weight
 
 This is stride scheduling (Waldspurger and Weihl 1995). The job with the least turn goes first. Of equal turns, the job that was
 admitted first goes first. A job that was paused, or had no batch, for a while has a virtual time below the clock. Such a job
@@ -31,7 +31,11 @@ from tensile_jax.exec.controller.messages import Issue, Park, Unpark
 from tensile_jax.exec.controller.state import JobRecord, StatePlace
 
 MOST_OVERTAKINGS = 4
-_COPY_TIMES = 20.0
+"""So many iterations of other jobs may begin while a job waits for memory. A cluster places jobs by the same number (`ray/`)."""
+
+COPY_TIMES = 20.0
+"""For how many times as long as its state is copied a job computes, before another job takes its place."""
+
 _ON_HOST, _TO_DEVICE, _ON_DEVICE, _TO_HOST = StatePlace
 
 
@@ -160,7 +164,7 @@ def _unpark(ledger: Ledger, index: int, *, rise: int | None) -> bool:
 def _turn(record: JobRecord, clock_us: float) -> float:
     """The job's turn, in microseconds. The job with the least turn goes first."""
     turn = max(record.virtual_us, clock_us)
-    return turn + _COPY_TIMES * record.memory.switch_us / record.weight if record.place is _ON_HOST else turn
+    return turn + COPY_TIMES * record.memory.switch_us / record.weight if record.place is _ON_HOST else turn
 
 
 def park(ledger: Ledger, index: int) -> bool:

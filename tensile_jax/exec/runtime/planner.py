@@ -44,7 +44,7 @@ from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.plan.multi_job.state_offload import offload_state
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
-from tensile_jax.plan.update import WORTH, Copied, Tracked, reason_for
+from tensile_jax.plan.update import Copied, Tracked, reason_for
 from tensile_jax.plan_format import Plan
 from tensile_jax.units import format_bytes
 
@@ -306,7 +306,7 @@ class Planner:
         job.tracked = job.tracked.with_iteration(
             program.plan, segment_us, out=copied, into=copied, launch_us=launch_us, threshold=threshold
         )
-        if job.tracked.is_due and time.perf_counter() - job.plan_since >= WORTH * job.preparing_s:
+        if job.tracked.is_due(run_s=time.perf_counter() - job.plan_since, planning_s=job.preparing_s):
             tracked, iterations, job.renewing = job.tracked, job.life.done - job.plans[-1][0], True
             reason = reason_for(program.plan, tracked, iterations=iterations, launch_us=launch_us, threshold=threshold)
             self.thread.call(lambda: self._renew_drifted(job, tracked, reason))

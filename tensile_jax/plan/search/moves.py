@@ -1,13 +1,14 @@
 """The moves of the search: each makes a new schedule from another one, or None if that cannot run.
 
-    drop      a tensor is not kept through a gap between two needs, but computed again by the segment after the gap
-    keep      the opposite: a tensor that a segment computes again is kept from where it was before
-    swap      a tensor is on the host during a gap
-    stay      the opposite: a tensor is kept where it was on the host
-    shift     the copies of a swap get more or less time
-    merge     two segments become one
-    split     a segment becomes two
-    move      a boundary lies elsewhere
+    drop          a tensor is not kept through a gap between two needs, but computed again by the segment after the gap
+    keep          the opposite: a tensor that a segment computes again is kept from where it was before
+    swap          a tensor is on the host during a gap
+    stay          the opposite: a tensor is kept where it was on the host
+    shift         the copies of a swap get more or less time
+    send_across   a tensor of the state is on the host from its last need in an iteration to its first need in the next one
+    keep_across   the opposite: it stays on the device from iteration to iteration
+
+The boundaries between segments do not change here (`boundaries.py`).
 
 Sizes in bytes, times in microseconds.
 """

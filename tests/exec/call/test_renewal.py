@@ -16,6 +16,7 @@ from tensile_jax.errors import TensileError
 from tensile_jax.exec.call import followed_plan
 from tensile_jax.exec.step import planning_process, renewal
 from tensile_jax.exec.step.prepared_step import RunningPlan
+from tensile_jax.plan import update
 from tensile_jax.plan_format import Segment
 from tests.builders import batch, low_budget, numbers, optimizer_state, optimizer_step, running, sgd_step, weights
 from tests.full_disk import FullDisk
@@ -28,7 +29,7 @@ _LONGEST_S = 90.0
 @pytest.fixture(autouse=True)
 def renewed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are renewed however short the training is, and not only where planning takes one per cent of it."""
-    monkeypatch.setattr(followed_plan, "WORTH", 0.0)
+    monkeypatch.setattr(update, "WORTH", 0.0)
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.errors import TensileError
-from tensile_jax.exec.runtime import planner
 from tensile_jax.exec.runtime.submission import Isolation
 from tensile_jax.exec.step import renewal
 from tensile_jax.exec.step.executor import Iteration
 from tensile_jax.exec.step.instructions import Launch
+from tensile_jax.plan import update
 from tests.builders import batch, low_budget, numbers, optimizer_state, optimizer_step
 
 OPTIMIZER = optax.adam(1e-3)
@@ -28,7 +28,7 @@ _ENDLESS = 10**6
 @pytest.fixture(autouse=True)
 def renewed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are renewed however short the training is."""
-    monkeypatch.setattr(planner, "WORTH", 0.0)
+    monkeypatch.setattr(update, "WORTH", 0.0)
 
 
 def batches() -> Iterator[Any]:
