@@ -162,3 +162,19 @@ def host_too_small_for_states(host_budget_bytes: int, states_bytes: int) -> str:
         f"{format_bytes(states_bytes)}, and host memory must hold them and their checkpoints while these are written. Give at "
         f"least twice that ({2 * states_bytes} bytes)."
     )
+
+
+def too_small_for_job_of_cluster(job: str, budget_bytes: int, floor_bytes: int) -> str:
+    """The message that a job of a cluster fits on none of its devices, even alone. The sizes are those of the nearest miss."""
+    return (
+        f"{job} fits on no device: no plan keeps the budget of {format_bytes(budget_bytes)} a device. The smallest that works is "
+        f"about {format_bytes(floor_bytes)}."
+    )
+
+
+def host_too_small_for_job_of_cluster(job: str, host_budget_bytes: float, needed_bytes: int) -> str:
+    """The message that the host budget of no device of a cluster can hold a job."""
+    return (
+        f"{job} fits on no device: host_budget={format_bytes(host_budget_bytes)} is too small. Give it at least "
+        f"{format_bytes(needed_bytes)}."
+    )

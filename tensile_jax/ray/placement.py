@@ -31,11 +31,11 @@ Sizes in bytes, times in microseconds.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from tensile_jax.budget import host_too_small_for_job_of_cluster, too_small_for_job_of_cluster
 from tensile_jax.exec.controller.fair_share import COPY_TIMES
 from tensile_jax.plan.multi_job.admission import admits
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.ray.records import Device, DeviceId, Outline
-from tensile_jax.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +124,11 @@ def refusal(name: str, needs: Sequence[tuple[Device, Outline]]) -> str:
     short: list[tuple[int, str]] = []
     for device, outline in needs:
         if outline.memory is None:
-            floor, budget = outline.floor_bytes, device.budget_bytes
-            story = f"no plan keeps the budget of {format_bytes(budget)} a device. The smallest that works is about "
-            short.append((floor, f"{name} fits on no device: {story}{format_bytes(floor)}."))
+            story = too_small_for_job_of_cluster(name, device.budget_bytes, outline.floor_bytes)
+            short.append((outline.floor_bytes, story))
             continue
         least = outline.memory.host_bytes
         if least <= device.host_budget_bytes:
             return ""
-        story = f"host_budget={format_bytes(device.host_budget_bytes)} is too small. Give it at least {format_bytes(least)}."
-        short.append((least, f"{name} fits on no device: {story}"))
+        short.append((least, host_too_small_for_job_of_cluster(name, device.host_budget_bytes, least)))
     return min(short)[1]

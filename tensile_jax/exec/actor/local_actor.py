@@ -20,7 +20,7 @@ from tensile_jax.errors import TraceError
 from tensile_jax.exec.actor.actor import StateSnapshot, Wait
 from tensile_jax.exec.actor.plan_memory import memory_profile_of, metrics_bytes, unused_bytes
 from tensile_jax.exec.actor.pure_job import PutBack
-from tensile_jax.exec.call.placement import on_mesh
+from tensile_jax.exec.call.devices import on_mesh
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.executor import Executor, Iteration, Observation

@@ -24,10 +24,10 @@ from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall, OutOfMemory, TraceError
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.device_memory import free_memory
+from tensile_jax.exec.call.devices import Placement, is_committed, named_devices, on_mesh, placement_of
 from tensile_jax.exec.call.donation import refuse_unusable
 from tensile_jax.exec.call.followed_plan import FollowedPlan
 from tensile_jax.exec.call.options import JitOptions, PlanRequest
-from tensile_jax.exec.call.placement import Placement, is_committed, named_devices, on_mesh, placement_of
 from tensile_jax.exec.call.plan_folder import PlanFolder
 from tensile_jax.exec.call.report import Report, report_of
 from tensile_jax.exec.call.results import ResultPlacer
