@@ -15,9 +15,10 @@ predicted slowdown:
 
 Of equal devices it goes to the one with the fewest jobs, then to the smallest group, and then to the first.
 
-*The limit.* A job's segments depend on the limit for which the job is planned, and its rounding depends on the segments. So the
-limit must depend neither on the jobs that happen to be on a device nor on time. It is chosen by what is known when the job is
-submitted: it leaves room for as many jobs like this one as come to a device if all jobs are spread evenly.
+*The limit.* A job's plan depends on the limit of memory for which it is made, and XLA rounds floating-point results otherwise
+where a plan cuts the step otherwise. A job shall have the same results wherever it runs, so its limit must depend neither on the
+jobs that happen to be on a device nor on time. It is chosen once, when the job is submitted. If all jobs were spread evenly, some
+number of them would come to each device; the limit leaves room for the states of so many jobs like this one.
 
     limit      = budget - (neighbours - 1) * state_bytes
     neighbours = max over d in (1, devices of the job) of

@@ -6,8 +6,8 @@
     flops_of         floating-point operations; a multiplication and an addition count as two
     bytes_touched    bytes of inputs + bytes of outputs, each tensor once
     reduces_rows     whether it reduces each row of its input, as a softmax does
-    relaid_operands  operands of a product that are copied, since a product needs matrices
-    relayout_bytes   bytes that XLA:CPU copies around the equation, to give operands and results another layout or dtype
+    relaid_operands  operands of a `dot_general` that XLA copies, on any device, since their dimensions must be in another order
+    relayout_bytes   bytes that XLA:CPU, alone, copies around the equation, to give operands and results another layout or dtype
     inner_bytes      bytes that a loop or a branch holds inside, beside its inputs and outputs
 
 The kind is looked up in a table of primitives. A primitive that is not in the table is heavy, because the errors are not equally

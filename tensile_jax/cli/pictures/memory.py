@@ -4,7 +4,7 @@
 
 The upper part stacks the bytes that each job holds according to the controller's ledger. Dots are measured bytes. One line is
 the budget, and another the sum of the jobs' peaks under plain jit. The lower part has a lane for each job that computed and for
-each direction of the link. A lane is the darker, the larger the part of the time in which it was busy.
+each direction of the link. The more of the time a lane was busy, the darker it is.
 
 A *level* (`runtime_records.Level`) is one entry of the ledger; it is valid until the next entry. A long run has more levels than
 the picture has columns of pixels. Then a column keeps its highest level (`reduce_levels`), and also its last one if the next

@@ -7,16 +7,17 @@
 
 This is stride scheduling (Waldspurger and Weihl 1995). The job with the least turn goes first. Of equal turns, the job that was
 admitted first goes first. A job that was paused, or had no batch, for a while has a virtual time below the clock. Such a job
-continues from the clock, so it does not catch up on the time that it missed. A parked job has a later turn than a job on the
-device, so that jobs change places only after they have computed for many times as long as the copies of their states take.
+continues from the clock, so it does not catch up on the time that it missed. A job is *parked* while its whole state is in host
+memory. A parked job has a later turn than a job on the device: by `COPY_TIMES` times what copying its state would take. So copies
+of states take a small part of the time.
 
 Several jobs may have iterations under way at once, so that one job computes while another waits for copies. The jobs are tried in
 the order of their turns. An iteration may begin if all iterations can still be finished afterwards (a safe state, `ledger.py`).
 
 A job *contends* for the device if its iteration is under way or could begin now. A contending job can wait for memory while other
 jobs, which need less memory, begin iterations. `MOST_OVERTAKINGS` limits their number. It is counted for the job that is first in
-turn, and for jobs that wait in the middle of an iteration. A job's count starts again at zero when the job begins an iteration,
-unless its virtual time is then still the least of all contending jobs.
+turn, and for jobs that wait in the middle of an iteration. When a job begins an iteration, its count starts again at zero. The
+exception is a job whose virtual time is even then less than that of every other contending job: it keeps its count.
 
 To make room for the job that is first in turn, other jobs are parked, one after another. A job that would not run now is parked
 first: it is paused, has no batch, or its peak does not fit. If there is no such job, the job with the latest turn is parked.

@@ -1,9 +1,9 @@
 """The actor of a job that runs in a process of its own, as every job does in the paper (TENSILE section III-D).
 
-An `IsolatedActor` is an object in the runtime's process. The runtime decides every move, and the actor requests the move from the
-job's process (`exec/process/child.py`), which has a `LocalActor` and the user's step and batches. That process carries out the
-moves in the order in which they are requested. Without a request it only draws batches in advance. The function that a move
-returns (`Wait`) waits for the process's answer.
+An `IsolatedActor` is an object in the runtime's process. For each of its methods, it sends a request to the job's process
+(`exec/process/child.py`), which has a `LocalActor` and the user's step and batches. That process answers the requests in their
+order. Without a request it only draws batches in advance. A method that starts something returns a function that waits for the
+answer (`Wait` in `exec/actor/actor.py`).
 
 The job's process keeps objects for the runtime: a traced step, compiled plans, and states. In the runtime's process,
 `RemoteStep`, `RemoteProgram` and `RemoteState` refer to these objects by a key. When such a reference is deleted, the job's

@@ -10,9 +10,9 @@ of one job. News of a job come from the thread of its user code, the planner, th
 calls `step` with the news while it holds its store's lock, and performs the effects in their order. There is no JAX, clock, lock
 or thread here. Errors, metrics and saved states are only passed on.
 
-A job ends in two stages. In the first stage its last state is saved; from then on `leaving` is true. In the second stage, unless
-the job failed or was cancelled, it waits until its last callback has returned; that is what `ending` is for. The saves of one job
-are made one after another, in the order of `saves`.
+A job ends in two stages. In the first stage its last state is saved; `leaving` is true from then on. In the second stage the job
+waits until its last callback has returned, and `ending` is how it will end. A job that failed or was cancelled has no second
+stage. The saves of one job are made one after another, in the order of `saves`.
 
 For any order of news:
 

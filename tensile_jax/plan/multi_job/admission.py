@@ -6,8 +6,8 @@ constants of its plan, and metrics that nobody has read yet. A job can run if it
     spare       = budget - sum over all jobs k of parked_k
     can_run(j)  <=>  peak_j - parked_j <= spare
 
-A job is admitted under three conditions: it can run beside the others, every other job that can run without it can run with it,
-and host memory can hold the most that all jobs need there. So the smallest budgets for some jobs are
+A job is admitted under three conditions. It can run. Each of the other jobs that can run now can still run once this job is
+parked beside it. Host memory can hold the most that all jobs need there. So the smallest budgets for some jobs are
 
     device      sum over k of parked_k + max over k of (peak_k - parked_k)
     host        sum over k of host_k

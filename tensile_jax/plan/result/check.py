@@ -13,11 +13,12 @@ those on the device and those on the host. It checks that
       after it is needed
     - what is donated to a segment is an input of it, and one of its outputs is the state that takes over the memory
     - for each segment, the replay's sum (tensors on the device + workspace) is at most the segment's `device_bytes`, and
-      `device_bytes` is at most the plan's peak, unless one program runs them all; what is on the device when the iteration begins
-      and ends is at most the `device_bytes` of the first and the last segment
+      `device_bytes` is at most the plan's peak (if the segments are compiled into one program, XLA orders their operators, and
+      the peak is that of the program); what is on the device when the iteration begins and ends is at most the `device_bytes` of
+      the first and the last segment
     - at the end every result of the step is on the device, or on the host if it is state that may stay there
 
-A plan that runs the whole step as one executable has nothing to check.
+A plan that leaves the step whole, without segments, has nothing to check.
 """
 
 from collections.abc import Sequence

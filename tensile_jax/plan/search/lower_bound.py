@@ -22,7 +22,8 @@ Rows for the tensors, where operator o makes t, which is made before q(k):
     there(u, k) + host(u, k) + later(o', k) >= later(o, k)
     again(o, k) + again(o, k + 1) + ...    >= later(o, k)
 
-Without the last three rows, one half of a tensor could be made twice and count as two halves.
+The last three rows keep account of what is still to be made: without them, one half of a tensor could be made in two intervals
+and count as two different halves, that is, as the whole.
 
 Rows for the memory, at every place:
 
@@ -32,10 +33,12 @@ Rows for the memory, at every place:
 the memory of the state that it updates.
 
 Rows for the time. at(k) is when the operator at q(k) begins, work(k) is the computation until then, and delay(k) is what copies
-have taken from computation until then. T = at(K + 1) is the time of the step, which is minimised.
+have taken from computation until then. `launch` is the overhead of one launch, since a step has at least one. T = at(K + 1) is
+the time of the step, which is minimised.
 
     work(k + 1) - work(k) = latencies of the operators in interval k + sum over o of again(o, k) * rerun_us(o)
     at(k + 1) - at(k)    >= work(k + 1) - work(k)
+    delay(k + 1) - delay(k) = the part of the copies in interval k that takes time from computation (`DeviceProfile.copy_share`)
     at(k)                >= launch + work(k) + delay(k)
     at(k + 1) - at(k)    >= sum over t of (host(t, k + 1) - host(t, k)) * nbytes(t) / rate to the host
     at(k + 1) - at(k)    >= sum over t of in(t, k) * nbytes(t) / rate to the device
@@ -54,14 +57,14 @@ a heavy operator reads or makes is in memory then, and what a segment makes and 
 
 Light operators whose results XLA does not write to memory need care: they run where their results are read, which is free within
 one segment. So a tensor that costs nothing to compute from one other tensor, no smaller than itself, is replaced by that tensor.
-If an operator's results are not written, but it costs something to run it again (residual joins), it is paid for once, and only
-where one segment from the operator to the reader would need more than the budget.
+The results of a residual join are not written either, but to run it again costs something. It costs nothing if one segment runs
+both the join and what reads it. So a join is paid for only where such a segment would need more than the budget, and then once.
 
 Cutting planes. Only some places are considered: first those at which most is stored. The solution of the program then says what
 is in memory at all other heavy operators. Those at which that is more than the budget are added, and the program is solved again,
 until there are none, or the program is too large for a few seconds. Each program gives a lower bound, and the largest is
-returned. Small tensors count as if they took no memory, which lowers the bound a little. The program leaves out that each segment
-has a launch, and that it holds its inputs until it ends.
+returned. Small tensors count as if they took no memory, which lowers the bound a little. The program leaves out that each further
+segment has a launch, too, and that a segment holds its inputs until it ends.
 
 That keeping, moving and recomputing are fractions of one linear program follows POET (Patil et al., 2022) and Checkmate (Jain et
 al., 2020), whose programs are integer. HiGHS solves it. Sizes in bytes, times in microseconds.

@@ -1,9 +1,12 @@
 """The moves of the search: each makes a new schedule from another one, or None if that cannot run.
 
-    drop          a tensor is not kept through a gap between two needs, but computed again by the segment after the gap
-    keep          the opposite: a tensor that a segment computes again is kept from where it was before
+A segment *needs* a tensor that its operators read. A *gap* is the time between two segments that need a tensor, or between the
+last one and the end of the iteration, while no segment needs it.
+
+    drop          a tensor is not kept through a gap, but computed again by the segment after the gap
+    keep          the opposite: a tensor that a segment computes again is kept on the device from where it was before
     swap          a tensor is on the host during a gap
-    stay          the opposite: a tensor is kept where it was on the host
+    stay          the opposite: a tensor that was on the host during a gap is kept on the device instead
     shift         the copies of a swap get more or less time
     send_across   a tensor of the state is on the host from its last need in an iteration to its first need in the next one
     keep_across   the opposite: it stays on the device from iteration to iteration

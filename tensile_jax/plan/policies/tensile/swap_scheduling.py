@@ -13,7 +13,7 @@ there is no room for the first swap-in, the swap-out is withdrawn and tried agai
 host memory is kept "until the last access of the tensor is finished". Before a further swap-in the tensor is therefore only
 released, not copied out again.
 
-The printed algorithm is ambiguous in places. This is how its lines are read:
+The printed algorithm is ambiguous in places. This is how its lines are read (the numbers are those of Algorithm 2):
 
     14     It fails also if there is no first access. Line 18 then withdraws the swap-out: activity analysis releases what nothing
            needs any more, and results must be there in the end.
@@ -23,15 +23,15 @@ The printed algorithm is ambiguous in places. This is how its lines are read:
     22     "Choosing the largest tensor": ties go to the lower id. "Since the scheduling for each tensor can change the GPU memory
            peak, we must analyze the GPU memory peak and generate the swap events iteratively": a run ends with its first success.
     25     "Has not been swapped out": neither in an earlier run nor earlier in the loop.
-    26     An updated parameter lies in memory from its update to the first TUA of the old parameter in the *next* iteration. At a
-           peak before that TUA the old parameter is the one in memory; the updated one is scheduled for it, with the end of this
-           iteration as its latest time. The updated parameter leaves after its last access of this iteration. Each of the two
-           windows lies within an iteration, because "the Executor pauses to wait for the unfinished swap events" at its end. All
-           this holds with `across_iterations` only; without it, an updated parameter is a tensor like others.
+    26     Only with `across_iterations`; without it, an updated parameter is a tensor like others. The optimizer makes an updated
+           parameter in this iteration, and its first TUA is that of the old parameter in the *next* iteration. If the peak lies
+           before that TUA, the tensor in memory at the peak is the old parameter. To have it away then, the updated parameter is
+           swapped out in this iteration, after its last access, and swapped in during the next one. Neither copy crosses the
+           boundary, because "the Executor pauses to wait for the unfinished swap events" there.
     28     SON is the number of a job's swapped tensors. MSR is a rate, "the rate of tensors swapped in a job to tensors swapped
            in the whole system". The condition is read as SON(job) / sum of SON <= MSR(job).
-    34     An old parameter that was on the host when the iteration began needs no swap-out either, so of lines 29-34 only this
-           one applies to it. With `across_iterations`, line 26 covers the time before its first TUA.
+    29-34  An old parameter that was on the host when the iteration began needs no swap-out, so for it only line 34, the release,
+           applies. With `across_iterations`, line 26 covers the time before its first TUA.
 
 A tensor that has failed is not tried again with the same latest time or an earlier one: windows on the link are only added, so
 the tensor would fail again.
