@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import signal
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -67,3 +68,10 @@ def fast_link(tmp_path_factory: pytest.TempPathFactory) -> str:
     values = {key: value for key, value in dataclasses.asdict(profile).items() if value is not None}
     path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     return str(path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def caches_of_jax_are_cleared() -> Iterator[None]:
+    """What one file's tests have traced and compiled does not slow the garbage collections in the others' tests."""
+    yield
+    jax.clear_caches()

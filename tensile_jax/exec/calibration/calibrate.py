@@ -14,7 +14,6 @@ from rich.progress import Progress
 
 from tensile_jax.device_profiles import calibrations, profile_for
 from tensile_jax.device_profiles.calibrations import SCHEMA_VERSION, Calibration
-from tensile_jax.exec.calibration.fit import fit
 from tensile_jax.exec.calibration.measure import STAGES, rates_of
 from tensile_jax.exec.calibration.operators import measured_operators
 from tensile_jax.exec.step.transfer import Device
@@ -35,6 +34,8 @@ def calibrate(device: Device, *, quick: bool = False, progress: ProgressShown | 
     Args:
         progress: called as `progress(what, done, of)`.
     """
+    from tensile_jax.exec.calibration.fit import fit  # imports Flax and optax, which is slow
+
     kind, jaxlib = device.device_kind, version("jaxlib")
     kept = calibrations.read(kind)
     going_on = kept is not None and not kept.complete and kept.quick == quick

@@ -35,7 +35,7 @@ would grow with every block of the network. If only every other join is dropped,
 
 The factor s makes small results cost a little more, so that of equal operators those with large results run again.
 
-Two things are *not* decided here, but later: where segments begin (`search/segmentation.py`), and which of the dropped tensors a
+Two things are *not* decided here, but later: where segments begin (`search/cut.py`), and which of the dropped tensors a
 segment computes again (`retention.py`).
 
 Difference from the paper: the paper recomputes one tensor at a time, chosen by the memory saved per unit of time (MSPS, section
@@ -46,8 +46,6 @@ min-cut partitioner (functorch, 2022), except that heavy operators may run again
 from bisect import bisect_left
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
@@ -108,6 +106,9 @@ def drop_tensors(
 
 def _ancestors(liveness: Liveness, places: np.ndarray, turn: int) -> np.ndarray:
     """`places` and the places of all operators before `turn` on which the operators at `places` depend, ascending."""
+    from scipy.sparse import csr_array  # slow to import, as below
+    from scipy.sparse.csgraph import breadth_first_order
+
     reads = liveness.reads
     makers = liveness.begins[reads.tensor]
     inner = (reads.place < turn) & (makers >= 0)
@@ -162,6 +163,9 @@ def _sink_side(heads: np.ndarray, tails: np.ndarray, values: np.ndarray, count: 
     total = float(values[finite].sum())
     scale = _FINITE / max(total, _FINITE)
     capacity = np.where(finite, np.ceil(np.where(finite, values, 0) * scale), _INFINITE).astype(np.int32)
+    from scipy.sparse import csr_array  # a fifth of a second to import, which a process that plans nothing does without
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     network = csr_array((capacity, (heads, tails)), shape=(count, count))
     flow = maximum_flow(network, 0, 1).flow
     residual = network - flow

@@ -75,8 +75,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import csr_array
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
@@ -431,6 +429,9 @@ class _Program:
 
     def solve(self) -> "_Solution | None":
         """The optimum; None if the program has no solution."""
+        from scipy.optimize import linprog  # slow to import, and plans are made without it
+        from scipy.sparse import csr_array
+
         count, objective = self.count, self.columns["at", -1, len(self.places) + 1]
         lengths = [len(terms) for terms, _ in self.rows]
         entries = np.array([term for terms, _ in self.rows for term in terms])
