@@ -20,8 +20,3 @@ def copy_out_us(nbytes: float, profile: DeviceProfile) -> float:
 def copy_in_us(nbytes: float, profile: DeviceProfile) -> float:
     """Microseconds to copy so many bytes from the host to the device."""
     return nbytes / profile.host_to_device_bytes_per_us
-
-
-def slower_copy_us(nbytes: float, profile: DeviceProfile) -> float:
-    """Microseconds to copy so many bytes in the slower of the two directions."""
-    return max(copy_out_us(nbytes, profile), copy_in_us(nbytes, profile))
