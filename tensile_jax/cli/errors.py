@@ -4,7 +4,7 @@
     BudgetRefused  3  no plan keeps the budget
     Failure        1  what was typed is right, but the command failed
 
-All exit codes are listed in `cli/__init__.py`.
+All exit codes are listed in `cli/__init__.py`. A warning of this package is printed as one line, too.
 
 The messages of the Python API name arguments (`image_size=8`, `state_memory="any"`). `in_options` rewrites them for the command
 line, where the same thing is an option (`--image-size=8`, `--state-memory=any`).
@@ -13,8 +13,10 @@ line, where the same thing is an option (`--image-size=8`, `--state-memory=any`)
 import difflib
 import errno
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 import click
@@ -26,6 +28,10 @@ _OPTION = re.compile(rf"\b({'|'.join(_ARGUMENTS)})\b")
 _IN_QUOTES = re.compile(r'(--[a-z-]+=)"([^"]*)"')
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _HELP_WAS_ASKED_FOR: type[Exception] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
+
+
+_PACKAGE = Path(__file__).parent.parent
+_format_as_python_does = warnings.formatwarning
 
 
 class _OneLine(click.ClickException):
@@ -84,6 +90,16 @@ def in_options(message: str) -> str:
     message = re.sub(r"\Aplan= ", "--plan ", message)
     message = message.replace("Make a new one with step.plan(...)", "Make a new one with tensile plan")
     return message.replace("Save the plan again with plan.save(path)", "Make it again with tensile plan")
+
+
+def format_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """What is printed of a warning: one line without a place in the code, if the warning comes from this package's own code.
+
+    A warning from other code, such as a user's entry point, is printed as Python does it. It replaces `warnings.formatwarning`.
+    """
+    if Path(filename).is_relative_to(_PACKAGE):
+        return f"Warning: {in_options(str(message))}\n"
+    return _format_as_python_does(message, category, filename, lineno, line)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ from tensile_jax.cli.commands.run import run
 from tensile_jax.cli.commands.schema import schema
 from tensile_jax.cli.commands.show import show
 from tensile_jax.cli.commands.submit import submit
-from tensile_jax.cli.errors import Failure, in_one_line
+from tensile_jax.cli.errors import Failure, format_warning, in_one_line
 from tensile_jax.cli.signals import INTERRUPTED, flush_output, listen_to_the_end
 
 _TRACEBACK = "TENSILE_TRACEBACK"
@@ -33,6 +34,7 @@ class _Commands(click.Group):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
             return self.main(*args, **kwargs)
+        warnings.formatwarning = format_warning
         end = listen_to_the_end()
         end.code = self._exit_code()
         sys.exit(end.code)

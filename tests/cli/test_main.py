@@ -12,8 +12,11 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
+from tensile_jax import budget
 from tensile_jax.cli import main
+from tensile_jax.cli.errors import format_warning
 from tensile_jax.cli.jobs_file import read_jobs_file
+from tensile_jax.device_profiles.calibrations import file_for
 from tests.cli.plans import PLAN
 
 _TENSILE = [sys.executable, "-c", "from tensile_jax.cli import main; main()"]
@@ -128,3 +131,24 @@ def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path) -> None:
     assert (process.returncode, stdout) == (130, "")
     assert "Traceback" not in stderr
     assert stderr.endswith("Interrupted.\n")
+
+
+def test_a_warning_of_the_package_is_one_line_and_one_of_other_code_says_where_it_comes_from() -> None:
+    own = format_warning("budget= was ignored", UserWarning, str(budget.__file__), 3)
+    assert own == "Warning: --budget= was ignored\n"
+    assert format_warning("old", DeprecationWarning, "/home/me/train.py", 7, "x = 1").startswith(
+        "/home/me/train.py:7: Deprecation"
+    )
+
+
+def test_a_damaged_calibration_is_told_in_one_line(tmp_path: Path) -> None:
+    damaged = file_for("cpu")  # in the folder of this test
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("garbage")
+    process = start("plan", "mlp", "--budget=95%", cwd=tmp_path)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [line for line in stderr.splitlines() if "ignored" in line] == [
+        f"Warning: {damaged} is ignored, since it cannot be read: JSON is malformed: invalid character (byte 0). Run tensile "
+        "calibrate again."
+    ]
