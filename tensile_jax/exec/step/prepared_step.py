@@ -30,6 +30,7 @@ from tensile_jax.exec.step.executor import Executor, Observation
 from tensile_jax.exec.step.instructions import instructions_of
 from tensile_jax.exec.step.kept_plans import Kept, keep, kept_file, load
 from tensile_jax.exec.step.lower import SegmentBuilder
+from tensile_jax.exec.step.next_limit import Tried, next_limit
 from tensile_jax.exec.step.one_program import program_code
 from tensile_jax.exec.step.orders import CompilePrograms, CompileSegments, CompileWhole
 from tensile_jax.exec.step.transfer import Transfer, divided_as, is_divided
@@ -58,9 +59,8 @@ _FAR = 1.03
 """Times the limit: where the first form is above that, the others are not compiled, since their peaks differ by 2 % or they need
 more, as in the figures above."""
 _FORMS_ON_SEVERAL: tuple[Barriers, ...] = ("lag", "lag", "live")
-"""The forms on several devices. The plan of each form after the first is for less by as much as the one before needed too much:
-XLA collects operands and adds gradients up in buffers of 30 MB and more, which no prediction knows. For a decoder on eight H200
-(`make bench-mesh`), `lag` and `live` need the least; `lag` leaves more of what devices exchange beside kernels."""
+"""The forms on several devices, each with a plan of its own (`next_limit.py`). For a decoder on eight H200 (`make bench-mesh`),
+`lag` and `live` need the least; `lag` leaves more of what devices exchange beside kernels."""
 LaunchName = Literal["auto", "segments", "program"]
 _NOT_JOINED = (
     "launch='program' was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "
@@ -469,21 +469,26 @@ class PreparedStep:
         return None
 
     def _as_program_on_several(self, chosen: Planned, goal: Goal) -> Compiled | None:
-        """The same on several devices, where a plan that needs more than the limit is followed by one for less."""
+        """The same on several devices, where each plan has a limit that follows from the ones before (`next_limit.py`)."""
+        best: Compiled | None = None
         plan: Planned | None = chosen
-        limit = goal.limit
-        for number, form in enumerate(_FORMS_ON_SEVERAL, start=1):
-            if plan is None or not can_be_joined(plan.plan, self.graph):
-                return None
+        tried: list[Tried] = []
+        limit: float | None = goal.limit
+        for form in _FORMS_ON_SEVERAL:
+            if limit is None or plan is None or not can_be_joined(plan.plan, self.graph):
+                break
             found = self.compiled(replace(plan.choice, barriers=form), goal)
-            if found is None or found.plan.peak_bytes <= goal.limit:
-                return found
-            if number < len(_FORMS_ON_SEVERAL):
+            if found is None:
+                break
+            if found.plan.peak_bytes <= goal.limit and (best is None or found.plan.step_us < best.plan.step_us):
+                best = found
+            tried.append(Tried(limit, found.plan.peak_bytes))
+            limit = next_limit(tried, goal.limit)
+            if limit is not None and len(tried) < len(_FORMS_ON_SEVERAL):
                 began = time.perf_counter()
-                limit -= found.plan.peak_bytes - goal.limit + _MARGIN * goal.limit
                 plan = self.planner.plan(Goal(limit, goal.max_slowdown), self.measured)
                 self.plan_s += time.perf_counter() - began
-        return None
+        return best
 
     def _smallest_plan(self, goal: Goal) -> Compiled:
         best: Compiled | None = None
