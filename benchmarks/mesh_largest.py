@@ -13,7 +13,7 @@ and write, for each word of its part of the batch. Writes `benchmarks/results/me
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,55 +62,57 @@ def main(hows: tuple[str, ...]) -> None:
     kept = json.loads(_RESULTS.read_text())["cases"] if _RESULTS.exists() and hows else []
     cases: list[dict[str, Any]] = [row for row in kept if row["how"] not in hows]
 
-    def add(how: str, tries: list[_Try], *, at_batch_of: str | None = None) -> None:
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.state_shape[0]))
+
+    def add(how: str, tries: Iterable[_Try], *, at_batch_of: str | None = None) -> None:
+        """Write each try as soon as it was compiled, since some take a quarter of an hour."""
         for one in tries:
             beside = {} if at_batch_of is None else {"at_batch_of": at_batch_of}
             cases.append(
                 {"how": how, **beside, "sequences": one.sequences, "fits": one.fits, "peak_bytes": one.peak_bytes, **one.figures}
             )
             print(json.dumps(cases[-1]), flush=True)
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.state_shape[0]))
-        write_compiled(
-            _RESULTS,
-            "make bench-mesh-largest",
-            devices=_DEVICES,
-            parameters=parameters,
-            limit_bytes=_LIMIT,
-            length=1024,
-            cases=cases,
-        )
+            write_compiled(
+                _RESULTS,
+                "make bench-mesh-largest",
+                devices=_DEVICES,
+                parameters=parameters,
+                limit_bytes=_LIMIT,
+                length=1024,
+                cases=cases,
+            )
 
     for policy in (None, *POLICIES):
         how = policy or "plain"
         if not hows or how in hows:
             add(how, _largest(lambda n, policy=policy: _by_hand(replace(decoder, batch=n * _DEVICES, policy=policy), compiler)))
     if not hows or "ours" in hows:
-        largest = {row["how"]: row["sequences"] for row in cases if row["fits"]}  # the last one of each is the largest
+        by_hand = [row for row in cases if row["fits"] and row["how"] != "ours"]
         add("ours", _largest_planned(decoder, compiler))
-        for how, sequences in largest.items():
-            if how != "ours":
-                add("ours", [_planned(replace(decoder, batch=sequences * _DEVICES), compiler)], at_batch_of=how)
+        for how in dict.fromkeys(row["how"] for row in by_hand):
+            sequences = max(row["sequences"] for row in by_hand if row["how"] == how)
+            add("ours", [_planned(replace(decoder, batch=sequences * _DEVICES), compiler)], at_batch_of=how)
 
 
-def _largest(compiled: Callable[[int], _Try]) -> list[_Try]:
-    """What was compiled on the way to the largest batch that fits, by size."""
-    tries = [compiled(2), compiled(4)]
-    first, second = (one.peak_bytes for one in tries)
-    if first is None or second is None:
-        return tries
-    low, high = 4 if tries[1].fits else 2, None
-    sequences = int(4 + (_LIMIT - second) / max(1.0, (second - first) / 2))
+def _largest(compiled: Callable[[int], _Try]) -> Iterator[_Try]:
+    """What is compiled on the way to the largest batch that fits."""
+    first, second = compiled(2), compiled(4)
+    yield from (first, second)
+    if first.peak_bytes is None or second.peak_bytes is None:
+        return
+    low, high = 4 if second.fits else 2, None
+    sequences = int(4 + (_LIMIT - second.peak_bytes) / max(1.0, (second.peak_bytes - first.peak_bytes) / 2))
     for _ in range(_TRIED):
         sequences = max(sequences, low + 1) if high is None else min(max(sequences, low + 1), high - 1)
-        tries.append(compiled(sequences))
-        if tries[-1].fits:
+        one = compiled(sequences)
+        yield one
+        if one.fits:
             low = sequences
         else:
             high = sequences
         if high is not None and high - low <= max(1, low // 12):
             break
         sequences = low + max(1, low // 2) if high is None else (low + high) // 2
-    return sorted(tries, key=lambda one: (one.fits, one.sequences))
 
 
 def _by_hand(decoder: ShardedDecoder, compiler: H200Compiler) -> _Try:
@@ -122,7 +124,7 @@ def _by_hand(decoder: ShardedDecoder, compiler: H200Compiler) -> _Try:
     return _Try(sequences, peak_of(whole), {"traffic_per_token": _per_token(traffic(whole), decoder), "seconds": seconds})
 
 
-def _largest_planned(decoder: ShardedDecoder, compiler: H200Compiler) -> list[_Try]:
+def _largest_planned(decoder: ShardedDecoder, compiler: H200Compiler) -> Iterator[_Try]:
     """From the batch whose predicted floor is the limit downwards, since compiling may show that the floor is higher."""
 
     def floor(sequences: int) -> int:
@@ -131,14 +133,13 @@ def _largest_planned(decoder: ShardedDecoder, compiler: H200Compiler) -> list[_T
 
     small, large = floor(4), floor(16)
     sequences = int(4 + (_LIMIT - small) / ((large - small) / 12))
-    tries: list[_Try] = []
     for _ in range(_TRIED):
-        tries.append(_planned(replace(decoder, batch=sequences * _DEVICES), compiler))
-        if tries[-1].fits:
+        one = _planned(replace(decoder, batch=sequences * _DEVICES), compiler)
+        yield one
+        if one.fits:
             break
-        floor_bytes = max(tries[-1].figures["floor_bytes"], _LIMIT + 1)
+        floor_bytes = max(one.figures.get("floor_bytes", 0), one.peak_bytes or 0, _LIMIT + 1)
         sequences = min(sequences - 1, int(sequences * _LIMIT / floor_bytes))
-    return tries
 
 
 def _planned(decoder: ShardedDecoder, compiler: H200Compiler) -> _Try:

@@ -1,7 +1,8 @@
 """Draws random layers, with their gradients, whose operators are measured in a calibration.
 
 The sizes are those of networks: images of 7 to 224 pixels along a side, 8 to 1,024 channels, windows of 1 to 7 pixels, widths of
-dense layers up to 4,096, texts of 32 to 1,024 tokens. A layer is made smaller until it has no more operations than was drawn.
+dense layers up to 4,096 (up to 32,768 inputs where there are few rows), texts of 32 to 1,024 tokens. A layer is made smaller
+until it has no more operations than was drawn.
 """
 
 import random
@@ -62,7 +63,10 @@ def _convolution(choice: random.Random, most: float) -> Layer:
 
 
 def _dense(choice: random.Random, most: float) -> Layer:
-    rows, inner, columns = (_near(choice, least, 4096) for least in (4, 16, 16))
+    if choice.random() < 0.15:  # the first dense layer after images: few rows, and a matrix that no cache holds
+        rows, inner, columns = _near(choice, 1, 16), _near(choice, 1024, 32_768), _near(choice, 256, 4096)
+    else:
+        rows, inner, columns = (_near(choice, least, 4096) for least in (4, 16, 16))
     while 2.0 * rows * inner * columns > most:
         rows, inner = max(1, rows // 2), max(8, inner // 2)
     tokens = min(rows, 64)
