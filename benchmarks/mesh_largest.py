@@ -7,8 +7,9 @@ two small ones predicts are tried, too, since XLA rematerializes by itself where
 largest one that fits. Our largest batch is the largest one of which a compiled plan keeps 141 GB as one program, without
 copies to the host.
 
-Besides, ours is compiled with the largest batch of every other way. Traffic is the number of bytes that a device's kernels read
-and write, for each word of its part of the batch. Writes `benchmarks/results/mesh-largest-h200.json`.
+`--how nothing --batch 280` compiles one batch in one way. Besides, ours is compiled with the largest batch of every other way.
+Traffic is the number of bytes that a device's kernels read and write, for each word of its part of the batch. Writes
+`benchmarks/results/mesh-largest-h200.json`.
 """
 
 import json
@@ -51,7 +52,8 @@ class _Try(NamedTuple):
 @click.option(
     "--how", "hows", multiple=True, type=click.Choice(["plain", *POLICIES, "ours"]), help="Only these; other rows stay."
 )
-def main(hows: tuple[str, ...]) -> None:
+@click.option("--batch", "batches", multiple=True, type=int, help="Only batches of so many sequences a device.")
+def main(hows: tuple[str, ...], batches: tuple[int, ...]) -> None:
     """Find the largest batch in each way, and write the figures."""
     warnings.simplefilter("ignore")
     devices = h200s()
@@ -60,7 +62,8 @@ def main(hows: tuple[str, ...]) -> None:
     )
     compiler = H200Compiler(devices[0])
     kept = json.loads(_RESULTS.read_text())["cases"] if _RESULTS.exists() and hows else []
-    cases: list[dict[str, Any]] = [row for row in kept if row["how"] not in hows]
+    again = [row for row in kept if row["how"] in hows and (not batches or row["sequences"] in batches)]
+    cases: list[dict[str, Any]] = [row for row in kept if row not in again]
 
     parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.state_shape[0]))
 
@@ -85,8 +88,14 @@ def main(hows: tuple[str, ...]) -> None:
     for policy in (None, *POLICIES):
         how = policy or "plain"
         if not hows or how in hows:
-            add(how, _largest(lambda n, policy=policy: _by_hand(replace(decoder, batch=n * _DEVICES, policy=policy), compiler)))
-    if not hows or "ours" in hows:
+
+            def compiled(n: int, policy: str | None = policy) -> _Try:
+                return _by_hand(replace(decoder, batch=n * _DEVICES, policy=policy), compiler)
+
+            add(how, map(compiled, batches) if batches else _largest(compiled))
+    if "ours" in hows and batches:
+        add("ours", (_planned(replace(decoder, batch=n * _DEVICES), compiler) for n in batches))
+    elif not hows or "ours" in hows:
         by_hand = [row for row in cases if row["fits"] and row["how"] != "ours"]
         add("ours", _largest_planned(decoder, compiler))
         for how in dict.fromkeys(row["how"] for row in by_hand):

@@ -44,6 +44,15 @@ def test_the_same_step_gives_the_same_schedule_whatever_was_asked_before(seed: i
         assert (one.cuts, one.residencies, one.cost) == (other.cuts, other.residencies, other.cost)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_search_begins_at_lower_prices_where_the_others_keep_more_than_the_limit(seed: int) -> None:
+    step = odd_step(seed)
+    model = model_of(step)
+    assert tuple(search._starts(step, model, float("inf"))) == search._STARTS
+    prices = [price for price, _ in search._starts(step, model, 0)]
+    assert prices == [*(price for price, _ in search._STARTS), *search._LOWER_PRICES]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_repair_ends_under_the_limit_and_an_improvement_stays_there_and_is_no_slower(seed: int) -> None:
     rng, step = random.Random(seed), odd_step(seed)
