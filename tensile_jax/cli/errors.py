@@ -28,8 +28,6 @@ _OPTION = re.compile(rf"\b({'|'.join(_ARGUMENTS)})\b")
 _IN_QUOTES = re.compile(r'(--[a-z-]+=)"([^"]*)"')
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _HELP_WAS_ASKED_FOR: type[Exception] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
-
-
 _PACKAGE = Path(__file__).parent.parent
 _format_as_python_does = warnings.formatwarning
 
@@ -38,8 +36,13 @@ class _OneLine(click.ClickException):
     """An error that click prints as one line `Error: message` on stderr, with unprintable characters escaped."""
 
     def __init__(self, message: str) -> None:
-        line = " ".join(message.split())
-        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in line))
+        super().__init__(_line_of(message))
+
+
+def _line_of(message: str) -> str:
+    """The message in one line, with unprintable characters escaped."""
+    line = " ".join(message.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in line)
 
 
 class Refusal(_OneLine):
@@ -98,7 +101,7 @@ def format_warning(message: Warning | str, category: type[Warning], filename: st
     A warning from other code, such as a user's entry point, is printed as Python does it. It replaces `warnings.formatwarning`.
     """
     if Path(filename).is_relative_to(_PACKAGE):
-        return f"Warning: {in_options(str(message))}\n"
+        return f"Warning: {_line_of(in_options(str(message)))}\n"
     return _format_as_python_does(message, category, filename, lineno, line)
 
 

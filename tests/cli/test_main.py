@@ -136,6 +136,7 @@ def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path) -> None:
 def test_a_warning_of_the_package_is_one_line_and_one_of_other_code_says_where_it_comes_from() -> None:
     own = format_warning("budget= was ignored", UserWarning, str(budget.__file__), 3)
     assert own == "Warning: --budget= was ignored\n"
+    assert format_warning("two\nlines \x1b", UserWarning, str(budget.__file__), 3) == "Warning: two lines \\x1b\n"
     assert format_warning("old", DeprecationWarning, "/home/me/train.py", 7, "x = 1").startswith(
         "/home/me/train.py:7: Deprecation"
     )

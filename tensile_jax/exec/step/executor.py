@@ -297,7 +297,7 @@ class Iteration:
         try:
             return call(*[env[slot] for slot in inputs])
         except Exception as again:
-            if "RESOURCE_EXHAUSTED" not in str(again):
+            if not is_out_of_memory(again, effectful=False):
                 raise
             raise OutOfMemory(
                 "The device is out of memory with nothing on it but what one segment reads. Another process may hold "
