@@ -98,7 +98,8 @@ def test_prices_are_those_of_the_formula(seed: int) -> None:
             smaller = (fusion.largest / max(out, 1)) ** 0.1
             if op.kind == "light":
                 written = sum(tensors[t].nbytes for t in op.outputs if fusion.materialised[t])
-                joined = max(price, 1.0) if fusion.row[place] % 2 else 2 * price
+                row = fusion.row[place]
+                joined = max(price, 1.0) if row % 2 else 2 * price if row else price
                 expected = joined * fusion.reread[place] + price * smaller * 2 * written + 0.01 * min(price, 1.0) * out
             else:
                 expected = price * smaller * operator_latency(op, PROFILE) * PROFILE.bytes_per_us

@@ -27,8 +27,10 @@ From the leaves follow these properties of tensors t and operators o:
                  the two, as softmax subtracts the maximum; the result of such a reduction over what follows, as softmax divides
                  by the sum; and whatever light operators make of one of them alone that has at most its size. XLA computes all
                  of this in one kernel, which a statistic that comes from another segment prevents.
-    row(o)     = 1 for the first join of a chain of joins that lead to one another through light operators, 2 for the next one,
-                 and so on; 0 if o is no join
+    row(o)     = the number of a join in its chain: joins that lead to one another through light operators have the numbers
+                 1, 2, 3, ..., or 2, 3, 4, ... if those at the 2nd, 4th, ... place take more operations to compute from the joins
+                 before them. Of the two residual sums of a transformer's layer, the one behind the wide product is thus odd. 0 if
+                 o is no join, or leads to no other one and has none before it, as the product in a gated layer
 """
 
 from dataclasses import dataclass
@@ -108,7 +110,9 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
     leaf_bytes = list(size)
     reread = [0.0] * len(operators)
     row = [0] * len(operators)
-    joined = [0] * len(size)  # how many joins in a row lead to it
+    joined = [(0, -1)] * len(size)  # how many joins in a row lead to it, and the place of the last one
+    chain: dict[int, list[int]] = {}  # by the place of each join of a chain, the places of all joins of that chain
+    own_flops: dict[int, int] = {}  # by the place of a join, the operations that a segment with the join before it adds
     for place, op in enumerate(operators):
         if op.kind != "light" and statistics.isdisjoint(op.outputs):
             continue
@@ -122,13 +126,21 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
             virtual[t] = (own_bytes * _SMALL <= size[t] or t in statistics) and t not in results
             if not read_by_heavy[t] and t not in shared and len(read) <= _MOST_LEAVES:
                 leaves[t], leaf_bytes[t] = read, read_bytes
-        before = max((joined[u] for u in op.inputs if size[u] * _SMALL > out), default=0)
+        before = max((joined[u] for u in op.inputs if size[u] * _SMALL > out), default=(0, -1))
         if joins > out // 4:
-            before += 1
-            row[place] = before
+            count, last = before
+            chain[place] = chain[last] if count else []
+            chain[place].append(place)
+            own_flops[place] = sum(operators[p].flops for u in read if (p := liveness.begin[u]) > last)
+            row[place] = count + 1
+            before = count + 1, place
             reread[place] = joins * max(1, len({p for t in op.outputs for p in _kernels(liveness, t, materialised)}))
         for t in op.outputs:
             joined[t] = before
+    for places in {id(those): those for those in chain.values()}.values():
+        even, odd = (sum(own_flops[p] for p in places if row[p] % 2 == side) for side in (0, 1))
+        for p in places:
+            row[p] = 0 if len(places) == 1 else row[p] + (even > odd)
     largest = max((size[t] for op in operators if op.kind == "heavy" for t in op.outputs), default=1)
     return Fusion(tuple(materialised), tuple(virtual), tuple(_relaid(liveness)), tuple(reread), tuple(row), largest)
 

@@ -22,16 +22,17 @@ operator that adds large tensors, such as a residual sum. Joins are counted alon
 
     cost(o) = infinite                                  o has effects, which happen once only
             = price * latency(o) * bytes_per_us * s     o is heavy, or a reduction; s = (largest tensor / nbytes(o)) ** 0.1
-            = max(price, 1) * reread(o)                 o is the 1st, 3rd, ... join of its chain
-            = 2 * price * reread(o)                     o is the 2nd, 4th, ... join of its chain
+            = max(price, 1) * reread(o)                 o is a join whose number in its chain is odd
+            = 2 * price * reread(o)                     o is a join whose number in its chain is even
+            = price * reread(o)                         o is a join in no chain
             = about 0                                   o is any other light operator: XLA fuses it into its consumer
             + price * 2 * nbytes(o) * s                 in addition, if a heavy operator reads the light o: written, read again
 
-    nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`;  reread(o): `fusion.py`
+    nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`;  reread(o), number in a chain: `fusion.py`
 
-A join costs much, because every segment that needs the sum would compute the chain of its terms again, back to the last sum that
-is kept. Therefore the 1st, 3rd, ... join of a chain costs something at any price: if all joins were dropped, the chains of terms
-would grow with every block of the network. If only every other join is dropped, a segment computes at most one block more.
+A join of a chain costs much, because every segment that needs the sum would compute the chain of its terms again, back to the
+last sum that is kept. Therefore every other join of a chain costs something at any price: if all were dropped, the chains of
+terms would grow with every block of the network. If only every other join is dropped, a segment computes at most one block more.
 
 The factor s makes small results cost a little more, so that of equal operators those with large results run again.
 
@@ -146,7 +147,8 @@ def _prices(liveness: Liveness, fusion: Fusion, price: float, profile: DevicePro
     written = liveness.makes.sums(liveness.nbytes * fusion.written_as_made)
     smaller = (fusion.largest / np.maximum(out, 1)) ** _SIZE_EXPONENT
     latency = np.maximum(liveness.flops / profile.flops_per_us, liveness.touched / profile.bytes_per_us)
-    joined = np.where(np.array(fusion.row) % 2, max(price, _JOIN_PRICE), _OTHER_JOINS * price)
+    row = np.array(fusion.row)
+    joined = np.where(row % 2, max(price, _JOIN_PRICE), np.where(row, _OTHER_JOINS * price, price))
     light = joined * np.array(fusion.reread) + price * smaller * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
     fused = (liveness.kinds == "light") | (liveness.makes.sums(np.array(fusion.virtual, dtype=np.int64)) > 0)
     prices = np.where(fused, light, price * smaller * latency * profile.bytes_per_us)

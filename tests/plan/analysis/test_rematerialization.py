@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -96,3 +97,39 @@ def test_every_other_residual_sum_is_dropped() -> None:
     fusion = find_fusion(liveness, fused_reductions=True)
     dropped = drop_tensors(liveness, fusion, retain(liveness, {}), turn=7, price=0.1, profile=PROFILE)
     assert {graph.tensors[t].name for t in dropped} == {"b", "t"}
+
+
+def layers_of(narrow: int, wide: int) -> Graph:
+    """Two layers, each with a narrow product, the first residual sum, a wide product and the second sum; then their gradients."""
+    lines = [
+        "a = heavy(x)", "s = light(a, x)", "b = heavy(s)", "t = light(b, s)", "c = heavy(t)", "u = light(c, t)",
+        "d = heavy(u)", "v = light(d, u)", "e = heavy(v)", "f = heavy(e, u)", "g = heavy(f, t)", "y = heavy(g, s)",
+    ]  # fmt: skip
+    graph = graph_of(lines, inputs="x", outputs="y")
+    of = {"a": narrow, "b": wide, "c": narrow, "d": wide}
+    flops = [of.get(graph.tensors[op.outputs[0]].name, op.flops) for op in graph.operators]
+    return replace(graph, operators=tuple(replace(op, flops=n) for op, n in zip(graph.operators, flops, strict=True)))
+
+
+@pytest.mark.parametrize(("narrow", "wide", "rows"), [(1000, 4000, (2, 3, 4, 5)), (4000, 1000, (1, 2, 3, 4))])
+def test_of_two_residual_sums_in_a_layer_the_one_behind_the_wide_product_is_kept(
+    narrow: int, wide: int, rows: tuple[int, ...]
+) -> None:
+    graph = layers_of(narrow, wide)
+    liveness = find_liveness(graph)
+    fusion = find_fusion(liveness, fused_reductions=True)
+    assert tuple(row for row in fusion.row if row) == rows
+    dropped = drop_tensors(liveness, fusion, retain(liveness, {}), turn=8, price=0.01, profile=PROFILE)
+    assert {"s", "t", "u", "v"} - {graph.tensors[t].name for t in dropped} == ({"t", "v"} if wide > narrow else {"s", "u"})
+
+
+def test_a_gated_product_costs_what_is_read_and_no_more_at_low_prices() -> None:
+    graph = graph_of(
+        ["a = heavy(x)", "b = heavy(x)", "p = light(a, b)", "c = heavy(p)", "y = heavy(c, p, a, b)"], inputs="x", outputs="y"
+    )
+    liveness = find_liveness(graph)
+    fusion = find_fusion(liveness, fused_reductions=True)
+    assert fusion.reread[2] == 100
+    assert fusion.row[2] == 0
+    dropped = drop_tensors(liveness, fusion, retain(liveness, {}), turn=4, price=0.01, profile=PROFILE)
+    assert "p" in {graph.tensors[t].name for t in dropped}
