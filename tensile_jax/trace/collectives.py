@@ -1,18 +1,21 @@
 """Estimates what devices exchange for one equation of a sharded step, from the shardings of its operands and of its result.
 
 Each mesh axis is looked at by itself. In a product, an axis may divide a dimension that both operands have and the result has
-not: every device then computes a part of the sum, and the parts are added (all-reduce). Or it divides a dimension of one operand
-in a way that the result does not need: then that operand is collected first (all-gather), as FSDP does with weights. For n
-devices along the axis and m bytes on each device after the exchange, a device sends
+not. Every device then computes a part of the sum, and the parts are added: all of them (all-reduce), or those of a shard, if the
+axis divides another dimension of the result (reduce-scatter), as in the gradient of a weight under FSDP. Or an axis divides a
+dimension of one operand in a way that the result does not need: then that operand is collected first (all-gather), as FSDP does
+with weights. For n devices along the axis and m bytes on each device after the exchange, a device sends
 
     all-reduce      2 (n - 1) / n * m
+    reduce-scatter      (n - 1)     * m
     all-gather          (n - 1) / n * m
 
 In the body of an opened `shard_map` (`mapped.py`), devices exchange what the collective operations say, and nothing else.
 
 A reduction is treated as a product with one operand. Of all other equations, only a constraint that gathers its operand counts.
-XLA may choose other exchanges, so these figures are for comparing plans, and not a measurement. What is gathered also lies in
-device memory while the equation runs (`gathered`). Sizes in bytes per device.
+XLA may choose other exchanges, so these figures are for comparing plans, and not a measurement. What is gathered, or not yet
+scattered, also lies in device memory while the equation runs (`gathered`), and a device computes more than the shapes of its
+shards say (`work`). Sizes in bytes per device.
 """
 
 from collections.abc import Mapping
@@ -27,10 +30,17 @@ from tensile_jax.trace.mapped import Mapped
 
 
 class Exchange(NamedTuple):
-    """What a device sends for an equation, and how many bytes of gathered operands it holds meanwhile."""
+    """What a device sends for an equation, and what it holds and computes meanwhile.
+
+    Attributes:
+        nbytes: what it sends.
+        gathered: bytes of gathered operands, and of a sum that is scattered afterwards.
+        work: times the floating-point operations that the shapes of its shards say.
+    """
 
     nbytes: int
     gathered: int
+    work: int = 1
 
 
 _Labels = tuple[object, ...]
@@ -60,19 +70,27 @@ def exchange_of(program: Program, equation: Equation, shardings: Mapping[int, Na
     mesh = next((shardings[v].mesh.shape for v in equation.outputs if v in shardings), {})
     made = nbytes_of(program.avals[equation.outputs[0]])
     sent = gathered = 0
-    for axis in {axis for of in placed for axis in of}:
+    work = 1
+    for axis in sorted({axis for of in placed for axis in of}):
         count = mesh.get(axis, 1)
         labels = [of.get(axis) for of in placed]
         summed = [label for label in labels if label is not None and label not in result]
         if summed and len(summed) == len(labels) and len(set(summed)) == 1:
-            sent += 2 * made * (count - 1) // count
+            if axis in there:
+                sent += made * (count - 1)
+                gathered += made * count
+                work *= count
+            else:
+                sent += 2 * made * (count - 1) // count
             continue
         for v, label in zip(values, labels, strict=True):
             if label is not None and there.get(axis) != label and isinstance(v, int):
                 whole = nbytes_of(program.avals[v]) * count
                 sent += whole * (count - 1) // count
                 gathered += whole
-    return Exchange(int(sent), int(gathered))
+        if labels[0] in summed:  # the operations of a product are counted from the sizes of the left operand
+            work *= count
+    return Exchange(int(sent), int(gathered), work if name == "dot_general" else 1)
 
 
 _SUMS = ("psum", "psum_invariant", "pmax", "pmin")

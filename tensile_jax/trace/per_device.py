@@ -48,7 +48,7 @@ def _local(step: TracedStep, program: Program, whole: Graph, divided: StepShardi
     operators: list[Operator] = []
     for equation, mine, its in zip(program.equations, local.operators, whole.operators, strict=True):
         exchange = exchange_of(local_program, equation, divided.of)
-        flops, inner = mine.flops, mine.inner
+        flops, inner = mine.flops * exchange.work, mine.inner
         if its.inner and not isinstance(equation.primitive, Mapped):  # a body with the shapes of all devices together
             share = mine.nbytes / max(its.nbytes, 1)
             flops, inner = int(flops * share), int(inner * share)
