@@ -9,6 +9,7 @@ are joined hold less, and every tensor is on the host whenever no segment needs 
 """
 
 from collections.abc import Iterator
+from math import sqrt
 
 import numpy as np
 
@@ -26,10 +27,8 @@ from tensile_jax.plan.search.workspace import Measured
 _STARTS = ((0.05, False), (0.165, False), (0.36, False), (0.36, True), (0.6, True))
 """Prices of minimum cuts, and whether segments may exceed the limit by little each instead of few by much (`cut.py`). Others
 were the fastest nowhere by more than 1 %. The latter alone have plans for ResNet-50 at 25 %."""
-_LOWER_PRICES = (0.035, 0.015, 0.004)
-"""Further prices, as long as what the one before keeps is more than the limit. A decoder of 24 layers and width 2,048 with 200
-texts on each of eight H200 (`python -m benchmarks.mesh_largest --how ours --batch 200`) is predicted to take 1.23 times plain
-time under 18 % of its peak with them, and 1.34 without; under 10 % 1.33, and 1.57."""
+_LOWEST_PRICE, _APART = 0.004, 1.05
+"""The lowest price of a cut to begin with, and the ratio of the two prices between which what a cut keeps passes the limit."""
 _REPAIRS = 150  # moves of a repair; repairs that succeeded needed at most 115
 _LEAST_REPAIRS = 30  # those of a repair of the schedule with the least peak
 _PROMISING = 1.05  # a repair goes on while its schedule is at most so much slower than the fastest one that is repaired
@@ -115,14 +114,23 @@ def _from_cuts(step: StepModel, model: Model, limit: float, upper: float) -> Sch
 
 
 def _starts(step: StepModel, model: Model, limit: float) -> Iterator[tuple[float, bool]]:
-    """The prices of minimum cuts to begin with, and whether many segments may exceed the limit by little, as in `_STARTS`."""
+    """The prices of minimum cuts to begin with, and whether many segments may exceed the limit by little, as in `_STARTS`.
+
+    If all of `_STARTS` keep more than the limit, two lower prices follow: the highest that keeps less, and one just above it. A
+    network with many equal layers keeps much less from one price to the next, and between them there is nothing to begin with.
+    """
     yield from _STARTS
-    before = _STARTS[0][0]
-    for price in _LOWER_PRICES:
-        if max(map(model.step.bytes_of, _kept(step, model, before)[1])) + model.step.base_bytes <= limit:
-            return
-        yield price, False
-        before = price
+
+    def keeps_more(price: float) -> bool:
+        return max(map(model.step.bytes_of, _kept(step, model, price)[1])) + model.step.base_bytes > limit
+
+    more, less = _STARTS[0][0], _LOWEST_PRICE
+    if keeps_more(more):
+        while not keeps_more(less) and more > _APART * less:
+            between = sqrt(more * less)
+            more, less = (between, less) if keeps_more(between) else (more, between)
+        yield more, False
+        yield less, False
 
 
 def starting(step: StepModel, model: Model, price: float, limit: float, *, spread: bool = False) -> Schedule | None:

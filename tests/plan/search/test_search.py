@@ -48,9 +48,19 @@ def test_the_same_step_gives_the_same_schedule_whatever_was_asked_before(seed: i
 def test_the_search_begins_at_lower_prices_where_the_others_keep_more_than_the_limit(seed: int) -> None:
     step = odd_step(seed)
     model = model_of(step)
+    prices = [price for price, _ in search._STARTS]
+
+    def keeps(price: float) -> int:
+        return max(map(model.step.bytes_of, search._kept(step, model, price)[1])) + model.step.base_bytes
+
     assert tuple(search._starts(step, model, float("inf"))) == search._STARTS
-    prices = [price for price, _ in search._starts(step, model, 0)]
-    assert prices == [*(price for price, _ in search._STARTS), *search._LOWER_PRICES]
+    assert tuple(search._starts(step, model, keeps(prices[0]))) == search._STARTS
+    limit = keeps(prices[0]) - 1
+    *begun, (more, _), (less, _) = search._starts(step, model, limit)
+    assert tuple(begun) == search._STARTS
+    assert search._LOWEST_PRICE <= less < more <= prices[0]
+    assert keeps(more) > limit
+    assert less == search._LOWEST_PRICE or (keeps(less) <= limit and more <= search._APART * less)
 
 
 @pytest.mark.parametrize("seed", range(40))
