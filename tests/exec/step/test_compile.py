@@ -56,10 +56,11 @@ def test_a_failed_compilation_puts_them_back(cache: None) -> None:
     assert getattr(jax.config, NAME) == 2.0
 
 
-def test_on_a_gpu_xla_is_told_to_leave_operators_on_the_device_unless_the_user_says_otherwise() -> None:
-    name = "xla_disable_automatic_host_compute_offload"
-    assert options_on("cuda", None) == {name: True}
-    assert options_on("gpu", {name: False, "xla_cpu_enable_fast_math": True}) == {name: False, "xla_cpu_enable_fast_math": True}
+def test_on_a_gpu_xla_is_told_to_follow_the_plan_unless_the_user_says_otherwise() -> None:
+    offload, limit = "xla_disable_automatic_host_compute_offload", "xla_gpu_memory_limit_slop_factor"
+    assert options_on("cuda", None) == {offload: True, limit: 1000}
+    given = {offload: False, limit: 95, "xla_cpu_enable_fast_math": True}
+    assert options_on("gpu", given) == given
 
 
 def test_on_a_cpu_no_option_is_added() -> None:
@@ -67,6 +68,6 @@ def test_on_a_cpu_no_option_is_added() -> None:
     assert options_on("cpu", {"xla_cpu_enable_fast_math": True}) == {"xla_cpu_enable_fast_math": True}
 
 
-def test_xla_knows_the_option_that_is_added() -> None:
+def test_xla_knows_the_options_that_are_added() -> None:
     compiled = jax.jit(jnp.sin, compiler_options=options_on("cuda", None)).lower(jnp.ones(2)).compile()
     assert compiled(jnp.zeros(2)).tolist() == [0.0, 0.0]
