@@ -61,6 +61,9 @@ more, as in the figures above."""
 _FORMS_ON_SEVERAL: tuple[Barriers, ...] = ("lag", "lag", "live")
 """The forms on several devices, each with a plan of its own (`next_limit.py`). For a decoder on eight H200 (`make bench-mesh`),
 `lag` and `live` need the least; `lag` leaves more of what devices exchange beside kernels."""
+_FAST = 1.02
+"""Times the step as one executable: a program that keeps the limit and is no slower is taken. A better one would gain less than
+the compilations of a long training cost."""
 LaunchName = Literal["auto", "segments", "program"]
 _NOT_JOINED = (
     "launch='program' was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "
@@ -484,6 +487,8 @@ class PreparedStep:
                 best = found
             tried.append(Tried(limit, found.plan.peak_bytes))
             limit = next_limit(tried, goal.limit)
+            if best is not None and best.plan.step_us <= _FAST * self.planner.step.whole_us:
+                break
             if limit is not None and len(tried) < len(_FORMS_ON_SEVERAL):
                 began = time.perf_counter()
                 plan = self.planner.plan(Goal(limit, goal.max_slowdown), self.measured)

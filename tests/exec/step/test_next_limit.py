@@ -10,9 +10,23 @@ def test_a_peak_above_the_budget_lowers_the_limit_by_as_much_and_a_margin() -> N
     assert next_limit([Tried(100, 110), Tried(89, 102)], 100) == 89 - 2 - 1
 
 
-def test_a_first_plan_that_keeps_the_budget_is_the_last() -> None:
+def test_a_first_plan_that_needs_nearly_the_budget_is_the_last() -> None:
     assert next_limit([Tried(100, 100)], 100) is None
-    assert next_limit([Tried(100, 50)], 100) is None
+    assert next_limit([Tried(100, 95)], 100) is None
+
+
+def test_a_first_plan_far_below_the_budget_raises_the_limit_by_what_is_missing() -> None:
+    assert next_limit([Tried(1000, 700)], 1000) == 1000 + 295
+
+
+def test_two_plans_far_below_it_raise_the_limit_along_a_straight_line() -> None:
+    assert next_limit([Tried(1000, 700), Tried(1295, 900)], 1000) == pytest.approx(1295 + 295 / 200 * 95)
+
+
+def test_peaks_that_are_close_or_in_the_wrong_order_say_little_of_the_line() -> None:
+    assert next_limit([Tried(1000, 700), Tried(1100, 702)], 1000) == 1100 + 2 * 293  # at most 2 of limit for a byte of peak
+    assert next_limit([Tried(1000, 700), Tried(1100, 690)], 1000) == 1000 + 0.5 * 295  # and at least 0.5
+    assert next_limit([Tried(1000, 700), Tried(1100, 700)], 1000) == 1000 + 295
 
 
 def test_a_peak_close_below_the_budget_is_good_enough() -> None:
@@ -27,8 +41,3 @@ def test_a_peak_far_below_the_budget_raises_the_limit_to_where_a_straight_line_m
 def test_the_line_begins_at_the_last_peak_above_the_budget() -> None:
     tried = [Tried(1000, 1300), Tried(690, 1100), Tried(590, 900)]
     assert next_limit(tried, 1000) == pytest.approx(590 + 100 / 200 * 95)
-
-
-@pytest.mark.parametrize("peak", [900, 990, 1010])
-def test_the_limit_is_raised_once_only(peak: int) -> None:
-    assert next_limit([Tried(1000, 1100), Tried(890, 900), Tried(940, peak)], 1000) is None
