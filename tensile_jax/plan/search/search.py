@@ -8,8 +8,10 @@ The search also begins with the schedule of least memory. In it, every segment i
 are joined hold less, and every tensor is on the host whenever no segment needs it. Repairs then lower its peak.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from math import sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,13 +24,34 @@ from tensile_jax.plan.search.start import assemble, held_at, last_held, merged, 
 from tensile_jax.plan.search.step_model import PRICES, StepModel
 from tensile_jax.plan.search.workspace import Measured
 
+
+class Start(NamedTuple):
+    """What a schedule keeps in the beginning: what a minimum cut keeps.
+
+    Attributes:
+        price: of the cut.
+        higher: the price of another cut, if there is one; of the tensors that are made by the node `since` or a later one, that
+            cut says which are kept.
+        since: a node.
+        spread: whether many segments may exceed the limit by little each, instead of few by much (`cut.py`).
+    """
+
+    price: float
+    higher: float | None = None
+    since: int = 0
+    spread: bool = False
+
+
 # Tuned by `make bench-planning` on ResNet-50 and the decoder at 25 to 75 %. `make bench-constants`: with half and twice of each,
 # steps take up to 0.8 % less and up to 0.7 % more time.
-_STARTS = ((0.05, False), (0.165, False), (0.36, False), (0.36, True), (0.6, True))
-"""Prices of minimum cuts, and whether segments may exceed the limit by little each instead of few by much (`cut.py`). Others
-were the fastest nowhere by more than 1 %. The latter alone have plans for ResNet-50 at 25 %."""
+_STARTS = (Start(0.05), Start(0.165), Start(0.36), Start(0.36, spread=True), Start(0.6, spread=True))
+"""Others were the fastest nowhere by more than 1 %. Those with `spread` alone have plans for ResNet-50 at 25 %."""
 _LOWEST_PRICE, _APART = 0.004, 1.05
-"""The lowest price of a cut to begin with, and the ratio of the two prices between which what a cut keeps passes the limit."""
+"""The lowest price of a cut to begin with, and the ratio of the two prices between which what a cut keeps passes a limit."""
+_KEPT = (1.0, 0.65)
+"""Times the limit: what cuts at lower prices are to keep. Segments need their workspace beside it. A decoder of 24 layers and
+width 2,048 with 215 texts on each of eight H200 (`python -m benchmarks.mesh_largest --how ours --batch 215`) is predicted to take
+1.17 times plain time with 141 GB, and 1.31 with 1.0 alone; with 0.5 to 0.75 for the latter, times are the same within 0.3 %."""
 _REPAIRS = 150  # moves of a repair; repairs that succeeded needed at most 115
 _LEAST_REPAIRS = 30  # those of a repair of the schedule with the least peak
 _PROMISING = 1.05  # a repair goes on while its schedule is at most so much slower than the fastest one that is repaired
@@ -87,12 +110,12 @@ def _from_cuts(step: StepModel, model: Model, limit: float, upper: float) -> Sch
     """The fastest of the schedules that begin with minimum cuts, repaired and improved, and of the one with the least peak."""
     found: list[Schedule] = []
     begun: set[tuple[object, ...]] = set()
-    for price, spread in _starts(step, model, limit):
-        kept = (spread, *_kept(step, model, price)[1])
+    for first in _starts(step, model, limit):
+        kept = (first.spread, *_kept(step, model, first)[1])
         if kept in begun:
             continue
         begun.add(kept)
-        schedule = starting(step, model, price, limit, spread=spread)
+        schedule = starting(step, model, first, limit)
         if schedule is None:
             continue
         evaluations = _OTHERS * (upper / step.whole_us - 1) if found else float("inf")
@@ -113,39 +136,47 @@ def _from_cuts(step: StepModel, model: Model, limit: float, upper: float) -> Sch
     return min(improved, key=lambda schedule: schedule.cost)
 
 
-def _starts(step: StepModel, model: Model, limit: float) -> Iterator[tuple[float, bool]]:
-    """The prices of minimum cuts to begin with, and whether many segments may exceed the limit by little, as in `_STARTS`.
+def _starts(step: StepModel, model: Model, limit: float) -> Iterator[Start]:
+    """What schedules to begin with.
 
-    If all of `_STARTS` keep more than the limit, two lower prices follow: the highest that keeps less, and one just above it. A
-    network with many equal layers keeps much less from one price to the next, and between them there is nothing to begin with.
+    If all of `_STARTS` keep more than the limit, cuts at lower prices follow: for each part of the limit, that with the highest
+    price at which less is kept, and one just above it. A network with many equal layers keeps much less from one price to the
+    next. Between them are schedules that combine the two, and keep just the last part.
     """
     yield from _STARTS
 
-    def keeps_more(price: float) -> bool:
-        return max(map(model.step.bytes_of, _kept(step, model, price)[1])) + model.step.base_bytes > limit
+    def keeps_more(start: Start, most: float) -> bool:
+        return max(map(model.step.bytes_of, _kept(step, model, start)[1])) + model.step.base_bytes > most
 
-    more, less = _STARTS[0][0], _LOWEST_PRICE
-    if keeps_more(more):
-        while not keeps_more(less) and more > _APART * less:
-            between = sqrt(more * less)
-            more, less = (between, less) if keeps_more(between) else (more, between)
-        yield more, False
-        yield less, False
-
-
-def starting(step: StepModel, model: Model, price: float, limit: float, *, spread: bool = False) -> Schedule | None:
-    """The schedule of what a minimum cut keeps at this price, cut at the least cost; segments may exceed the limit.
-
-    With `spread`, many may exceed it by little, instead of few by much (`cut.py`).
-    """
-    end, stored = _kept(step, model, price)
-    return start(model, cheapest_cuts(model, stored, limit, spread=spread), end)
+    highest = _STARTS[0]
+    if not keeps_more(highest, limit):
+        return
+    for part in _KEPT:
+        more, less = highest, Start(_LOWEST_PRICE)
+        while more.price > _APART * less.price and not keeps_more(less, part * limit):
+            between = Start(sqrt(more.price * less.price))
+            more, less = (between, less) if keeps_more(between, part * limit) else (more, between)
+        yield more
+        yield less
+    nodes = range(len(model.step.reads) + 1)
+    fits = bisect_left(nodes, True, key=lambda node: not keeps_more(Start(less.price, more.price, node), _KEPT[-1] * limit))
+    yield Start(less.price, more.price, fits)
 
 
-def _kept(step: StepModel, model: Model, price: float) -> tuple[list[int], list[int]]:
+def starting(step: StepModel, model: Model, begun: Start, limit: float) -> Schedule | None:
+    """The schedule of what is kept in the beginning, cut at the least cost; segments may exceed the limit."""
+    end, stored = _kept(step, model, begun)
+    return start(model, cheapest_cuts(model, stored, limit, spread=begun.spread), end)
+
+
+def _kept(step: StepModel, model: Model, begun: Start) -> tuple[list[int], list[int]]:
     """By tensor, the last node before which it is held, and by possible boundary, the set of tensors held."""
-    if price not in model.kept_at:
-        retention = step.dropped_at(price)
+    if begun.higher is not None:
+        low, high = (_kept(step, model, Start(price))[0] for price in (begun.price, begun.higher))
+        mixed = [low[t] if made < begun.since else high[t] for t, made in enumerate(model.step.made)]
+        return mixed, held_at(model.step, mixed)
+    if begun.price not in model.kept_at:
+        retention = step.dropped_at(begun.price)
         bit = model.bit
         nodes = np.searchsorted(np.array(model.step.starts), np.arange(model.step.starts[-1] + 1), side="right") - 1
         dropped: dict[int, int] = {}
@@ -153,8 +184,8 @@ def _kept(step: StepModel, model: Model, price: float) -> tuple[list[int], list[
             if t in bit:
                 dropped[bit[t]] = max(int(nodes[last]), dropped.get(bit[t], 0))
         end = last_held(model.step, dropped)
-        model.kept_at[price] = end, held_at(model.step, end)
-    return model.kept_at[price]
+        model.kept_at[begun.price] = end, held_at(model.step, end)
+    return model.kept_at[begun.price]
 
 
 def least(step: StepModel, measured: Measured) -> Schedule:
@@ -183,7 +214,7 @@ def _lower(step: StepModel, model: Model, schedule: Schedule, limit: float) -> S
         for price in reversed(PRICES):
             if repaired is not None:
                 break
-            begun = starting(step, model, price, limit)
+            begun = starting(step, model, Start(price), limit)
             repaired = None if begun is None else repair(begun, limit, _REPAIRS)
     return repaired
 

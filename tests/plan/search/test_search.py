@@ -48,19 +48,25 @@ def test_the_same_step_gives_the_same_schedule_whatever_was_asked_before(seed: i
 def test_the_search_begins_at_lower_prices_where_the_others_keep_more_than_the_limit(seed: int) -> None:
     step = odd_step(seed)
     model = model_of(step)
-    prices = [price for price, _ in search._STARTS]
 
-    def keeps(price: float) -> int:
-        return max(map(model.step.bytes_of, search._kept(step, model, price)[1])) + model.step.base_bytes
+    def keeps(begun: search.Start) -> int:
+        return max(map(model.step.bytes_of, search._kept(step, model, begun)[1])) + model.step.base_bytes
 
-    assert tuple(search._starts(step, model, float("inf"))) == search._STARTS
-    assert tuple(search._starts(step, model, keeps(prices[0]))) == search._STARTS
-    limit = keeps(prices[0]) - 1
-    *begun, (more, _), (less, _) = search._starts(step, model, limit)
-    assert tuple(begun) == search._STARTS
-    assert search._LOWEST_PRICE <= less < more <= prices[0]
-    assert keeps(more) > limit
-    assert less == search._LOWEST_PRICE or (keeps(less) <= limit and more <= search._APART * less)
+    most = keeps(search._STARTS[0])
+    assert tuple(search._starts(step, model, most)) == search._STARTS
+    found = list(search._starts(step, model, most - 1))
+    assert tuple(found[: len(search._STARTS)]) == search._STARTS
+    *pairs, mixed = found[len(search._STARTS) :]
+    assert len(pairs) == 2 * len(search._KEPT)
+    for part, more, less in zip(search._KEPT, pairs[::2], pairs[1::2], strict=True):
+        limit = part * (most - 1)
+        assert search._LOWEST_PRICE <= less.price < more.price <= search._STARTS[0].price
+        assert keeps(more) > limit
+        if less.price > search._LOWEST_PRICE:
+            assert keeps(less) <= limit
+            assert more.price <= search._APART * less.price
+    assert (mixed.price, mixed.higher) == (pairs[-1].price, pairs[-2].price)
+    assert keeps(mixed) <= max(search._KEPT[-1] * (most - 1), keeps(pairs[-1]))
 
 
 @pytest.mark.parametrize("seed", range(40))
