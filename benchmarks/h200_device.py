@@ -6,8 +6,9 @@ memory figures are lower bounds. Needs the CUDA plugin of JAX (see `make bench-h
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from tensile_jax.device_profiles import DeviceProfile
 from tensile_jax.exec.step.compile import Compiler, Executable
 from tensile_jax.exec.step.lower import SegmentCode
 from tensile_jax.installed_models import Model
@@ -105,6 +107,7 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)(,.*|$)")
 _CALLS = re.compile(r"(?:calls|body|to_apply)=%?([\w.\-]+)")
 _TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]+)\}")
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 _SLICES = {"dynamic-slice", "slice"}
 _PARTS = {*_SLICES, "dynamic-update-slice"}
@@ -118,6 +121,15 @@ class _Instruction(NamedTuple):
     operands: list[str]
     rest: str
     shown: str  # what stands in the parentheses
+    shape: str
+
+
+class Kernel(NamedTuple):
+    """A scheduled instruction: the bytes that it reads and writes, its products' floating-point operations, how often it runs."""
+
+    nbytes: int
+    flops: int
+    times: int
 
 
 def traffic(compiled: Any) -> int:
@@ -125,8 +137,23 @@ def traffic(compiled: Any) -> int:
 
     Of an operand of which a kernel only reads or replaces slices, the slices count. Bodies of loops count as often as they run.
     """
+    return sum(one.times * one.nbytes for one in kernels(compiled))
+
+
+def multiplied(compiled: Any) -> int:
+    """The floating-point operations of the products of an executable."""
+    return sum(one.times * one.flops for one in kernels(compiled))
+
+
+def kernels_us(compiled: Any, profile: DeviceProfile) -> float:
+    """The time of the kernels of an executable, if each reads and writes, or multiplies, at the rates of the profile."""
+    return sum(one.times * max(one.nbytes / profile.bytes_per_us, one.flops / profile.flops_per_us) for one in kernels(compiled))
+
+
+def kernels(compiled: Any) -> Iterator[Kernel]:
+    """The kernels of an executable. Collectives are among them, as if they read and wrote their operands and results."""
     entry, computations = _computations(compiled)
-    return _traffic_of(entry, computations)
+    return _kernels_of(entry, computations, 1)
 
 
 class Exchanged(NamedTuple):
@@ -186,13 +213,12 @@ def _computations(compiled: Any) -> tuple[str, dict[str, list[_Instruction]]]:
         elif match is not None:
             name, shape, opcode, shown, rest = match.groups()
             operands = [o.strip().split(" ")[-1].lstrip("%") for o in shown.split(",")]
-            body.append(_Instruction(name, _nbytes(_SHAPE.findall(shape)), opcode, operands, rest, shown))
+            body.append(_Instruction(name, _nbytes(_SHAPE.findall(shape)), opcode, operands, rest, shown, shape))
     return entry, computations
 
 
-def _traffic_of(name: str, computations: Mapping[str, Sequence[_Instruction]]) -> int:
+def _kernels_of(name: str, computations: Mapping[str, Sequence[_Instruction]], times: int) -> Iterator[Kernel]:
     size: dict[str, int] = {}
-    total = 0
     for found in computations[name]:
         size[found.name] = found.nbytes
         called = _CALLS.search(found.rest)
@@ -200,7 +226,7 @@ def _traffic_of(name: str, computations: Mapping[str, Sequence[_Instruction]]) -
             continue
         if found.opcode in ("while", "call") and called is not None:
             turns = _TURNS.search(found.rest)
-            total += (int(turns[1]) if turns else 1) * _traffic_of(called[1], computations)
+            yield from _kernels_of(called[1], computations, times * (int(turns[1]) if turns else 1))
             continue
         read, written = [size.get(o, 0) for o in found.operands], found.nbytes
         if found.opcode in _SLICES:
@@ -211,8 +237,23 @@ def _traffic_of(name: str, computations: Mapping[str, Sequence[_Instruction]]) -
             written -= sum(_in_place(inside))
         elif found.opcode == "dynamic-update-slice":
             read, written = [size.get(found.operands[1], 0)], size.get(found.operands[1], 0)
-        total += written + sum(read)
-    return total
+        fused = computations[called[1]] if found.opcode == "fusion" and called is not None else None
+        body, candidates = (computations[name], [found]) if fused is None else (fused, fused)
+        products = [i for i in candidates if i.opcode == "dot"]
+        yield Kernel(written + sum(read), sum(_flops(one, body) for one in products), times)
+
+
+def _flops(product: _Instruction, body: Sequence[_Instruction]) -> int:
+    """The floating-point operations of a product: two for each number of its result and each number that is contracted."""
+    left = next(_dimensions(i.shape) for i in body if i.name == product.operands[0])
+    contracted = _CONTRACTED.search(product.rest)
+    assert contracted is not None
+    return 2 * prod(_dimensions(product.shape)) * prod(left[int(i)] for i in contracted[1].split(","))
+
+
+def _dimensions(shape: str) -> list[int]:
+    found = _SHAPE.search(shape)
+    return [int(d) for d in found[2].split(",") if d] if found else []
 
 
 def _sliced(body: Sequence[_Instruction], count: int) -> list[int]:

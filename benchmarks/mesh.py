@@ -3,8 +3,9 @@
 A decoder (8 layers, width 512, batch 64 x 512, float32, Adam; `sharded_decoder.py`) is divided in three ways. For each way and
 budget, the planner's first choice, without copies to the host, is compiled with every segment as an executable of its own, and as
 one program with each form of barriers. Beside it stand plain jit and `jax.checkpoint` around every layer, with four policies.
-Everything is per device: the peak, the traffic (bytes that kernels read and write), and the bytes of the operands of collectives,
-with the part of these that kernels overlap. Budgets are shares of plain jit's compiled peak.
+Everything is per device: the peak, the traffic (bytes that kernels read and write), the operations of products, the time of the
+kernels (if each takes as long as it reads and writes, or multiplies, at the rates of the device profile h200), and the bytes of
+the operands of collectives, with the part of these that kernels overlap. Budgets are shares of plain jit's compiled peak.
 
 Rows `chosen` are what `tensile.jit(..., launch="program")` would run: the first program that keeps the budget, in the order in
 which `prepared_step.py` compiles them, and segments where none does. The peak of each policy is a budget, too, unless a program
@@ -29,7 +30,7 @@ from typing import Any, TypeVar, get_args
 import click
 import jax
 
-from benchmarks.h200_device import H200Compiler, exchanged, h200s, traffic, write_compiled
+from benchmarks.h200_device import H200Compiler, exchanged, h200s, kernels_us, multiplied, traffic, write_compiled
 from benchmarks.sharded_decoder import POLICIES, WAYS, ShardedDecoder, Way
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import DeviceProfile, load_profile
@@ -166,6 +167,8 @@ def _figures(peak: int, executables: list[Any], plain_peak: int, plain_traffic: 
         "peak_ratio": round(peak / plain_peak, 4),
         "traffic_bytes": moved,
         "traffic_ratio": round(moved / plain_traffic, 4),
+        "multiplied": sum(multiplied(e) for e in executables),
+        "kernels_us": round(sum(kernels_us(e, load_profile("h200")) for e in executables), 1),
         "exchanged_bytes": {kind: nbytes for kind, nbytes in kinds.items() if nbytes},
         "overlapped_bytes": sum(one.overlapped for one in found),
     }

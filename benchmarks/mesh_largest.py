@@ -8,13 +8,14 @@ largest one that fits. Our largest batch is the largest one of which a compiled 
 copies to the host.
 
 `--how nothing --batch 280` compiles one batch in one way. Besides, ours is compiled with the largest batch of every other way.
-Traffic is the number of bytes that a device's kernels read and write, for each word of its part of the batch. Writes
-`benchmarks/results/mesh-largest-h200.json`.
+For each word of a device's part of the batch stand the bytes that its kernels read and write (traffic), the operations of its
+products, and the time of the kernels, if each takes as long as it reads and writes, or multiplies, at the rates of the device
+profile h200, whatever is longer. Writes `benchmarks/results/mesh-largest-h200.json`.
 """
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +24,10 @@ import click
 import jax
 import jax.numpy as jnp
 
-from benchmarks.h200_device import H200Compiler, h200s, traffic, write_compiled
+from benchmarks.h200_device import H200Compiler, h200s, kernels_us, multiplied, traffic, write_compiled
 from benchmarks.mesh import prepared_under, timed, traced_by_jit
 from benchmarks.sharded_decoder import POLICIES, ShardedDecoder
+from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.plan import Measured
@@ -130,7 +132,7 @@ def _by_hand(decoder: ShardedDecoder, compiler: H200Compiler) -> _Try:
         seconds, whole = timed(lambda: compiler.compile_whole(traced_by_jit(decoder)))
     except jax.errors.JaxRuntimeError as error:  # what XLA says of it is the figure
         return _Try(sequences, None, {"failed": str(error).splitlines()[0][:200]})
-    return _Try(sequences, peak_of(whole), {"traffic_per_token": _per_token(traffic(whole), decoder), "seconds": seconds})
+    return _Try(sequences, peak_of(whole), {**_per_token([whole], decoder), "seconds": seconds})
 
 
 def _largest_planned(decoder: ShardedDecoder, compiler: H200Compiler) -> Iterator[_Try]:
@@ -159,13 +161,19 @@ def _planned(decoder: ShardedDecoder, compiler: H200Compiler) -> _Try:
     except BudgetTooSmall as error:
         return _Try(sequences, None, {"floor_bytes": error.floor_bytes})
     executables = [prepared.whole_executable()] if found.executables is None else [one.call for one in found.executables]
-    moved = sum(traffic(one) for one in executables)
     known = {"segments": len(found.plan.segments), "launches": len(executables), "barriers": found.plan.barriers}
-    return _Try(sequences, found.plan.peak_bytes, {**known, "traffic_per_token": _per_token(moved, decoder), "seconds": seconds})
+    return _Try(sequences, found.plan.peak_bytes, {**known, **_per_token(executables, decoder), "seconds": seconds})
 
 
-def _per_token(moved: int, decoder: ShardedDecoder) -> int:
-    return moved * _DEVICES // (decoder.batch * decoder.length)
+def _per_token(executables: Sequence[Any], decoder: ShardedDecoder) -> dict[str, float]:
+    """What a step costs a device for each word of its part of the batch."""
+    words = decoder.batch * decoder.length // _DEVICES
+    profile = load_profile("h200")
+    return {
+        "traffic_per_token": sum(map(traffic, executables)) // words,
+        "gflops_per_token": round(sum(map(multiplied, executables)) / words / 1e9, 3),
+        "kernels_ns_per_token": round(1000 * sum(kernels_us(one, profile) for one in executables) / words, 1),
+    }
 
 
 if __name__ == "__main__":

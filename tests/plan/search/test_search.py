@@ -84,6 +84,18 @@ def test_a_repair_ends_under_the_limit_and_an_improvement_stays_there_and_is_no_
 
 
 @pytest.mark.parametrize("seed", range(40))
+def test_without_swaps_the_least_peak_is_no_higher_than_those_from_which_it_is_sought(seed: int) -> None:
+    given = odd_step(seed)
+    step = StepModel(given.graph, given.profile, state_may_stay_out=False, may_swap=False)
+    model, lowest = model_of(step), least(step, NOTHING)
+    plan_of(step, lowest)
+    kept = search.starting(step, model, search._LEAST_KEPT, 0.0)
+    begun = [search._all_absent(model), *([] if kept is None else [kept])]
+    assert lowest.peak <= min(schedule.peak for schedule in begun)
+    assert least(StepModel(given.graph, given.profile, state_may_stay_out=False, may_swap=False), NOTHING).cuts == lowest.cuts
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_no_random_schedule_needs_less_than_the_least_peak_of_steps_whose_tensors_may_all_leave(seed: int) -> None:
     rng, step = random.Random(seed), odd_step(seed)
     model = model_of(step)
