@@ -72,7 +72,8 @@ _LEAST_KEPT = Start(PRICES[-1])  # how the search for the least peak begins with
 _DESCENT, _LEAST_EVALUATIONS = 10_000, 2_000
 """Segments that are evaluated to lower each of the two, and then, each time, to repair one schedule. Of VGG-16, ResNet-50,
 InceptionV3, DenseNet-121, the decoder and the encoder with the profiles h200 and cpu, `Planner(..., may_swap=False).floor_bytes`
-is at most 2.3 % higher than without these limits, and takes a third to two thirds of the time."""
+is at most 2.3 % higher than without these limits, and takes 0.35 to 0.95 times as long. A plan of a decoder of 24 layers and
+width 2,048 takes 9 s instead of 33 s (`python -m benchmarks.mesh_largest --how ours --batch 68`)."""
 
 
 def fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
