@@ -5,8 +5,8 @@ dropped at that price, and the step is cut into segments by dynamic programming 
 keeps the limit (`local_search.py`). The fastest ones are improved by local search, and the fastest of these is the result.
 
 The search also begins with the schedule of least memory. In it, every segment is as short as possible, but where segments that
-are joined hold less, and every tensor is on the host whenever no segment needs it. Repairs then lower its peak. Without swaps, they
-also lower the peak of what the cheapest cut keeps, and the lower one of the two goes on.
+are joined hold less, and every tensor is on the host whenever no segment needs it. Repairs then lower its peak. Without
+swaps, they lower the peak of what the cheapest cut keeps, too, and the lower one of the two goes on.
 """
 
 from bisect import bisect_left
