@@ -10,7 +10,7 @@ swaps, they lower the peak of what the cheapest cut keeps, too, and the lower on
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import sqrt
 from typing import NamedTuple
 
@@ -155,19 +155,25 @@ def _starts(step: StepModel, model: Model, limit: float) -> Iterator[Start]:
     def keeps_more(start: Start, most: float) -> bool:
         return max(map(model.step.bytes_of, _kept(step, model, start)[1])) + model.step.base_bytes > most
 
-    highest = _STARTS[0]
-    if not keeps_more(highest, limit):
+    if not keeps_more(_STARTS[0], limit):
         return
-    for part in _KEPT:
-        more, less = highest, Start(_LOWEST_PRICE)
-        while more.price > _APART * less.price and not keeps_more(less, part * limit):
-            between = Start(sqrt(more.price * less.price))
-            more, less = (between, less) if keeps_more(between, part * limit) else (more, between)
-        yield more
-        yield less
+    pairs = [_around(part * limit, keeps_more) for part in _KEPT]
+    for more, less in pairs:
+        yield Start(more)
+        yield Start(less)
+    more, less = pairs[-1]
     nodes = range(len(model.step.reads) + 1)
-    fits = bisect_left(nodes, True, key=lambda node: not keeps_more(Start(less.price, more.price, node), _KEPT[-1] * limit))
-    yield Start(less.price, more.price, fits)
+    fits = bisect_left(nodes, True, key=lambda node: not keeps_more(Start(less, more, node), _KEPT[-1] * limit))
+    yield Start(less, more, fits)
+
+
+def _around(most: float, keeps_more: Callable[[Start, float], bool]) -> tuple[float, float]:
+    """A price at which more than so many bytes are kept, and one just below it at which less is, if that is not too low."""
+    more, less = _STARTS[0].price, _LOWEST_PRICE
+    while more > _APART * less and not keeps_more(Start(less), most):
+        between = sqrt(more * less)
+        more, less = (between, less) if keeps_more(Start(between), most) else (more, between)
+    return more, less
 
 
 def starting(step: StepModel, model: Model, begun: Start, limit: float) -> Schedule | None:
