@@ -13,9 +13,9 @@ with weights. For n devices along the axis and m bytes on each device after the 
 In the body of an opened `shard_map` (`mapped.py`), devices exchange what the collective operations say, and nothing else.
 
 A reduction is treated as a product with one operand. Of all other equations, only a constraint that gathers its operand counts.
-XLA may choose other exchanges, so these figures are for comparing plans, and not a measurement. What is gathered, or not yet
-scattered, also lies in device memory while the equation runs (`gathered`), and a device computes more than the shapes of its
-shards say (`work`). Sizes in bytes per device.
+XLA may choose other exchanges, so these figures are for comparing plans, and not a measurement. What is gathered also lies in
+device memory while the equation runs (`gathered`). A device that has a part of a sum, or has gathered an operand, computes more
+than the shapes of its shards say (`work`). Sizes in bytes per device.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         nbytes: what it sends.
-        gathered: bytes of gathered operands, and of a sum that is scattered afterwards.
+        gathered: bytes of gathered operands.
         work: times the floating-point operations that the shapes of its shards say.
     """
 
@@ -78,7 +78,6 @@ def exchange_of(program: Program, equation: Equation, shardings: Mapping[int, Na
         if summed and len(summed) == len(labels) and len(set(summed)) == 1:
             if axis in there:
                 sent += made * (count - 1)
-                gathered += made * count
                 work *= count
             else:
                 sent += 2 * made * (count - 1) // count

@@ -44,7 +44,7 @@ def _product(x: jax.Array, w: jax.Array) -> jax.Array:
         # tensor parallel, second product: partial sums of the 2 x 32 result of each device, over 2 devices
         ([("data", "model"), ("model",), ("data",)], Exchange(2 * 2 * 32 * FLOAT // 2, 0)),
         # the gradient of a weight under FSDP: each device computes its part of the sum for all 8 rows, and keeps 2 of them
-        ([(None, "data"), ("data",), ("data",)], Exchange(3 * 2 * 32 * FLOAT, 8 * 32 * FLOAT, 4)),
+        ([(None, "data"), ("data",), ("data",)], Exchange(3 * 2 * 32 * FLOAT, 0, 4)),
         # the weight on the left: its 16 columns are gathered, and multiplied by each device's columns of the other
         ([(None, "data"), (None, "data"), (None, "data")], Exchange(8 * 16 * FLOAT * 3 // 4, 8 * 16 * FLOAT, 4)),
     ],
