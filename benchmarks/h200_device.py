@@ -140,14 +140,25 @@ def traffic(compiled: Any) -> int:
     return sum(one.times * one.nbytes for one in kernels(compiled))
 
 
-def multiplied(compiled: Any) -> int:
-    """The floating-point operations of the products of an executable."""
-    return sum(one.times * one.flops for one in kernels(compiled))
+class Cost(NamedTuple):
+    """What the kernels of executables take: their traffic, the operations of their products, and their time.
+
+    A kernel takes as long as it reads and writes, or multiplies, at the rates of a device profile, whatever is longer.
+    """
+
+    traffic: int
+    multiplied: int
+    us: float
 
 
-def kernels_us(compiled: Any, profile: DeviceProfile) -> float:
-    """The time of the kernels of an executable, if each reads and writes, or multiplies, at the rates of the profile."""
-    return sum(one.times * max(one.nbytes / profile.bytes_per_us, one.flops / profile.flops_per_us) for one in kernels(compiled))
+def cost_of(executables: Sequence[Any], profile: DeviceProfile) -> Cost:
+    """What the kernels of all these executables take."""
+    found = [one for compiled in executables for one in kernels(compiled)]
+    return Cost(
+        sum(one.times * one.nbytes for one in found),
+        sum(one.times * one.flops for one in found),
+        sum(one.times * max(one.nbytes / profile.bytes_per_us, one.flops / profile.flops_per_us) for one in found),
+    )
 
 
 def kernels(compiled: Any) -> Iterator[Kernel]:

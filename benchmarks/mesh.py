@@ -30,7 +30,7 @@ from typing import Any, TypeVar, get_args
 import click
 import jax
 
-from benchmarks.h200_device import H200Compiler, exchanged, h200s, kernels_us, multiplied, traffic, write_compiled
+from benchmarks.h200_device import H200Compiler, cost_of, exchanged, h200s, traffic, write_compiled
 from benchmarks.sharded_decoder import POLICIES, WAYS, ShardedDecoder, Way
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import DeviceProfile, load_profile
@@ -161,14 +161,14 @@ def _figures(peak: int, executables: list[Any], plain_peak: int, plain_traffic: 
     """What executables that run one after another need and exchange, beside plain jit's."""
     found = [exchanged(e) for e in executables]
     kinds = {kind: sum(one.by_kind[kind] for one in found) for kind in found[0].by_kind}
-    moved = sum(traffic(e) for e in executables)
+    cost = cost_of(executables, load_profile("h200"))
     return {
         "peak_bytes": peak,
         "peak_ratio": round(peak / plain_peak, 4),
-        "traffic_bytes": moved,
-        "traffic_ratio": round(moved / plain_traffic, 4),
-        "multiplied": sum(multiplied(e) for e in executables),
-        "kernels_us": round(sum(kernels_us(e, load_profile("h200")) for e in executables), 1),
+        "traffic_bytes": cost.traffic,
+        "traffic_ratio": round(cost.traffic / plain_traffic, 4),
+        "multiplied": cost.multiplied,
+        "kernels_us": round(cost.us, 1),
         "exchanged_bytes": {kind: nbytes for kind, nbytes in kinds.items() if nbytes},
         "overlapped_bytes": sum(one.overlapped for one in found),
     }

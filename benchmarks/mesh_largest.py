@@ -24,7 +24,7 @@ import click
 import jax
 import jax.numpy as jnp
 
-from benchmarks.h200_device import H200Compiler, h200s, kernels_us, multiplied, traffic, write_compiled
+from benchmarks.h200_device import H200Compiler, cost_of, h200s, write_compiled
 from benchmarks.mesh import prepared_under, timed, traced_by_jit
 from benchmarks.sharded_decoder import POLICIES, ShardedDecoder
 from tensile_jax.device_profiles import load_profile
@@ -168,11 +168,11 @@ def _planned(decoder: ShardedDecoder, compiler: H200Compiler) -> _Try:
 def _per_token(executables: Sequence[Any], decoder: ShardedDecoder) -> dict[str, float]:
     """What a step costs a device for each word of its part of the batch."""
     words = decoder.batch * decoder.length // _DEVICES
-    profile = load_profile("h200")
+    cost = cost_of(executables, load_profile("h200"))
     return {
-        "traffic_per_token": sum(map(traffic, executables)) // words,
-        "gflops_per_token": round(sum(map(multiplied, executables)) / words / 1e9, 3),
-        "kernels_ns_per_token": round(1000 * sum(kernels_us(one, profile) for one in executables) / words, 1),
+        "traffic_per_token": cost.traffic // words,
+        "gflops_per_token": round(cost.multiplied / words / 1e9, 3),
+        "kernels_ns_per_token": round(1000 * cost.us / words, 1),
     }
 
 
