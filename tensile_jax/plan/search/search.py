@@ -52,7 +52,7 @@ _LOWEST_PRICE, _APART = 0.004, 1.05
 _KEPT = (1.0, 0.65)
 """Times the limit: what cuts at lower prices are to keep. Segments need their workspace beside it. A decoder of 24 layers and
 width 2,048 with 215 texts on each of eight H200 (`python -m benchmarks.mesh_largest --how ours --batch 215`) is predicted to take
-1.17 times plain time with 141 GB, and 1.31 with 1.0 alone; with 0.5 to 0.75 for the latter, times are the same within 0.3 %."""
+1.16 times plain time with 141 GB, and 1.31 with 1.0 alone; with 0.5 to 0.75 for the latter, times are the same within 0.3 %."""
 _REPAIRS = 150  # moves of a repair; repairs that succeeded needed at most 115
 _LEAST_REPAIRS = 30  # those of a repair of the schedule with the least peak
 _PROMISING = 1.05  # a repair goes on while its schedule is at most so much slower than the fastest one that is repaired
@@ -211,8 +211,8 @@ def _least(step: StepModel, model: Model) -> Schedule:
         lowest = _joined(_all_absent(model))
         if not step.may_swap:
             begun = starting(step, model, _LEAST_KEPT, 0.0)
-            both = [_descended(schedule) for schedule in (lowest, begun) if schedule is not None]
-            lowest = min(both, key=lambda schedule: schedule.peak)
+            both = [lowest, *([] if begun is None else [_joined(begun)])]
+            lowest = min(map(_descended, both), key=lambda schedule: schedule.peak)
         lower = _lower(step, model, lowest, _SHRINK * lowest.peak)
         while lower is not None and lower.peak < lowest.peak:
             lowest = lower
@@ -224,7 +224,6 @@ def _least(step: StepModel, model: Model) -> Schedule:
 def _descended(schedule: Schedule) -> Schedule:
     """The schedule, repaired under lower and lower limits, as long as that takes no more than `_DESCENT`."""
     end = schedule.model.evaluated + _DESCENT
-    schedule = _joined(schedule)
     while schedule.model.evaluated < end:
         limit, evaluations = _SHRINK * schedule.peak, end - schedule.model.evaluated
         lower = repair(schedule, limit, _LEAST_REPAIRS, evaluations=evaluations)
