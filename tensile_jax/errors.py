@@ -118,7 +118,7 @@ class DistributedError(TensileError, RuntimeError):
 
 
 class ClusterError(TensileError, RuntimeError):
-    """A Ray cluster that cannot be reached, or does not answer any more. The jobs' checkpoints are in the shared folder."""
+    """A Ray cluster that cannot be reached, or does not answer any more. The jobs' checkpoints are where they were."""
 
 
 class JobFailed(TensileError, RuntimeError):

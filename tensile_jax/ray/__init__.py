@@ -1,4 +1,4 @@
-"""Trains jobs on all devices of a Ray cluster: takes jobs and a shared folder, gives their events and their last states.
+"""Trains jobs on all devices of a Ray cluster: takes jobs and a shared folder or URL, gives their events and their last states.
 
     run = tensile.ray.submit([ClusterJob(tensile.Entrypoint("cnn"), steps=500)], budget="8GiB", checkpoints="/shared/run")
     for event in run.events(): ...
@@ -11,7 +11,7 @@ Needs the extra `ray`, which is imported when a function is first called. The pa
     scheduler      decides what happens to the jobs                                            pure
     placement      decides to which device a job goes                                          pure
     device_actor   the actor that holds a device, or a group of them, with a `Runtime` in it (`device_jobs`)
-    job_folder     how the folder of a job's checkpoints goes from one device to the next
+    shared/        where the checkpoints of jobs are, and how a job goes from one device to the next
 """
 
 from tensile_jax.ray.client import ClusterJob, ClusterRun, attach, submit

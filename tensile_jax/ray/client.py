@@ -19,9 +19,10 @@ from tensile_jax.arguments import MOST, read_count, read_number, shown
 from tensile_jax.budget import parse_budget
 from tensile_jax.errors import ClusterError, JobFailed
 from tensile_jax.exec.actor.entrypoint import Entrypoint, Made
-from tensile_jax.ray.job_folder import folder_of
 from tensile_jax.ray.placement import refuse_devices
 from tensile_jax.ray.records import ClusterEvent, ClusterStatus, DeviceSettings, NewJob, StartAfter, Wish, Work
+from tensile_jax.ray.shared.opened import open_place
+from tensile_jax.ray.shared.place import SharedPlace
 
 _CONNECT_S = 10.0
 _ANSWER_S = 30.0  # that the coordinator may take to answer; it answers within two seconds
@@ -105,7 +106,8 @@ def submit(
     """Train jobs on the devices of a Ray cluster. Returns when the jobs are accepted; they go on if this program ends.
 
     Args:
-        checkpoints: a folder that all nodes have at the same path. Each job has a folder there.
+        checkpoints: a folder that all nodes have at the same path, or a URL that fsspec can open on all of them, such as
+            `"gs://bucket/runs"`. Each job has a folder there.
         budget: device memory of each device, for the jobs that are there: bytes, a size such as `"8GiB"`, or a share such as
             `"90%"` of what the device has.
         address: of the cluster, such as `"10.0.0.1:6379"`; None: the one to which this process is connected, or else the one
@@ -142,13 +144,9 @@ def submit(
     parse_budget(budget)
     if host_budget is not None and parse_budget(host_budget).nbytes is None:
         raise ValueError(f'host_budget={host_budget!r} is a share. Give bytes, or a size such as "64GiB".')
-    if "://" in str(checkpoints):
-        raise ValueError(
-            f"checkpoints={str(checkpoints)!r} is a URL. Name a folder that is mounted at the same path on all nodes."
-        )
+    place = open_place(checkpoints)
     ray = _connect(address)
-    folder = str(Path(checkpoints).absolute())
-    settings = DeviceSettings(budget, host_budget, device_profile, folder, (os.getcwd(),), devices_per_actor)
+    settings = DeviceSettings(budget, host_budget, device_profile, place.name, (os.getcwd(),), devices_per_actor)
     works = {name: _work(ray, job) for name, job in zip(names, jobs, strict=True)}
     new = [
         NewJob(name, _source(works[name]), job.steps, float(job.priority), job.devices, job.start_after)
@@ -172,7 +170,7 @@ def submit(
         handle,
         names=tuple(names),
         seen=0,
-        checkpoints=Path(settings.shared),
+        checkpoints=place,
         jobs=dict(zip(names, jobs, strict=True)),
     )
     run._seen = run._call(handle.submit.remote(settings, new, works, resume=resume), timeout_s=_SUBMIT_S)
@@ -207,7 +205,7 @@ class ClusterRun:
         *,
         names: tuple[str, ...],
         seen: int,
-        checkpoints: Path | None,
+        checkpoints: SharedPlace | None,
         jobs: dict[str, ClusterJob],
     ) -> None:
         self._coordinator = coordinator
@@ -280,11 +278,12 @@ class ClusterRun:
 
         if status.state == "failed":
             raise JobFailed(f"{job} failed after {status.step} steps: {status.note}", job=job, step=status.step)
-        checkpoints = Checkpoints(folder_of(self._checkpoints, job))
-        latest = checkpoints.latest()
-        if latest is None:
-            raise JobFailed(f"{job} is {status.state} and has no state: {status.note}", job=job, step=status.step)
-        return checkpoints.restore(latest, _state_of(self._jobs[job]))
+        with self._checkpoints.fetched(job) as folder:
+            checkpoints = Checkpoints(folder)
+            latest = checkpoints.latest()
+            if latest is None:
+                raise JobFailed(f"{job} is {status.state} and has no state: {status.note}", job=job, step=status.step)
+            return checkpoints.restore(latest, _state_of(self._jobs[job]))
 
     def _wait_for(self, job: str) -> ClusterStatus:
         while self._call(self._coordinator.follow.remote(MOST, (job,))).going:
@@ -302,7 +301,7 @@ class ClusterRun:
             ValueError: it refuses.
         """
         ray: Any = import_module("ray")
-        where = "in their folder" if self._checkpoints is None else f"in {self._checkpoints}"
+        where = "in their folder" if self._checkpoints is None else f"in {self._checkpoints.name}"
         remedy = f"The jobs' checkpoints are {where}: start the cluster again, and submit the jobs with resume=True."
         try:
             return ray.get(reference, timeout=timeout_s)

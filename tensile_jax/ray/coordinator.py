@@ -5,8 +5,8 @@ groups are made when jobs are submitted to devices that run none, and stay as th
 
 Who tells whom what:
 
-    submitter   -> coordinator    submit: jobs, budget, shared folder            one submission at a time
-    coordinator -> device         open: read a file in the shared folder         one `DeviceActor` for each device or group
+    submitter   -> coordinator    submit: jobs, budget, shared place             one submission at a time
+    coordinator -> device         open: read a file in the shared place          one `DeviceActor` for each device or group
     coordinator -> device         outline: trace a job, and plan it              answered by an `Outline`
     coordinator -> device         run: a job, with the number of the attempt     a Ray task as long as the job is there
     coordinator -> device         poll, again and again                          answered by news of the jobs; renews the lease
@@ -14,9 +14,9 @@ Who tells whom what:
     terminal    -> coordinator    status; wish: pause, resume, cancel            passed on to the job's device
     submitter   -> coordinator    follow, again and again                        answered by events, in their order
 
-The jobs' states are not sent: they are in checkpoints in the shared folder. All that is decided is decided by `scheduler.py`: the
-coordinator turns what it hears into the scheduler's events, one at a time, and carries out the instructions. All of this happens
-in the actor's event loop, so there is no lock.
+The jobs' states are not sent: they are in checkpoints in the shared place (`shared/`). All that is decided is decided by
+`scheduler.py`: the coordinator turns what it hears into the scheduler's events, one at a time, and carries out the instructions.
+All of this happens in the actor's event loop, so there is no lock.
 
 There is one coordinator in a cluster. It is a detached actor on the head node, which outlives the submitter. It looks for nodes
 every few seconds: a node that joins later is used, and an actor that died is replaced where its node lives. When the last job has
@@ -30,7 +30,6 @@ from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -38,7 +37,6 @@ from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tensile_jax.ray.device_actor import ANSWER, DeviceActor, NotShared
-from tensile_jax.ray.job_folder import has_checkpoints, latest_attempt, read_neighbours, write_neighbours
 from tensile_jax.ray.placement import divide_node, refuse_devices
 from tensile_jax.ray.records import (
     AskOutline,
@@ -66,6 +64,8 @@ from tensile_jax.ray.records import (
     Work,
 )
 from tensile_jax.ray.scheduler import ClusterState, JobRecord, refuse_wish, step
+from tensile_jax.ray.shared.opened import open_place
+from tensile_jax.ray.shared.place import SharedPlace
 from tensile_jax.runtime_records import JobState, JobStatus, Status
 
 NAMESPACE = "tensile"
@@ -122,6 +122,7 @@ class Coordinator:
         self._began = time.monotonic()
         self._state = ClusterState()
         self._settings: DeviceSettings | None = None
+        self._place: SharedPlace | None = None
         self._works: dict[str, Work] = {}
         self._sources: dict[str, Work] = {}
         self._losses: dict[str, float] = {}
@@ -152,29 +153,26 @@ class Coordinator:
                 there is no device; no node has as many devices as are asked for; or the folder is not shared by all nodes.
         """
         async with self._one_at_a_time:
-            shared = Path(settings.shared)
+            place = open_place(settings.shared)
             self._refuse_names(jobs)
             needed = {job.name: job.devices for job in jobs}
             self._refuse_settings(settings, needed)
-            await asyncio.to_thread(_refuse_folder, shared, jobs, resume=resume)
+            await asyncio.to_thread(_refuse_place, place, jobs, resume=resume)
             devices: Sequence[Device] = ()
             if self._settings is None:
                 per_actor = settings.devices_per_actor or max(needed.values())
-                self._settings = replace(settings, devices_per_actor=per_actor)
+                self._settings, self._place = replace(settings, devices_per_actor=per_actor), place
                 try:
                     devices = await self._open_all(needed, settings.devices_per_actor)
                 except BaseException:
                     self._release()
                     raise
-            neighbours = read_neighbours(shared) if resume else {}
-            found = tuple(
-                replace(job, attempt=latest_attempt(shared, job.name), neighbours=neighbours.get(job.name)) for job in jobs
-            )
+            found = await asyncio.to_thread(_with_past, place, jobs, resume=resume)
             self._works.update(works)
             self._sources.update({job.source: works[job.name] for job in jobs})
             began = self._reported
             self._step(Submitted(found, tuple(devices)))
-            self._keep_neighbours(shared, {job.name for job in jobs})
+            await self._keep_neighbours(place, {job.name for job in jobs})
             for job in jobs:
                 if isinstance(job.start, float):
                     self._start_session(self._wait_for(job.name, job.start))
@@ -280,13 +278,13 @@ class Coordinator:
             if len(self._joined) > known:
                 known, until = len(self._joined), time.monotonic() + _NEXT_S
             await asyncio.wait(self._opening.values(), timeout=min(_SCAN_S, max(0.0, until - time.monotonic())))
-        shared = self._settings.shared if self._settings is not None else ""
+        shared = "" if self._place is None else self._place.name
         if self._unshared:
             names = {slot.key: slot.name for slot in slots}
             node, why = next((names.get(key, key[0]), why) for key, why in self._unshared.items())
             raise ValueError(
                 f"checkpoints={shared!r} is not shared by all nodes: {node}: {why}. Name a folder that is mounted at the same "
-                "path on all nodes."
+                'path on all nodes, or a URL that all nodes can open, such as "gs://bucket/runs".'
             )
         if not self._joined:
             reasons = [why for failures in self._failures.values() for why in failures[-1:]]
@@ -325,7 +323,7 @@ class Coordinator:
         handle = None
         try:
             handle = self._make_actor(id, slot)
-            device = await self._greet(handle, Path(self._settings.shared))
+            device = await self._greet(handle)
         except NotShared as error:
             self._unshared[slot.key] = _story(error)
             self._report(Report("device_lost", device=id, note=self._unshared[slot.key]))
@@ -359,27 +357,28 @@ class Coordinator:
         )
         return made.remote(id, self._settings, devices=slot.devices, neighbours=slot.of, accelerator=slot.gpu)
 
-    async def _greet(self, handle: Handle, shared: Path) -> Device:
-        """Open the device, after it has shown that it reads and writes the folder that this actor sees.
+    async def _greet(self, handle: Handle) -> Device:
+        """Open the device, after it has shown that it reads and writes the place for checkpoints that this actor sees.
 
         Raises:
             NotShared: it does not.
             RayError: it has died, or JAX cannot use the device.
+            OSError: this actor cannot write there.
         """
-        token, content = f".tensile-token-{uuid.uuid4().hex}", uuid.uuid4().hex
-        answer = shared / (token + ANSWER)
-        (shared / token).write_text(content)
+        assert self._place is not None  # it is set while devices are opened
+        place, token, content = self._place, f".tensile-token-{uuid.uuid4().hex}", uuid.uuid4().hex
+        answer = token + ANSWER
+        await asyncio.to_thread(place.write, token, content.encode())
         try:
             device = await handle.open.remote(token, content)
             until = time.monotonic() + _ANSWER_S
-            while not answer.exists():
+            while not await asyncio.to_thread(_is_there, place, answer):
                 if time.monotonic() > until:
-                    raise NotShared(f"it has written {answer}, which cannot be seen on the head node")
+                    raise NotShared(f"it has written {place.name}/{answer}, which cannot be seen on the head node")
                 await asyncio.sleep(0.1)
             return device
         finally:
-            for path in (shared / token, answer):
-                path.unlink(missing_ok=True)
+            await asyncio.to_thread(place.remove, token, answer)
 
     async def _poll(self, key: _SlotKey, id: DeviceId, handle: Handle) -> None:
         """Hear the news of a device until it dies. This is how its death is noticed, too."""
@@ -422,9 +421,10 @@ class Coordinator:
         for one in instructions:
             self._perform(one)
 
-    def _keep_neighbours(self, shared: Path, names: set[str]) -> None:
+    async def _keep_neighbours(self, place: SharedPlace, names: set[str]) -> None:
+        neighbours = {job.name: job.neighbours for job in self._state.jobs if job.name in names}
         try:
-            write_neighbours(shared, {job.name: job.neighbours for job in self._state.jobs if job.name in names})
+            await asyncio.to_thread(place.write_neighbours, neighbours)
         except OSError as error:  # the jobs can run all the same
             self._report(Report("checkpoint_failed", note=f"the limits of the jobs' plans could not be written: {error}"))
 
@@ -555,20 +555,35 @@ class Coordinator:
         return task
 
 
-def _refuse_folder(shared: Path, jobs: Sequence[NewJob], *, resume: bool) -> None:
-    """Raises ValueError if the folder cannot be made, or has checkpoints that are not to be resumed from."""
+def _refuse_place(place: SharedPlace, jobs: Sequence[NewJob], *, resume: bool) -> None:
+    """Raises ValueError if the place cannot be made or read, or has checkpoints that are not to be resumed from."""
     try:
-        shared.mkdir(parents=True, exist_ok=True)
+        place.prepare()
+        taken = [] if resume else [job.name for job in jobs if place.has_checkpoints(job.name)]
     except OSError as error:
-        raise ValueError(f"checkpoints={str(shared)!r} cannot be made on the head node: {error.strerror}.") from error
-    if resume:
-        return
-    for job in jobs:
-        if has_checkpoints(shared, job.name):
-            raise ValueError(
-                f"checkpoints={str(shared)!r} has checkpoints of a job {job.name!r}. Pass resume=True to go on from them, or "
-                "name another folder or job."
-            )
+        raise ValueError(f"checkpoints={place.name!r} cannot be used on the head node: {error.strerror}.") from error
+    for name in taken:
+        raise ValueError(
+            f"checkpoints={place.name!r} has checkpoints of a job {name!r}. Pass resume=True to go on from them, or name another "
+            "folder or job."
+        )
+
+
+def _with_past(place: SharedPlace, jobs: Sequence[NewJob], *, resume: bool) -> tuple[NewJob, ...]:
+    """The jobs, with what the place for checkpoints tells of earlier submissions. Raises ValueError if it cannot be read."""
+    try:
+        neighbours = place.read_neighbours() if resume else {}
+        return tuple(replace(job, attempt=place.latest_attempt(job.name), neighbours=neighbours.get(job.name)) for job in jobs)
+    except OSError as error:
+        raise ValueError(f"checkpoints={place.name!r} cannot be read on the head node: {error.strerror}.") from error
+
+
+def _is_there(place: SharedPlace, name: str) -> bool:
+    try:
+        place.read(name)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _find_slots(per_actor: int) -> list[_Slot]:

@@ -3,7 +3,7 @@
 The coordinator calls `poll` all the time. `poll` returns the news of the jobs, and is the actor's *lease* as well: an actor that
 was not polled for `LEASE_S` seconds has lost the coordinator, or is cut off from it, and ends its process at once. Ray takes
 longer to declare a node dead that it cannot reach. So when the coordinator hears of such a node, and lets its jobs go on
-elsewhere, the actors on that node have ended. If they have not, the jobs' folders are taken from them (`job_folder.py`).
+elsewhere, the actors on that node have ended. If they have not, the jobs' folders are taken from them (`shared/`).
 
 JAX is imported when the device is opened, and not before, since the class is imported wherever it is named.
 """
@@ -12,10 +12,11 @@ import asyncio
 import os
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tensile_jax.ray.records import Device, DeviceId, DeviceSettings, JobNews, Outline, Wish, Work
+from tensile_jax.ray.shared.opened import open_place
+from tensile_jax.ray.shared.place import SharedPlace
 from tensile_jax.runtime_records import FINAL, Status
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ ANSWER = ".answer"
 
 
 class NotShared(Exception):
-    """The folder of checkpoints is not the one that the coordinator sees. The message is for the user."""
+    """The place for checkpoints is not the one that the coordinator sees. The message is for the user."""
 
 
 class DeviceActor:
@@ -62,7 +63,7 @@ class DeviceActor:
         """Find the device, and begin a runtime on it.
 
         Raises:
-            NotShared: the file `token` of the shared folder is not here, or has another content.
+            NotShared: the file `token` of the shared place is not here, or has another content.
             ValueError: JAX has another number of devices than Ray has given to this actor.
         """
         loop = asyncio.get_running_loop()
@@ -71,10 +72,11 @@ class DeviceActor:
             loop.call_soon_threadsafe(self._hear, news)
 
         def begin() -> "DeviceJobs":
-            _refuse_unshared(Path(self._settings.shared), token, content)
+            place = open_place(self._settings.shared)
+            _refuse_unshared(place, token, content)
             from tensile_jax.ray.device_jobs import DeviceJobs  # imports JAX
 
-            return DeviceJobs(self._id, self._settings, tell, devices=self._devices, neighbours=self._neighbours)
+            return DeviceJobs(self._id, self._settings, place, tell, devices=self._devices, neighbours=self._neighbours)
 
         self._jobs = await asyncio.to_thread(begin)
         self._polled = time.monotonic()
@@ -130,20 +132,21 @@ class DeviceActor:
         os._exit(_LOST_LEASE)
 
 
-def _refuse_unshared(shared: Path, token: str, content: str) -> None:
+def _refuse_unshared(place: SharedPlace, token: str, content: str) -> None:
     """Read the coordinator's file, and answer with one that the coordinator reads."""
     until = time.monotonic() + _TOKEN_S
     while True:
         try:
-            found = (shared / token).read_text()
+            found = place.read(token)
             break
         except OSError as error:
             if time.monotonic() > until:
-                raise NotShared(f"it cannot read {shared / token}, which the head node has written: {error.strerror}") from error
+                story = f"it cannot read {place.name}/{token}, which the head node has written: {error.strerror}"
+                raise NotShared(story) from error
             time.sleep(_WATCH_S / 10)
-    if found != content:
-        raise NotShared(f"{shared / token} has another content than the head node has written")
+    if found != content.encode():
+        raise NotShared(f"{place.name}/{token} has another content than the head node has written")
     try:
-        (shared / (token + ANSWER)).write_text(content)
+        place.write(token + ANSWER, content.encode())
     except OSError as error:
-        raise NotShared(f"it cannot write into {shared}: {error.strerror}") from error
+        raise NotShared(f"it cannot write into {place.name}: {error.strerror}") from error

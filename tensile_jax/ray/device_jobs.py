@@ -13,9 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,10 +31,10 @@ from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.exec.step.transfer import Transfer, is_divided
 from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
-from tensile_jax.ray.job_folder import give_back, running_name, take_over
 from tensile_jax.ray.placement import limit_of
 from tensile_jax.ray.records import Device, DeviceId, DeviceSettings, JobNews, Kind, Outline, Wish, Work
-from tensile_jax.runtime_records import FINAL, Status
+from tensile_jax.ray.shared.place import SharedPlace, running_name
+from tensile_jax.runtime_records import FINAL, JobEvent, Status
 from tensile_jax.trace import shape_struct
 
 _PATIENCE_S = 60.0  # that a job waits for the process that had its folder to end
@@ -45,6 +45,7 @@ class DeviceJobs:
     """The jobs on the JAX devices of this process.
 
     Args:
+        place: where the jobs' checkpoints are to be found by other devices.
         tell: is called with all news; from any thread.
         devices: how many devices this process must have.
         neighbours: how many devices this node has, which share its memory if they are CPUs.
@@ -54,8 +55,15 @@ class DeviceJobs:
     """
 
     def __init__(
-        self, id: DeviceId, settings: DeviceSettings, tell: Callable[[JobNews], None], *, devices: int, neighbours: int
-    ) -> None:  # fmt: skip
+        self,
+        id: DeviceId,
+        settings: DeviceSettings,
+        place: SharedPlace,
+        tell: Callable[[JobNews], None],
+        *,
+        devices: int,
+        neighbours: int,
+    ) -> None:
         sys.path += [path for path in settings.paths if path not in sys.path]
         self._tell = tell
         self._lock = threading.Lock()
@@ -64,7 +72,7 @@ class DeviceJobs:
         if len(self._devices) != devices:
             raise ValueError(f"Ray gives {devices} devices to the process, and JAX sees {len(self._devices)} there")
         self._device = self._devices[0]
-        self._shared = Path(settings.shared)
+        self._place = place
         self._profile = profile_of(self._device, settings.device_profile, lambda what, done, of: None)
         budget = parse_budget(settings.budget).resolve(_memory_of(self._device, neighbours))
         self._runtime = Runtime(
@@ -72,7 +80,7 @@ class DeviceJobs:
             host_budget=settings.host_budget,
             devices=self._devices,
             device_profile=settings.device_profile,
-            checkpoints=self._shared,
+            checkpoints=place.local(),
         )
         host = self._runtime.status().host_budget_bytes
         kind = Kind(f"{devices} x {self._device.device_kind}, {self._profile.name}, {budget} bytes")
@@ -116,7 +124,7 @@ class DeviceJobs:
     def _start(self, work: Work, attempt: int, limit_bytes: int) -> None:
         name = running_name(work.name, attempt)
         try:
-            take_over(self._shared, work.name, attempt, patience_s=_PATIENCE_S)
+            self._place.take_over(work.name, attempt, patience_s=_PATIENCE_S)
             made: Any = pickle.loads(work.make)
             if not isinstance(made, Entrypoint):
                 made = made()
@@ -135,7 +143,7 @@ class DeviceJobs:
                 isolation=work.isolation,
             )
         except BaseException as error:  # SystemExit in the user's code ends the job, and not the actor
-            give_back(self._shared, work.name, attempt)
+            self._place.give_back(work.name, attempt)
             self._tell(JobNews(self.device.id, work.name, attempt, "failed", 0, f"{type(error).__name__}: {error}"))
         with self._lock:
             wish = self._making.pop(name)
@@ -162,15 +170,27 @@ class DeviceJobs:
         return replace(status, jobs=tuple(replace(job, name=job.name.rpartition("@")[0]) for job in status.jobs))
 
     def _follow(self) -> None:
+        lines: dict[str, ThreadPoolExecutor] = {}  # a thread for each job: copying checkpoints may take long
         for event in self._runtime.events(until_closed=True):
-            name, _, attempt = event.job.rpartition("@")
-            if not name:
+            if "@" not in event.job:
                 continue  # an event of the runtime as a whole
-            values = dict(event.values)
+            if event.job not in lines:
+                lines[event.job] = ThreadPoolExecutor(1, f"tensile-{event.job}-news")
+            lines[event.job].submit(self._pass_on, event)
             if event.kind in FINAL:
-                values |= self._forget(event.job)
-                give_back(self._shared, name, int(attempt))
-            self._tell(JobNews(self.device.id, name, int(attempt), event.kind, event.step, event.note, values))
+                lines.pop(event.job).shutdown(wait=False)
+
+    def _pass_on(self, event: JobEvent) -> None:
+        """Tell an event of a job, now that what it says holds for other processes, too."""
+        name, _, number = event.job.rpartition("@")
+        attempt, kind, note, values = int(number), event.kind, event.note, dict(event.values)
+        if kind == "checkpointed" and (problem := self._place.publish(name, attempt)):
+            kind, note = "checkpoint_failed", problem
+        if kind in FINAL:
+            values |= self._forget(event.job)
+            if problem := self._place.give_back(name, attempt):
+                kind, note = "failed", f"{kind}, but {problem}"
+        self._tell(JobNews(self.device.id, name, attempt, kind, event.step, note, values))
 
     def _forget(self, name: str) -> dict[str, float]:
         """Wait until a job that has ended holds neither its folder nor memory, which takes a moment. Returns its peak."""

@@ -216,7 +216,7 @@ class DeviceSettings:
 
     Attributes:
         budget: of each device: bytes, a size, or a share of what the device has.
-        shared: the folder of checkpoints.
+        shared: the place for checkpoints: the path of a folder, or a URL.
         devices_per_actor: how many devices an actor holds, where a node has so many. None: it is not said.
         paths: folders in which modules are looked for beside the installed ones.
     """

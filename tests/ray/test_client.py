@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,9 +78,18 @@ def test_a_job_of_several_devices_that_cannot_be_made_here_is_refused_with_the_n
         _state_of(ClusterJob(make, steps=2, name="small"))
 
 
-def test_a_folder_that_is_a_url_is_refused() -> None:
-    with pytest.raises(ValueError, match="checkpoints='gs://bucket' is a URL. Name a folder that is mounted"):
-        submit([JOB], checkpoints="gs://bucket", budget="1GiB", address="127.0.0.1:1")
+@pytest.mark.parametrize(
+    ("where", "error", "story"),
+    [
+        ("gx://bucket", ValueError, "checkpoints='gx://bucket' cannot be opened: Protocol not known: gx. Name a folder"),
+        (Path("gs://bucket/runs"), ValueError, "a Path drops a slash of a URL. Pass the URL as a text"),
+        ("", ValueError, 'checkpoints="" names no folder. Name one that all nodes share, or a URL such as'),
+        (7, TypeError, "checkpoints must be the path of a folder, or a URL, got 7"),
+    ],
+)
+def test_a_place_that_cannot_be_opened_is_refused(where: Any, error: type[Exception], story: str) -> None:
+    with pytest.raises(error, match=story):
+        submit([JOB], checkpoints=where, budget="1GiB", address="127.0.0.1:1")
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ":1"])

@@ -144,6 +144,32 @@ def test_jobs_end_with_the_states_of_an_undisturbed_run_when_a_node_is_killed(no
     assert sorted(path.name for path in tmp_path.iterdir()) == ["late", "tensile-cluster.json", "x", "y"]
 
 
+def test_with_checkpoints_at_a_url_jobs_go_on_when_a_node_is_killed_and_with_the_next_submission(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    nodes.have(2)
+    url = f"file://{tmp_path}/bucket"
+    jobs = [job("x", steps=60, seed=1), job("y", steps=60, seed=2, isolation="process")]
+    run = submit(jobs, checkpoints=url, budget=BUDGET, address=nodes.address)
+    until(run, "checkpointed", "x", step=20)
+    nodes.kill(nodes.node_of(until(run, "placed", "x").device))
+    events = list(run.events())
+    assert "lost" in {event.kind for event in events if event.job == "x"}
+    assert {one.name: (one.state, one.step) for one in run.status().jobs} == dict.fromkeys("xy", ("finished", 60))
+    limits = {event.job: int(event.values["limit_bytes"]) for event in events if event.kind == "placed"}
+    for name, seed in (("x", 1), ("y", 2)):
+        assert equal(run.result(name), alone(seed, 60, limits[name]))
+    assert sorted(path.name for path in (tmp_path / "bucket").iterdir()) == ["tensile-cluster.json", "x@2", "y@1"]
+
+    more = [job("x", steps=70, seed=1)]
+    with pytest.raises(ValueError, match=r"checkpoints='file://.*' has checkpoints of a job 'x'. Pass resume=True"):
+        submit(more, checkpoints=url, budget=BUDGET, address=nodes.address)
+    run = submit(more, checkpoints=url, budget=BUDGET, address=nodes.address, resume=True)
+    assert until(run, "planned", "x").step == 60
+    assert [(one.state, one.step) for one in run.wait().jobs if one.name == "x"] == [("finished", 70)]
+    assert equal(run.result("x"), alone(1, 70, limits["x"]))
+
+
 def test_the_command_line_submits_and_steers(nodes: Nodes, tmp_path: Path) -> None:
     nodes.have(0)
     nodes.add(resources={"tensile_device": 2})

@@ -12,6 +12,7 @@ import pytest
 from tensile_jax.ray import device_actor
 from tensile_jax.ray.device_actor import ANSWER, DeviceActor, NotShared, _refuse_unshared
 from tensile_jax.ray.records import DeviceId, DeviceSettings, JobNews
+from tensile_jax.ray.shared.folder import SharedFolder
 
 
 def actor(monkeypatch: pytest.MonkeyPatch, *, devices: int = 1) -> DeviceActor:
@@ -69,9 +70,9 @@ def test_news_are_polled_in_their_order_and_the_end_of_a_job_ends_its_task(monke
 def test_a_folder_with_another_content_or_without_the_file_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_actor, "_TOKEN_S", 0.0)
     with pytest.raises(NotShared, match="it cannot read .*token, which the head node has written"):
-        _refuse_unshared(tmp_path, "token", "abc")
+        _refuse_unshared(SharedFolder(tmp_path), "token", "abc")
     (tmp_path / "token").write_text("xyz")
     with pytest.raises(NotShared, match="token has another content than the head node has written"):
-        _refuse_unshared(tmp_path, "token", "abc")
-    _refuse_unshared(tmp_path, "token", "xyz")
+        _refuse_unshared(SharedFolder(tmp_path), "token", "abc")
+    _refuse_unshared(SharedFolder(tmp_path), "token", "xyz")
     assert (tmp_path / ("token" + ANSWER)).read_text() == "xyz"

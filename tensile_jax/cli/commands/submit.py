@@ -27,8 +27,7 @@ _READABLE_WIDTH = 170
 @click.option(
     "--checkpoints",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="A folder that all nodes share. Without it: runs/NAME-DATE-TIME.",
+    help="A folder that all nodes share, or a URL such as gs://bucket/runs. Without it: runs/NAME-DATE-TIME.",
 )
 @click.option(
     "--devices-per-actor",
@@ -40,7 +39,7 @@ _READABLE_WIDTH = 170
 @click.option("--detach", is_flag=True, help="Return when the jobs are accepted, and let them run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def submit(
-    jobs: Path, address: str, checkpoints: Path | None, devices_per_actor: int | None, resume: bool, detach: bool, as_json: bool
+    jobs: Path, address: str, checkpoints: str | None, devices_per_actor: int | None, resume: bool, detach: bool, as_json: bool
 ) -> None:
     """Train the jobs of the file JOBS.toml on the devices of a Ray cluster, and show their events until they have ended.
 
@@ -54,7 +53,7 @@ def submit(
     if resume and checkpoints is None:
         raise Refusal("--resume needs the folder to go on from. Name it: --checkpoints=DIR.")
     file = read_jobs_file(jobs)
-    folder = checkpoints or Path("runs", f"{jobs.stem}-{datetime.now():%Y%m%d-%H%M%S}")
+    folder = checkpoints or f"runs/{jobs.stem}-{datetime.now():%Y%m%d-%H%M%S}"
     from tensile_jax.cli.run.cluster import follow_jobs, submit_jobs  # imports JAX
 
     console = stderr_console()

@@ -6,7 +6,6 @@ could not go on elsewhere bit for bit.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
@@ -22,7 +21,7 @@ _STEPS_BETWEEN_CHECKPOINTS = 100
 
 
 def submit_jobs(
-    jobs: JobsFile, address: str, checkpoints: Path, *, resume: bool, devices_per_actor: int | None
+    jobs: JobsFile, address: str, checkpoints: str, *, resume: bool, devices_per_actor: int | None
 ) -> ClusterRun:  # fmt: skip
     """Submit the jobs. Raises Refusal, ValueError or ClusterError: see `tensile_jax.ray.submit`."""
     for entry in jobs.jobs:

@@ -23,14 +23,12 @@ import msgspec
 
 from tensile_jax.atomic_file import UNFINISHED, write_whole
 from tensile_jax.errors import CheckpointError
+from tensile_jax.exec.checkpoint.file_names import MANIFEST, MARK, STATE
 from tensile_jax.exec.checkpoint.leaves import Leaf
 
 FORMAT = 3
 """Of checkpoints. Format 1 had no mark and was never released; format 2 had the bytes of all leaves in one file."""
 
-MARK = "tensile.json"
-_STATE = "state"
-_MANIFEST = "manifest.json"
 _MANIFEST_BEFORE_3 = "checkpoint.json"
 _WHAT = "checkpoints of tensile_jax"
 
@@ -118,8 +116,13 @@ def _read_mark(folder: Path) -> Mark | Unreadable | None:
     return mark
 
 
+def mark_of(job: str) -> bytes:
+    """The content of the mark of a job's folder."""
+    return msgspec.json.encode(Mark(_WHAT, FORMAT, job)) + b"\n"
+
+
 def _write_mark(folder: Path, job: str) -> None:
-    write_whole(folder / MARK, msgspec.json.encode(Mark(_WHAT, FORMAT, job)) + b"\n")
+    write_whole(folder / MARK, mark_of(job))
 
 
 # -- a checkpoint ---------------------------------------------------------------------------------------------------------------
@@ -131,16 +134,16 @@ def write_checkpoint(folder: Path, *, job: str, step: int, leaves: tuple[Leaf, .
 
     folder.mkdir()
     _write_mark(folder, job)
-    write_state(folder / _STATE, leaves, state)
+    write_state(folder / STATE, leaves, state)
     files: dict[str, str] = {}
-    for parent, _, names in os.walk(folder / _STATE, topdown=False):
+    for parent, _, names in os.walk(folder / STATE, topdown=False):
         for path in sorted(Path(parent, name) for name in names):
-            files[path.relative_to(folder / _STATE).as_posix()] = _checksum(path, flush=True)
+            files[path.relative_to(folder / STATE).as_posix()] = _checksum(path, flush=True)
         sync(Path(parent))
     packages = {package: metadata.version(package) for package in ("jax", "jaxlib", "numpy", "orbax-checkpoint")}
     manifest = Manifest(job, step, {"python": platform.python_version(), **packages}, leaves, files)
     signed = SignedManifest(hashlib.sha256(msgspec.json.encode(manifest)).hexdigest(), manifest)
-    write_whole(folder / _MANIFEST, msgspec.json.format(msgspec.json.encode(signed), indent=1) + b"\n")
+    write_whole(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(signed), indent=1) + b"\n")
     sync(folder)
     return manifest
 
@@ -152,7 +155,7 @@ def is_checkpoint(folder: Path) -> bool:
     if (folder / MARK).is_file():
         return True
     # a checkpoint of format 1, or one that has lost its mark
-    for name, key in ((_MANIFEST, "manifest"), (_MANIFEST_BEFORE_3, "description")):
+    for name, key in ((MANIFEST, "manifest"), (_MANIFEST_BEFORE_3, "description")):
         with suppress(OSError, ValueError):
             return key in msgspec.json.decode((folder / name).read_bytes(), type=dict[str, Any])
     return False
@@ -170,14 +173,14 @@ def read_manifest(folder: Path, step: int) -> Manifest | Unreadable:
             f"it was written by an earlier version of tensile_jax (format {mark.format}; this version reads {FORMAT})"
         )
     try:
-        signed = msgspec.json.decode((folder / _MANIFEST).read_bytes(), type=SignedManifest)
+        signed = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=SignedManifest)
         manifest = signed.manifest
         if hashlib.sha256(msgspec.json.encode(manifest)).hexdigest() != signed.sha256:
-            return Unreadable(f"{folder / _MANIFEST} is not as it was written")
+            return Unreadable(f"{folder / MANIFEST} is not as it was written")
         if manifest.step != step:
             return Unreadable(f"it is that of step {manifest.step}, and its folder was renamed")
         for name, checksum in manifest.files.items():
-            if _checksum(path := folder / _STATE / name) != checksum:
+            if _checksum(path := folder / STATE / name) != checksum:
                 return Unreadable(f"{path} is not as it was written")
     except (OSError, ValueError) as error:
         return Unreadable(f"it is damaged: {error}")
@@ -188,14 +191,14 @@ def load_state(folder: Path, manifest: Manifest, like: Any) -> Any:
     """The state in a checkpoint that `read_manifest` has found complete, in the structure of `like`."""
     from tensile_jax.exec.checkpoint.orbax_state import read_state  # imports orbax, which is slow
 
-    return read_state(folder / _STATE, manifest.leaves, like)
+    return read_state(folder / STATE, manifest.leaves, like)
 
 
 def has_others(folder: Path, manifest: Manifest) -> bool:
     """Whether a checkpoint's folder contains any file or folder that tensile_jax has not written."""
-    ours = {folder / MARK, folder / _MANIFEST}
+    ours = {folder / MARK, folder / MANIFEST}
     for name in manifest.files:
-        path = folder / _STATE / name
+        path = folder / STATE / name
         ours.update((path, *path.parents))
     return not ours.issuperset(folder.rglob("*"))
 
@@ -208,8 +211,8 @@ def erase(folder: Path) -> None:
     """
     if folder.is_symlink() or not folder.is_dir():
         return
-    states = [folder / _STATE] if (folder / MARK).is_file() else []
-    for state in (*states, *folder.glob(f"{_STATE}.orbax-checkpoint-tmp*")):  # the name under which orbax itself writes
+    states = [folder / STATE] if (folder / MARK).is_file() else []
+    for state in (*states, *folder.glob(f"{STATE}.orbax-checkpoint-tmp*")):  # the name under which orbax itself writes
         for parent, folders, names in os.walk(state, topdown=False):
             for name in names:
                 os.unlink(os.path.join(parent, name))
@@ -217,7 +220,7 @@ def erase(folder: Path) -> None:
                 os.rmdir(os.path.join(parent, name))
         if state.is_dir():
             state.rmdir()
-    for path in (*folder.glob(UNFINISHED), folder / _MANIFEST, folder / MARK):
+    for path in (*folder.glob(UNFINISHED), folder / MANIFEST, folder / MARK):
         path.unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -1,0 +1,118 @@
+"""`SharedPlace`: where all devices of a cluster find the checkpoints of its jobs, and how a job goes from device to device there.
+
+    folder.py           a folder that is mounted on all nodes: jobs save directly into it
+    object_store.py     a URL such as gs://bucket/runs: jobs save on their node, and what they have saved is copied there
+
+Each start of a job is an *attempt*, and has a higher number than the starts before it. While the job runs, its checkpoints are
+under the name JOB@ATTEMPT. The number is a fencing number: a device that is cut off, but alive, can change only what is under the
+name of its own attempt, and from the moment at which a later attempt has begun nobody reads that.
+
+Job names have no `@`.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import msgspec
+
+from tensile_jax.errors import CheckpointError
+
+_NEIGHBOURS = "tensile-cluster.json"
+
+
+class SharedPlace(ABC):
+    """A place for checkpoints, as one process sees it. Its methods may be slow, and may be called from any thread.
+
+    Attributes:
+        name: of the place, as the user gave it.
+    """
+
+    name: str
+
+    @abstractmethod
+    def local(self) -> Path:
+        """The folder in which a job of this process has its checkpoints, under its `running_name`."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make the place if it does not exist. Raises OSError if it cannot be made, or is not to be written into."""
+
+    # -- jobs -----------------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def latest_attempt(self, job: str) -> int:
+        """The highest number of an attempt that has left something here; zero if none has."""
+
+    @abstractmethod
+    def has_checkpoints(self, job: str) -> bool:
+        """Whether there is a checkpoint of that job, complete or damaged."""
+
+    @abstractmethod
+    def take_over(self, job: str, attempt: int, *, patience_s: float) -> None:
+        """Bring the job's latest checkpoints into `local` for an attempt, out of the reach of the attempts before it.
+
+        Raises:
+            CheckpointError: a later attempt has begun; or another process still uses the checkpoints after `patience_s` seconds.
+            OSError: the checkpoints cannot be read.
+        """
+
+    @abstractmethod
+    def publish(self, job: str, attempt: int) -> str:
+        """Let other processes read what the running job has saved. Returns why that is not possible; empty if all went well."""
+
+    @abstractmethod
+    def give_back(self, job: str, attempt: int) -> str:
+        """`publish`, now that the attempt has ended. If that is not possible, the answer says where the checkpoints are."""
+
+    @abstractmethod
+    def fetched(self, job: str) -> AbstractContextManager[Path]:
+        """A `with` block in which a folder of this machine has the job's latest checkpoints. Without any, it need not exist."""
+
+    # -- small files -----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """The content of a file. Raises OSError; FileNotFoundError if there is none."""
+
+    @abstractmethod
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file, whole or not at all. Raises OSError."""
+
+    @abstractmethod
+    def remove(self, *names: str) -> None:
+        """Remove those of these files that there are. Raises OSError."""
+
+    def read_neighbours(self) -> dict[str, int]:
+        """How many jobs shared a device when each job here was first submitted (`placement.py`); empty if nothing is known."""
+        try:
+            return msgspec.json.decode(self.read(_NEIGHBOURS), type=dict[str, int])
+        except (FileNotFoundError, msgspec.DecodeError):
+            return {}
+
+    def write_neighbours(self, neighbours: Mapping[str, int]) -> None:
+        """Add these jobs to the file. Raises OSError."""
+        self.write(_NEIGHBOURS, msgspec.json.encode({**self.read_neighbours(), **neighbours}))
+
+
+def running_name(job: str, attempt: int) -> str:
+    """The name of the job's checkpoints during that attempt, which is also its name in the runtime of its device."""
+    return f"{job}@{attempt}"
+
+
+def attempts_in(names: Iterable[str], job: str) -> dict[int, str]:
+    """By number, those of `names` that are names of attempts of that job."""
+    found = ((re.fullmatch(rf"{re.escape(job)}@([1-9][0-9]{{0,17}})", name), name) for name in names)
+    return {int(match[1]): name for match, name in found if match is not None}
+
+
+def refuse_late(place: str, job: str, attempt: int, latest: int) -> None:
+    """Raises CheckpointError if a later attempt than this one has begun."""
+    if latest > attempt:
+        raise CheckpointError(
+            f"{place}/{job} was taken over by attempt {latest}, and this is attempt {attempt}: the job runs elsewhere.",
+            folder=place,
+            step=None,
+        )
