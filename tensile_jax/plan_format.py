@@ -34,7 +34,7 @@ _WIDTH = 110  # characters of a line for a person
 _MOST = 2**62  # bytes, microseconds or operators; a number as large as this is an error
 
 EventKind = Literal["swap_out", "swap_in", "recompute", "release"]
-Barriers = Literal["live", "inputs", "recomputed", "lag"]
+Barriers = Literal["live", "inputs", "lag"]
 PolicyName = Literal["auto", "capuchin", "checkpoint", "none", "tensile", "vdnn"]
 
 

@@ -6,16 +6,16 @@
 values cross, so it neither undoes a recomputation nor begins it early. Otherwise XLA is free: it may schedule, fuse and overlap
 what it likes. Which values cross the barriers is the program's *form*:
 
-    live          all tensors that are needed later
-    inputs        the inputs of the segment
-    recomputed    what the segment's recomputation starts from, and the newest of the segment's inputs
-    lag           the inputs of the segment and what the segment before it has made; but gradients, new state and results cross
-                  one boundary later, and arguments of the step one boundary earlier
+    live      all tensors that are needed later
+    inputs    the inputs of the segment
+    lag       the inputs of the segment and what the segment before it has made; but gradients, new state and results cross
+              one boundary later, and arguments of the step one boundary earlier
 
 With `lag`, devices have the time of one more segment to exchange gradients (an all-reduce or a reduce-scatter) and to collect
-the divided parameters of the next segment (an all-gather), so that kernels can run meanwhile.
+the divided parameters of the next segment (an all-gather), so that kernels can run meanwhile. But XLA may compute a gradient that
+late, too, and what it is computed from is in memory until then.
 
-No form is the best for every step, and XLA alone knows the peak, so the forms are compiled in turn (`prepared_step.py`).
+No form is the best for every step, and XLA alone knows the peak: what is compiled next follows from that (`next_try.py`).
 
 A tensor that is copied to the host and back within the program goes through `jax.device_put`, of which XLA for GPUs makes
 asynchronous copies. Other copies, of state for instance, lie between two programs (`plan/result/joined.py`): XLA would read an
@@ -102,14 +102,6 @@ def _crossing(parts: Sequence[Segment], index: int, joined: Segment, form: Barri
             return [t for t in dict.fromkeys((*segment.inputs, *made, *joined.inputs)) if t in later]
         case "inputs":
             return list(segment.inputs)
-        case "recomputed":
-            if not segment.recomputes:
-                return []
-            again = set(unranged(segment.recomputes))
-            read = {t for operator in graph.operators if operator.id in again for t in operator.inputs}
-            made_by = {t: i for i, s in enumerate(parts[:index]) for t in s.outputs}
-            newest = max((made_by.get(t, -1) for t in segment.inputs), default=-1)
-            return [t for t in segment.inputs if t in read or made_by.get(t, -1) == newest]
         case "lag":
             later = {t for s in parts[index:] for t in s.inputs} | set(joined.outputs)
             before, twice_before = (parts[i].outputs if i >= 0 else () for i in (index - 1, index - 2))

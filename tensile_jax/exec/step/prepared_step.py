@@ -30,7 +30,7 @@ from tensile_jax.exec.step.executor import Executor, Observation
 from tensile_jax.exec.step.instructions import instructions_of
 from tensile_jax.exec.step.kept_plans import Kept, keep, kept_file, load
 from tensile_jax.exec.step.lower import SegmentBuilder
-from tensile_jax.exec.step.next_limit import Tried, next_limit
+from tensile_jax.exec.step.next_try import Tried, Try, first_try, next_try
 from tensile_jax.exec.step.one_program import program_code
 from tensile_jax.exec.step.orders import CompilePrograms, CompileSegments, CompileWhole
 from tensile_jax.exec.step.transfer import Transfer, divided_as, is_divided
@@ -41,7 +41,7 @@ from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.joined import can_be_joined, joined, programs_of
-from tensile_jax.plan_format import Barriers, Plan, PolicyName, Segment, unranged
+from tensile_jax.plan_format import Plan, PolicyName, Segment, unranged
 from tensile_jax.trace import TracedStep
 from tensile_jax.trace.driven_loops import DrivenLoop
 
@@ -52,15 +52,7 @@ _MARGIN = 0.01
 attempt. On an H200 (`make bench-h200`), two budgets each of ResNet-50 and the decoder then need 7 rounds of compiling. Beginning
 with no margin, they needed 10."""
 
-_FORMS: tuple[Barriers, ...] = ("inputs", "recomputed", "live")
-"""The forms of a program, in the order in which they are compiled. On an H200 (`make bench-launches`), the three need the same
-for a decoder; for ResNet-50 at 50 %, they need 0.551, 0.560 and 0.606 of plain jit's peak."""
-_FAR = 1.03
-"""Times the limit: where the first form is above that, the others are not compiled, since their peaks differ by 2 % or they need
-more, as in the figures above."""
-_FORMS_ON_SEVERAL: tuple[Barriers, ...] = ("lag", "lag", "live")
-"""The forms on several devices, each with a plan of its own (`next_limit.py`). For a decoder on eight H200 (`make bench-mesh`),
-`lag` and `live` need the least; `lag` leaves more of what devices exchange beside kernels."""
+_MOST_PROGRAMS = 3  # that are compiled of a step, each with a plan of its own (`next_try.py`)
 _FAST = 1.02
 """Times the step as one executable: a program that keeps the limit and is no slower is taken. A better one would gain less than
 the compilations of a long training cost."""
@@ -270,7 +262,7 @@ class PreparedStep:
         if found is None:
             raise self._too_small(goal.limit, self.planner.floor_bytes(self.measured), "about ")
         if self.in_one_program and can_be_joined(found.plan, self.graph):
-            choice = replace(found.choice, barriers=(_FORMS if self.step.devices == 1 else _FORMS_ON_SEVERAL)[0])
+            choice = replace(found.choice, barriers=first_try(goal.limit, devices=self.step.devices).form)
             as_program = self.planner.plan_of(choice, goal, self.measured)
             if as_program is not None:
                 found = Planned(as_program, choice)
@@ -458,40 +450,28 @@ class PreparedStep:
         return self._smallest_plan(goal)
 
     def _as_program(self, chosen: Planned, goal: Goal) -> Compiled | None:
-        """A plan with its segments in one program, in the first form that keeps the limit; None if none does, or it cannot be."""
-        if not self.in_one_program or not can_be_joined(chosen.plan, self.graph):
+        """The fastest plan in one program that keeps the limit, of those that are compiled in turn (`next_try.py`); None if none
+        does, or segments cannot be joined."""
+        if not self.in_one_program:
             return None
-        if self.step.devices > 1:
-            return self._as_program_on_several(chosen, goal)
-        for form in _FORMS:
-            found = self.compiled(replace(chosen.choice, barriers=form), goal)
-            if found is None or found.plan.peak_bytes > _FAR * goal.limit:
-                return None
-            if found.plan.peak_bytes <= goal.limit:
-                return found
-        return None
-
-    def _as_program_on_several(self, chosen: Planned, goal: Goal) -> Compiled | None:
-        """The same on several devices, where each plan has a limit that follows from the ones before (`next_limit.py`)."""
         best: Compiled | None = None
         plan: Planned | None = chosen
         tried: list[Tried] = []
-        limit: float | None = goal.limit
-        for form in _FORMS_ON_SEVERAL:
-            if limit is None or plan is None or not can_be_joined(plan.plan, self.graph):
-                break
-            found = self.compiled(replace(plan.choice, barriers=form), goal)
+        following: Try | None = first_try(goal.limit, devices=self.step.devices)
+        while following is not None and plan is not None and can_be_joined(plan.plan, self.graph):
+            found = self.compiled(replace(plan.choice, barriers=following.form), goal)
             if found is None:
                 break
             if found.plan.peak_bytes <= goal.limit and (best is None or found.plan.step_us < best.plan.step_us):
                 best = found
-            tried.append(Tried(limit, found.plan.peak_bytes))
-            limit = next_limit(tried, goal.limit)
-            if best is not None and best.plan.step_us <= _FAST * self.planner.step.whole_us:
+            tried.append(Tried(*following, found.plan.peak_bytes))
+            fast = best is not None and best.plan.step_us <= _FAST * self.planner.step.whole_us
+            if fast or len(tried) == _MOST_PROGRAMS:
                 break
-            if limit is not None and len(tried) < len(_FORMS_ON_SEVERAL):
+            following = next_try(tried, goal.limit, devices=self.step.devices)
+            if following is not None:
                 began = time.perf_counter()
-                plan = self.planner.plan(Goal(limit, goal.max_slowdown), self.measured)
+                plan = self.planner.plan(Goal(following.limit, goal.max_slowdown), self.measured)
                 self.plan_s += time.perf_counter() - began
         return best
 

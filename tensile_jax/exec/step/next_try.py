@@ -1,0 +1,90 @@
+"""Chooses how the next program of a step is made, from the peaks that compiling has shown of the programs before.
+
+A plan is made for a limit of memory, and compiled as one program, in a form (`one_program.py`). XLA orders a program's operators
+as it likes, and on several devices it collects operands and adds gradients up in buffers which no prediction knows. So the
+program's peak is another one than the plan's. Where the peak is
+
+    above the budget        the next limit is lower by as much as the peak is too high, and by a margin
+    far above the budget    on one device, no further program is made: the segments, each launched by itself, have better plans.
+                            On several, the next one has a form that needs less, and a limit that is lower by half as much
+    far below the budget    this plan gives away memory, and so time. The next limit is higher: by as much as the peak is too low,
+                            if this was the first plan. Otherwise, a straight line through the peaks of two plans meets the budget
+                            there, less a margin
+    otherwise               no further program is made
+
+A plan that was made for more memory is taken if its peak keeps the budget, too. All sizes are bytes on each device.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tensile_jax.plan_format import Barriers
+
+_MARGIN = 0.01
+"""Of the budget; half of it where the limit rises. `python -m benchmarks.mesh`: plans whose limits differ by 1 % have peaks that
+differ by up to 2 %, so a smaller margin is often missed, and a larger one gives away what was to be won."""
+_FAR = 0.02
+"""Of the budget: what a peak must be below it for one more compilation, if an earlier one was above. `python -m benchmarks.mesh`:
+2 % of plain jit's peak are worth up to 1 % of its traffic, and compiling once more takes as long as plain jit's compilation."""
+_FIRST_FAR = 0.05
+"""The same if no peak was above. `python -m benchmarks.mesh_largest --how ours --batch 215`: XLA needs 99.7 GB of a budget of 141
+for the first plan."""
+_FAR_ABOVE = 0.05
+"""Of the budget: what the first peak must be above it for another form, or for none. `python -m benchmarks.mesh_largest --how ours
+--batch 385`: for the same plan, `lag` needs 154.5 GB of 141, and `live` 140.4. ResNet-50 in one program needs 10 % more than a
+budget of 50 % (`make bench-launches`), and under 44 % it moves as much more than the segments do."""
+_LEAST_RISE, _MOST_RISE = 0.5, 2.0  # of the limit, for each byte of the peak; not tuned: two peaks say little if they are close
+
+
+class Try(NamedTuple):
+    """For which limit a plan is made, and in which form it is compiled."""
+
+    limit: float
+    form: Barriers
+
+
+class Tried(NamedTuple):
+    """For which limit a plan was made, its form, and the peak of the program that was compiled for it."""
+
+    limit: float
+    form: Barriers
+    peak_bytes: int
+
+
+def first_try(budget: float, *, devices: int) -> Try:
+    """How the first program is made.
+
+    On several devices it has the form `lag`, which leaves the most of what devices exchange beside kernels. On one, a decoder
+    needs the same in each form, and ResNet-50 the least with `inputs` (`make bench-launches`).
+    """
+    return Try(budget, "inputs" if devices == 1 else "lag")
+
+
+def next_try(tried: Sequence[Tried], budget: float, *, devices: int) -> Try | None:
+    """How the next program is made, after these; None if none is to be made.
+
+    Args:
+        tried: in the order in which they were compiled, at least one.
+    """
+    below = [one for one in tried if one.peak_bytes <= budget]
+    if not below:
+        latest = tried[-1]
+        excess = latest.peak_bytes - budget
+        if len(tried) > 1 or excess <= _FAR_ABOVE * budget:
+            return Try(latest.limit - excess - _MARGIN * budget, latest.form)
+        return None if devices == 1 else Try(latest.limit - excess / 2 - _MARGIN * budget, "live")
+    nearest = max(below, key=lambda one: one.peak_bytes)
+    others = [one for one in tried if one is not nearest]
+    far = _FIRST_FAR if len(below) == len(tried) else _FAR
+    if nearest.peak_bytes >= (1 - far) * budget:
+        return None
+    missing = (1 - _MARGIN / 2) * budget - nearest.peak_bytes
+    alike = [one for one in others if one.form == nearest.form]
+    return Try(nearest.limit + missing * (_rise(nearest, alike[-1]) if alike else 1.0), nearest.form)
+
+
+def _rise(one: Tried, other: Tried) -> float:
+    """By how much the limit rises from one to the other for each byte by which the peak does."""
+    peaks = other.peak_bytes - one.peak_bytes
+    rise = (other.limit - one.limit) / peaks if peaks else 1.0
+    return min(max(rise, _LEAST_RISE), _MOST_RISE)
