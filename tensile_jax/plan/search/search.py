@@ -226,24 +226,28 @@ def _least(step: StepModel, model: Model) -> Schedule:
             begun = starting(step, model, _LEAST_KEPT, 0.0)
             both = [lowest, *([] if begun is None else [_joined(begun)])]
             lowest = min(map(_descended, both), key=lambda schedule: schedule.peak)
-        lower = _lower(step, model, lowest, _SHRINK * lowest.peak)
-        while lower is not None and lower.peak < lowest.peak:
-            lowest = lower
-            lower = _lower(step, model, lowest, _SHRINK * lowest.peak)
-        model.lowest = lowest
+        model.lowest = _lowered(lowest, lambda schedule, limit: _lower(step, model, schedule, limit))
     return model.lowest
 
 
 def _descended(schedule: Schedule) -> Schedule:
     """The schedule, repaired under lower and lower limits, as long as that takes no more than `_DESCENT`."""
-    end = schedule.model.evaluated + _DESCENT
-    while schedule.model.evaluated < end:
-        limit, evaluations = _SHRINK * schedule.peak, end - schedule.model.evaluated
-        lower = repair(schedule, limit, _LEAST_REPAIRS, evaluations=evaluations)
+    model, end = schedule.model, schedule.model.evaluated + _DESCENT
+
+    def repaired(schedule: Schedule, limit: float) -> Schedule | None:
+        left = end - model.evaluated
+        return repair(schedule, limit, _LEAST_REPAIRS, evaluations=left) if left > 0 else None
+
+    return _lowered(schedule, repaired)
+
+
+def _lowered(schedule: Schedule, under: Callable[[Schedule, float], Schedule | None]) -> Schedule:
+    """What `under` makes of the schedule under lower and lower limits, as long as it finds something."""
+    while True:
+        lower = under(schedule, _SHRINK * schedule.peak)
         if lower is None or lower.peak >= schedule.peak:
-            break
+            return schedule
         schedule = lower
-    return schedule
 
 
 def _lower(step: StepModel, model: Model, schedule: Schedule, limit: float) -> Schedule | None:

@@ -13,7 +13,11 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.errors import PlanFileError
+from tensile_jax.exec.step import prepared_step
+from tensile_jax.exec.step.confirmed_plans import Confirmed
+from tensile_jax.exec.step.prepared_step import Compiled, PreparedStep
 from tensile_jax.installed_models import MODELS
+from tensile_jax.plan import Choice, Goal
 from tensile_jax.plan_format import Barriers, Plan
 from tests.builders import WIDTH, batch, fresh, low_budget, numbers, running, sgd_step, weights, wrap_launches
 
@@ -82,12 +86,54 @@ def test_every_form_trains_as_plain_jit_does_in_one_launch(form: Barriers) -> No
     assert report.peak_bytes == plan.peak_bytes
 
 
-def test_the_first_form_that_keeps_the_budget_runs() -> None:
+def test_a_program_that_keeps_the_budget_runs() -> None:
     step, state = adam_step()
     function = planned(step)
     function(fresh(state), batch(), jax.random.key(0))
     plan = running(function).plan
     assert plan.launch == "program" and within_budget(plan)
+
+
+def let_peaks_be(monkeypatch: pytest.MonkeyPatch, *shares: float) -> list[tuple[Barriers, float]]:
+    """Let the programs that are compiled need these shares of the budget. Returns (form, predicted time) of each, as they come."""
+    seen: list[tuple[Barriers, float]] = []
+    compiled = PreparedStep.compiled
+
+    def compiled_so(self: PreparedStep, choice: Choice, goal: Goal) -> Compiled | None:
+        found = compiled(self, choice, goal)
+        if found is None or choice.barriers is None:
+            return found
+        share = shares[len(seen)]
+        seen.append((choice.barriers, found.plan.step_us))
+        return dataclasses.replace(found, plan=dataclasses.replace(found.plan, peak_bytes=int(share * goal.limit)))
+
+    monkeypatch.setattr(PreparedStep, "compiled", compiled_so)
+    monkeypatch.setattr(prepared_step, "confirmed_for", lambda key: Confirmed([]))  # none from other tests
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("budget", "shares"),
+    [
+        ("60%", (1.0,)),  # near enough
+        ("60%", (1.04, 0.99)),
+        ("60%", (0.8, 0.9, 0.92)),  # three are the most
+        ("60%", (1.06,)),  # too far: segments run
+        ("98%", (0.5,)),  # as fast as without a budget
+    ],
+)
+def test_programs_are_compiled_until_one_is_near_the_budget(
+    budget: str, shares: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = let_peaks_be(monkeypatch, *shares)
+    function = planned(sgd_step, budget)
+    function(fresh(weights()), batch())
+    assert [form for form, _ in seen] == ["inputs"] * len(shares)
+    plan = running(function).plan
+    kept = [us for share, (_, us) in zip(shares, seen, strict=True) if share <= 1]
+    assert plan.launch == ("program" if kept else "segments")
+    if kept:
+        assert plan.step_us == min(kept)
 
 
 def test_the_peak_of_the_plan_is_that_of_the_executable() -> None:

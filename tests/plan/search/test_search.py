@@ -56,8 +56,8 @@ def test_the_search_begins_at_lower_prices_where_the_others_keep_more_than_the_l
     assert tuple(search._starts(step, model, most)) == search._STARTS
     found = list(search._starts(step, model, most - 1))
     assert tuple(found[: len(search._STARTS)]) == search._STARTS
-    *pairs, mixed = found[len(search._STARTS) :]
-    assert len(pairs) == 2 * len(search._KEPT)
+    lower = found[len(search._STARTS) :]
+    pairs, mixed, fitting = lower[: 2 * len(search._KEPT)], lower[2 * len(search._KEPT)], lower[2 * len(search._KEPT) + 1 :]
     for part, more, less in zip(search._KEPT, pairs[::2], pairs[1::2], strict=True):
         limit = part * (most - 1)
         assert search._LOWEST_PRICE <= less.price < more.price <= search._STARTS[0].price
@@ -67,6 +67,26 @@ def test_the_search_begins_at_lower_prices_where_the_others_keep_more_than_the_l
             assert more.price <= search._APART * less.price
     assert (mixed.price, mixed.higher) == (pairs[-1].price, pairs[-2].price)
     assert keeps(mixed) <= max(search._KEPT[-1] * (most - 1), keeps(pairs[-1]))
+    for begun in fitting:
+        schedule = search.starting(step, model, begun, most - 1)
+        assert schedule is not None and schedule.peak <= most - 1
+    assert len(fitting) <= 1
+
+
+@pytest.mark.parametrize("part", [0.9, 0.7, 0.5])
+def test_the_search_begins_with_the_most_that_can_be_kept_without_a_repair(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_STARTS", (search.Start(4.0),))  # which keeps every layer's result
+    step = StepModel(training_graph(24), PROFILE, state_may_stay_out=False, may_swap=False)
+    model = model_of(step)
+
+    def keeps(begun: search.Start) -> int:
+        return max(map(model.step.bytes_of, search._kept(step, model, begun)[1]))
+
+    limit = part * keeps(search._STARTS[0])
+    *_, of_the_last_part, fitting = search._starts(step, model, limit)
+    schedule = search.starting(step, model, fitting, limit)
+    assert schedule is not None and schedule.peak <= limit
+    assert keeps(fitting) > keeps(of_the_last_part)
 
 
 @pytest.mark.parametrize("seed", range(40))
