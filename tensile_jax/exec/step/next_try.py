@@ -30,9 +30,9 @@ _FIRST_FAR = 0.05
 """The same if no peak was above. `python -m benchmarks.mesh_largest --how ours --batch 215`: XLA needs 99.7 GB of a budget of 141
 for the first plan."""
 _FAR_ABOVE = 0.05
-"""Of the budget: what the first peak must be above it for another form, or for none. `python -m benchmarks.mesh_largest --how ours
---batch 385`: for the same plan, `lag` needs 154.5 GB of 141, and `live` 140.4. ResNet-50 in one program needs 10 % more than a
-budget of 50 % (`make bench-launches`), and under 44 % it moves as much more than the segments do."""
+"""Of the budget: what the first peak must be above it for another form, or for none. `python -m benchmarks.mesh_largest
+--how ours --batch 385`: for the same plan, `lag` needs 154.5 GB of 141, and `live` 140.4. ResNet-50 in one program needs 10 %
+more than a budget of 50 % (`make bench-launches`), and its segments are corrected with what XLA says of each of them."""
 _LEAST_RISE, _MOST_RISE = 0.5, 2.0  # of the limit, for each byte of the peak; not tuned: two peaks say little if they are close
 
 

@@ -55,7 +55,7 @@ width 2,048 with 215 texts on each of eight H200 (`python -m benchmarks.mesh_lar
 1.16 times plain time with 141 GB, and 1.31 with 1.0 alone; with 0.5 to 0.75 for the latter, times are the same within 0.3 %."""
 _PARTS = tuple(part / 100 for part in range(30, 95, 5))
 """Times the limit: what schedules may keep. The largest part is sought with which no repair is needed. The same decoder with 385
-texts is predicted to take 1.218 times plain time, and 1.239 without such a start: repairs dropped what takes long to compute again."""
+texts is predicted to take 1.218 times plain time, and 1.239 without such a start: repairs drop what takes long to compute."""
 _REPAIRS = 150  # moves of a repair; repairs that succeeded needed at most 115
 _LEAST_REPAIRS = 30  # those of a repair of the schedule with the least peak
 _PROMISING = 1.05  # a repair goes on while its schedule is at most so much slower than the fastest one that is repaired

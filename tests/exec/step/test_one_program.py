@@ -95,7 +95,7 @@ def test_a_program_that_keeps_the_budget_runs() -> None:
 
 
 def let_peaks_be(monkeypatch: pytest.MonkeyPatch, *shares: float) -> list[tuple[Barriers, float]]:
-    """Let the programs that are compiled need these shares of the budget. Returns (form, predicted time) of each, as they come."""
+    """Let the programs that are compiled need these shares of the budget. Returns the form and predicted time of each."""
     seen: list[tuple[Barriers, float]] = []
     compiled = PreparedStep.compiled
 
