@@ -24,14 +24,14 @@ def test_the_form_of_the_first_program_depends_on_the_number_of_devices() -> Non
 
 def test_a_peak_above_the_budget_lowers_the_limit_by_the_excess_and_a_margin() -> None:
     assert limit_after(tried(100, 105), budget=100) == 100 - 5 - 1
-    assert limit_after(tried(100, 105), tried(94, 102), budget=100) == 94 - 2 - 1
+    assert limit_after(tried(100, 105), tried(94, 102), budget=100) == 94 - 1.5 * 2 - 1  # half as much again
     assert limit_after(tried(100, 103, "inputs"), budget=100, devices=1) == 100 - 3 - 1
 
 
 def test_a_first_peak_far_above_the_budget_changes_the_form_on_several_devices() -> None:
-    assert next_try([tried(100, 110)], 100, devices=8) == Try(100 - 5 - 1, "live")
-    later = [tried(100, 110), tried(94, 107, "live")]
-    assert next_try(later, 100, devices=8) == Try(94 - 7 - 1, "live")
+    assert next_try([tried(100, 110)], 100, devices=8) == Try(100 - 10 - 1, "live")
+    later = [tried(100, 110), tried(89, 106, "live")]
+    assert next_try(later, 100, devices=8) == Try(89 - 1.5 * 6 - 1, "live")
 
 
 def test_on_one_device_no_program_follows_one_that_is_far_above_the_budget() -> None:
