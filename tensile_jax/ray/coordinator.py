@@ -153,7 +153,7 @@ class Coordinator:
                 there is no device; no node has as many devices as are asked for; or the folder is not shared by all nodes.
         """
         async with self._one_at_a_time:
-            place = open_place(settings.shared)
+            place = await asyncio.to_thread(open_place, settings.shared)
             self._refuse_names(jobs)
             needed = {job.name: job.devices for job in jobs}
             self._refuse_settings(settings, needed)

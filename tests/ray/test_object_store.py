@@ -111,6 +111,14 @@ def test_a_process_that_is_cut_off_but_alive_changes_nothing_for_its_successor(
         new.take_over("job", 2, patience_s=0.0)
 
 
+def test_a_process_without_an_attempts_checkpoints_removes_none_of_them(process: Callable[[], ObjectStore], bucket: Path) -> None:
+    one, other = process(), process()
+    save(start(one, 1), 10)
+    one.publish("job", 1)
+    assert other.give_back("job", 1) == ""  # its start was refused
+    assert steps_in(bucket, 1) == ["10"]
+
+
 def test_earlier_attempts_are_removed_once_there_are_two_checkpoints_and_files_of_the_user_stay(
     process: Callable[[], ObjectStore], bucket: Path
 ) -> None:

@@ -55,7 +55,8 @@ class ObjectStore(SharedPlace):
         if getattr(self._files, "local_file", False):
             self.name = f"file://{self._root}"  # a path that is relative to this process's folder would be another one elsewhere
         self._fetched: set[Path] = set()  # what was read from earlier attempts, and need not be copied again
-        self._published: dict[str, set[str]] = {}  # by the name of an attempt, its checkpoints there
+        self._begun: dict[str, set[str]] = {}  # by the name of an attempt, the checkpoints that this process has begun to copy
+        self._published: dict[str, set[str]] = {}  # those of them that are complete there
         self._one_at_a_time = threading.Lock()  # it is held by what copies or removes checkpoints of running jobs
 
     def local(self) -> Path:
@@ -215,17 +216,17 @@ class ObjectStore(SharedPlace):
     def _publish(self, job: str, attempt: int) -> None:
         mine = running_name(job, attempt)
         folder = self._scratch / mine
-        if mine not in self._published:
-            self._published[mine] = {step for step, files in self._checkpoints(mine).items() if MANIFEST in files}
-        done = self._published[mine]
+        begun, done = self._begun.setdefault(mine, set()), self._published.setdefault(mine, set())
         here = {path.parent.name for path in folder.glob(f"[0-9]*/{MANIFEST}")}
         for step in sorted(here - done, key=_number):
-            if folder / step not in self._fetched and self._put(mine, step):
-                done.add(step)
-        for step in self._checkpoints(mine):
-            if step not in here:
-                self._remove_checkpoint(mine, step)
-                done.discard(step)
+            if folder / step not in self._fetched:
+                begun.add(step)
+                if self._put(mine, step):
+                    done.add(step)
+        for step in begun - here:  # the job has removed it here
+            self._remove_checkpoint(mine, step)
+            begun.discard(step)
+            done.discard(step)
         if len(done) >= _ENOUGH:
             self._remove_earlier(job, attempt)
 
