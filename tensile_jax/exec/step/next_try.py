@@ -4,10 +4,11 @@ A plan is made for a limit of memory, and compiled as one program, in a form (`o
 as it likes, and on several devices it collects operands and adds gradients up in buffers which no prediction knows. So the
 program's peak is another one than the plan's. Where the peak is
 
-    above the budget        the next limit is lower by as much as the peak is too high, and by a margin; if there was another peak
-                            above the budget before, by half as much again
+    above the budget        the next limit is lower by as much as the peak is too high, and by a margin. If there was another peak
+                            above the budget before, it is lower by half as much again, and on several devices, the next program
+                            has a form that mostly needs less
     far above the budget    on one device, no further program is made: the segments, each launched by itself, have better plans.
-                            On several, the next one has a form that mostly needs less, too
+                            On several, the next program has that other form at once
     far below the budget    this plan gives away memory, and so time. The next limit is higher: by as much as the peak is too low,
                             if this was the first plan. Otherwise, a straight line through the peaks of two plans meets the budget
                             there, less a margin
@@ -76,11 +77,11 @@ def next_try(tried: Sequence[Tried], budget: float, *, devices: int) -> Try | No
     if not below:
         latest = tried[-1]
         excess = latest.peak_bytes - budget
-        far = len(tried) == 1 and excess > _FAR_ABOVE * budget
-        if far and devices == 1:
-            return None
-        lower = (1.0 if len(tried) == 1 else _AGAIN) * excess + _MARGIN * budget
-        return Try(latest.limit - lower, "live" if far else latest.form)
+        again, far = len(tried) > 1, excess > _FAR_ABOVE * budget
+        lower = (_AGAIN if again else 1.0) * excess + _MARGIN * budget
+        if devices == 1:
+            return None if far and not again else Try(latest.limit - lower, latest.form)
+        return Try(latest.limit - lower, "live" if far or again else latest.form)
     nearest = max(below, key=lambda one: one.peak_bytes)
     others = [one for one in tried if one is not nearest]
     far = _FIRST_FAR if len(below) == len(tried) else _FAR

@@ -24,8 +24,14 @@ def test_the_form_of_the_first_program_depends_on_the_number_of_devices() -> Non
 
 def test_a_peak_above_the_budget_lowers_the_limit_by_the_excess_and_a_margin() -> None:
     assert limit_after(tried(100, 105), budget=100) == 100 - 5 - 1
-    assert limit_after(tried(100, 105), tried(94, 102), budget=100) == 94 - 1.5 * 2 - 1  # half as much again
     assert limit_after(tried(100, 103, "inputs"), budget=100, devices=1) == 100 - 3 - 1
+
+
+def test_a_second_peak_above_the_budget_lowers_the_limit_by_half_as_much_again_and_changes_the_form_on_several_devices() -> None:
+    one = [tried(100, 105, "inputs"), tried(94, 102, "inputs")]
+    assert next_try(one, 100, devices=1) == Try(94 - 1.5 * 2 - 1, "inputs")
+    several = [tried(100, 105), tried(94, 102)]
+    assert next_try(several, 100, devices=8) == Try(94 - 1.5 * 2 - 1, "live")
 
 
 def test_a_first_peak_far_above_the_budget_changes_the_form_on_several_devices() -> None:
