@@ -53,7 +53,7 @@ def submit(
     if resume and checkpoints is None:
         raise Refusal("--resume needs the folder to go on from. Name it: --checkpoints=DIR.")
     file = read_jobs_file(jobs)
-    folder = checkpoints or f"runs/{jobs.stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = f"runs/{jobs.stem}-{datetime.now():%Y%m%d-%H%M%S}" if checkpoints is None else checkpoints
     from tensile_jax.cli.run.cluster import follow_jobs, submit_jobs  # imports JAX
 
     console = stderr_console()
