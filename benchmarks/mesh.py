@@ -7,8 +7,8 @@ Everything is per device: the peak, the traffic (bytes that kernels read and wri
 kernels (if each takes as long as it reads and writes, or multiplies, at the rates of the device profile h200), and the bytes of
 the operands of collectives, with the part of these that kernels overlap. Budgets are shares of plain jit's compiled peak.
 
-Rows `chosen` are what `tensile.jit(..., launch="program")` would run: the first program that keeps the budget, in the order in
-which `prepared_step.py` compiles them, and segments where none does. The peak of each policy is a budget, too, unless a program
+Rows `chosen` are what `tensile.jit(..., launch="program")` would run: the fastest program that keeps the budget, of those that
+`next_try.py` lets be compiled, and segments where none does. The peak of each policy is a budget, too, unless a program
 for less has as little traffic as the policy.
 
 Seconds are those of this machine: `plan_s` from the traced step to the plan, and `compile_s`. What was compiled before is not

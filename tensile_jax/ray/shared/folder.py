@@ -35,8 +35,8 @@ class SharedFolder(SharedPlace):
     def prepare(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
 
-    def latest_attempt(self, job: str) -> int:
-        return max(self._attempts(job), default=0)
+    def attempts(self, job: str) -> dict[int, str]:
+        return attempts_in((path.name for path in self._folder.iterdir()), job) if self._folder.is_dir() else {}
 
     def has_checkpoints(self, job: str) -> bool:
         folder = self._folder_of(job)
@@ -87,10 +87,7 @@ class SharedFolder(SharedPlace):
         for name in names:
             (self._folder / name).unlink(missing_ok=True)
 
-    def _attempts(self, job: str) -> dict[int, str]:
-        return attempts_in((path.name for path in self._folder.iterdir()), job) if self._folder.is_dir() else {}
-
     def _folder_of(self, job: str) -> Path:
         """The folder with the latest checkpoints of a job, which need not exist."""
-        attempts = self._attempts(job)
+        attempts = self.attempts(job)
         return self._folder / (attempts[max(attempts)] if attempts else job)

@@ -9,7 +9,7 @@ copied from there to the URL when it is whole (`publish`): its manifest last, wi
 has a name of its own. A new attempt reads the latest checkpoint of the attempts before it, and writes only under its own name.
 The checkpoints of the others are removed once the new attempt has two, or has ended with one.
 
-Only files that checkpoints have are ever removed. A checkpoint that is damaged stays, as in a folder.
+Only files that checkpoints have are ever removed; those of damaged checkpoints of earlier attempts, too, with these attempts.
 """
 
 import errno
@@ -70,8 +70,9 @@ class ObjectStore(SharedPlace):
         parent = Path(tempfile.gettempdir())
         for old in parent.glob(f"{_SCRATCH}*/tensile.lock"):
             with suppress(CheckpointError, OSError):
-                FolderLock(old.parent).release()
+                lock = FolderLock(old.parent)
                 shutil.rmtree(old.parent, ignore_errors=True)
+                lock.release()  # not before: a process that begins meanwhile would remove the folder, too
         made = Path(tempfile.mkdtemp(prefix=_SCRATCH))
         self._lock = FolderLock(made)
         return made
@@ -87,8 +88,8 @@ class ObjectStore(SharedPlace):
 
     # -- jobs -----------------------------------------------------------------------------------------------------------------
 
-    def latest_attempt(self, job: str) -> int:
-        return max(self._attempts(job), default=0)
+    def attempts(self, job: str) -> dict[int, str]:
+        return attempts_in(self._entries(""), job)
 
     def has_checkpoints(self, job: str) -> bool:
         return any(self._checkpoints(name) for name in self._names(job))
@@ -154,10 +155,7 @@ class ObjectStore(SharedPlace):
 
     def _names(self, job: str) -> list[str]:
         """The names under which the job may have checkpoints, those of the latest attempt first."""
-        return [*(name for _, name in sorted(self._attempts(job).items(), reverse=True)), job]
-
-    def _attempts(self, job: str) -> dict[int, str]:
-        return attempts_in(self._entries(""), job)
+        return [*(name for _, name in sorted(self.attempts(job).items(), reverse=True)), job]
 
     def _entries(self, name: str) -> list[str]:
         """The names of the files and folders in a folder, which need not exist."""
@@ -249,7 +247,7 @@ class ObjectStore(SharedPlace):
         return True
 
     def _remove_earlier(self, job: str, attempt: int) -> None:
-        for number, name in self._attempts(job).items():
+        for number, name in self.attempts(job).items():
             if number < attempt:
                 for step in self._checkpoints(name):
                     self._remove_checkpoint(name, step)

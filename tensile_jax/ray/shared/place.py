@@ -43,8 +43,12 @@ class SharedPlace(ABC):
     # -- jobs -----------------------------------------------------------------------------------------------------------------
 
     @abstractmethod
+    def attempts(self, job: str) -> dict[int, str]:
+        """By number, the names of the attempts that have left something here."""
+
     def latest_attempt(self, job: str) -> int:
         """The highest number of an attempt that has left something here; zero if none has."""
+        return max(self.attempts(job), default=0)
 
     @abstractmethod
     def has_checkpoints(self, job: str) -> bool:
