@@ -123,6 +123,7 @@ class Planner:
         self._floor: tuple[Measured, int] | None = None  # the latest
         self._least_limit: tuple[float, Measured, float] | None = None  # the latest
         self._no_choice: tuple[float, Measured] | None = None  # the latest limit under which the policy had none
+        self._latest: tuple[Goal, Measured, Planned | None] | None = None  # what `plan` has found last
         self._faults: dict[object, str] = {}  # by choice, why its replay refused the plan
 
     def with_policy(self, policy: PolicyName) -> "Planner":
@@ -157,7 +158,7 @@ class Planner:
         """A planner of the same step with these corrections of its latencies, with the same policy and options."""
         made = copy(self)
         made.step = self.step.corrected(corrections)
-        made._floor, made._least_limit, made._no_choice, made._faults = None, None, None, {}
+        made._floor, made._least_limit, made._no_choice, made._latest, made._faults = None, None, None, None, {}
         return made
 
     def __reduce__(self) -> Any:
@@ -298,6 +299,11 @@ class Planner:
 
     def plan(self, goal: Goal, measured: Measured) -> Planned | None:
         """The first choice under the limit whose plan passes its replay, with that plan; None if there is none."""
+        if self._latest is None or self._latest[0] != goal or self._latest[1] is not measured:
+            self._latest = goal, measured, self._planned(goal, measured)
+        return self._latest[2]
+
+    def _planned(self, goal: Goal, measured: Measured) -> Planned | None:
         if self.is_below_floor(goal.limit, measured):
             return None
         for choice in self._choices(goal.limit, measured):

@@ -57,6 +57,15 @@ def test_a_limit_under_which_there_is_no_choice_is_searched_once() -> None:
     assert planner.has_choice(2**40, NOTHING) and searched == [1, 2**40]
 
 
+def test_a_plan_that_was_just_found_is_not_sought_again() -> None:
+    planner = Planner(training_graph(3, activation=100_000), PROFILE)
+    goal = Goal(planner.floor_bytes(NOTHING) + 1_000)
+    found = planner.plan(goal, NOTHING)
+    assert found is not None and planner.plan(goal, NOTHING) is found
+    assert planner.plan(goal, Measured()) is not found, "workspaces were measured in between"
+    assert planner.plan(Goal(goal.limit + 1), NOTHING) is not found
+
+
 def test_as_little_as_possible_is_the_floor() -> None:
     step = StepModel(order(training_graph(4, activation=100_000)), PROFILE, state_may_stay_out=False)
     choice = auto(step, LEAST, NOTHING)

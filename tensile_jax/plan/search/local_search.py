@@ -49,7 +49,8 @@ def repair(
         excess = schedule.excess(limit)
         if not excess:
             return schedule
-        if schedule.cost >= upper or schedule.model.evaluated >= end:
+        cost = schedule.cost
+        if cost >= upper or schedule.model.evaluated >= end:
             return None
         if made >= _TRUSTED and excess * made > (begun - excess) * (most - made):
             return None
@@ -58,9 +59,9 @@ def repair(
         for j in worst(schedule, limit):
             for new in lowering(schedule, j, limit):
                 less = excess - new.excess(limit)
-                if less <= 0:
+                if less <= 0 or (max(new.least_cost - cost, 0.0) + _EPS) / less >= best_score:
                     continue
-                score = (max(new.cost - schedule.cost, 0.0) + _EPS) / less
+                score = (max(new.cost - cost, 0.0) + _EPS) / less
                 if score < best_score:
                     best, best_score = new, score
             if best is not None:
@@ -107,7 +108,8 @@ def _swap_us(schedule: Schedule, gap: Gap) -> float:
     """An estimate of the time that a swap in the gap adds: what other work does not hide, and what copies take from it."""
     model = schedule.model
     copies = model.out_us[gap.t] + model.in_us[gap.t]
-    room = schedule.begins[gap.before] - schedule.out_free[min(gap.after + 1, schedule.count)]
+    timing = schedule.timing
+    room = timing.begins[gap.before] - timing.out_free[min(gap.after + 1, schedule.count)]
     return max(0.0, copies - room) + (model.profile.copy_share + _SWAP_RISK) * copies
 
 
@@ -151,13 +153,13 @@ def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tupl
     last = j
     while last + 1 < high and schedule.peaks[last + 1] > limit:
         last += 1
-    begins = schedule.begins
-    out_ends = schedule.out_free[low] + out_us
+    _, begins, out_free, in_free = schedule.timing
+    out_ends = out_free[low] + out_us
     gone = low
     while gone < first and begins[gone] < out_ends:
         gone += 1
     back = high
-    while back > last + 1 and max(schedule.in_free[back], begins[back]) + in_us > begins[high]:
+    while back > last + 1 and max(in_free[back], begins[back]) + in_us > begins[high]:
         back -= 1
     yield gone, back
     yield first, last + 1
@@ -182,10 +184,11 @@ def sent_across(schedule: Schedule, j: int) -> Iterator[Schedule]:
         before, after = schedule.residencies[old], schedule.residencies[model.new_of[old]]
         use = min(schedule.first_use(old, 0, before[0].last), schedule.count)
         last = max(schedule.last_use(model.new_of[old], after[-1].first, schedule.count), after[-1].first - 1)
-        begins, back, gone = schedule.begins, use, last + 1
-        while back > 0 and max(schedule.in_free[back], begins[back]) + model.in_us[old] > begins[use] and not back - 1 <= j < use:
+        _, begins, out_free, in_free = schedule.timing
+        back, gone = use, last + 1
+        while back > 0 and max(in_free[back], begins[back]) + model.in_us[old] > begins[use] and not back - 1 <= j < use:
             back -= 1
-        out_ends = schedule.out_free[gone] + model.out_us[old]
+        out_ends = out_free[gone] + model.out_us[old]
         while gone < schedule.count and begins[gone] < out_ends and not last < j <= gone:
             gone += 1
         new = moves.send_across(schedule, old, back, gone)
@@ -200,7 +203,6 @@ def splits(schedule: Schedule, j: int) -> Iterator[Schedule]:
     for cut in chosen:
         new = split(schedule, j, cut)
         if new is not None:
-            new.time()
             yield new
 
 
@@ -210,7 +212,6 @@ def merges(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
         if 0 < i < schedule.count and schedule.count > 2:
             new = merged(schedule, i)
             if new is not None and new.peaks[i - 1] <= limit:
-                new.time()
                 yield new
 
 
@@ -338,10 +339,7 @@ def _shift_across(schedule: Schedule, old: int, d: int, e: int) -> Schedule | No
 def _merge(schedule: Schedule, cut: int) -> Schedule | None:
     if cut not in schedule.cuts[1:-1]:
         return None
-    new = merged(schedule, schedule.cuts.index(cut))
-    if new is not None:
-        new.time()
-    return new
+    return merged(schedule, schedule.cuts.index(cut))
 
 
 def _move(schedule: Schedule, cut: int, d: int) -> Schedule | None:
@@ -352,9 +350,4 @@ def _move(schedule: Schedule, cut: int, d: int) -> Schedule | None:
     if not schedule.cuts[j - 1] < to < schedule.cuts[j + 1]:
         return None
     new = split(schedule, j if d > 0 else j - 1, to)
-    if new is None:
-        return None
-    new = merged(new, j if d > 0 else j + 1)
-    if new is not None:
-        new.time()
-    return new
+    return None if new is None else merged(new, j if d > 0 else j + 1)

@@ -63,10 +63,7 @@ def _replaced(schedule: Schedule, t: int, residencies: Several, also: Iterable[t
             return None
         touched |= new.set_residencies(u, those)
         idle.add(u)
-    if not new.settle(touched, idle):
-        return None
-    new.time()
-    return new
+    return new if new.settle(touched, idle) else None
 
 
 def drop(schedule: Schedule, gap: Gap, *, keep_sources: bool) -> Schedule | None:

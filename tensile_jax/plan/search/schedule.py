@@ -5,15 +5,14 @@ residencies, as in a layout (`result/layout.py`). Between its residencies, a seg
 itself (`account.py`). Nothing is kept for longer than needed, except that a copy to the host may take its time.
 
 A schedule is changed by `set_residencies` and `settle`, which evaluates only the segments that change. The time of a step is
-simulated as in `result/simulate.py`, from the segments and the copies of the tensors that are swapped.
+simulated (`timing.py`) when it is first asked for.
 
 Sizes in bytes, times in microseconds.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from copy import copy
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
 from tensile_jax.plan.search.account import Contents, contents_of
 from tensile_jax.plan.search.condensed import Condensed, members
+from tensile_jax.plan.search.timing import Copies, Timing, timed
 from tensile_jax.plan.search.workspace import Measured, SegmentKey, predicted_workspace, ratio_near
 
 _COMPILING = 0.001
@@ -61,6 +61,7 @@ class Model:
         self.new_of = dict(step.pairs)
         self.required = frozenset(i + side for i in step.alone for side in (0, 1))  # boundaries that every schedule has
         self.updates = sum(1 << new for new in self.alias_of)
+        self.updated = sum(1 << old for old in self.alias_of.values())
         ancestors: list[int] = []
         for i, recipe in enumerate(step.recipes):
             found = 1 << i
@@ -97,7 +98,7 @@ class Model:
     def aliased(self, there: int, after: int, wanted: int) -> int:
         """The wanted results that take over the memory of state that is there before a segment and not after it."""
         found = 0
-        news = wanted & self.updates
+        news = wanted & self.updates if there & ~after & self.updated else 0
         while news:
             low = news & -news
             old = 1 << self.alias_of[low.bit_length() - 1]
@@ -123,20 +124,20 @@ class Model:
 
     def contents(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
         """The segment between two boundaries (indices of `Condensed.boundaries`); None if it cannot run."""
-        if b - a > 1 and any(a <= i < b for i in self.step.alone):
-            return None
-        there &= self.relevant(a, b, wanted)
-        key = a, b, there, wanted, aliased
+        key = a, b, there & self.relevant(a, b, wanted), wanted, aliased
         if key not in self._known:
-            step = self.step
-            self.evaluated += 1 + (step.boundaries[b] - step.boundaries[a]) // _SHORT
-            found = contents_of(step, step.boundaries[a], step.boundaries[b], there, wanted, aliased)
-            if found is None:
-                self._known[key] = None
-            else:
-                results = step.bytes_of(wanted & ~aliased)
-                self._known[key] = Evaluated(found, results, step.crossing_bytes(wanted) / self.profile.bytes_per_us)
+            self._known[key] = self._evaluated(*key)
         return self._known[key]
+
+    def _evaluated(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
+        step = self.step
+        if b - a > 1 and any(a <= i < b for i in step.alone):
+            return None
+        self.evaluated += 1 + (step.boundaries[b] - step.boundaries[a]) // _SHORT
+        found = contents_of(step, step.boundaries[a], step.boundaries[b], there, wanted, aliased)
+        if found is None:
+            return None
+        return Evaluated(found, step.bytes_of(wanted & ~aliased), step.crossing_bytes(wanted) / self.profile.bytes_per_us)
 
     def with_measured(self, measured: Measured) -> "Model":
         """The same model, in which measured workspaces replace predictions; it shares what it remembers."""
@@ -190,24 +191,26 @@ class Schedule:
     residencies: list[Several]
     at: list[int]  # by boundary, the tensors on the device
     after: list[int]  # by segment, those on the device when it has ended
-    swapped: set[int]
+    copies: dict[int, Copies | None]  # of the tensors that are swapped; None where they must be found again
     contents: list[Contents]
     held: list[int]  # by boundary, bytes of `at`
     peaks: list[int]
     us: list[float]
     written_us: list[float]
-    step_us: float = 0.0
-    cost: float = 0.0  # `step_us`, what results that cross boundaries cost in addition, and a little for each segment
-    begins: list[float] = field(default_factory=list[float])  # by boundary, when it is reached
-    out_free: list[float] = field(default_factory=list[float])  # by boundary, when a copy that is issued there can begin
-    in_free: list[float] = field(default_factory=list[float])
+    _timing: Timing | None = None
+    _cost: float | None = None
 
     def copy(self) -> "Schedule":
+        """Another schedule, which may be changed."""
         return Schedule(
-            self.model, self.cuts[:], self.residencies[:], self.at[:], self.after[:], set(self.swapped), self.contents[:],
-            self.held[:], self.peaks[:], self.us[:], self.written_us[:], self.step_us, self.cost, self.begins,
-            self.out_free, self.in_free,
+            self.model, self.cuts[:], self.residencies[:], self.at[:], self.after[:], self.copies.copy(), self.contents[:],
+            self.held[:], self.peaks[:], self.us[:], self.written_us[:],
         )  # fmt: skip
+
+    @property
+    def swapped(self) -> Set[int]:
+        """The tensors that are swapped."""
+        return self.copies.keys()
 
     @property
     def count(self) -> int:
@@ -216,6 +219,34 @@ class Schedule:
     @property
     def peak(self) -> int:
         return max(self.peaks)
+
+    @property
+    def timing(self) -> Timing:
+        """When what happens in a step. The schedule must not be changed any more."""
+        if self._timing is None:
+            model, known = self.model, self.copies
+            for t, copies in known.items():
+                if copies is None:
+                    known[t] = self._copies_of(t)
+            self._timing = timed(self.us, known.items(), model.out_us, model.in_us, model.profile.copy_share)  # pyright: ignore[reportArgumentType] # none is None
+        return self._timing
+
+    @property
+    def step_us(self) -> float:
+        """The time of a step."""
+        return self.timing.step_us
+
+    @property
+    def cost(self) -> float:
+        """The time of a step, what results that cross boundaries cost in addition, and a little for each segment."""
+        if self._cost is None:
+            self._cost = self.step_us + sum(self.written_us) + len(self.after) * self.model.compiling_us
+        return self._cost
+
+    @property
+    def least_cost(self) -> float:
+        """The cost, if no segment waited for a copy and copies slowed nothing."""
+        return sum(self.us) + sum(self.written_us) + len(self.after) * self.model.compiling_us
 
     def excess(self, limit: float) -> float:
         """By how much segments exceed the limit: the bytes of each, weighted with the square root of its number of nodes.
@@ -233,25 +264,29 @@ class Schedule:
     # -- changes ------------------------------------------------------------------------------------------------------------
 
     def set_residencies(self, t: int, residencies: Several) -> set[int]:
-        """Replace the residencies of tensor t; the segments that may have to be evaluated again."""
-        bit, nbytes, k = 1 << t, self.model.step.nbytes[t], len(self.after)
+        """Replace the residencies of tensor t; the segments that must be evaluated again."""
+        before, bit, nbytes, k = self.residencies[t], 1 << t, self.model.step.nbytes[t], len(self.after)
+        was_at, was_after = _at_and_after(before, k)
+        now_at, now_after = _at_and_after(residencies, k)
         at, after, held = self.at, self.after, self.held
-        touched: set[int] = set()
-        for sign, those in ((-1, self.residencies[t]), (1, residencies)):
-            for first, last, arrival, leaves in those:
-                for j in range(first, last + 1):
-                    at[j] = at[j] | bit if sign > 0 else at[j] & ~bit
-                    held[j] += sign * nbytes
-                begin = first - 1 if arrival == MADE else first
-                end = last if leaves and last < k else last - 1
-                for j in range(begin, end + 1):
-                    after[j] = after[j] | bit if sign > 0 else after[j] & ~bit
-                touched.update(range(min(max(0, begin), k - 1), min(k - 1, max(last, begin, 0)) + 1))
+        changed = members(was_at ^ now_at)
+        for j in changed:
+            at[j] ^= bit
+            held[j] += nbytes if now_at >> j & 1 else -nbytes
+        left = members(was_after ^ now_after)
+        for j in left:
+            after[j] ^= bit
+        touched = {*changed, *left}
+        if k in touched:  # the last segment counts what is there at the end
+            touched.discard(k)
+            touched.add(k - 1)
+        if [stay for stay in before if stay.first == 0] != [stay for stay in residencies if stay.first == 0]:
+            touched.add(0)  # it counts state that leaves before it, or comes
         self.residencies[t] = residencies
-        if any(stay.leaves or stay.arrival == COPIED for stay in residencies):
-            self.swapped.add(t)
+        if is_swapped(residencies):
+            self.copies[t] = None
         else:
-            self.swapped.discard(t)
+            self.copies.pop(t, None)
         return touched
 
     def refresh(self, j: int) -> bool:
@@ -266,13 +301,16 @@ class Schedule:
         if evaluated is None:
             return False
         found, result_bytes, self.written_us[j] = evaluated
+        for t in members(self.contents[j].used ^ found.used):
+            if t in self.copies:
+                self.copies[t] = None
         self.contents[j] = found
         workspace, _ = model.workspace(a, b, found, wanted)
         self.peaks[j] = step.base_bytes + int(step.small_bytes[a, b]) + self.held[j] + result_bytes + workspace
         self.us[j] = model.profile.launch_us + found.us
         if j == 0:  # state may leave before the first segment, or come
             begin = step.base_bytes + int(step.small_bytes[0, 0]) + self.held[0]
-            for t in self.swapped:
+            for t in self.copies:
                 for first, last, arrival, _ in self.residencies[t]:
                     if first == 0:
                         begin += step.nbytes[t] * ((arrival == BEGINS and last < 0) - (arrival == COPIED))
@@ -348,56 +386,33 @@ class Schedule:
         old = self.model.old_of.get(t)
         return old is not None and bool(self.residencies[old]) and self.residencies[old][0].arrival == COPIED
 
-    # -- time ----------------------------------------------------------------------------------------------------------------
+    def _copies_of(self, t: int) -> Copies:
+        """The copies of tensor t: one to the host at most, since it is not copied again after it came back."""
+        k = len(self.after)
+        out: tuple[int, int] | None = None
+        into: list[tuple[int, int]] = []
+        for first, last, arrival, leaves in self.residencies[t]:
+            if arrival == COPIED:
+                use = self.first_use(t, first, min(last, k - 1))
+                into.append((first, min(use, k) if use <= last else k))
+            if leaves and out is None and not into:
+                out = max(self.last_use(t, first, last) + 1, first), last + 1
+        return Copies(out, tuple(into))
 
-    def time(self) -> float:
-        """Simulate the step as `result/simulate.py` does, and set `step_us` and `cost`."""
-        us = self.us
-        k = len(us)
-        if not self.swapped:
-            self.begins = self.out_free = self.in_free = [0.0, *accumulate(us)]
-            self.step_us = self.begins[-1]
-            self.cost = self.step_us + sum(self.written_us) + k * self.model.compiling_us
-            return self.cost
-        model = self.model
-        out: dict[int, list[tuple[int, int]]] = {}
-        into: dict[int, list[tuple[int, int]]] = {}
-        for t in self.swapped:
-            copied = False
-            for stay in self.residencies[t]:
-                first, last, arrival, leaves = stay
-                if arrival == COPIED:
-                    use = self.first_use(t, first, min(last, k - 1))
-                    into.setdefault(first, []).append((min(use, k) if use <= last else k, t))
-                    copied = True
-                if leaves and not copied:
-                    issued = max(self.last_use(t, first, last) + 1, first)
-                    out.setdefault(issued, []).append((last + 1, t))
-                    copied = True
-        share = model.profile.copy_share
-        clock = lane_out = lane_in = delay_us = 0.0
-        left, come = [0.0] * (k + 2), [0.0] * (k + 2)
-        begins, out_free, in_free = [0.0] * (k + 1), [0.0] * (k + 1), [0.0] * (k + 1)
-        out_us, in_us = model.out_us, model.in_us
-        for index in range(k + 1):
-            if index in out:
-                for until, t in sorted(out[index]):
-                    lane_out = left[until] = max(lane_out, clock) + out_us[t]
-                    delay_us += share * out_us[t]
-            out_free[index] = max(lane_out, clock)
-            if left[index] > clock:
-                clock = left[index]
-            if index in into:
-                for until, t in sorted(into[index]):
-                    lane_in = come[until] = max(lane_in, clock) + in_us[t]
-                    delay_us += share * in_us[t]
-            begins[index], in_free[index] = clock, max(lane_in, clock)
-            if index < k:
-                if come[index] > clock:
-                    clock = come[index]
-                clock += us[index] + delay_us
-                delay_us = 0.0
-        self.begins, self.out_free, self.in_free = begins, out_free, in_free
-        self.step_us = max(clock, lane_out, lane_in)
-        self.cost = self.step_us + sum(self.written_us) + k * self.model.compiling_us
-        return self.cost
+
+def is_swapped(residencies: Several) -> bool:
+    """Whether a tensor with these residencies is copied."""
+    return any(stay.leaves or stay.arrival == COPIED for stay in residencies)
+
+
+def _at_and_after(residencies: Several, k: int) -> tuple[int, int]:
+    """The boundaries at which a tensor with these residencies is on the device, and the segments after which it is, as sets."""
+    at = after = 0
+    for first, last, arrival, leaves in residencies:
+        at |= _stretch(first, last)
+        after |= _stretch(first - 1 if arrival == MADE else first, last if leaves and last < k else last - 1)
+    return at, after
+
+
+def _stretch(first: int, last: int) -> int:
+    return (1 << last + 1) - (1 << first) if first <= last else 0

@@ -276,7 +276,6 @@ def _joined(schedule: Schedule) -> Schedule:
         joined = [new for i in (j, j + 1) if 0 < i < schedule.count and (new := merged(schedule, i)) is not None]
         lower = min(joined, key=lambda new: new.peak, default=schedule)
         if lower.peak >= schedule.peak:
-            schedule.time()
             return schedule
         schedule = lower
 

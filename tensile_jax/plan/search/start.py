@@ -6,9 +6,9 @@ that."""
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, may_have
+from tensile_jax.plan.result.layout import BEGINS, MADE, Residency, may_have
 from tensile_jax.plan.search.condensed import Condensed, members
-from tensile_jax.plan.search.schedule import Model, Schedule, Several
+from tensile_jax.plan.search.schedule import Model, Schedule, Several, is_swapped
 
 
 def last_held(step: Condensed, dropped: Mapping[int, int]) -> list[int]:
@@ -77,7 +77,7 @@ def assemble(model: Model, cuts: list[int], residencies: list[Several], *, as_th
         [()] * len(residencies),
         [0] * (k + 1),
         [0] * k,
-        set(),
+        {},
         [none] * k,
         [0] * (k + 1),
         [0] * k,
@@ -92,20 +92,21 @@ def assemble(model: Model, cuts: list[int], residencies: list[Several], *, as_th
             return None
     elif not made.settle(range(k), range(len(residencies))):
         return None
-    made.time()
     return made
 
 
 def merged(schedule: Schedule, j: int) -> Schedule | None:
     """The schedule without boundary j: segments j - 1 and j are one."""
-    cuts = schedule.cuts[:j] + schedule.cuts[j + 1 :]
-    new = _reindexed(schedule, cuts)
     used = schedule.contents[j].used
-    for t, several in enumerate(schedule.residencies):
-        if not several:
+    new = schedule.copy()
+    new.cuts = schedule.cuts[:j] + schedule.cuts[j + 1 :]
+    residencies = new.residencies
+    for t, several in enumerate(residencies):
+        if not several or (several[-1].last < j and len(several) == 1 and not several[0].leaves):
             continue
-        if len(several) == 1 and several[0].last < j and not (several[0].leaves):
-            new.residencies[t] = several
+        if several[0].first > j and len(several) == 1:
+            first, last, arrival, leaves = several[0]
+            residencies[t] = (Residency(first - 1, last - 1, arrival, leaves),)
             continue
         found: list[Residency] = []
         for first, last, arrival, leaves in several:
@@ -118,14 +119,15 @@ def merged(schedule: Schedule, j: int) -> Schedule | None:
                     found[-1] = Residency(found[-1].first, max(last, found[-1].last), found[-1].arrival, leaves)
                 else:
                     found.append(Residency(first, last, arrival, leaves))
-        new.residencies[t] = tuple(found)
-    removed = slice(j, j + 1)
-    for those in (new.at, new.held):
-        del those[removed]
-    for those in (new.contents, new.peaks, new.us, new.written_us):
-        del those[removed]
-    _masks(new)
-    both = schedule.contents[j - 1].used | schedule.contents[j].used | schedule.after[j - 1]
+        residencies[t] = tuple(found)
+    come, left = schedule.at[j] & ~schedule.after[j - 1], schedule.after[j - 1] & ~schedule.at[j]  # at the boundary
+    new.at[j - 1] |= come & used
+    new.held[j - 1] += schedule.model.step.bytes_of(come & used)
+    new.after[j - 1 : j + 1] = [schedule.after[j] & ~(come & ~used) | left]
+    for those in (new.at, new.held, new.contents, new.peaks, new.us, new.written_us):
+        del those[j]
+    new.copies = {t: None for t in new.copies if is_swapped(residencies[t])}
+    both = schedule.contents[j - 1].used | used | schedule.after[j - 1]
     return new if new.settle((j - 1,), members(both & ~new.after[j - 1])) else None
 
 
@@ -145,10 +147,15 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
         return None
     behind = second_part.contents
     crossing = behind.used & ~there
-    new = _reindexed(schedule, schedule.cuts[: j + 1] + [cut] + schedule.cuts[j + 1 :])
-    for t, several in enumerate(schedule.residencies):
-        if len(several) == 1 and several[0].last < j and not several[0].leaves:
-            new.residencies[t] = several
+    new = schedule.copy()
+    new.cuts = schedule.cuts[: j + 1] + [cut] + schedule.cuts[j + 1 :]
+    residencies = new.residencies
+    for t, several in enumerate(residencies):
+        if not several or (several[-1].last < j and len(several) == 1 and not several[0].leaves):
+            continue
+        if several[0].first > j + 1 and len(several) == 1:
+            first, last, arrival, leaves = several[0]
+            residencies[t] = (Residency(first + 1, last + 1, arrival, leaves),)
             continue
         found: list[Residency] = []
         for first, last, arrival, leaves in several:
@@ -160,65 +167,26 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
                 found[-1] = found[-1]._replace(last=last, leaves=leaves)
             else:
                 found.append(Residency(first, last, arrival, leaves))
-        new.residencies[t] = tuple(found)
-    for t in members(crossing):
-        several = new.residencies[t]
-        if any(s.first <= j + 1 <= s.last for s in several):
-            continue
+        residencies[t] = tuple(found)
+    held = there | after & have
+    for t in members(crossing & ~held):
+        several = residencies[t]
         stay = Residency(j + 1, j + 1, MADE, False)
         after_it = [s for s in several if s.first > j + 1]
         if after_it and after_it[0].first == j + 2 and after_it[0].arrival == MADE:
             stay = Residency(j + 1, after_it[0].last, MADE, after_it[0].leaves)
             after_it = after_it[1:]
-        new.residencies[t] = (*(s for s in several if s.last < j + 1 and s.first <= j + 1), stay, *after_it)
-        if not may_have(new.residencies[t]):
+        residencies[t] = (*(s for s in several if s.last < j + 1 and s.first <= j + 1), stay, *after_it)
+        if not may_have(residencies[t]):
             return None
-    for those in (new.at, new.held):
-        those.insert(j + 1, 0)
+    held |= crossing
+    new.at.insert(j + 1, held)
+    new.after.insert(j, held)
+    new.held.insert(j + 1, schedule.held[j] + model.step.bytes_of(held & ~there))
     new.peaks.insert(j + 1, new.peaks[j])
     for times in (new.us, new.written_us):
         times.insert(j + 1, times[j])
     new.contents[j : j + 1] = [before, behind]
-    _masks(new)
+    new.copies = {t: None for t in new.copies if is_swapped(residencies[t])}
     idle = schedule.contents[j].used | crossing | new.at[j + 1] & ~new.at[j + 2]
     return new if new.settle(range(j, j + 2), members(idle)) else None
-
-
-def _reindexed(schedule: Schedule, cuts: list[int]) -> Schedule:
-    new = schedule.copy()
-    new.cuts = cuts
-    return new
-
-
-def _masks(new: Schedule) -> None:
-    """Find the sets again from the residencies."""
-    k = len(new.cuts) - 1
-    at, after = [0] * (k + 2), [0] * (k + 1)
-    change_at, change_after = [0] * (k + 3), [0] * (k + 3)
-    for t, several in enumerate(new.residencies):
-        bit = 1 << t
-        for first, last, arrival, leaves in several:
-            if first <= last:
-                change_at[first] ^= bit
-                change_at[last + 1] ^= bit
-            begin = first - 1 if arrival == MADE else first
-            end = last if leaves and last < k else last - 1
-            if begin <= end:
-                change_after[begin] ^= bit
-                change_after[end + 1] ^= bit
-    now = then = 0
-    for j in range(k + 1):
-        now ^= change_at[j]
-        then ^= change_after[j]
-        at[j], after[j] = now, then
-    new.at, new.after = at[: k + 1], after[:k]
-    bytes_of = new.model.step.bytes_of
-    held = [0] * (k + 1)
-    total = 0
-    before = 0
-    for j in range(k + 1):
-        total += bytes_of(new.at[j] & ~before) - bytes_of(before & ~new.at[j])
-        held[j] = total
-        before = new.at[j]
-    new.held = held
-    new.swapped = {t for t in new.swapped if any(s.leaves or s.arrival == COPIED for s in new.residencies[t])}

@@ -131,7 +131,6 @@ def wander(schedule: Schedule, rng: random.Random, steps: int) -> Iterator[tuple
             return
         kind = rng.choice(sorted({name for name, _ in made}))
         name, schedule = rng.choice([(name, new) for name, new in made if name == kind])
-        schedule.time()
         yield name, schedule
 
 

@@ -20,8 +20,7 @@ def test_any_moves_leave_what_would_be_assembled_anew(seed: int) -> None:
         assert schedule.contents == anew.contents
         assert (schedule.peaks, schedule.us, schedule.written_us) == (anew.peaks, anew.us, anew.written_us)
         assert schedule.swapped == anew.swapped
-        assert schedule.step_us == anew.step_us and schedule.cost == anew.cost
-        assert schedule.begins == anew.begins and schedule.out_free == anew.out_free and schedule.in_free == anew.in_free
+        assert schedule.timing == anew.timing and schedule.cost == anew.cost >= schedule.least_cost - 1e-9
 
 
 @pytest.mark.parametrize("seed", SEEDS)
