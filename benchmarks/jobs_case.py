@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ import tensile_jax as tensile
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.installed_models import MODELS, Model
 from tensile_jax.plan_format import PolicyName
+from tensile_jax.runtime_records import JobEvent
 
 _PLAIN_S = 3.0  # how long each measurement of plain jit takes at least
 _GOOD = 0.75  # of plain jit's throughput; `--lowest` looks for the lowest budget that gives as much
@@ -75,87 +77,109 @@ def _forever(batches: list[Any]) -> Iterator[Any]:
         yield from batches
 
 
-def together(
-    alone: list[Alone],
-    budget: int,
-    *,
-    seconds: float,
-    policy: PolicyName = "auto",
-    caps: Sequence[int | None] = (),
-    apart_s: float | None = None,
-) -> dict[str, Any]:
-    """Run all jobs in a runtime for about `seconds`, and measure; or return the floors of those that do not fit, None for others.
+@dataclass(slots=True)
+class Together:
+    """Jobs that are planned and paused in a runtime, and run in rounds. Made by `together`.
 
-    Args:
-        caps: the budgets of the jobs alone.
-        apart_s: the jobs begin one after another, so many seconds apart, and what is measured begins with the first one's first
-            step. Without it, they begin together, and what is measured begins when each has done a step.
+    Attributes:
+        too_small: the floors of those jobs that do not fit, None for others; None if all fit.
     """
-    with tensile.Runtime(budget, look="always") as runtime:
-        jobs = []
-        for k, one in enumerate(alone):
-            jobs.append(
-                runtime.submit(
-                    one.model.step,
-                    one.model.init(),
-                    lambda one=one: _forever(one.batches),
-                    steps=10**6,
-                    name=f"{one.name}-{k}",
-                    policy=policy,
-                    budget=caps[k] if caps else None,
-                )
-            )
-            jobs[-1].pause()
-        while not all(job.status.state in ("paused", "failed") for job in jobs):
-            time.sleep(0.05)
-        failed = [job for job in jobs if job.status.state == "failed"]
-        if failed:
-            floors = [getattr(job.exception(), "floor_bytes", None) if job in failed else None for job in jobs]
-            runtime.stop()
-            return {"too_small": floors}
-        for job in jobs[: None if apart_s is None else 1]:
+
+    jobs: list[tensile.Job]
+    runtime: tensile.Runtime
+    events: Iterator[JobEvent]
+    too_small: list[int | None] | None
+
+    def round(self, seconds: float, order: Sequence[int] | None = None, apart_s: float | None = None) -> dict[str, Any]:
+        """Resume all jobs, run them for about `seconds`, measure, and pause them again.
+
+        Args:
+            order: in which they are resumed.
+            apart_s: they are resumed one after another, so many seconds apart, and what is measured begins with the first one's
+                first step. Without it, they begin together, and what is measured begins when each has done a step.
+        """
+        runtime, jobs = self.runtime, self.jobs
+        waiting = [jobs[k] for k in order or range(len(jobs))]
+        for job in waiting[: None if apart_s is None else 1]:
             job.resume()
-        waiting, next_at = ([] if apart_s is None else jobs[1:]), 0.0
+        waiting, next_at = ([] if apart_s is None else waiting[1:]), 0.0
         seen = {job.name: 0 for job in jobs}
-        parks, begun, cpu = 0, None, 0.0
+        parks, begun, last, cpu = 0, None, 0.0, 0.0
         decided, launches = 0.0, 0
         before = dict(seen)
-        for event in runtime.events():
+        for event in self.events:
             parks += event.kind == "parked" and begun is not None
             if event.kind != "step":
                 continue
             seen[event.job] += 1
+            last = event.time_s
             if begun is None and (waiting or all(seen.values())):
-                begun, before, cpu = event.time_s, dict(seen), time.process_time()
+                begun, before, cpu = last, dict(seen), time.process_time()
                 decided, launches = runtime.controller_us
                 next_at = begun + (apart_s or 0.0)
-            elif begun is not None and event.time_s >= next_at and waiting:
+            elif begun is not None and last >= next_at and waiting:
                 waiting.pop(0).resume()
-                next_at = event.time_s + (apart_s or 0.0)
-            elif begun is not None and event.time_s - begun >= seconds and not waiting and all(seen.values()):
+                next_at = last + (apart_s or 0.0)
+            elif begun is not None and last - begun >= seconds and not waiting and all(seen.values()):
                 break
-        last = event.time_s  # pyright: ignore[reportPossiblyUnboundVariable] # there were events
+        assert begun is not None
         cpu = time.process_time() - cpu
         decided, launches = runtime.controller_us[0] - decided, runtime.controller_us[1] - launches
-        runtime.stop()
-    assert begun is not None
-    done = [seen[job.name] - before[job.name] for job in jobs]
-    spans = [s for s in runtime.record().spans if s.lane == "compute" and begun <= s.end_us / 1e6 <= last]
-    planned = [job.status.planned_bytes for job in jobs]
-    return {
-        "budget_bytes": budget,
-        "peak_bytes": runtime.peak_bytes,
-        "planned_peaks_bytes": planned,
-        "peak_over_planned_sum": runtime.peak_bytes / sum(planned),
-        "clocked_s": last - begun,
-        "cpu_s": cpu,
-        "computing": sum(s.end_us - s.begin_us for s in spans) / 1e6 / (last - begun),
-        "steps": done,
-        "parks": parks,
-        "controller_us_per_launch": decided / max(launches, 1),
-        "segments": [len(job.plan.segments) if job.plan else 0 for job in jobs],
-        "swapped_bytes": [job.status.swapped_bytes for job in jobs],
-    }
+        self._pause()
+        done = [seen[job.name] - before[job.name] for job in jobs]
+        spans = [s for s in runtime.record().spans if s.lane == "compute" and begun <= s.end_us / 1e6 <= last]
+        planned = [job.status.planned_bytes for job in jobs]
+        return {
+            "peak_bytes": runtime.peak_bytes,
+            "planned_peaks_bytes": planned,
+            "peak_over_planned_sum": runtime.peak_bytes / sum(planned),
+            "clocked_s": last - begun,
+            "cpu_s": cpu,
+            "computing": sum(s.end_us - s.begin_us for s in spans) / 1e6 / (last - begun),
+            "steps": done,
+            "parks": parks,
+            "controller_us_per_launch": decided / max(launches, 1),
+            "segments": [len(job.plan.segments) if job.plan else 0 for job in jobs],
+            "swapped_bytes": [job.status.swapped_bytes for job in jobs],
+        }
+
+    def _pause(self) -> None:
+        running = {job.name for job in self.jobs}
+        for job in self.jobs:
+            job.pause()
+        while running:
+            event = next(self.events)
+            if event.kind == "paused":
+                running.discard(event.job)
+
+
+@contextmanager
+def together(
+    alone: Sequence[Alone], budget: int, *, policy: PolicyName = "auto", caps: Sequence[int | None] = ()
+) -> Iterator[Together]:
+    """Jobs that are planned together in a runtime; `caps` are the budgets of the jobs alone."""
+    with tensile.Runtime(budget, look="always") as runtime:
+        jobs: list[tensile.Job] = []
+        for k, one in enumerate(alone):
+            job = runtime.submit(
+                one.model.step,
+                one.model.init(),
+                lambda one=one: _forever(one.batches),
+                steps=10**6,
+                name=f"{one.name}-{k}",
+                policy=policy,
+                budget=caps[k] if caps else None,
+            )
+            job.pause()
+            jobs.append(job)
+        while not all(job.status.state in ("paused", "failed") for job in jobs):
+            time.sleep(0.05)
+        failed = [job for job in jobs if job.status.state == "failed"]
+        floors = [getattr(job.exception(), "floor_bytes", None) if job in failed else None for job in jobs] if failed else None
+        try:
+            yield Together(jobs, runtime, runtime.events(), floors)
+        finally:
+            runtime.stop()
 
 
 def compare(found: dict[str, Any], before: list[tuple[float, float]], after: list[tuple[float, float]]) -> None:
@@ -181,7 +205,9 @@ def main(specs: tuple[str, ...], budgets: tuple[float, ...], rounds: int, lowest
 
     def round_at(part: float) -> dict[str, Any]:
         before = [one.measure() for one in alone]
-        found = together(alone, int(part * whole), seconds=seconds)
+        with together(alone, int(part * whole)) as jobs:
+            found: dict[str, Any] = {"too_small": jobs.too_small} if jobs.too_small else jobs.round(seconds)
+        found["budget_bytes"] = int(part * whole)
         if "too_small" not in found:
             compare(found, before, [one.measure() for one in alone])
         measured.setdefault(part, []).append(found)

@@ -5,6 +5,8 @@
 TENSILE's jobs have each the smallest budget that the policy can keep. Capuchin's jobs save as much as TENSILE's did, as in the
 paper; vDNN's and those of `checkpoint` have each the smallest budget that the policy can keep. All of `auto`'s jobs share the
 peak that TENSILE's jobs reached, and with `--budget-share` also that share of the sum of plain jit's peaks.
+
+The jobs of a method are planned once. Between the repetitions they are paused, and plain jit is measured.
 """
 
 import json
@@ -16,7 +18,7 @@ import click
 import jax
 
 import tensile_jax as tensile
-from benchmarks.jobs_case import Alone, build, compare, together
+from benchmarks.jobs_case import Alone, Together, build, compare, together
 from benchmarks.paper.metrics import metrics
 from tensile_jax.plan_format import PolicyName
 
@@ -53,29 +55,28 @@ def main(
         by_job = {id(one): _least(one, policy) for one in alone}
         return [by_job[id(one)] for one in alone]
 
-    def once(policy: PolicyName, budget: int, caps: list[int], seed: int) -> dict[str, Any]:
-        """One repetition. What jobs that plan together need may be more than what they need alone: `caps` are then raised."""
-        order = list(range(len(alone)))
-        if apart is not None:
-            random.Random(seed).shuffle(order)
-        ordered = [alone[k] for k in order]
-        before = [one.measure() for one in ordered]
-        while True:
-            row = together(
-                ordered, budget, seconds=_SECONDS, policy=policy, caps=[caps[k] for k in order] if caps else [], apart_s=apart
-            )
-            if "too_small" not in row:
-                break
-            if not caps:
-                return row
-            for k, floor in zip(order, row["too_small"], strict=True):
-                caps[k] = max(caps[k], floor or 0)
-        compare(row, before, [one.measure() for one in ordered])
-        return row
-
     def measured(policy: PolicyName, budget: int, caps: list[int]) -> dict[str, Any]:
-        rows = [once(policy, budget, caps, seed) for seed in range(repetitions)]
-        return {"too_small": rows[0]["too_small"]} if "too_small" in rows[0] else _metrics(rows, whole)
+        """All repetitions. What jobs that plan together need may be more than what they need alone: `caps` are then raised."""
+        while True:
+            with together(alone, budget, policy=policy, caps=caps) as jobs:
+                if jobs.too_small is None:
+                    return _metrics(repeated(jobs), whole)
+                if not caps:
+                    return {"too_small": jobs.too_small}
+                caps = [max(cap, floor or 0) for cap, floor in zip(caps, jobs.too_small, strict=True)]
+
+    def repeated(jobs: Together) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        before = [one.measure() for one in alone]
+        for seed in range(repetitions):
+            order = list(range(len(alone)))
+            if apart is not None:
+                random.Random(seed).shuffle(order)
+            rows.append(jobs.round(_SECONDS, order, apart))
+            after = [one.measure() for one in alone]
+            compare(rows[-1], before, after)
+            before = after
+        return rows
 
     found: dict[str, Any] = {}
     roomy = 4 * whole
