@@ -143,8 +143,9 @@ class DeviceJobs:
                 isolation=work.isolation,
             )
         except BaseException as error:  # SystemExit in the user's code ends the job, and not the actor
-            self._place.give_back(work.name, attempt)
-            self._tell(JobNews(self.device.id, work.name, attempt, "failed", 0, f"{type(error).__name__}: {error}"))
+            problem = _problem(self._place.give_back, work.name, attempt)
+            note = "; ".join(part for part in (f"{type(error).__name__}: {error}", problem) if part)
+            self._tell(JobNews(self.device.id, work.name, attempt, "failed", 0, note))
         with self._lock:
             wish = self._making.pop(name)
         if wish != "run":
@@ -184,11 +185,11 @@ class DeviceJobs:
         """Tell an event of a job, now that what it says holds for other processes, too."""
         name, _, number = event.job.rpartition("@")
         attempt, kind, note, values = int(number), event.kind, event.note, dict(event.values)
-        if kind == "checkpointed" and (problem := self._place.publish(name, attempt)):
+        if kind == "checkpointed" and (problem := _problem(self._place.publish, name, attempt)):
             kind, note = "checkpoint_failed", problem
         if kind in FINAL:
             values |= self._forget(event.job)
-            if problem := self._place.give_back(name, attempt):
+            if problem := _problem(self._place.give_back, name, attempt):
                 kind, note = "failed", f"{kind}, but {problem}"
         self._tell(JobNews(self.device.id, name, attempt, kind, event.step, note, values))
 
@@ -201,6 +202,14 @@ class DeviceJobs:
                 return {"peak_bytes": peak}
             except ValueError:  # a save is under way
                 time.sleep(_MOMENT_S)
+
+
+def _problem(passed_on: Callable[[str, int], str], name: str, attempt: int) -> str:
+    """What `passed_on` says is wrong, or what it raises; without an answer, nobody would learn that the job has ended."""
+    try:
+        return passed_on(name, attempt)
+    except Exception as error:
+        return f"its checkpoints could not be passed on: {type(error).__name__}: {error}"
 
 
 def _made(work: Work) -> Made:

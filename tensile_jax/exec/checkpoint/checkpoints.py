@@ -18,7 +18,6 @@ its name is a number. If a checkpoint's folder contains a file of the user, that
 
 import operator
 import os
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +27,7 @@ from typing import Any
 
 from tensile_jax.atomic_file import UNFINISHED
 from tensile_jax.errors import CheckpointError
+from tensile_jax.exec.checkpoint.file_names import checkpoint_name, newest_first, step_and_number
 from tensile_jax.exec.checkpoint.format import (
     Manifest,
     Unreadable,
@@ -42,7 +42,6 @@ from tensile_jax.exec.checkpoint.format import (
 )
 from tensile_jax.exec.checkpoint.leaves import describe, find_difference
 
-_NAME = re.compile(r"(0|[1-9][0-9]{0,17})(?:-([1-9][0-9]{0,8}))?\Z")
 _WRITING, _REMOVING = ".tensile-writing-", ".tensile-removing-"
 
 
@@ -197,10 +196,8 @@ class Checkpoints:
 
     def _found(self) -> list[_Found]:
         """All checkpoints, the newest first."""
-        paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
-        matches = [(match, path) for path in paths if (match := _NAME.match(path.name)) and is_checkpoint(path)]
-        found = [_Found(int(match[1]), int(match[2] or 0), path) for match, path in matches]
-        return sorted(found, key=lambda one: (one.step, one.number), reverse=True)
+        names = newest_first(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
+        return [_Found(*step_and_number(name), self.folder / name) for name in names if is_checkpoint(self.folder / name)]
 
     def _read(self, one: _Found) -> Manifest | Unreadable:
         found = read_manifest(one.path, one.step)
@@ -211,7 +208,7 @@ class Checkpoints:
     def _free_path(self, step: int) -> Path:
         """An unused name for a new checkpoint of that step, with a higher number than the step's other checkpoints have."""
         number = max((one.number + 1 for one in self._found() if one.step == step), default=0)
-        while os.path.lexists(path := self.folder / (f"{step}-{number}" if number else f"{step}")):
+        while os.path.lexists(path := self.folder / checkpoint_name(step, number)):
             number += 1
         return path
 

@@ -11,6 +11,7 @@ swaps, they lower the peak of what the cheapest cut keeps, too, and the lower on
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from math import sqrt
 from typing import NamedTuple
 
@@ -120,12 +121,13 @@ def _from_cuts(step: StepModel, model: Model, limit: float, upper: float) -> Sch
     """The fastest of the schedules that begin with minimum cuts, repaired and improved, and of the one with the least peak."""
     found: list[Schedule] = []
     begun: set[tuple[object, ...]] = set()
-    for first in _starts(step, model, limit):
+    schedule_of = cache(partial(starting, step, model, limit=limit))
+    for first in _starts(step, model, limit, schedule_of):
         kept = (first.spread, *_kept(step, model, first)[1])
         if kept in begun:
             continue
         begun.add(kept)
-        schedule = starting(step, model, first, limit)
+        schedule = schedule_of(first)
         if schedule is None:
             continue
         evaluations = _OTHERS * (upper / step.whole_us - 1) if found else float("inf")
@@ -146,7 +148,7 @@ def _from_cuts(step: StepModel, model: Model, limit: float, upper: float) -> Sch
     return min(improved, key=lambda schedule: schedule.cost)
 
 
-def _starts(step: StepModel, model: Model, limit: float) -> Iterator[Start]:
+def _starts(step: StepModel, model: Model, limit: float, schedule_of: Callable[[Start], Schedule | None]) -> Iterator[Start]:
     """What schedules to begin with.
 
     If all of `_STARTS` keep more than the limit, cuts at lower prices follow: for each part of the limit, that with the highest
@@ -165,7 +167,7 @@ def _starts(step: StepModel, model: Model, limit: float) -> Iterator[Start]:
         return Start(less, more, bisect_left(nodes, True, key=lambda node: not keeps_more(Start(less, more, node), most)))
 
     def exceeds(part: float) -> bool:
-        begun = starting(step, model, combined(part * limit), limit)
+        begun = schedule_of(combined(part * limit))
         return begun is None or begun.peak > limit
 
     if not keeps_more(_STARTS[0], limit):

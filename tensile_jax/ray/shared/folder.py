@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tensile_jax.atomic_file import write_whole
 from tensile_jax.errors import CheckpointError
+from tensile_jax.exec.checkpoint.file_names import newest_first
 from tensile_jax.ray.shared.place import SharedPlace, attempts_in, refuse_late, running_name
 
 _AGAIN_S = 0.2  # between two attempts to lock a folder
@@ -40,7 +41,7 @@ class SharedFolder(SharedPlace):
 
     def has_checkpoints(self, job: str) -> bool:
         folder = self._folder_of(job)
-        return folder.is_dir() and any(path.name[0].isdigit() and path.is_dir() for path in folder.iterdir())
+        return folder.is_dir() and bool(newest_first(path.name for path in folder.iterdir() if path.is_dir()))
 
     def take_over(self, job: str, attempt: int, *, patience_s: float) -> None:
         from tensile_jax.exec.checkpoint.folder_lock import FolderLock  # imports JAX

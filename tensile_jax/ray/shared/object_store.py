@@ -28,7 +28,7 @@ from typing import Any
 import fsspec.core
 
 from tensile_jax.errors import CheckpointError
-from tensile_jax.exec.checkpoint.file_names import MANIFEST, MARK, STATE
+from tensile_jax.exec.checkpoint.file_names import MANIFEST, MARK, STATE, checkpoint_name, newest_first, step_and_number
 from tensile_jax.ray.shared.place import SharedPlace, attempts_in, refuse_late, running_name
 
 _SCRATCH, _KEPT = "tensile-jobs-", "tensile-kept-"
@@ -179,9 +179,9 @@ class ObjectStore(SharedPlace):
         found: dict[str, list[str]] = {}
         for path in paths:
             step, _, file = posixpath.relpath(str(path), root).partition("/")
-            if file and step[0].isdigit():
+            if file:
                 found.setdefault(step, []).append(file)
-        return {step: found[step] for step in sorted(found, key=_number, reverse=True)}
+        return {step: found[step] for step in newest_first(found)}
 
     # -- copying ---------------------------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class ObjectStore(SharedPlace):
                             target.mkdir(parents=True)
                             self._get(name, step, files, target)
                         self._fetched.add(target)
-                        if not isinstance(read_manifest(target, _number(step)[0]), Unreadable):
+                        if not isinstance(read_manifest(target, step_and_number(step)[0]), Unreadable):
                             return
                 return
             shutil.rmtree(folder, ignore_errors=True)  # a process that has not noticed its end has removed a checkpoint
@@ -216,7 +216,7 @@ class ObjectStore(SharedPlace):
         folder = self._scratch / mine
         begun, done = self._begun.setdefault(mine, set()), self._published.setdefault(mine, set())
         here = {path.parent.name for path in folder.glob(f"[0-9]*/{MANIFEST}")}
-        for step in sorted(here - done, key=_number):
+        for step in reversed(newest_first(here - done)):
             if folder / step not in self._fetched:
                 begun.add(step)
                 if self._put(mine, step):
@@ -286,17 +286,10 @@ class ObjectStore(SharedPlace):
             raise OSError(errno.EIO, f"{where}: {type(error).__name__}: {story[0]}", where) from error
 
 
-def _number(name: str) -> tuple[int, int]:
-    """The step of a checkpoint by its name, and how often the step was saved before; (-1, 0) if it is not such a name."""
-    step, _, number = name.partition("-")
-    return (int(step), int(number or 0)) if step.isdigit() and (number or "0").isdigit() else (-1, 0)
-
-
 def _free(path: Path) -> Path:
     """An unused name for a checkpoint, with a higher number if there is one of that name."""
-    number = 1
-    found = path
-    while found.exists():
-        found = path.with_name(f"{path.name.partition('-')[0]}-{number}")
+    step, number = step_and_number(path.name)
+    while path.exists():
         number += 1
-    return found
+        path = path.with_name(checkpoint_name(step, number))
+    return path

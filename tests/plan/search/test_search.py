@@ -1,6 +1,7 @@
 """The search keeps its limit, is the same every time, and has a schedule of least memory."""
 
 import random
+from functools import partial
 
 import pytest
 
@@ -10,12 +11,17 @@ from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search import search
 from tensile_jax.plan.search.choice import LEAST, peak_of, whole_peak
 from tensile_jax.plan.search.local_search import improve, repair
+from tensile_jax.plan.search.schedule import Model
 from tensile_jax.plan.search.search import fastest, least
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, training_graph
 from tests.plan.search.schedules import model_of, odd_step, plan_of, random_schedule
 
 NOTHING = Measured()
+
+
+def starts(step: StepModel, model: Model, limit: float) -> list[search.Start]:
+    return list(search._starts(step, model, limit, partial(search.starting, step, model, limit=limit)))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -53,8 +59,8 @@ def test_the_search_begins_at_lower_prices_where_the_others_keep_more_than_the_l
         return max(map(model.step.bytes_of, search._kept(step, model, begun)[1])) + model.step.base_bytes
 
     most = keeps(search._STARTS[0])
-    assert tuple(search._starts(step, model, most)) == search._STARTS
-    found = list(search._starts(step, model, most - 1))
+    assert tuple(starts(step, model, most)) == search._STARTS
+    found = starts(step, model, most - 1)
     assert tuple(found[: len(search._STARTS)]) == search._STARTS
     lower = found[len(search._STARTS) :]
     pairs, mixed, fitting = lower[: 2 * len(search._KEPT)], lower[2 * len(search._KEPT)], lower[2 * len(search._KEPT) + 1 :]
@@ -83,7 +89,7 @@ def test_the_search_begins_with_the_most_that_can_be_kept_without_a_repair(part:
         return max(map(model.step.bytes_of, search._kept(step, model, begun)[1]))
 
     limit = part * keeps(search._STARTS[0])
-    *_, of_the_last_part, fitting = search._starts(step, model, limit)
+    *_, of_the_last_part, fitting = starts(step, model, limit)
     schedule = search.starting(step, model, fitting, limit)
     assert schedule is not None and schedule.peak <= limit
     assert keeps(fitting) > keeps(of_the_last_part)
