@@ -28,6 +28,7 @@ class Classifier:
         width: channels of the first convolution, or the number of channels that the network's file says; all others are in
             proportion to it.
         blocks: how many blocks, or layers, each stage has.
+        fewest_blocks: how many each stage must have.
         learning_rate: the usual rate of Adam.
     """
 
@@ -37,6 +38,7 @@ class Classifier:
     smallest_image: int
     width: int
     blocks: tuple[int, ...]
+    fewest_blocks: int = 1
     learning_rate: float = 1e-3
 
     def __call__(
@@ -57,7 +59,8 @@ class Classifier:
         blocks = self.blocks if blocks is None else tuple(blocks)
         if len(blocks) != len(self.blocks):
             raise ValueError(f"blocks must be {len(self.blocks)} numbers: got {blocks}. Published are {self.blocks}.")
-        check_sizes(width=width, **{f"blocks[{stage}]": number for stage, number in enumerate(blocks)})
+        check_sizes(width=width)
+        check_sizes(at_least=self.fewest_blocks, **{f"blocks[{stage}]": number for stage, number in enumerate(blocks)})
         check_dtype(dtype)
         source = photograph_input(
             batch_size=batch_size,

@@ -74,4 +74,5 @@ inceptionv3 = Classifier(
     smallest_image=SMALLEST_IMAGE,
     width=WIDTH,
     blocks=(3, 4, 2),
+    fewest_blocks=0,
 )

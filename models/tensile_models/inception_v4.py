@@ -60,4 +60,5 @@ inceptionv4 = Classifier(
     smallest_image=SMALLEST_IMAGE,
     width=WIDTH,
     blocks=(4, 7, 3),
+    fewest_blocks=0,
 )

@@ -209,6 +209,7 @@ def test_the_step_is_named_train_step_and_takes_the_given_optimizer() -> None:
             r"blocks must be 3 numbers: got \(4, 7\). Published are",
         ),
         ("resnet50", {"batch_size": 2, "blocks": [3, 4, 0, 3]}, ValueError, r"blocks\[2\] must be at least 1: got 0"),
+        ("inceptionv3", {"batch_size": 2, "blocks": [1, 0, -1]}, ValueError, r"blocks\[2\] must be at least 0: got -1"),
         ("mlp", {"batch_size": 2, "seed": -1}, ValueError, "seed must be at least 0: got -1"),
     ],
 )
