@@ -299,7 +299,7 @@ class Planner:
 
     def plan(self, goal: Goal, measured: Measured) -> Planned | None:
         """The first choice under the limit whose plan passes its replay, with that plan; None if there is none."""
-        if self._latest is None or self._latest[0] != goal or self._latest[1] is not measured:
+        if self._latest is None or self._latest[:2] != (goal, measured):
             self._latest = goal, measured, self._planned(goal, measured)
         return self._latest[2]
 

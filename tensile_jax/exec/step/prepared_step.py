@@ -256,7 +256,8 @@ class PreparedStep:
         return found
 
     def _predict_anew(self, goal: Goal) -> Compiled:
-        found = self.planner.plan(goal, self.measured)
+        without_margin = self.in_one_program or goal.max_slowdown is not None
+        found = self.planner.plan(goal, self.measured) if without_margin else self._planned(goal)
         if found is None and self.planner.has_choice(goal.limit, self.measured):
             raise self.planner.no_verified_plan()
         if found is None:
@@ -267,6 +268,27 @@ class PreparedStep:
             if as_program is not None:
                 found = Planned(as_program, choice)
         return Compiled(self.with_basis(found.plan), None, found.choice)
+
+    def _planned(self, goal: Goal, attempt: int = 1) -> Planned | None:
+        """The planner's choice, and its plan with the workspaces that are known; None if there is none."""
+        measured = self._with_margin(goal, attempt)
+        chosen = self.planner.plan(goal, measured)
+        if chosen is None and measured.margin:
+            return self.planner.plan(goal, replace(measured, margin=0))
+        if chosen is None or not measured.margin:
+            return chosen
+        plan = self.planner.plan_of(chosen.choice, goal, self.measured)
+        return None if plan is None else Planned(plan, chosen.choice)
+
+    def _with_margin(self, goal: Goal, attempt: int) -> Measured:
+        """What was measured, with a margin for segments that were not compiled yet, each time a larger one.
+
+        A margin that leaves no choice is halved, and then given up.
+        """
+        limit = 0.0 if goal.limit == float("inf") else goal.limit
+        wanted = int(limit * _MARGIN * (attempt + 1))
+        most = limit - self.planner.floor_bytes(self.measured)
+        return replace(self.measured, margin=next((margin for margin in (wanted, wanted // 2) if margin <= most), 0))
 
     def _predicted_choice(self, choice: Choice, goal: Goal) -> Compiled | None:
         """The plan of `choice` with estimated workspaces; None if the replay, which checks every plan, refuses it."""
@@ -419,10 +441,8 @@ class PreparedStep:
     def _search(self, goal: Goal) -> Compiled:
         """The planner's choice, compiled; if that exceeds the limit, the same choice with as few changes as possible.
 
-        Compiling takes long, and what does not change is not compiled again. A margin is kept free for segments that were not
-        compiled yet, each time a larger one. A margin that leaves no choice is halved, and then given up.
+        Compiling takes long, and what does not change is not compiled again.
         """
-        limit = 0.0 if goal.limit == float("inf") else goal.limit
         chosen = self.planner.plan(goal, self.measured) if self.in_one_program else None
         found = None if chosen is None else self._as_program(chosen, goal)
         if found is not None:
@@ -430,17 +450,10 @@ class PreparedStep:
         chosen = None
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             began = time.perf_counter()
-            margin = int(limit * _MARGIN * (attempt + 1))
-            if self.planner.is_below_floor(limit - margin, self.measured):
-                margin = 0  # the policy would look long for plans that are not there
-            measured = replace(self.measured, margin=margin)
             if chosen is not None:
-                chosen = self.planner.revise(chosen.choice, goal, measured)
+                chosen = self.planner.revise(chosen.choice, goal, self._with_margin(goal, attempt))
             if chosen is None:
-                chosen = self.planner.plan(goal, measured)
-            while chosen is None and margin:
-                margin = margin // 2 if margin > _MARGIN * limit else 0
-                chosen = self.planner.plan(goal, replace(self.measured, margin=margin))
+                chosen = self._planned(goal, attempt)
             self.plan_s += time.perf_counter() - began
             if chosen is None:
                 break

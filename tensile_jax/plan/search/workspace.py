@@ -39,7 +39,7 @@ class Compared(NamedTuple):
     predicted: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What compiling has shown, in bytes.
 
