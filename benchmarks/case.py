@@ -139,14 +139,15 @@ def main(
         "compile_ratio": report.compile_s / jit_compile_s,
         "loop_us_per_segment": loop_us_per_segment(step, mine, batches[0]),
     }
-    if jit_us and report.step_us is not None:
+    if jit_us:
         jit_step_us = statistics.median(jit_us)
+        step_us = report.step_us or statistics.median(mine_us)  # the last step may have been the first of a renewed plan
         result |= {
             "jit_step_us": jit_step_us,
-            "step_us": report.step_us,
-            "time_ratio": report.step_us / jit_step_us,
+            "step_us": step_us,
+            "time_ratio": step_us / jit_step_us,
             "predicted_step_us": plan.step_us,
-            "predicted_over_measured_time": plan.step_us / report.step_us,
+            "predicted_over_measured_time": plan.step_us / step_us,
             "stall_us": report.stall_us,
             "recomputed_us": plan.recomputed_us,
             "steps_us": mine_us,

@@ -1,6 +1,6 @@
 """The experiments, measured on this machine's device: `python -m benchmarks.paper measure`, or `make paper`.
 
-On a GPU the models have the sizes of the paper. On a CPU they are smaller (`_CPU_SIZES`), so that all of it takes less than 40
+On a GPU the models have the sizes of the paper. On a CPU they are smaller (`_CPU_SIZES`), so that all of it takes about 50
 minutes on two cores. Every workload is measured in a process of its own (`benchmarks/case.py`), in which the steps of plain jit
 and of the planned step alternate; several jobs share one in `several.py`. What several experiments need is measured once.
 """
