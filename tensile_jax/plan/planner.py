@@ -286,14 +286,14 @@ class Planner:
 
     def has_choice(self, limit: float, measured: Measured) -> bool:
         """Whether the policy has a choice under the limit, even if the replay of its plan would refuse it."""
-        if self.is_below_floor(limit, measured):
+        if self._is_below_floor(limit, measured):
             return False
         known = self._no_choice
         if known is not None and known[0] == limit and known[1] is measured:
             return False
         return self._policy(self.step, limit, measured) is not None
 
-    def is_below_floor(self, limit: float, measured: Measured) -> bool:
+    def _is_below_floor(self, limit: float, measured: Measured) -> bool:
         """Whether the policy has no plan under the limit, as its floor says. `auto` looks for one nevertheless."""
         return self.policy_name != "auto" and measured.margin == 0 and LEAST < limit < self.floor_bytes(measured)
 
@@ -304,7 +304,7 @@ class Planner:
         return self._latest[2]
 
     def _planned(self, goal: Goal, measured: Measured) -> Planned | None:
-        if self.is_below_floor(goal.limit, measured):
+        if self._is_below_floor(goal.limit, measured):
             return None
         for choice in self._choices(goal.limit, measured):
             plan = self.plan_of(choice, goal, measured)

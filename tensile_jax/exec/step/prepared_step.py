@@ -266,6 +266,11 @@ class PreparedStep:
             raise self.planner.no_verified_plan()
         if found is None:
             raise self._too_small(goal.limit, self.planner.floor_bytes(self.measured), "about ")
+        if not without_margin:
+            shown = self._predicted_choice(found.choice, goal)
+            if shown is None:
+                raise self.planner.no_verified_plan()
+            return shown
         if self.in_one_program and can_be_joined(found.plan, self.graph):
             choice = replace(found.choice, barriers=first_try(goal.limit, devices=self.step.devices).form)
             as_program = self.planner.plan_of(choice, goal, self.measured)
@@ -274,15 +279,12 @@ class PreparedStep:
         return Compiled(self.with_basis(found.plan), None, found.choice)
 
     def _planned(self, goal: Goal, attempt: int = 1) -> Planned | None:
-        """The planner's choice, and its plan with the workspaces that are known; None if there is none."""
+        """The planner's choice, and its plan with the margin; None if there is none."""
         measured = self._with_margin(goal, attempt)
         chosen = self.planner.plan(goal, measured)
         if chosen is None and measured.margin:
             return self.planner.plan(goal, replace(measured, margin=0))
-        if chosen is None or not measured.margin:
-            return chosen
-        plan = self.planner.plan_of(chosen.choice, goal, self.measured)
-        return None if plan is None else Planned(plan, chosen.choice)
+        return chosen
 
     def _with_margin(self, goal: Goal, attempt: int) -> Measured:
         """What was measured, with a margin for segments that were not compiled yet, each time a larger one.

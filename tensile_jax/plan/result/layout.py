@@ -45,10 +45,14 @@ class Residency(NamedTuple):
     leaves: bool
 
 
+def is_swapped(residencies: Sequence[Residency]) -> bool:
+    """Whether a tensor with these residencies is copied."""
+    return any(r.leaves or r.arrival == COPIED for r in residencies)
+
+
 def may_have(residencies: Sequence[Residency]) -> bool:
     """Whether a tensor may have these residencies: one that is swapped is made once only."""
-    swapped = any(r.leaves or r.arrival == COPIED for r in residencies)
-    return not swapped or all(r.arrival != MADE for r in residencies[1:])
+    return not is_swapped(residencies) or all(r.arrival != MADE for r in residencies[1:])
 
 
 Residencies = Mapping[TensorId, tuple[Residency, ...]]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
-from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
+from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, is_swapped
 from tensile_jax.plan.search.account import Contents, contents_of
 from tensile_jax.plan.search.condensed import Condensed, members
 from tensile_jax.plan.search.timing import Copies, Timing, timed
@@ -240,13 +240,16 @@ class Schedule:
     def cost(self) -> float:
         """The time of a step, what results that cross boundaries cost in addition, and a little for each segment."""
         if self._cost is None:
-            self._cost = self.step_us + sum(self.written_us) + len(self.after) * self.model.compiling_us
+            self._cost = self._cost_at(self.step_us)
         return self._cost
 
     @property
     def least_cost(self) -> float:
         """The cost, if no segment waited for a copy and copies slowed nothing."""
-        return sum(self.us) + sum(self.written_us) + len(self.after) * self.model.compiling_us
+        return self._cost_at(sum(self.us))
+
+    def _cost_at(self, step_us: float) -> float:
+        return step_us + sum(self.written_us) + len(self.after) * self.model.compiling_us
 
     def excess(self, limit: float) -> float:
         """By how much segments exceed the limit: the bytes of each, weighted with the square root of its number of nodes.
@@ -398,11 +401,6 @@ class Schedule:
             if leaves and out is None and not into:
                 out = max(self.last_use(t, first, last) + 1, first), last + 1
         return Copies(out, tuple(into))
-
-
-def is_swapped(residencies: Several) -> bool:
-    """Whether a tensor with these residencies is copied."""
-    return any(stay.leaves or stay.arrival == COPIED for stay in residencies)
 
 
 def _at_and_after(residencies: Several, k: int) -> tuple[int, int]:

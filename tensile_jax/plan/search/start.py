@@ -6,9 +6,9 @@ that."""
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from tensile_jax.plan.result.layout import BEGINS, MADE, Residency, may_have
+from tensile_jax.plan.result.layout import BEGINS, MADE, Residency, is_swapped, may_have
 from tensile_jax.plan.search.condensed import Condensed, members
-from tensile_jax.plan.search.schedule import Model, Schedule, Several, is_swapped
+from tensile_jax.plan.search.schedule import Model, Schedule, Several
 
 
 def last_held(step: Condensed, dropped: Mapping[int, int]) -> list[int]:

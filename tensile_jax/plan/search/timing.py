@@ -65,22 +65,25 @@ def timed(
     clock = lane_out = lane_in = delay_us = 0.0
     left, come = [0.0] * (k + 2), [0.0] * (k + 2)
     begins, out_free, in_free = [0.0] * (k + 1), [0.0] * (k + 1), [0.0] * (k + 1)
+
+    def copied(
+        those: list[tuple[int, int]], each_us: Sequence[float], ended: list[float], lane: float, delay_us: float
+    ) -> tuple[float, float]:
+        """Issue copies now; when their lane is free again, and by how much the next segment is delayed."""
+        those.sort()
+        for until, t in those:
+            lane = ended[until] = (lane if lane > clock else clock) + each_us[t]
+            delay_us += copy_share * each_us[t]
+        return lane, delay_us
+
     for index in range(k + 1):
         if index in out:
-            leaving = out[index]
-            leaving.sort()
-            for until, t in leaving:
-                lane_out = left[until] = (lane_out if lane_out > clock else clock) + out_us[t]
-                delay_us += copy_share * out_us[t]
+            lane_out, delay_us = copied(out[index], out_us, left, lane_out, delay_us)
         out_free[index] = lane_out if lane_out > clock else clock
         if left[index] > clock:
             clock = left[index]
         if index in into:
-            coming = into[index]
-            coming.sort()
-            for until, t in coming:
-                lane_in = come[until] = (lane_in if lane_in > clock else clock) + in_us[t]
-                delay_us += copy_share * in_us[t]
+            lane_in, delay_us = copied(into[index], in_us, come, lane_in, delay_us)
         begins[index], in_free[index] = clock, (lane_in if lane_in > clock else clock)
         if index < k:
             if come[index] > clock:
