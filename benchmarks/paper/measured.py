@@ -1,8 +1,8 @@
 """The experiments, measured on this machine's device: `python -m benchmarks.paper measure`, or `make paper`.
 
-On a GPU the models have the sizes of the paper. On a CPU they are smaller (`_CPU_SIZES`), so that all of it takes about 50
-minutes on two cores. Every workload is measured in a process of its own (`benchmarks/case.py`), in which the steps of plain jit
-and of the planned step alternate; several jobs share one in `several.py`. What several experiments need is measured once.
+On a GPU the models have the sizes of the paper. On a CPU they are smaller (`_CPU_SIZES`), so that all of it takes less than
+40 minutes on two cores. Every workload is measured in a process of its own (`benchmarks/case.py`), in which the steps of plain
+jit and of the planned step alternate; several jobs share one in `several.py`. What several experiments need is measured once.
 """
 
 import json
@@ -32,8 +32,9 @@ _BERT_BASE = {"sequence_length": 512, "vocabulary": 30522, "width": 768, "heads"
 _SHARES = {"cpu": (75, 50), "gpu": (90, 75, 60, 50, 40, 30, 25)}  # per cent of plain jit's peak
 _BATCH_SIZES = {"cpu": (4, 16, 64), "gpu": (4, 8, 16, 32, 64)}
 _SEVERAL = {"cpu": ("vgg16",), "gpu": ("vgg16", "inceptionv3", "inceptionv4", "resnet50", "densenet121")}
-_BATCHES = {"cpu": ("vgg16", "resnet50"), "gpu": _SEVERAL["gpu"]}
 _MIXED = _SEVERAL["gpu"]
+_SECONDS = {"cpu": 2, "gpu": 3}  # for which several jobs are measured in each repetition
+_SHORTER = {"cpu": ("--without-checkpoint",), "gpu": ()}  # of equal jobs
 _LEAST_SPEED = 0.6
 _STEPS = 6  # of the policies whose plan is fixed: (steps - 1) * 2 are timed
 _FOLLOWED = 8  # of those whose plan may be renewed
@@ -119,7 +120,7 @@ def curve(model: str, cache_folder: str) -> list[Row]:
 def batch(model: str, cache_folder: str) -> list[Row]:
     """Experiment 6: TENSILE with as little memory as it can do with, and `auto` with that peak, for several batch sizes."""
     rows: list[Row] = []
-    for size in _BATCH_SIZES[kind()] if model in _BATCHES[kind()] else ():
+    for size in _BATCH_SIZES[kind()] if model in _SEVERAL[kind()] else ():
         tensile = _figures(_case(model, "tensile", "least", cache_folder, size))
         rows.append({"batch_size": size, "tensile": tensile})
         if "peak_bytes" in tensile:
@@ -130,13 +131,13 @@ def batch(model: str, cache_folder: str) -> list[Row]:
 def scalability(model: str, cache_folder: str) -> dict[str, Row]:
     """Experiments 4 and 7: one to four equal jobs, by their number."""
     numbers = range(1, 5) if model in _SEVERAL[kind()] else ()
-    return {str(jobs): _several([model] * jobs, cache_folder) for jobs in numbers}
+    return {str(jobs): _several([model] * jobs, cache_folder, *_SHORTER[kind()]) for jobs in numbers}
 
 
 def mixed(cache_folder: str) -> Row:
     """Experiment 5: the five models as jobs that begin one after another, each time in another order."""
     least: dict[str, list[int]] = {}
-    for policy in ("tensile", "vdnn", "checkpoint", "capuchin"):
+    for policy in ("tensile", "vdnn", "checkpoint"):
         rows = [_case(model, policy, "least", cache_folder) for model in _MIXED]
         if all("peak_bytes" in row for row in rows):
             least[policy] = [row["peak_bytes"] for row in rows]
@@ -152,6 +153,8 @@ def _several(models: list[str], cache_folder: str, *options: str) -> Row:
         *jobs,
         "--repetitions",
         str(REPETITIONS),
+        "--seconds",
+        str(_SECONDS[kind()]),
         "--cache",
         cache_folder,
     ]

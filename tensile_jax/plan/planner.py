@@ -195,8 +195,9 @@ class Planner:
         return whole_peak(self.step, measured)
 
     def floor_bytes(self, measured: Measured) -> int:
-        """The smallest limit for which the policy has a plan."""
-        if self._floor is None or self._floor[0] is not measured:
+        """The smallest limit for which the policy has a plan, where no margin is kept."""
+        measured = replace(measured, margin=0)
+        if self._floor is None or self._floor[0] != measured:
             self._floor = measured, floor_bytes(self.step, measured, self._policy)
         return self._floor[1]
 

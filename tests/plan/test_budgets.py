@@ -72,3 +72,21 @@ def test_as_little_as_possible_is_the_floor() -> None:
     choice = auto(step, LEAST, NOTHING)
     assert choice is not None
     assert plan_of(step, choice).peak_bytes <= floor_bytes(step, NOTHING)
+
+
+def test_the_floor_is_computed_once_whatever_margin_plans_keep() -> None:
+    planner, searched = Planner(training_graph(2, activation=100_000), PROFILE, policy="capuchin"), list[float]()
+    known = planner._policy
+
+    def policy(step: StepModel, limit: float, measured: Measured) -> Choice | None:
+        searched.append(limit)
+        return known(step, limit, measured)
+
+    planner._policy = policy
+    floor = planner.floor_bytes(NOTHING)
+    assert planner.floor_bytes(Measured(margin=1000)) == planner.floor_bytes(Measured()) == floor
+    assert searched == [LEAST]
+    found = planner.plan(Goal(floor), NOTHING)
+    assert found is not None and found.plan.peak_bytes <= floor and searched == [LEAST, floor]
+    planner.floor_bytes(Measured(whole=1))
+    assert searched == [LEAST, floor, LEAST]
