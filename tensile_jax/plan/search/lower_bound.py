@@ -60,18 +60,31 @@ one segment. So a tensor that costs nothing to compute from one other tensor, no
 The results of a residual join are not written either, but to run it again costs something. It costs nothing if one segment runs
 both the join and what reads it. So a join is paid for only where such a segment would need more than the budget, and then once.
 
+Copies that hide need segments, and each segment has a launch. A copy is issued at a boundary between segments, and if it must
+have ended at the same boundary, it is *exposed*: nothing is computed meanwhile. A tensor that one segment makes, and that is away
+during another one, needs five segments if neither of its copies is exposed: the one that makes it, one beside each copy, the one
+without it, and the one that reads it. State, and what the step returns, needs four: state may begin on the host, so nothing makes
+it, and the update of a state tensor is copied there beside the last segment. So the bound is the least of three:
+
+    three segments or fewer   the program in which each tensor that comes back exposes a copy
+    four                      the program in which those do that are neither inputs nor results, and three more launches
+    five or more              the program as above, and four more launches
+
+A tensor that exposes a copy takes half of the time of its shorter copy in addition, in proportion to the largest in(t, k): two
+exposed copies overlap if they have opposite directions and are issued when the last segment has ended.
+
 Cutting planes. Only some places are considered: first those at which most is stored. The solution of the program then says what
 is in memory at all other heavy operators. Those at which that is more than the budget are added, and the program is solved again,
-until there are none, or the program is too large for a few seconds. Each program gives a lower bound, and the largest is
-returned. Small tensors count as if they took no memory, which lowers the bound a little. The program leaves out that each further
-segment has a launch, too, and that a segment holds its inputs until it ends.
+until there are none, or the program is too large for a few seconds. Each program gives a lower bound, and the largest
+counts. Small tensors count as if they took no memory, which lowers the bound a little. The program leaves out that a segment
+holds its inputs until it ends.
 
 That keeping, moving and recomputing are fractions of one linear program follows POET (Patil et al., 2022) and Checkmate (Jain et
 al., 2020), whose programs are integer. HiGHS solves it. Sizes in bytes, times in microseconds.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +103,8 @@ _MOST_ROUNDS = 8  # `make bench-constants`: with 4 and 16, bounds are the same
 _MOST_COLUMNS = 6_000  # of a program after which a larger one is solved: 8,882 take 1 s, and 25,731 take 39 s and add 0.002 %
 _SMALL = 1 / 4000  # of the budget: the largest size of a small tensor; 1/1000 lowers the bound by 0.16 %, 1/30000 adds 0.03 %
 _SLACK = 1e-4  # smaller fractions, and excesses of the budget by less than this part of it, count as zero
+_FEW_LAUNCHES = 0.003
+"""Times the bound: if four launches take less, they are left out. Under half of its peak, VGG-16 (0.002) takes 18 s with them."""
 _TOLERANCE = 1e-6  # the part of the optimum that HiGHS may be off
 
 Terms = list[tuple[int, float]]
@@ -105,10 +120,24 @@ def least_step_us(
         state_may_stay_out: whether donated state may be on the host when the iteration begins and ends.
     """
     step = _reduce(liveness, fusion, costs, _SMALL * budget_bytes, state_may_stay_out=state_may_stay_out)
+    launch_us = costs.profile.launch_us
+    hidden_us = _solved(step, budget_bytes, exposed=())
+    if 4 * launch_us < _FEW_LAUNCHES * hidden_us:
+        return hidden_us
+    exposed_us = _solved(step, budget_bytes, exposed=range(len(step.nbytes)))
+    if exposed_us <= hidden_us + 3 * launch_us:
+        return exposed_us
+    inner = [i for i, begin in enumerate(step.begin) if begin >= 0 and not step.result[i]]
+    partly_us = _solved(step, budget_bytes, exposed=inner)
+    return min(exposed_us, partly_us + 3 * launch_us, hidden_us + 4 * launch_us)
+
+
+def _solved(step: "_Step", budget_bytes: float, *, exposed: Collection[int]) -> float:
+    """The largest optimum of the programs in which these items expose a copy if they leave; infinite if one has no solution."""
     places = _crowded(step, step.stored, (), budget_bytes)
     best = 0.0
     for _ in range(_MOST_ROUNDS):
-        program = _Program(step, places, budget_bytes)
+        program = _Program(step, places, budget_bytes, frozenset(exposed))
         solution = program.solve()
         if solution is None:
             return float("inf")
@@ -263,9 +292,10 @@ def _crowded(step: _Step, needed: dict[int, float], taken: Sequence[int], budget
 class _Program:
     """The linear program for some places. Bytes are in units of the budget, and times in units of the step's own time."""
 
-    def __init__(self, step: _Step, places: Sequence[int], budget_bytes: float) -> None:
+    def __init__(self, step: _Step, places: Sequence[int], budget_bytes: float, exposed: frozenset[int]) -> None:
         self.step = step
         self.places = places
+        self.exposed = exposed
         self.budget_bytes = budget_bytes
         self.columns: dict[tuple[str, int, int], int] = {}
         self.rows: list[tuple[Terms, float]] = []  # sum of coefficient * column <= bound
@@ -275,7 +305,7 @@ class _Program:
         self._lanes: list[tuple[Terms, Terms]] = [([], []) for _ in range(k + 1)]  # by interval: copies out, copies in
         self._delays: list[Terms] = [[] for _ in range(k + 1)]
         self._reruns: list[Terms] = [[] for _ in range(k + 1)]
-        self._once: Terms = []
+        self._once: Terms = []  # what is paid for at any time
         self._memory: list[Terms] = [[] for _ in range(k + 1)]
         self._first = [bisect_right(places, b) + 1 if b >= 0 else 0 for b in step.begin]  # the first k for which the item is made
         self._until = [k if r else bisect_right(places, p) for r, p in zip(step.result, step.last, strict=True)]  # the last k
@@ -328,6 +358,8 @@ class _Program:
         needed = last if step.result[item] else max(used, default=0)
         for k in range(first, until + 1):
             there, into = self._column("there", item, k), self._column("in", item, k)
+            if item in self.exposed:
+                self._at_most([(into, 1.0), (self._column("exposed", item, 0), -1.0)], 0.0)
             self._memory[k].append((there, nbytes / self.budget_bytes))
             out = self._hosted(item, k + 1, 1.0)
             before = self._hosted(item, k, -1.0)
@@ -346,6 +378,8 @@ class _Program:
                 self._delays[k].extend((c, v * profile.copy_share) for c, v in moved)
             if k < last or k in used:  # otherwise the copy may be issued after the last segment
                 self._delays[k].append((into, in_us * profile.copy_share))
+        if ("exposed", item, 0) in self.columns:
+            self._once.append((self._column("exposed", item, 0), min(out_us, in_us) / 2))
         if 0 < first <= until:
             moved = self._hosted(item, first, 1.0)
             self._lanes[first - 1][0].extend((c, v * out_us) for c, v in moved)

@@ -54,6 +54,14 @@ def test_what_does_not_fit_runs_again_or_crosses_the_link() -> None:
     assert bound(CHAIN, 1_000, SLOW_LINK) == np.inf  # y reads a and d, which do not fit beside each other
 
 
+def test_a_copy_that_hides_needs_segments() -> None:
+    """A tenth of `a` leaves, in 50 us. Half of that is not hidden, or there are four more segments."""
+    chain, link = once(CHAIN), with_link(2.0)
+    for launch_us, more_us in ((5.0, 4 * 5.0), (100.0, 25.0)):
+        profile = dataclasses.replace(link, launch_us=launch_us)
+        assert bound(chain, 1_310, profile) == pytest.approx(bound(chain, 10_000, profile) + more_us, rel=1e-5)
+
+
 def test_what_leaves_before_a_place_has_only_the_time_before_it() -> None:
     """200 bytes of `a` must be on the host when c begins, after 1,000 us or more, and back when y begins, 1,000 us later."""
     chain = once(CHAIN)
@@ -119,10 +127,11 @@ def test_the_fastest_of_all_plans_is_not_below_it(seed: int) -> None:
             assert held(graph, oracle.step.fusion, oracle.plan(found.layout)) > limit
 
 
+@pytest.mark.parametrize("launch_us", [1.0, 100.0, 1000.0])
 @pytest.mark.parametrize("state_memory", ["device", "any"])
-def test_no_plan_of_any_policy_is_below_it(state_memory: str) -> None:
-    graph = training_graph(5)
-    planner = Planner(graph, with_link(200.0), state_memory=state_memory)  # pyright: ignore[reportArgumentType] # a literal
+def test_no_plan_of_any_policy_is_below_it(state_memory: str, launch_us: float) -> None:
+    graph, profile = training_graph(5), dataclasses.replace(with_link(200.0), launch_us=launch_us)
+    planner = Planner(graph, profile, state_memory=state_memory)  # pyright: ignore[reportArgumentType] # a literal
     for share in (0.8, 0.6, 0.5, 0.4, 0.3):
         limit = int(share * whole_peak(planner.step, Measured()))
         below = planner.bound_us(limit, Measured())
