@@ -32,9 +32,9 @@ _BERT_BASE = {"sequence_length": 512, "vocabulary": 30522, "width": 768, "heads"
 _SHARES = {"cpu": (75, 50), "gpu": (90, 75, 60, 50, 40, 30, 25)}  # per cent of plain jit's peak
 _BATCH_SIZES = {"cpu": (4, 16, 64), "gpu": (4, 8, 16, 32, 64)}
 _SEVERAL = {"cpu": ("vgg16",), "gpu": ("vgg16", "inceptionv3", "inceptionv4", "resnet50", "densenet121")}
+_BATCHES = {"cpu": ("vgg16", "resnet50"), "gpu": _SEVERAL["gpu"]}
 _MIXED = _SEVERAL["gpu"]
 _SECONDS = {"cpu": 2, "gpu": 3}  # for which several jobs are measured in each repetition
-_SHORTER = {"cpu": ("--without-checkpoint",), "gpu": ()}  # of equal jobs
 _LEAST_SPEED = 0.6
 _STEPS = 6  # of the policies whose plan is fixed: (steps - 1) * 2 are timed
 _FOLLOWED = 8  # of those whose plan may be renewed
@@ -120,7 +120,7 @@ def curve(model: str, cache_folder: str) -> list[Row]:
 def batch(model: str, cache_folder: str) -> list[Row]:
     """Experiment 6: TENSILE with as little memory as it can do with, and `auto` with that peak, for several batch sizes."""
     rows: list[Row] = []
-    for size in _BATCH_SIZES[kind()] if model in _SEVERAL[kind()] else ():
+    for size in _BATCH_SIZES[kind()] if model in _BATCHES[kind()] else ():
         tensile = _figures(_case(model, "tensile", "least", cache_folder, size))
         rows.append({"batch_size": size, "tensile": tensile})
         if "peak_bytes" in tensile:
@@ -131,7 +131,7 @@ def batch(model: str, cache_folder: str) -> list[Row]:
 def scalability(model: str, cache_folder: str) -> dict[str, Row]:
     """Experiments 4 and 7: one to four equal jobs, by their number."""
     numbers = range(1, 5) if model in _SEVERAL[kind()] else ()
-    return {str(jobs): _several([model] * jobs, cache_folder, *_SHORTER[kind()]) for jobs in numbers}
+    return {str(jobs): _several([model] * jobs, cache_folder) for jobs in numbers}
 
 
 def mixed(cache_folder: str) -> Row:

@@ -30,7 +30,6 @@ _AT_THEIR_LEAST: tuple[PolicyName, ...] = ("tensile", "vdnn", "checkpoint")
 @click.argument("jobs", nargs=-1, required=True)
 @click.option("--repetitions", default=3)
 @click.option("--seconds", default=3.0, help="How long the jobs are measured in each repetition.")
-@click.option("--without-checkpoint", is_flag=True, help="Leave out that policy, which is not in the paper.")
 @click.option("--apart", type=float, help="Seconds between the beginnings of two jobs, in random order.")
 @click.option("--budget-share", type=float)
 @click.option("--cache", help="A folder for jax's persistent compilation cache.")
@@ -39,7 +38,6 @@ def main(
     jobs: tuple[str, ...],
     repetitions: int,
     seconds: float,
-    without_checkpoint: bool,
     apart: float | None,
     budget_share: float | None,
     cache: str | None,
@@ -96,8 +94,7 @@ def main(
     found: dict[str, Any] = {}
     roomy = 4 * whole
     for policy in _AT_THEIR_LEAST:
-        if policy != "checkpoint" or not without_checkpoint:
-            found[policy] = measured(policy, roomy, least_of(policy))
+        found[policy] = measured(policy, roomy, least_of(policy))
     if "msr" in found["tensile"]:
         peak = found["tensile"]["peak_bytes"]
         found["capuchin"] = measured("capuchin", roomy, [int(one.peak_bytes * peak / whole) for one in alone])
