@@ -79,7 +79,7 @@ def _least_share(step: Step, eor: float) -> Figures:
             high = middle
         else:
             low = middle
-    return {"share": round(low, 4), "bound_eor": round(_bound(step, low), 4)}
+    return {"share": low, "bound_eor": _bound(step, low)}  # not rounded: it is just above
 
 
 def _bound(step: Step, share: float) -> float:
