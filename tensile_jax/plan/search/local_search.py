@@ -2,8 +2,9 @@
 
     repair    While a segment exceeds the limit: of the moves that lower the sum of what segments exceed it by, make the one that
               adds the least time for each byte.
-    improve   While moves are left: keep or merge or shift something that saves time; if a segment then exceeds the limit, repair
-              that. What is faster in the end is taken.
+    improve   Make every change that saves time and keeps the limit: keep or merge or shift something. Then try those that bring
+              segments above the limit, first those that save most for each byte that they are above, and repair what they have
+              brought above it. What is faster in the end is taken. Repeat while that saves time.
 
 Everything is deterministic: the number of moves is fixed, not the time.
 """
@@ -27,6 +28,7 @@ _TRIED = 8  # moves of which the repair evaluates each, the likeliest first
 _LATER = 2  # results of the step that are tried to be made later
 _SENT = 3  # pairs of state that are tried in one move
 _SWAP_RISK = 0.05  # part of a copy's time that is counted although other work may hide it
+_REPAIRS = 16  # moves that repair what a change has brought above the limit, if it saves time then
 _EPS = 1e-3  # microseconds; less is no gain
 _WORTH_KEEPING_US = 0.05  # what takes less time to compute again is left so
 _STAYING, _SHIFTED = 0.5, 0.2  # parts of the time of copies that changes of swaps are taken to save, to put changes in order
@@ -239,14 +241,26 @@ def improve(schedule: Schedule, limit: float, budget: int) -> Schedule:
     end = model.evaluated + budget
     while model.evaluated < end:
         before = schedule.cost
-        for change in list(changes(schedule)):
+        above: list[tuple[float, Change]] = []
+        for change in changes(schedule):
+            if model.evaluated >= end:
+                break
+            new = change.move(schedule, *change.arguments)
+            if new is None or new.cost >= schedule.cost - _EPS:
+                continue
+            excess = new.excess(limit)
+            if excess:
+                above.append((excess / (schedule.cost - new.cost), change))
+            else:
+                schedule = new
+        for _, change in sorted(above, key=lambda one: one[0]):
             if model.evaluated >= end:
                 break
             new = change.move(schedule, *change.arguments)
             if new is None or new.cost >= schedule.cost - _EPS:
                 continue
             if new.excess(limit):
-                new = repair(new, limit, 6, schedule.cost - _EPS)
+                new = repair(new, limit, _REPAIRS, schedule.cost - _EPS)
                 if new is None or new.cost >= schedule.cost - _EPS:
                     continue
             schedule = new

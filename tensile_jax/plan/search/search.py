@@ -66,12 +66,13 @@ than the step as one executable. With the same number for all, `make bench-plann
 (now 1.459) and 2.763 at 30 % (now 2.277), and planning took as long."""
 _LIKELY = 1.2  # in a second search, times what the first has found: schedules that are slower are not repaired any further
 _EVALUATIONS = 2000  # segments that are evaluated to improve one
+_MORE_EVALUATIONS = 8000  # to improve the fastest one, where plans are slow
 _ALL_EVALUATIONS = 4000  # after which no other is improved; of small steps, all are: `make bench-gap` says 7.7 % for 11.6
 _LIMITS = (1.3, 1.15, 1.07, 1.0)
 """Times the limit: limits under which a schedule is repaired and improved, one after another, where plans are slow. With three
 pairs of weights in the device profile h200, `tensile plan resnet50 --batch-size 16` gives plans at 28 to 35 % that are 4.3 %
 faster in the geometric mean, and 10 % at 30 %; with 1.15, 1.1 and 1.05, they are 3.7 % faster."""
-_TIGHT = 1.4  # times the step as one executable: slower plans count as slow; those of ResNet-50 that are faster gained nothing
+_TIGHT = 1.3  # times the step as one executable: slower plans count as slow
 _SHRINK = 0.97  # steps in which the least peak is sought
 _LEAST_KEPT = Start(PRICES[-1])  # how the search for the least peak begins without swaps, beside the schedule of least memory
 _DESCENT, _LEAST_EVALUATIONS = 10_000, 2_000
@@ -101,16 +102,21 @@ def _fastest(step: StepModel, model: Model, limit: float, upper: float = float("
     best = _from_cuts(step, model, limit, upper)
     if best is None or best.cost < _TIGHT * step.whole_us:
         return best
-    other = _from_higher_limits(step, model, limit)
-    return best if other is None or best.cost <= other.cost else other
+    other = _from_higher_limits(step, model, limit, upper)
+    if other is not None and other.cost < best.cost:
+        best = other
+    return best if best.cost > upper else improve(best, limit, _MORE_EVALUATIONS)
 
 
-def _from_higher_limits(step: StepModel, model: Model, limit: float) -> Schedule | None:
-    """The fastest schedule under a higher limit, repaired and improved under lower and lower ones; None if a repair fails."""
+def _from_higher_limits(step: StepModel, model: Model, limit: float, upper: float) -> Schedule | None:
+    """The fastest schedule under a higher limit, repaired and improved under lower and lower ones.
+
+    None if a repair fails, or if a schedule is slower than `upper` already.
+    """
     highest, *lower = _LIMITS
-    schedule = _from_cuts(step, model, highest * limit, float("inf"))
+    schedule = _from_cuts(step, model, highest * limit, upper)
     for part in lower:
-        schedule = None if schedule is None else repair(schedule, part * limit, _REPAIRS)
+        schedule = None if schedule is None else repair(schedule, part * limit, _REPAIRS, upper)
         if schedule is None:
             return None
         schedule = improve(schedule, part * limit, _EVALUATIONS)
