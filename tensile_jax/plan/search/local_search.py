@@ -28,7 +28,9 @@ _TRIED = 8  # moves of which the repair evaluates each, the likeliest first
 _LATER = 2  # results of the step that are tried to be made later
 _SENT = 3  # pairs of state that are tried in one move
 _SWAP_RISK = 0.05  # part of a copy's time that is counted although other work may hide it
-_REPAIRS = 16  # moves that repair what a change has brought above the limit, if it saves time then
+_REPAIRS = 16
+"""Moves that repair what a change has brought above the limit. ResNet-50 under 27.5 %, as in `search.py`, takes 1.556 times plain
+time with 6, and 1.545 with 16."""
 _EPS = 1e-3  # microseconds; less is no gain
 _WORTH_KEEPING_US = 0.05  # what takes less time to compute again is left so
 _STAYING, _SHIFTED = 0.5, 0.2  # parts of the time of copies that changes of swaps are taken to save, to put changes in order

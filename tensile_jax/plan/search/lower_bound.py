@@ -104,8 +104,8 @@ _MOST_COLUMNS = 6_000  # of a program after which a larger one is solved: 8,882 
 _SMALL = 1 / 4000  # of the budget: the largest size of a small tensor; 1/1000 lowers the bound by 0.16 %, 1/30000 adds 0.03 %
 _SLACK = 1e-4  # smaller fractions, and excesses of the budget by less than this part of it, count as zero
 _FEW_LAUNCHES = 0.003
-"""Times the bound: if four launches take less, they are left out. Under half of its peak, VGG-16 (0.002) takes 32 s with them, and
-9 s without."""
+"""Times the bound: if four launches take less, they are left out. With them, the bound of VGG-16 (0.002) under half of its peak
+takes 32 s instead of 9 s."""
 _TOLERANCE = 1e-6  # the part of the optimum that HiGHS may be off
 
 Terms = list[tuple[int, float]]
