@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from benchmarks.paper.metrics import metrics
+from benchmarks.paper.several import AT_THEIR_LEAST
 from benchmarks.run import run_case
 
 BATCH_SIZE = 16
@@ -137,7 +138,7 @@ def scalability(model: str, cache_folder: str) -> dict[str, Row]:
 def mixed(cache_folder: str) -> Row:
     """Experiment 5: the five models as jobs that begin one after another, each time in another order."""
     least: dict[str, list[int]] = {}
-    for policy in ("tensile", "vdnn", "checkpoint"):
+    for policy in AT_THEIR_LEAST:
         rows = [_case(model, policy, "least", cache_folder) for model in _MIXED]
         if all("peak_bytes" in row for row in rows):
             least[policy] = [row["peak_bytes"] for row in rows]

@@ -11,7 +11,7 @@ Everything is deterministic: the number of moves is fixed, not the time.
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED
 from tensile_jax.plan.search import moves
@@ -241,6 +241,10 @@ def improve(schedule: Schedule, limit: float, budget: int) -> Schedule:
     """A faster schedule under the limit, after so many evaluated segments."""
     model = schedule.model
     end = model.evaluated + budget
+
+    def saves(new: Schedule | None) -> TypeGuard[Schedule]:
+        return new is not None and new.cost < schedule.cost - _EPS
+
     while model.evaluated < end:
         before = schedule.cost
         above: list[tuple[float, Change]] = []
@@ -248,7 +252,7 @@ def improve(schedule: Schedule, limit: float, budget: int) -> Schedule:
             if model.evaluated >= end:
                 break
             new = change.move(schedule, *change.arguments)
-            if new is None or new.cost >= schedule.cost - _EPS:
+            if not saves(new):
                 continue
             excess = new.excess(limit)
             if excess:
@@ -259,13 +263,10 @@ def improve(schedule: Schedule, limit: float, budget: int) -> Schedule:
             if model.evaluated >= end:
                 break
             new = change.move(schedule, *change.arguments)
-            if new is None or new.cost >= schedule.cost - _EPS:
-                continue
-            if new.excess(limit):
+            if saves(new) and new.excess(limit):
                 new = repair(new, limit, _REPAIRS, schedule.cost - _EPS)
-                if new is None or new.cost >= schedule.cost - _EPS:
-                    continue
-            schedule = new
+            if saves(new):
+                schedule = new
         if schedule.cost >= before * (1 - 1e-4):
             break
     return schedule

@@ -84,7 +84,7 @@ al., 2020), whose programs are integer. HiGHS solves it. Sizes in bytes, times i
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,23 +122,23 @@ def least_step_us(
     """
     step = _reduce(liveness, fusion, costs, _SMALL * budget_bytes, state_may_stay_out=state_may_stay_out)
     launch_us = costs.profile.launch_us
-    hidden_us = _solved(step, budget_bytes, exposed=())
+    hidden_us = _solved(step, budget_bytes, frozenset())
     if 4 * launch_us < _FEW_LAUNCHES * hidden_us:
         return hidden_us
-    exposed_us = max(hidden_us, _solved(step, budget_bytes, exposed=range(len(step.nbytes))))
+    exposed_us = max(hidden_us, _solved(step, budget_bytes, frozenset(range(len(step.nbytes)))))
     if exposed_us <= hidden_us + 3 * launch_us:
         return exposed_us
-    inner = [i for i, begin in enumerate(step.begin) if begin >= 0 and not step.result[i]]
-    partly_us = max(hidden_us, _solved(step, budget_bytes, exposed=inner))
+    inner = frozenset(i for i, begin in enumerate(step.begin) if begin >= 0 and not step.result[i])
+    partly_us = max(hidden_us, _solved(step, budget_bytes, inner))
     return min(exposed_us, partly_us + 3 * launch_us, hidden_us + 4 * launch_us)
 
 
-def _solved(step: "_Step", budget_bytes: float, *, exposed: Collection[int]) -> float:
+def _solved(step: "_Step", budget_bytes: float, exposed: frozenset[int]) -> float:
     """The largest optimum of the programs in which these items expose a copy if they leave; infinite if one has no solution."""
     places = _crowded(step, step.stored, (), budget_bytes)
     best = 0.0
     for _ in range(_MOST_ROUNDS):
-        program = _Program(step, places, budget_bytes, frozenset(exposed))
+        program = _Program(step, places, budget_bytes, exposed)
         solution = program.solve()
         if solution is None:
             return float("inf")
