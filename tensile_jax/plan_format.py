@@ -131,6 +131,7 @@ class Plan:
         launch: "segments": every segment is an executable of its own. "program": all segments between two copies are one
             executable (`plan/result/joined.py`); what is said of the sizes and times of single segments is then an estimate.
         launches: how many executables an iteration then launches.
+        launch_us: what the launch of an executable is predicted to take, in addition to the latencies of segments.
         devices: on how many devices the step runs. All of them do the same, and all sizes in the plan are those of one of them.
         barriers: what then crosses the barriers between segments, as `exec/step/one_program.py` says.
         reason: why this plan has replaced an earlier one of the same run (`plan/update.py`); empty for the first plan.
@@ -171,6 +172,7 @@ class Plan:
     launches: int | None = None
     barriers: Barriers | None = None
     devices: int = 1
+    launch_us: float = 0.0
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""

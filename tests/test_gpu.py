@@ -8,9 +8,15 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.installed_models import MODELS
-from tests.builders import running
+from tests.builders import fresh, numbers, running
 
 pytestmark = pytest.mark.gpu
+
+_SIZES: dict[str, dict[str, Any]] = {
+    "gpt": {"batch_size": 8, "sequence_length": 256, "width": 256, "heads": 4, "layers": 4},
+    "gpt_scan": {"batch_size": 8, "sequence_length": 256, "width": 256, "heads": 4, "layers": 4},
+    "resnet50": {"batch_size": 16, "image_size": 96, "blocks": [1, 1, 1, 1]},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -19,23 +25,31 @@ def a_gpu() -> None:
         pytest.skip("jax sees no GPU")
 
 
-def losses(function: Any, model: Any, steps: int = 4) -> list[float]:
-    state, batches, found = model.init(), model.batches(), []
+def check_steps(function: Any, model: Any, steps: int = 3) -> None:
+    """Each step gives the loss and the state of plain jit's, both from the state that plain jit has reached.
+
+    Products are rounded to TF32, each kernel in its own way, so an update is compared by its norm. A stale parameter or a lost
+    update is off by a whole one.
+    """
+    plain, state, batches = jax.jit(model.step, donate_argnums=0), model.init(), model.batches()
     for _ in range(steps):
-        state, metrics = function(state, next(batches))
-        found.append(float(metrics["loss"]))
-    return found
+        batch = next(batches)
+        before = numbers(state)
+        ours, metrics = function(fresh(state), batch)
+        state, expected = plain(state, batch)
+        np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-3)
+        for old, mine, theirs in zip(before, numbers(ours), numbers(state), strict=True):
+            update = np.linalg.norm(np.subtract(theirs, old, dtype=float))
+            assert np.linalg.norm(np.subtract(mine, theirs, dtype=float)) <= 0.3 * update + 1e-6
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt_scan", "resnet50"])
-@pytest.mark.parametrize("budget", ["75%", "50%"])
-def test_segments_and_programs_train_as_plain_jit_does(name: str, budget: str) -> None:
-    sizes = {"image_size": 96} if name == "resnet50" else {"sequence_length": 256}
-    model = MODELS[name](batch_size=8, **sizes)
-    expected = losses(jax.jit(model.step, donate_argnums=0), model)
+@pytest.mark.parametrize("name", _SIZES)
+@pytest.mark.parametrize(("budget", "state_memory"), [("70%", "device"), ("45%", "any")])
+def test_segments_and_programs_train_as_plain_jit_does(name: str, budget: str, state_memory: Any) -> None:
+    model = MODELS[name](**_SIZES[name])
     for launch in ("segments", "auto"):
-        function = tensile.jit(model.step, budget=budget, launch=launch, donate_argnums=0)
-        np.testing.assert_allclose(losses(function, model), expected, rtol=2e-2)
+        function = tensile.jit(model.step, budget=budget, launch=launch, state_memory=state_memory, donate_argnums=0)
+        check_steps(function, model)
         plan, report = running(function).plan, function.report()
         assert plan.budget_bytes is not None and report.peak_bytes <= plan.budget_bytes
         assert report.out_of_memory == 0
@@ -43,8 +57,8 @@ def test_segments_and_programs_train_as_plain_jit_does(name: str, budget: str) -
             assert launch == "auto" and report.launches == plan.launches < report.segments
 
 
-def test_a_plan_without_copies_is_one_launch() -> None:
-    model = MODELS["gpt"](batch_size=8, sequence_length=256)
-    function = tensile.jit(model.step, budget="60%", policy="checkpoint", launch="program", donate_argnums=0)
-    losses(function, model, steps=2)
-    assert running(function).plan.launch == "segments" or function.report().launches == 1
+def test_a_decoder_without_copies_is_one_launch() -> None:
+    model = MODELS["gpt"](**_SIZES["gpt"])
+    function = tensile.jit(model.step, budget="70%", policy="checkpoint", launch="program", donate_argnums=0)
+    check_steps(function, model)
+    assert function.report().launches == 1

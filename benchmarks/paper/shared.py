@@ -106,7 +106,7 @@ def work_of(program: SimulatedProgram, *, arrives_us: float = 0.0, steps: int) -
     for move, instruction in enumerate(program.instructions.code, start=1):
         match instruction:
             case Launch(index=index):
-                us[move] = plan.segments[index].latency_us + profile.launch_us
+                us[move] = plan.segments[index].latency_us + plan.launch_us
             case StartSwapOut(slots):
                 us[move], lanes[move] = sum(copy_out_us(size[slot], profile) for slot in slots), "out"
                 begun |= dict.fromkeys(slots, move)

@@ -146,11 +146,8 @@ def _draw(step: Step, planner: Planner, first: Planned, goal: Goal, seed: int) -
         return plan
 
     cold = true_plan(first)
-    launch_us = planner.profile.launch_us
-    measured = tuple(segment.latency_us + launch_us for segment in cold.segments)
-    tracked = Tracked().with_iteration(
-        first.plan, measured, out=Copied(), into=Copied(), launch_us=launch_us, threshold=0.0
-    )  # fmt: skip
+    measured = tuple(segment.latency_us + cold.launch_us for segment in cold.segments)
+    tracked = Tracked().with_iteration(first.plan, measured, out=Copied(), into=Copied(), threshold=0.0)
     chosen = choose_again(planner, corrections_from(planner, first.plan, tracked), first.choice, goal, NOTHING)
     updated = true_plan(Planned(first.plan, chosen.choice))
     true_us = truth.step.whole_us

@@ -318,7 +318,7 @@ class Planner:
         header = self._header(goal, measured)
         if choice.layout is None:
             peak_bytes, latency_us = whole_peak(self.step, measured), sum(self.step.latencies)
-            plan = build_whole_plan(self.graph, header, self.profile, peak_bytes=peak_bytes, latency_us=latency_us)
+            plan = build_whole_plan(self.graph, header, self.step.profile, peak_bytes=peak_bytes, latency_us=latency_us)
             return replace(plan, workspaces="compiled" if measured.whole is not None else "predicted")
         schedule = schedule_of(self.step, choice.layout, measured)
         workspaces = [nbytes for nbytes, _ in workspaces_of(schedule)]

@@ -69,7 +69,7 @@ class Tracked:
     above: int = 0
 
     def with_iteration(
-        self, plan: Plan, segment_us: Sequence[float], *, out: Copied, into: Copied, launch_us: float, threshold: float
+        self, plan: Plan, segment_us: Sequence[float], *, out: Copied, into: Copied, threshold: float
     ) -> "Tracked":
         """The record after one more measured iteration; the same record if the measurement is none.
 
@@ -88,14 +88,14 @@ class Tracked:
             out=out if _is_measured(out) else self.out,
             into=into if _is_measured(into) else self.into,
         )
-        above = found.drift(plan, launch_us) > threshold
+        above = found.drift(plan) > threshold
         return replace(found, above=self.above + 1 if above else 0)
 
-    def drift(self, plan: Plan, launch_us: float) -> float:
+    def drift(self, plan: Plan) -> float:
         """|s' - s| / s, as above; 0 if nothing was measured."""
         if not self.segment_us:
             return 0.0
-        then, now = _sum_us(plan, launch_us), sum(self.segment_us)
+        then, now = _sum_us(plan), sum(self.segment_us)
         return abs(now - then) / then if then > 0 else 0.0
 
     def is_due(self, *, run_s: float, planning_s: float) -> bool:
@@ -112,8 +112,8 @@ def _is_measured(copied: Copied) -> bool:
     return copied.nbytes >= _LEAST_COPIED and 0 < copied.us < math.inf
 
 
-def _sum_us(plan: Plan, launch_us: float) -> float:
-    return sum(s.latency_us for s in plan.segments) + launch_us * len(plan.segments)
+def _sum_us(plan: Plan) -> float:
+    return sum(s.latency_us for s in plan.segments) + plan.launch_us * len(plan.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def corrections_from(planner: Planner, plan: Plan, tracked: Tracked) -> Correcti
     before, profile = planner.step.corrections, planner.step.profile
     place = {op.id: place for place, op in enumerate(planner.graph.operators)}
     first, again = list(before.first), list(before.again)
-    factors = [_factor(s, us - profile.launch_us) for s, us in zip(plan.segments, tracked.segment_us, strict=True)]
+    factors = [_factor(s, us - plan.launch_us) for s, us in zip(plan.segments, tracked.segment_us, strict=True)]
     reruns: dict[OperatorId, list[float]] = {}
     for segment, factor in zip(plan.segments, factors, strict=True):
         for o in unranged(segment.operators):
@@ -177,13 +177,13 @@ def _limited(factor: float) -> float:
     return min(max(factor, 1 / _MOST_FACTOR), _MOST_FACTOR)
 
 
-def reason_for(plan: Plan, tracked: Tracked, *, iterations: int, launch_us: float, threshold: float) -> str:
+def reason_for(plan: Plan, tracked: Tracked, *, iterations: int, threshold: float) -> str:
     """A sentence about why `plan` is replaced, after so many iterations under it."""
     now_us = sum(tracked.segment_us)
-    drift = tracked.drift(plan, launch_us)
+    drift = tracked.drift(plan)
     return (
         f"After {iterations} iterations under the plan before, segments took {now_us / 1e3:.4g} ms, {drift:.0%} "
-        f"{'more' if now_us > _sum_us(plan, launch_us) else 'less'} than that plan was made for (threshold {threshold:.0%})."
+        f"{'more' if now_us > _sum_us(plan) else 'less'} than that plan was made for (threshold {threshold:.0%})."
     )
 
 

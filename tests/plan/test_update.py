@@ -36,7 +36,7 @@ def predicted_us(plan: Plan) -> list[float]:
 
 
 def track(tracked: Tracked, plan: Plan, us: list[float], *, threshold: float = 0.3) -> Tracked:
-    return tracked.with_iteration(plan, us, out=Copied(), into=Copied(), launch_us=LAUNCH, threshold=threshold)
+    return tracked.with_iteration(plan, us, out=Copied(), into=Copied(), threshold=threshold)
 
 
 def is_due(tracked: Tracked) -> bool:
@@ -48,12 +48,12 @@ def test_averages_and_the_drift_are_those_of_the_paper() -> None:
     plan = planned(planner())[0].plan
     as_predicted, slow = predicted_us(plan), [3 * us for us in predicted_us(plan)]
     once = track(Tracked(), plan, as_predicted)
-    assert once.segment_us == tuple(as_predicted) and once.drift(plan, LAUNCH) == pytest.approx(0)
+    assert once.segment_us == tuple(as_predicted) and once.drift(plan) == pytest.approx(0)
     twice = track(once, plan, slow)
     assert twice.segment_us == pytest.approx([2 * us for us in as_predicted])
-    assert twice.drift(plan, LAUNCH) == pytest.approx(1.0)
+    assert twice.drift(plan) == pytest.approx(1.0)
     fast = track(track(Tracked(), plan, [us / 2 for us in as_predicted]), plan, [us / 2 for us in as_predicted])
-    assert fast.drift(plan, LAUNCH) == pytest.approx(0.5) and is_due(fast)
+    assert fast.drift(plan) == pytest.approx(0.5) and is_due(fast)
 
 
 def test_one_slow_iteration_is_not_enough_and_a_drift_that_ends_is_forgotten() -> None:
@@ -78,7 +78,7 @@ def test_a_clock_that_jumps_is_not_a_measurement(wrong: float) -> None:
     assert track(known, plan, spoiled) is known
     assert track(known, plan, predicted_us(plan)[1:]) is known
     copied = Copied(10**7, wrong)
-    kept = known.with_iteration(plan, predicted_us(plan), out=copied, into=copied, launch_us=LAUNCH, threshold=0.3)
+    kept = known.with_iteration(plan, predicted_us(plan), out=copied, into=copied, threshold=0.3)
     assert kept.out == kept.into == Copied()
     assert Pace().with_iteration(wrong) == Pace()
     assert not Pace(10.0, 5).is_unusual(wrong, 0.3)

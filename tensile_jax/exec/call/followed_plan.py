@@ -99,7 +99,6 @@ class FollowedPlan:
                 watch.segment_us,
                 out=Copied(*watch.out),
                 into=Copied(*watch.into),
-                launch_us=running.prepared.options.profile.launch_us,
                 threshold=self.threshold,
             )
         if self._thread is not None or self._given_up or running.choice is None:
@@ -112,7 +111,7 @@ class FollowedPlan:
         """|s' - s| / s of the plan in use; None before anything was measured of it."""
         if not self.tracked.segment_us:
             return None
-        return self.tracked.drift(running.plan, running.prepared.options.profile.launch_us)
+        return self.tracked.drift(running.plan)
 
     def _begin(self, running: RunningPlan) -> None:
         """Begin to make the next plan."""
@@ -120,7 +119,6 @@ class FollowedPlan:
             running.plan,
             self.tracked,
             iterations=self._calls,
-            launch_us=running.prepared.options.profile.launch_us,
             threshold=self.threshold,
         )
         self._thread = threading.Thread(

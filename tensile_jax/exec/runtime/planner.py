@@ -302,13 +302,10 @@ class Planner:
         if threshold is None or program is None or program.plan.whole or job.renewing or job.renewed is not None:
             return
         copied = Copied()  # the times of copies are not measured here
-        launch_us = self._profile.launch_us
-        job.tracked = job.tracked.with_iteration(
-            program.plan, segment_us, out=copied, into=copied, launch_us=launch_us, threshold=threshold
-        )
+        job.tracked = job.tracked.with_iteration(program.plan, segment_us, out=copied, into=copied, threshold=threshold)
         if job.tracked.is_due(run_s=time.perf_counter() - job.plan_since, planning_s=job.preparing_s):
             tracked, iterations, job.renewing = job.tracked, job.life.done - job.plans[-1][0], True
-            reason = reason_for(program.plan, tracked, iterations=iterations, launch_us=launch_us, threshold=threshold)
+            reason = reason_for(program.plan, tracked, iterations=iterations, threshold=threshold)
             self.thread.call(lambda: self._renew_drifted(job, tracked, reason))
 
     def _renew_drifted(self, job: StoredJob, tracked: Tracked, reason: str) -> None:

@@ -592,7 +592,7 @@ class PreparedStep:
     def compile_programs(self, plan: Plan) -> "CompiledPrograms | None":
         """The executables of a plan whose segments are joined into programs, and their sizes; None if the replay refuses it."""
         self.agreement.tell(CompilePrograms(plan))
-        programs, profile = programs_of(plan), self.options.profile
+        programs, profile = programs_of(plan), self.planner.step.profile
         segments = joined(plan, programs, self.graph, profile).segments
         executables = self.program_executables(plan)
         found = joined(plan, programs, self.graph, profile, self._workspaces_of(segments, executables))
@@ -609,7 +609,9 @@ class PreparedStep:
         programs = programs_of(plan)
         codes = [
             program_code(plan, program, segment, plan.barriers, self.builder, self.graph)
-            for program, segment in zip(programs, joined(plan, programs, self.graph, self.options.profile).segments, strict=True)
+            for program, segment in zip(
+                programs, joined(plan, programs, self.graph, self.planner.step.profile).segments, strict=True
+            )
         ]
         began = time.perf_counter()
         executables = self.compiler.compile(codes, lambda done, of: self._tell("compiling programs", done, of))

@@ -11,6 +11,8 @@ from tensile_jax.plan.analysis.latency_model import LatencyModel
 Basis = Literal["measured", "published", "unknown"]
 """Where the rates of a profile come from: measurements on such a device, figures that its vendor has published, or nowhere."""
 
+_MAY_BE_ZERO = ("kernel_us", "host_kernel_us", "host_launch_us")
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
@@ -19,6 +21,10 @@ class DeviceProfile:
     Attributes:
         bytes_per_us: of device memory, read and written.
         launch_us: the time to launch one executable.
+        kernel_us: what a kernel takes on the device beside its operations and bytes: its begin, its end, and the gap before it.
+        host_kernel_us: what the host takes to issue a kernel. No kernel takes less, since the device waits for it.
+        host_launch_us: what the host takes to launch one executable more, beside its kernels. It counts as far as the host is
+            not ahead of the device (`search/step_model.py`).
         canonical_layouts: convolutions copy operands that are not in the backend's own layout.
         fused_reductions: what a reduction reads is computed on the fly, and is not written to memory first.
         late_weight, early_weight: predict a segment's workspace from the two extremes of XLA's order (`search/workspace.py`).
@@ -44,6 +50,9 @@ class DeviceProfile:
     late_weight: float
     early_weight: float
     copy_share: float
+    kernel_us: float = 0.0
+    host_kernel_us: float = 0.0
+    host_launch_us: float = 0.0
     interconnect_bytes_per_us: float = 5.0e4  # PCIe 5.0 x16, where nothing else is known
     kinds: tuple[str, ...] = ()
     basis: Basis = "measured"
@@ -66,11 +75,13 @@ class DeviceProfile:
                 right, wanted = isinstance(value, field.type), "a string" if field.type is str else "true or false"
             else:
                 share = field.name == "copy_share"
-                weight = field.name.endswith("_weight")
+                may_be_zero = field.name.endswith("_weight") or field.name in _MAY_BE_ZERO
                 number = isinstance(value, int | float) and not isinstance(value, bool)
                 right = number and (
-                    0 <= value <= 1 if share else 0 <= value < float("inf") if weight else 0 < value < float("inf")
+                    0 <= value <= 1 if share else 0 <= value < float("inf") if may_be_zero else 0 < value < float("inf")
                 )
-                wanted = "a number from zero to one" if share else f"a number {'of zero or more' if weight else 'above zero'}"
+                wanted = (
+                    "a number from zero to one" if share else f"a number {'of zero or more' if may_be_zero else 'above zero'}"
+                )
             if not right:
                 raise ValueError(f"Device profile {self.name!r}: {field.name} must be {wanted}, got {value!r}.")

@@ -1,6 +1,7 @@
 """Predicts, from a device profile, how long each operator of a step takes on a device.
 
-    operator_latency(o) = max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o)) + exchange_us(o)
+    kernel_latency(w)   = max(w + kernel_us, host_kernel_us)      a kernel with so many microseconds of work
+    operator_latency(o) = kernel_latency(max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o))) + exchange_us(o)
                           by itself: a roofline, and what devices exchange for it: exchanged(o) / interconnect_bytes_per_us
     own_latencies       what the latency model of the device predicts of its heavy operators, and the roofline of all others
 
@@ -9,10 +10,12 @@ the memory traffic:
 
     fused_latencies     An operator within its executable. A light operator takes the time of the bytes that pass through device
                         memory because of it: twice those that it writes for heavy operators (written, then read), but at most
-                        all bytes that it touches. Any other operator takes as long as by itself.
+                        all bytes that it touches. If it writes any, it is a kernel. Any other operator takes as long as by
+                        itself.
     rerun_latencies     An operator that a segment runs once more, because the segment needs its outputs again. A heavy operator
                         takes as long as the first time; any other one takes the time of the bytes that it reads once more and
-                        of twice those that it writes, at most the time of four times the bytes that it touches.
+                        of twice those that it writes, at most the time of four times the bytes that it touches. If there are
+                        any, it is a kernel.
 
 Difference from the paper: TENSILE (section IV-A) trains an MLP for each operator and GPU. XLA combines light operators into
 kernels, so MLPs for these would precisely predict times that do not occur. So only heavy operators are predicted by MLPs
@@ -39,10 +42,15 @@ class StepCosts:
     rerun_us: tuple[float, ...]
 
 
+def kernel_latency(work_us: float, profile: DeviceProfile) -> float:
+    """Microseconds of a kernel that computes, reads and writes for so long."""
+    return max(work_us + profile.kernel_us, profile.host_kernel_us)
+
+
 def operator_latency(operator: Operator, profile: DeviceProfile) -> float:
     """Microseconds that the operator takes by itself."""
-    here = max(operator.flops / profile.flops_per_us, operator.nbytes / profile.bytes_per_us, operator.least_us)
-    return here + exchange_us(operator, profile)
+    work_us = max(operator.flops / profile.flops_per_us, operator.nbytes / profile.bytes_per_us, operator.least_us)
+    return kernel_latency(work_us, profile) + exchange_us(operator, profile)
 
 
 def exchange_us(operator: Operator, profile: DeviceProfile) -> float:
@@ -56,7 +64,7 @@ def own_latencies(operators: Sequence[Operator], profile: DeviceProfile) -> np.n
     if profile.latency_model is None or not operators:
         return rooflines
     predicted = profile.latency_model.predict(operators)
-    least = np.array([op.least_us for op in operators], float)
+    least = np.array([max(op.least_us, profile.host_kernel_us) for op in operators], float)
     exchanges = np.array([exchange_us(op, profile) for op in operators], float)
     return np.where(np.isnan(predicted), rooflines, np.maximum(predicted, least) + exchanges)
 
@@ -68,7 +76,8 @@ def fused_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) 
     for op, own_us in zip(liveness.graph.operators, own_latencies(liveness.graph.operators, profile).tolist(), strict=True):
         if op.kind == "light":
             written = sum(2 * tensors[t].nbytes for t in op.outputs if fusion.materialised[t])
-            found.append(min(written, op.nbytes) / profile.bytes_per_us + exchange_us(op, profile))
+            here = kernel_latency(min(written, op.nbytes) / profile.bytes_per_us, profile) if written else 0.0
+            found.append(here + exchange_us(op, profile))
         else:
             found.append(own_us)
     return tuple(found)
@@ -81,5 +90,6 @@ def rerun_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) 
     extra = np.array(fusion.reread) + np.where((liveness.kinds == "reduction") & ~virtual, liveness.touched, 0.0)
     extra += 2 * liveness.makes.sums(liveness.nbytes * fusion.written_as_made)
     exchanges = np.array([exchange_us(op, profile) for op in liveness.graph.operators], float)
-    again = np.minimum(extra, 4 * liveness.touched) / profile.bytes_per_us + exchanges
+    work_us = np.minimum(extra, 4 * liveness.touched) / profile.bytes_per_us
+    again = np.where(work_us > 0, np.maximum(work_us + profile.kernel_us, profile.host_kernel_us), 0.0) + exchanges
     return np.where(liveness.kinds == "heavy", heavy, again)

@@ -27,6 +27,8 @@ operator that adds large tensors, such as a residual sum. Joins are counted alon
             = price * reread(o)                         o is a join in no chain
             = about 0                                   o is any other light operator: XLA fuses it into its consumer
             + price * 2 * nbytes(o) * s                 in addition, if a heavy operator reads the light o: written, read again
+            + price * kernel_us * bytes_per_us          in addition, if a light o is a join or is written: a kernel more; or the
+                                                        host's time for one, if that is longer
 
     nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`;  reread(o), number in a chain: `fusion.py`
 
@@ -146,10 +148,13 @@ def _prices(liveness: Liveness, fusion: Fusion, price: float, profile: DevicePro
     out = liveness.makes.sums(liveness.nbytes)
     written = liveness.makes.sums(liveness.nbytes * fusion.written_as_made)
     smaller = (fusion.largest / np.maximum(out, 1)) ** _SIZE_EXPONENT
-    latency = np.maximum(liveness.flops / profile.flops_per_us, liveness.touched / profile.bytes_per_us)
+    work_us = np.maximum(liveness.flops / profile.flops_per_us, liveness.touched / profile.bytes_per_us)
+    latency = np.maximum(work_us + profile.kernel_us, profile.host_kernel_us)
     row = np.array(fusion.row)
     joined = np.where(row % 2, max(price, _JOIN_PRICE), np.where(row, _OTHER_JOINS * price, price))
-    light = joined * np.array(fusion.reread) + price * smaller * 2 * written + _LIGHT_PRICE * min(price, 1.0) * out
+    reread = np.array(fusion.reread)
+    kernels = max(profile.kernel_us, profile.host_kernel_us) * profile.bytes_per_us * ((reread > 0) | (written > 0))
+    light = joined * reread + price * (smaller * 2 * written + kernels) + _LIGHT_PRICE * min(price, 1.0) * out
     fused = (liveness.kinds == "light") | (liveness.makes.sums(np.array(fusion.virtual, dtype=np.int64)) > 0)
     prices = np.where(fused, light, price * smaller * latency * profile.bytes_per_us)
     prices[[op.effectful for op in liveness.graph.operators]] = np.inf

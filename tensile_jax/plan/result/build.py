@@ -156,6 +156,7 @@ def _copies(layout: Layout, all_contents: Sequence[Contents]) -> tuple[_Copies, 
 
 def timed(plan: Plan, profile: DeviceProfile) -> Plan:
     """The plan with its times, from a simulation of one iteration of it alone."""
+    plan = replace(plan, launch_us=profile.launch_us)
     seen = simulate((plan,), profile)
     ends = [0.0, *(span.end_us for span in seen.segments)]
     segments = [
@@ -214,8 +215,8 @@ def build_whole_plan(graph: Graph, header: Plan, profile: DeviceProfile, *, peak
     tensors = tuple(_planned(graph, t) for t in sorted({*graph.inputs, *graph.outputs}))
     step_us = round(profile.launch_us + latency_us, 3)
     return replace(
-        header, whole=True, peak_bytes=peak_bytes, peak_segment=0, step_us=step_us, stall_us=0.0, recomputed_us=0.0,
-        swapped_out_bytes=0, swapped_in_bytes=0, tensors=tensors, segments=(segment,), events=(),
+        header, whole=True, launch_us=profile.launch_us, peak_bytes=peak_bytes, peak_segment=0, step_us=step_us, stall_us=0.0,
+        recomputed_us=0.0, swapped_out_bytes=0, swapped_in_bytes=0, tensors=tensors, segments=(segment,), events=(),
     )  # fmt: skip
 
 

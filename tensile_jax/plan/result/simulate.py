@@ -171,7 +171,7 @@ class _Job:
         """Launch the segment."""
         segment = self._plan.segments[self._index]
         begin = max(now, lanes.compute)
-        end = lanes.compute = begin + profile.launch_us + segment.latency_us + lanes.delay_us
+        end = lanes.compute = begin + self._plan.launch_us + segment.latency_us + lanes.delay_us
         lanes.delay_us = 0.0
         self._stalled += begin - self._arrived
         self._ended = max(self._ended, end)

@@ -4,6 +4,7 @@ Sizes in bytes, times in microseconds.
 """
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ Made = TypeVar("Made")
 
 # `make bench-constants`: with half and twice the turns, and with 0.97 and 0.995, plans are the same.
 _TURNS = 4  # boundaries at which tensors are dropped, one after another; the one at which most is stored first
+_LAUNCHES = 10  # not tuned: plans for an H200 have 3 to 20 segments
 _ENOUGH = 0.99  # the search for such boundaries goes on if the last one lowered the highest footprint below this part of it
 
 
@@ -46,7 +48,7 @@ class StepModel:
         corrections: what was measured of the step's operators and of the link, in relation to what `profile` predicts.
 
     Attributes:
-        profile: with the rates of the link corrected.
+        given_profile: the device profile as it was given.
     """
 
     def __init__(
@@ -62,7 +64,6 @@ class StepModel:
         self.graph = graph
         self.corrections = corrections or no_corrections(len(graph.operators))
         self.given_profile = profile
-        self.profile = self.corrections.of_link(profile)
         self.state_may_stay_out = state_may_stay_out
         self.may_swap = may_swap
         self.whole_graph = whole_graph
@@ -89,6 +90,20 @@ class StepModel:
         return self._decided[key]
 
     @cached_property
+    def profile(self) -> DeviceProfile:
+        """The device profile with the rates of the link corrected, and with what a launch takes in this step.
+
+        A host that is ahead of the device issues the next executable while the device runs the one before. The host is ahead by
+        the time that the kernels of the step take longer than issuing them does, and that is shared by `_LAUNCHES` launches.
+        """
+        profile = self.corrections.of_link(self.given_profile)
+        if not profile.host_launch_us:
+            return profile
+        device = fused_latencies(self.liveness, self.fusion, replace(profile, host_kernel_us=0.0))
+        ahead_us = sum(device) - profile.host_kernel_us * sum(us > 0 for us in device)
+        return replace(profile, launch_us=profile.launch_us + max(0.0, profile.host_launch_us - max(0.0, ahead_us) / _LAUNCHES))
+
+    @cached_property
     def has_iterations(self) -> bool:
         """Whether loops of the step are opened."""
         return any(op.iterations for op in self.graph.operators)
@@ -101,7 +116,7 @@ class StepModel:
     @cached_property
     def fusion(self) -> Fusion:
         """Which tensors lie in memory (are materialised) and which ones XLA fuses away."""
-        return find_fusion(self.liveness, fused_reductions=self.profile.fused_reductions)
+        return find_fusion(self.liveness, fused_reductions=self.given_profile.fused_reductions)
 
     @cached_property
     def undropped(self) -> Retention:
@@ -160,7 +175,7 @@ class StepModel:
         """The step as plain jit runs it, with every loop as one operator."""
         if self.whole_graph is None:
             return self
-        return StepModel(self.whole_graph, self.profile, state_may_stay_out=False, may_swap=False)
+        return StepModel(self.whole_graph, self.given_profile, state_may_stay_out=False, may_swap=False)
 
     @cached_property
     def whole_us(self) -> float:

@@ -44,7 +44,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             self.base_us = base
             for s in running.plan.segments:  # of a segment that was planned again, what the first plan predicted
                 base.setdefault((s.operators, s.recomputes), s.latency_us / (factor[0] if base else 1.0))
-            launch_us = running.prepared.options.profile.launch_us
+            launch_us = running.plan.launch_us
             watch.segment_us = [launch_us + factor[0] * base[s.operators, s.recomputes] for s in running.plan.segments]
             watch.out = watch.into = (0, 0.0)
         seen(self, running, watch)

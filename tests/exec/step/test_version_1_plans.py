@@ -38,6 +38,7 @@ def test_a_plan_of_version_1_is_read_and_written_with_nothing_but_new_defaults(t
         "launches": None,
         "barriers": None,
         "devices": 1,
+        "launch_us": 0.0,
     }
     assert json.loads((tmp_path / "again.json").read_text()) == {**json.loads(SAVED.read_text()), **new}
 

@@ -40,7 +40,7 @@ def copy(kind: EventKind, tensor: TensorId, trigger: int, until: int) -> Event:
 def plan_of(segments: list[Segment], events: tuple[Event, ...] = ()) -> Plan:
     empty = header_for(graph_of(["y = heavy(x)"], inputs="x", outputs="y"))
     tensors = tuple(PlannedTensor(t, f"t{t}", "activation", 100, (100,), "uint8") for t in (X, Y, Z))
-    return dataclasses.replace(empty, segments=tuple(segments), events=events, tensors=tensors)
+    return dataclasses.replace(empty, segments=tuple(segments), events=events, tensors=tensors, launch_us=PROFILE.launch_us)
 
 
 def swapping() -> Plan:
