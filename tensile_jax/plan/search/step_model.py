@@ -103,10 +103,15 @@ class StepModel:
         ahead_us = sum(device) - profile.host_kernel_us * sum(us > 0 for us in device)
         return replace(profile, launch_us=profile.launch_us + max(0.0, profile.host_launch_us - max(0.0, ahead_us) / _LAUNCHES))
 
-    @cached_property
+    @property
     def has_iterations(self) -> bool:
         """Whether loops of the step are opened."""
-        return any(op.iterations for op in self.graph.operators)
+        return self.most_iterations > 0
+
+    @cached_property
+    def most_iterations(self) -> int:
+        """The most iterations of an opened loop; 0 if none is opened."""
+        return max((1 + index for op in self.graph.operators for index in op.iterations), default=0)
 
     @cached_property
     def liveness(self) -> Liveness:

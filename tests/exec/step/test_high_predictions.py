@@ -11,14 +11,18 @@ from tensile_jax.exec.step.prepared_step import Compiled, PreparedStep
 from tests.builders import batch, fresh, sgd_step, weights
 
 
-def test_a_faster_plan_is_sought_once_the_one_with_the_least_peak_was_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def pessimist(tmp_path: Path) -> str:
+    """A device profile with which workspaces are predicted to be ten times as large as they are."""
     text = (files("tensile_jax.device_profiles") / "cpu.toml").read_text()
-    pessimist = tmp_path / "pessimist.toml"
-    pessimist.write_text(
-        text.replace("late_weight = 0.2", "late_weight = 2.0").replace("early_weight = 0.9", "early_weight = 9.0")
-    )
+    file = tmp_path / "pessimist.toml"
+    file.write_text(text.replace("late_weight = 0.2", "late_weight = 2.0").replace("early_weight = 0.9", "early_weight = 9.0"))
+    return str(file)
+
+
+def test_a_faster_plan_is_sought_once_the_one_with_the_least_peak_was_compiled(
+    pessimist: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     smallest: list[Compiled] = []
     search = PreparedStep._smallest_plan
 
@@ -29,7 +33,7 @@ def test_a_faster_plan_is_sought_once_the_one_with_the_least_peak_was_compiled(
     monkeypatch.setattr(PreparedStep, "_smallest_plan", watched)
 
     def function(budget: int) -> Any:
-        return tensile.jit(sgd_step, budget=budget, device_profile=str(pessimist), donate_argnums=0)
+        return tensile.jit(sgd_step, budget=budget, device_profile=pessimist, donate_argnums=0)
 
     def arguments(rows: int) -> Any:  # with other rows, nothing that was compiled is known
         return weights(8), batch(rows=rows)
@@ -46,3 +50,23 @@ def test_a_faster_plan_is_sought_once_the_one_with_the_least_peak_was_compiled(
     plan = planned.plan(state, images)
     assert len(smallest) == 1
     assert plan.step_us < smallest[0].plan.step_us and smallest[0].plan.peak_bytes < plan.peak_bytes <= budget
+
+
+def test_a_faster_plan_is_sought_where_the_first_one_leaves_memory_free(pessimist: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Compiled] = []
+    compiled = PreparedStep.compiled
+
+    def watched(self: PreparedStep, choice: Any, goal: Any) -> Compiled | None:
+        one = compiled(self, choice, goal)
+        found.extend([one] if one is not None else [])
+        return one
+
+    monkeypatch.setattr(PreparedStep, "compiled", watched)
+    state, images = weights(8), batch(rows=2002)
+    least = tensile.jit(sgd_step, budget=2**40, device_profile=pessimist, donate_argnums=0).plan(state, images).floor_bytes
+    planned = tensile.jit(sgd_step, budget=int(1.05 * least), device_profile=pessimist, donate_argnums=0)
+    planned(fresh(state), images)
+    plan = planned.plan(state, images)
+    first, *others = (one.plan for one in found)
+    assert others and first.peak_bytes < 0.95 * int(1.05 * least)
+    assert plan.step_us <= 0.98 * first.step_us and first.peak_bytes < plan.peak_bytes <= int(1.05 * least)

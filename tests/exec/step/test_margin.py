@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import tensile_jax as tensile
+from tensile_jax.exec.step.prepared_step import PreparedStep
 from tensile_jax.plan import Goal, Measured, Planned, Planner
 from tests.builders import batch, fresh, low_budget, sgd_step, weights
 
@@ -55,21 +56,22 @@ def test_what_is_free_is_halved_and_given_up_where_there_is_no_plan_otherwise(
 
 
 def test_the_plan_that_was_shown_is_compiled_first_and_not_sought_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    sought: list[float] = []
+    happened: list[object] = []
     choices: Callable[[Planner, float, Measured], Any] = Planner._choices
     monkeypatch.setattr(
-        Planner, "_choices", lambda self, limit, measured: (sought.append(limit), choices(self, limit, measured))[1]
+        Planner, "_choices", lambda self, limit, measured: (happened.append(limit), choices(self, limit, measured))[1]
     )
+    compile_ = PreparedStep.compile
+    monkeypatch.setattr(PreparedStep, "compile", lambda self, plan: (happened.append(plan), compile_(self, plan))[1])
     arguments = (weights(5), batch(rows=1400))  # no other test of this process has plans for them
     budget = low_budget(sgd_step, *arguments, part=0.6, donate_argnums=0)
-    sought.clear()
+    happened.clear()
     function = tensile.jit(sgd_step, budget=budget, donate_argnums=0)
     shown = function.plan(*arguments)
     function(fresh(arguments[0]), arguments[1])
-    assert sought == [budget]
-    assert [segment.operators for segment in function.plan(*arguments).segments] == [
-        segment.operators for segment in shown.segments
-    ]
+    searched, compiled, *_ = happened
+    assert searched == budget and isinstance(compiled, tensile.Plan)
+    assert [segment.operators for segment in compiled.segments] == [segment.operators for segment in shown.segments]
 
 
 @pytest.mark.slow

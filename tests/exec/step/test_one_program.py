@@ -158,6 +158,36 @@ def test_where_xla_drops_the_barriers_segments_keep_the_budget_and_a_note_says_s
     assert function.report().launches == len(plan.segments) > 1
 
 
+def test_auto_joins_segments_on_a_gpu_where_launches_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    def joins(platform: str, launch_us: float, step: Any = sgd_step, **options: Any) -> bool:
+        function = planned(step, launch="auto", **options)
+        prepared = function._calls.prepared((weights(), batch()), {})
+        monkeypatch.setattr(prepared.compiler, "device", dataclasses.make_dataclass("Device", ["platform"])(platform))
+        monkeypatch.setitem(
+            prepared.planner.step.__dict__, "profile", dataclasses.replace(prepared.planner.step.profile, launch_us=launch_us)
+        )
+        return prepared.in_one_program
+
+    assert joins("gpu", 1e4) and joins("cuda", 1e4)
+    assert not joins("gpu", 1e-3) and not joins("cpu", 1e4)
+    assert not joins("gpu", 1e4, policy="checkpoint")
+    assert joins("gpu", 1e4, scanned(8)) and not joins("gpu", 1e4, scanned(9))
+
+
+def scanned(layers: int) -> Any:
+    """A step with a loop of so many iterations, which is opened."""
+
+    def step(params: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jax.numpy.sum(jax.lax.scan(lambda h, _: (jax.numpy.tanh(h @ w), None), x, None, layers)[0] ** 2)
+
+        first, *rest = params
+        value, gradient = jax.value_and_grad(loss)(first)
+        return [first - 0.01 * gradient, *rest], value
+
+    return step
+
+
 def test_on_a_cpu_auto_launches_segments() -> None:
     function = planned(sgd_step, launch="auto")
     function(fresh(weights()), batch())
