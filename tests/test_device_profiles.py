@@ -78,7 +78,7 @@ SPOILED: dict[str, Callable[[str], str]] = {
     "cut short": lambda text: text[: len(text) // 2],
     "of another device": lambda text: text.replace("NVIDIA L4", "NVIDIA L40"),
     "of another version": lambda text: text.replace(version("jaxlib"), "0.0.1"),
-    "of another schema": lambda text: text.replace('"schema_version": 1', '"schema_version": 7'),
+    "of another schema": lambda text: text.replace('"schema_version": 2', '"schema_version": 7'),
     "with a rate of zero": lambda text: text.replace("20.0\n", "0.0\n").replace('"launch_us": 20.0', '"launch_us": 0.0'),
     "with a text as a rate": lambda text: text.replace('"launch_us": 20.0', '"launch_us": "fast"'),
 }

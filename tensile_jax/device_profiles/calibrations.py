@@ -24,7 +24,7 @@ from tensile_jax.atomic_file import write_whole
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.latency_model import LatencyModel, Network
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _FOLDER = "TENSILE_CACHE_DIR"
 
 _only_here: dict[Path, "Calibration"] = {}  # those that could not be written

@@ -21,6 +21,8 @@ _SHOWN = {
     "device_to_host_bytes_per_us": ("link, to the host", 1e-3, "GB/s"),
     "host_to_device_bytes_per_us": ("link, to the device", 1e-3, "GB/s"),
     "launch_us": ("launch", 1.0, "us"),
+    "host_launch_us": ("launch, on the host", 1.0, "us"),
+    "host_kernel_us": ("a kernel, on the host", 1.0, "us"),
     "copy_share": ("slowed by a copy", 1.0, "of its time"),
 }
 
@@ -58,5 +60,7 @@ def calibrate(quick: bool, device: int, output: Path | None) -> None:
 def _table(kind: str, measured: "DeviceProfile", shipped: "DeviceProfile") -> object:
     table = table_of(f"{kind}, measured, beside the profile {shipped.name} ({shipped.source})", "", ">measured", ">profile", "")
     for name, (what, factor, unit) in _SHOWN.items():
+        if not getattr(measured, name):
+            continue
         table.add_row(what, f"{getattr(measured, name) * factor:.4g}", f"{getattr(shipped, name) * factor:.4g}", unit)
     return table

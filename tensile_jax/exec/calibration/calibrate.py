@@ -52,7 +52,7 @@ def calibrate(device: Device, *, quick: bool = False, progress: ProgressShown | 
     if progress is not None:
         progress(f"calibrating {kind}", parts - 1, parts)
     operators = tuple(measured_operators(device, (1 - _RATES) * seconds))
-    rates = rates_of(dict(made.stages))
+    rates = rates_of(made.stages, made.platform)
     made = replace(made, made=_now(), operators=operators, rates=rates)
     calibrations.write_model(kind, made.made, fit(operators, rates["flops_per_us"], rates["bytes_per_us"]))
     calibrations.write(made)

@@ -1,6 +1,7 @@
 """The stages of a calibration: each measures one property of a device.
 
-    launch      executables that do nearly nothing, one after another
+    launch      executables that do nearly nothing, one after another: with few arguments and results, and with many
+    kernels     on a GPU, a training step of many kernels with next to no work, so that issuing them takes longer than they do
     out, into   copies between device memory and pinned host memory, by size: the first of its size (cold), and the fastest (warm)
     both        copies in both directions at once
     memory      an elementwise operator on large arrays, which reads and writes every byte
@@ -8,11 +9,13 @@
     beside      the same products while copies run in both directions
 
 A measurement is repeated while its share of the time lasts, and the least time counts: everything else on the machine only adds
-to it. Times are in microseconds. If the device has no memory for a size, larger sizes are left out.
+to it. On a GPU, work is issued several times before it is waited for, and the rates of memory and of copies are those of the
+bytes by which two sizes differ: what the host needs does not count. Times are in microseconds. If the device has no memory for
+a size, larger sizes are left out.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -20,14 +23,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from tensile_jax.device_profiles import shipped_profile
 from tensile_jax.device_profiles.calibrations import Sample
 from tensile_jax.exec.step.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.transfer import Device, Transfer
+from tensile_jax.plan.analysis.fusion import find_fusion
+from tensile_jax.plan.analysis.latency import fused_latencies
+from tensile_jax.plan.analysis.liveness import find_liveness
+from tensile_jax.trace import trace_step
 
 _MIB = 2**20
 _COPIED = (_MIB // 16, _MIB, 8 * _MIB, 64 * _MIB, 256 * _MIB)  # bytes
 _TOUCHED = (8 * _MIB, 64 * _MIB, 256 * _MIB)
 _LAUNCHES = 200
+_FEW, _MANY = 8, 64  # arguments of a launch, and results; a segment of ResNet-50 has 12 to 370 of each
+_AT_ONCE = 8  # pieces of work that a GPU is given before they are waited for
+_LAYERS = 16  # of the step with many kernels
 _LEAST_US = 1e-3  # what the clock cannot tell from nothing
 _FEWEST = 2  # repetitions, whatever time they take
 
@@ -38,14 +49,19 @@ def _timed(run: Callable[[], Any]) -> float:
     return max((time.perf_counter() - began) * 1e6, _LEAST_US)
 
 
-def _least(run: Callable[[], Any], seconds: float) -> float:
-    """The least microseconds of several runs, the first of which does not count."""
-    _timed(run)
+def _least(run: Callable[[], Any], seconds: float, *, at_once: int = 1) -> float:
+    """The least microseconds of a run, of several times so many runs. The first time does not count."""
+    several = run if at_once == 1 else lambda: [run() for _ in range(at_once)]
+    _timed(several)
     end = time.perf_counter() + seconds
-    least, runs = float("inf"), 0
-    while runs < _FEWEST or time.perf_counter() < end:
-        least, runs = min(least, _timed(run)), runs + 1
-    return least
+    least, times = float("inf"), 0
+    while times < _FEWEST or time.perf_counter() < end:
+        least, times = min(least, _timed(several)), times + 1
+    return least / at_once
+
+
+def _at_once(device: Device) -> int:
+    return 1 if device.platform == "cpu" else _AT_ONCE
 
 
 def _as_far_as_memory_goes(sizes: Sequence[int], measure: Callable[[int], Iterator[Sample]]) -> Iterator[Sample]:
@@ -62,20 +78,55 @@ def _array(device: Device, nbytes: int) -> jax.Array:
     return jax.device_put(jnp.zeros(nbytes // 4, jnp.float32), device)
 
 
+def _ones(device: Device, *shape: int) -> jax.Array:
+    return jax.device_put(jnp.ones(shape, jnp.float32), device)
+
+
 def launches(device: Device, seconds: float) -> Iterator[Sample]:
     """The time of one launch of many, each of which waits for the one before it on a CPU."""
-    few = [_array(device, 64) for _ in range(8)]
-    nothing = jax.jit(lambda *several: tuple(x + 1 for x in several)).lower(*few).compile()
+    for count in (_FEW, _MANY):
+        arrays = [_array(device, 64) for _ in range(count)]
+        nothing = jax.jit(lambda *several: tuple(x + 1 for x in several)).lower(*arrays).compile()
+
+        def run(arrays: Any = arrays, nothing: Any = nothing) -> Any:
+            values = arrays
+            for _ in range(_LAUNCHES):
+                values = nothing(*values)
+                if device.platform == "cpu":
+                    jax.block_until_ready(values)
+            return values
+
+        yield Sample("launch", count, _least(run, seconds / 2) / _LAUNCHES)
+
+
+def kernels(device: Device, seconds: float) -> Iterator[Sample]:
+    """The time of a kernel of a step in which each has next to no work; nothing on a CPU."""
+    if device.platform == "cpu":
+        return
+    images, weights = _ones(device, 4, 8, 8, 16), [_ones(device, 3, 3, 16, 16) for _ in range(_LAYERS)]
+
+    def loss(weights: Sequence[Any], images: Any) -> Any:
+        for weight in weights:
+            images = lax.conv_general_dilated(images, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            images = jax.nn.relu((images - images.mean((0, 1, 2))) * lax.rsqrt(images.var((0, 1, 2)) + 1e-3))
+        return jnp.sum(images**2)
+
+    def step(weights: Sequence[Any], images: Any) -> Any:
+        return [w - 0.1 * g for w, g in zip(weights, jax.grad(loss)(weights, images), strict=True)]
+
+    traced = trace_step(jax.jit(step), step, (weights, images), {})
+    liveness, profile = find_liveness(traced.graph), shipped_profile(device.device_kind)
+    fusion = find_fusion(liveness, fused_reductions=profile.fused_reductions)
+    count = sum(us > 0 for us in fused_latencies(liveness, fusion, profile))
+    call = jax.jit(step).lower(weights, images).compile()
 
     def run() -> Any:
-        values: Any = few
-        for _ in range(_LAUNCHES):
-            values = nothing(*values)
-            if device.platform == "cpu":
-                jax.block_until_ready(values)
+        values: Any = weights
+        for _ in range(_AT_ONCE):
+            values = call(values, images)
         return values
 
-    yield Sample("launch", 1, _least(run, seconds) / _LAUNCHES)
+    yield Sample("kernel", count, _least(run, seconds) / _AT_ONCE / count)
 
 
 def copies_out(device: Device, seconds: float) -> Iterator[Sample]:
@@ -115,7 +166,9 @@ def memory(device: Device, seconds: float) -> Iterator[Sample]:
     def measure(nbytes: int) -> Iterator[Sample]:
         array = _array(device, nbytes).block_until_ready()
         twice = jax.jit(lambda x: x * 2).lower(array).compile()
-        yield Sample("read and write", 2 * nbytes, _least(lambda: twice(array), seconds / len(_TOUCHED)))
+        yield Sample(
+            "read and write", 2 * nbytes, _least(lambda: twice(array), seconds / len(_TOUCHED), at_once=_at_once(device))
+        )
 
     yield from _as_far_as_memory_goes(_TOUCHED, measure)
 
@@ -127,17 +180,18 @@ def _with_gradients(product: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
 
 def _products(device: Device) -> Iterator[tuple[str, float, Callable[[], Any]]]:
     """Name, operations and run of each product with its gradients."""
-    scale = 1 if device.platform == "cpu" else 4
-
-    def place(*shape: int) -> jax.Array:
-        return jax.device_put(jnp.ones(shape, jnp.float32), device)
-
-    for rows, inner, columns in ((256 * scale, 512, 512), (512 * scale, 1024, 1024), (2048 * scale, 512, 512)):
-        left, right = place(rows, inner), place(inner, columns)
+    on_cpu = device.platform == "cpu"
+    small, large = (
+        ((256, 512, 512), (512, 1024, 1024), (2048, 512, 512)),
+        ((8192, 768, 3072), (8192, 2048, 2048), (32768, 512, 512)),
+    )
+    for rows, inner, columns in small if on_cpu else large:
+        left, right = _ones(device, rows, inner), _ones(device, inner, columns)
         run = jax.jit(_with_gradients(jnp.matmul)).lower(left, right).compile()
         yield f"product {rows}x{inner}x{columns}", 6.0 * rows * inner * columns, lambda r=run, a=left, b=right: r(a, b)
     for side, channels, window in ((28, 128, 3), (56, 64, 3), (14, 256, 1)):
-        image, kernel = place(4 * scale, side, side, channels), place(window, window, channels, channels)
+        image = _ones(device, 4 if on_cpu else 128, side, side, channels)
+        kernel = _ones(device, window, window, channels, channels)
 
         def convolve(image: Any, kernel: Any) -> Any:
             return lax.conv_general_dilated(image, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -149,14 +203,15 @@ def _products(device: Device) -> Iterator[tuple[str, float, Callable[[], Any]]]:
 
 def products(device: Device, seconds: float) -> Iterator[Sample]:
     for name, flops, run in _products(device):
-        yield Sample(name, flops, _least(run, seconds / 6))
+        yield Sample(name, flops, _least(run, seconds / 6, at_once=_at_once(device)))
 
 
 def beside_copies(device: Device, seconds: float) -> Iterator[Sample]:
     """Products alone and with copies beside them: how long the copies take, and how much longer the products."""
     transfer = Transfer(device)
     runs = [run for _, _, run in _products(device)]
-    here = _array(device, 16 * _MIB).block_until_ready()
+    nbytes = (16 if device.platform == "cpu" else 64) * _MIB
+    here = _array(device, nbytes).block_until_ready()
 
     def compute() -> Any:
         return [run() for run in runs]
@@ -172,13 +227,14 @@ def beside_copies(device: Device, seconds: float) -> Iterator[Sample]:
     end = time.perf_counter() + seconds / 3
     while len(together) < _FEWEST or time.perf_counter() < end:
         together.append(_timed(both))
-    yield Sample("copy", 16 * _MIB, copying)
+    yield Sample("copy", nbytes, copying)
     yield Sample("products alone", 1, alone)
     yield Sample("products and a copy", 1, median(together))
 
 
 STAGES: dict[str, Callable[[Device, float], Iterator[Sample]]] = {
     "launch": launches,
+    "kernels": kernels,
     "out": copies_out,
     "into": copies_into,
     "both": copies_both_ways,
@@ -188,20 +244,29 @@ STAGES: dict[str, Callable[[Device, float], Iterator[Sample]]] = {
 }
 
 
-def rates_of(stages: dict[str, Sequence[Sample]]) -> dict[str, float]:
-    """The rates of a device profile that follow from the samples of all stages."""
+def rates_of(stages: Mapping[str, Sequence[Sample]], platform: str) -> dict[str, float]:
+    """The rates of a device profile that follow from the samples of all stages.
+
+    Of a GPU they do not say what a kernel or a launch takes on the device itself.
+    """
 
     def rate(stage: str, what: str) -> float:
-        """The middle one of the rates of large amounts: small ones lie in the caches of a CPU."""
-        return median(s.amount / s.us for s in stages[stage] if s.what == what and s.amount >= 8 * _MIB)
+        large = sorted((s.amount, s.us) for s in stages[stage] if s.what == what and s.amount >= 8 * _MIB)
+        if platform == "cpu":  # the middle one of the rates: small amounts lie in its caches
+            return median(amount / us for amount, us in large)
+        (less, less_us), (more, more_us) = large[-2:] if len(large) > 1 else ((0.0, 0.0), large[-1])
+        return (more - less) / (more_us - less_us) if more_us > less_us else more / more_us
 
     copy, alone, together = (s.us for s in stages["beside"])
     products = stages["products"]
-    return {
+    rates = {
         "flops_per_us": sum(s.amount for s in products) / sum(s.us for s in products),
         "bytes_per_us": rate("memory", "read and write"),
         "device_to_host_bytes_per_us": rate("out", "out"),
         "host_to_device_bytes_per_us": rate("into", "into"),
-        "launch_us": stages["launch"][0].us,
         "copy_share": min(max((together - alone) / copy, 0.0), 1.0),
     }
+    few, many = (s.us for s in stages["launch"])
+    if platform == "cpu":
+        return rates | {"launch_us": few}
+    return rates | {"host_launch_us": many, "host_kernel_us": stages["kernels"][0].us}

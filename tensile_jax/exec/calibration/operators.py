@@ -2,7 +2,8 @@
 
 The operators are those of random layers (`random_layers.py`) and of their gradients, traced like the steps of a user. In a part
 of the time they are compiled, each as an executable of its own. In the rest they are run: first alone, and then some of them
-again while other threads keep the device busy. The least time of each counts.
+again while other threads keep the device busy. The least time of each counts. On a GPU, where a launch takes longer than most
+operators, an executable runs its operator several times, one after another.
 """
 
 import os
@@ -32,6 +33,7 @@ _AHEAD = 12  # operators that wait to be compiled
 _RUN_S = 0.005  # for how long an operator is run
 _FEWEST = 3  # runs of each
 _COMPILING = 0.4  # of the time
+_TIMES, _AT_ONCE = 8, 2  # on a GPU: in an executable, and executables that are issued before they are waited for
 _ALONE = 0.85  # of the running time; in the rest, the device has other work
 _LOADS = (0.5, 1.0)  # the parts of the device that the other work takes
 
@@ -78,7 +80,7 @@ def samples_of(device: Device, program: Program, equations: Sequence[Equation]) 
     """
     keys = [(equation.primitive.name, features_of(program, equation)) for equation in equations]
     different = {key: e for key, e in zip(keys, equations, strict=True) if _can_run(program, e)}
-    compiled = {key: _compiled(program, e, _lowered(program, e).compile()) for key, e in different.items()}
+    compiled = {key: _compiled(program, e, _lowered(program, e, device).compile()) for key, e in different.items()}
     known: dict[Any, OperatorSample] = {}
     for _ in range(2):
         for key, operator in compiled.items():
@@ -107,7 +109,7 @@ def _compiled_operators(device: Device, seconds: float, choice: random.Random) -
                 key = equation.primitive.name, features_of(program, equation)
                 if kind_of(equation) == "heavy" and key not in seen and _can_run(program, equation):
                     seen.add(key)
-                    waiting.append((program, equation, pool.submit(_lowered(program, equation).compile)))
+                    waiting.append((program, equation, pool.submit(_lowered(program, equation, device).compile)))
             while len(waiting) > _AHEAD:
                 program, equation, future = waiting.pop(0)
                 found.append(_compiled(program, equation, future.result()))
@@ -123,8 +125,8 @@ def _can_run(program: Program, equation: Equation) -> bool:
     return bool(features_of(program, equation)) and not equation.effectful and numbers
 
 
-def _lowered(program: Program, equation: Equation) -> Any:
-    """The equation as a function of its operands that are variables, lowered."""
+def _lowered(program: Program, equation: Equation, device: Device) -> Any:
+    """The equation as a function of its operands that are variables, lowered. On a GPU, it is computed `_TIMES` times."""
     given = {i: program.avals[v] for i, v in enumerate(equation.inputs) if isinstance(v, int)}
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in given.values()]
 
@@ -134,7 +136,14 @@ def _lowered(program: Program, equation: Equation) -> Any:
             values[i] = operand
         return equation.run(values)
 
-    return jax.jit(run).lower(*shapes)
+    def again_and_again(*operands: Any) -> Any:
+        firsts: list[Any] = []  # a number of each result, so that none is left out
+        for _ in range(_TIMES):
+            operands, made = jax.lax.optimization_barrier((operands, run(*operands)))
+            firsts += [x.ravel()[:1] for x in jax.tree.leaves(made)]
+        return firsts
+
+    return jax.jit(run if device.platform == "cpu" else again_and_again).lower(*shapes)
 
 
 def _compiled(program: Program, equation: Equation, call: Any) -> _Compiled:
@@ -150,7 +159,7 @@ def _compiled(program: Program, equation: Equation, call: Any) -> _Compiled:
 
 def _sample(device: Device, operator: _Compiled, load: float) -> OperatorSample | None:
     """The least time of several runs; None if the device has no memory for the operator."""
-    at_once = 1 if device.platform == "cpu" else 8  # elsewhere, launches are queued, and only the device's own time counts
+    at_once, times = (1, 1) if device.platform == "cpu" else (_AT_ONCE, _TIMES)
     try:
         operands = [jax.device_put(np.ones(a.shape, a.dtype), device) for a in operator.avals]
         jax.block_until_ready(operator.call(*operands))
@@ -158,7 +167,7 @@ def _sample(device: Device, operator: _Compiled, load: float) -> OperatorSample 
         while runs < _FEWEST or time.perf_counter() < end:
             began = time.perf_counter()
             jax.block_until_ready([operator.call(*operands) for _ in range(at_once)])
-            least, runs = min(least, (time.perf_counter() - began) * 1e6 / at_once), runs + 1
+            least, runs = min(least, (time.perf_counter() - began) * 1e6 / at_once / times), runs + 1
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error, effectful=False):
             raise

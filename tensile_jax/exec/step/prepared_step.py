@@ -47,11 +47,11 @@ from tensile_jax.trace.driven_loops import DrivenLoop
 
 _MOST_ATTEMPTS = 8
 _MORE_SEARCHES, _MORE_ATTEMPTS, _ROOM, _FASTER = 2, 4, 0.05, 0.98
-"""Searches with what compiling has shown, and their attempts; the part of the limit that a plan must leave free for a search, and
-the part of the plan's time in which another one must be predicted to run. A decoder of 124 million parameters at 50 %, compiled for
-an H200, needs 40 % with its first plan, and takes 1.154 times plain time; with the second one 47 % and 1.105. In the size of `make
-paper`, InceptionV4 was predicted to need 59 MB of a CPU, and needs 33: under 50 MB it had the plan with the least peak, which takes
-3 times as long as plain jit, and has one that takes 1.1 times as long."""
+"""Searches with what compiling has shown, and their attempts; the part of the limit that a plan must leave free for a search,
+and the part of the plan's time in which another one must be predicted to run. A decoder of 124 million parameters at 50 %,
+compiled for an H200, needs 40 % with its first plan, and takes 1.154 times plain time; with the second one 47 % and 1.105. In
+the size of `make paper`, InceptionV4 was predicted to need 59 MB of a CPU, and needs 33: under 50 MB it had the plan with the
+least peak, which takes 3 times as long as plain jit, and has one that takes 1.1 times as long."""
 _MOST_SLOWDOWN_ATTEMPTS = 4
 _MARGIN = 0.01
 """The share of the limit that a plan keeps free for what predictions miss: twice that much at first, and once more after every
@@ -64,9 +64,9 @@ _FAST = 1.02
 the compilations of a long training cost."""
 _MOST_ITERATIONS = 8  # of an opened loop, each of which a program contains; not tuned: as many as there are chunks of rows
 _LONG_LAUNCH = 0.005
-"""Of the step as one executable: from there on, joining five segments gains 2 %. On one device, programs gain nothing else, and XLA
-packs their buffers with gaps. On an H200, ResNet-50 with batch 16 at 50 % of plain jit's peak needs 56.7 % as one program, and
-49.4 % in segments (benchmarks/results/nvidia-h200/second-run.json); compiled without a GPU, 5.7 % are gaps."""
+"""Of the step as one executable: from there on, joining five segments gains 2 %. On one device, programs gain nothing else, and
+XLA packs their buffers with gaps. On an H200, ResNet-50 with batch 16 at 50 % of plain jit's peak needs 56.7 % as one program,
+and 49.4 % in segments (benchmarks/results/nvidia-h200/second-run.json); compiled without a GPU, 5.7 % are gaps."""
 LaunchName = Literal["auto", "segments", "program"]
 _NOT_JOINED = (
     "launch='program' was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from tensile_jax.cli import main
 from tensile_jax.device_profiles import calibrations
 from tensile_jax.device_profiles.calibrations import SCHEMA_VERSION, Calibration, OperatorSample, Sample
 from tensile_jax.exec.calibration import calibrate as module
-from tensile_jax.exec.calibration import measure
+from tensile_jax.exec.calibration import measure, operators
 from tensile_jax.exec.calibration.calibrate import calibrate, profile_of
 from tensile_jax.exec.calibration.fit import fit
 from tensile_jax.exec.calibration.operators import samples_of
@@ -49,7 +49,7 @@ class OfKind:
 def counted(monkeypatch: pytest.MonkeyPatch, fails_in: str | None = None) -> list[str]:
     """Replaces the stages by ones that measure nothing; the list fills with the names of those that ran."""
     ran: list[str] = []
-    amounts = {"beside": ("copy", "alone", "together")}
+    amounts = {"beside": ("copy", "alone", "together"), "launch": ("launch", "launch")}
 
     def stage(name: str) -> Any:
         def run(device: Any, seconds: float) -> Iterator[Sample]:
@@ -71,13 +71,57 @@ def test_a_calibration_of_this_machine_gives_rates_that_can_be_true(monkeypatch:
     seen: list[tuple[int, int]] = []
     made = calibrate(DEVICE, quick=True, progress=lambda what, done, of: seen.append((done, of)))
     assert made.complete and set(made.stages) == set(measure.STAGES)
-    assert seen[0] == (0, 8) and seen[-1] == (8, 8)
+    assert seen[0] == (0, 9) and seen[-1] == (9, 9)
     assert made.operators and all(s.us > 0 and s.features for s in made.operators)
     assert 1e3 < made.rates["flops_per_us"] < 1e8 and 1e2 < made.rates["bytes_per_us"] < 1e7
     assert 0.1 < made.rates["launch_us"] < 1e5 and 0 <= made.rates["copy_share"] <= 1
     profile = profile_of(DEVICE)
     assert profile.basis == "measured" and profile.launch_us == made.rates["launch_us"]
     assert all(s.us > 0 for samples in made.stages.values() for s in samples)
+
+
+def test_rates_of_a_gpu_are_those_of_the_bytes_by_which_two_sizes_differ() -> None:
+    def grown(what: str, rate: float) -> tuple[Sample, ...]:  # the host takes 70 us of each
+        return tuple(Sample(what, n * 2**20, 70 + n * 2**20 / rate) for n in (1, 8, 64, 256))
+
+    stages = {
+        "launch": (Sample("launch", 8, 60.0), Sample("launch", 64, 190.0)),
+        "kernels": (Sample("kernel", 200, 9.0),),
+        "out": (Sample("out, cold", 2**28, 1e6), *grown("out", 5e4)),
+        "into": grown("into", 4e4),
+        "memory": grown("read and write", 4e6),
+        "products": (Sample("product", 3e9, 10.0), Sample("product", 1e9, 10.0)),
+        "beside": (Sample("copy", 1, 100.0), Sample("products alone", 1, 50.0), Sample("products and a copy", 1, 52.0)),
+    }
+    assert measure.rates_of(stages, "gpu") == {
+        "flops_per_us": pytest.approx(2e8),
+        "bytes_per_us": pytest.approx(4e6),
+        "device_to_host_bytes_per_us": pytest.approx(5e4),
+        "host_to_device_bytes_per_us": pytest.approx(4e4),
+        "copy_share": pytest.approx(0.02),
+        "host_launch_us": 190.0,
+        "host_kernel_us": 9.0,
+    }
+    on_cpu = measure.rates_of(stages, "cpu")
+    assert on_cpu["launch_us"] == 60.0 and on_cpu["bytes_per_us"] < 1e6 and "host_kernel_us" not in on_cpu
+
+
+def test_the_kernels_of_a_step_are_timed_only_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(measure.kernels(DEVICE, 0.01)) == []
+    monkeypatch.setattr(measure, "_ones", lambda device, *shape: jnp.ones(shape))  # that device does not exist
+    (sample,) = measure.kernels(cast(Any, OfKind("NVIDIA H200")), 0.01)
+    assert sample.amount >= 3 * measure._LAYERS and 0.1 < sample.us < 1e4
+
+
+def test_on_a_gpu_an_executable_runs_its_operator_several_times() -> None:
+    program = flatten(jax.make_jaxpr(lambda x, w: x @ w)(jnp.ones((8, 16)), jnp.ones((16, 4))))
+    (product,) = program.equations
+    lowered = operators._lowered(program, product, cast(Any, OfKind("NVIDIA H200")))
+    assert lowered.as_text().count("dot_general") == operators._TIMES
+    once = operators._lowered(program, product, DEVICE)
+    assert once.as_text().count("dot_general") == 1
+    several = lowered.compile()(jnp.ones((8, 16)), jnp.ones((16, 4)))
+    assert [float(x[0]) for x in several] == [16.0] * operators._TIMES
 
 
 def test_operators_of_a_real_step_are_measured_each_kind_once() -> None:
@@ -121,7 +165,7 @@ def test_an_interrupted_calibration_goes_on_where_it_stopped(monkeypatch: pytest
     ran = counted(monkeypatch, fails_in="both")
     with pytest.raises(KeyboardInterrupt):
         calibrate(DEVICE, quick=True)
-    assert ran == ["launch", "out", "into", "both"]
+    assert ran == ["launch", "kernels", "out", "into", "both"]
     assert profile_of(DEVICE).name == "cpu"
     ran = counted(monkeypatch)
     calibrate(DEVICE, quick=True)
@@ -143,10 +187,10 @@ def test_a_quick_calibration_does_not_go_on_with_a_long_one(monkeypatch: pytest.
 def test_a_device_that_is_not_known_is_calibrated_by_itself_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = counted(monkeypatch)
     unknown: Any = OfKind("Nobody's GPU 9")
-    assert profile_of(unknown).basis == "measured" and len(ran) == 7
-    assert profile_of(unknown).name == "calibrated nobody-s-gpu-9" and len(ran) == 7
+    assert profile_of(unknown).basis == "measured" and len(ran) == 8
+    assert profile_of(unknown).name == "calibrated nobody-s-gpu-9" and len(ran) == 8
     known: Any = OfKind("NVIDIA A100-SXM4-40GB")
-    assert profile_of(known).name == "a100" and len(ran) == 7
+    assert profile_of(known).name == "a100" and len(ran) == 8
     assert profile_of(unknown, "h200").name == "h200"
 
 
@@ -158,7 +202,7 @@ def test_where_nothing_can_be_written_the_calibration_is_used_all_the_same(
     ran = counted(monkeypatch)
     unknown: Any = OfKind("Nobody's GPU 10")
     assert profile_of(unknown).basis == "measured" and profile_of(unknown).basis == "measured"
-    assert len(ran) == 7
+    assert len(ran) == 8
 
 
 def test_a_device_that_cannot_be_measured_is_planned_for_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
