@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import gc
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -414,6 +415,18 @@ def test_the_report_says_what_was_measured() -> None:
     assert report.distinct_segments > 1
     assert report.compile_s > 0 and report.trace_s > 0 and report.plan_s > 0
     assert (report.passive_swap_ins, report.out_of_memory) == (0, 0)
+
+
+@pytest.mark.parametrize("budget", ["60%", None])
+def test_the_pace_is_that_of_calls_that_were_not_watched(budget: str | None) -> None:
+    function, state = tensile.jit(sgd_step, budget=budget, donate_argnums=0), fresh(weights())
+    for i in range(5):
+        state, _ = function(state, batch())
+        if i == 3:  # the fourth call is the first that is not watched, and its pace is known when the fifth begins
+            assert function.report().pace_us is None
+            time.sleep(0.05)
+    report = function.report()
+    assert report.pace_us is not None and report.pace_us >= 5e4 and report.step_us is not None
 
 
 def test_there_is_nothing_to_report_before_the_first_call() -> None:

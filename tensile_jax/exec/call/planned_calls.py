@@ -12,8 +12,9 @@ iterations that are watched anyway the processes tell one another whether the de
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
@@ -44,6 +45,7 @@ from tensile_jax.exec.step.variants import fastest_variant, prepare_for_less, va
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace import shape_struct, trace_step
 
+_PACES = 100  # the latest calls whose pace is kept for the report
 _Made = TypeVar("_Made")
 _Args = tuple[Any, ...]
 _Kwargs = dict[str, Any]
@@ -65,7 +67,8 @@ class PlannedStep:
 
     `place` gives results the sharding that `jax.jit` gives them. When the device has run out of memory, `running` is replaced by
     a plan that needs less, and when latencies have drifted, by a renewed plan (`followed_plan.py`). `plans` are all plans so far,
-    each with the number of iterations that had ended before it.
+    each with the number of iterations that had ended before it. `unwatched` is when the latest call began, if that was not
+    watched, and `paces_us` are the times from such a call to the next one, of the latest ones under the plan in use.
     """
 
     traced: _Traced
@@ -74,6 +77,8 @@ class PlannedStep:
     plans: list[tuple[int, Plan]]
     followed: FollowedPlan | None = None
     iterations: int = 0
+    unwatched: float | None = None
+    paces_us: deque[float] = field(default_factory=lambda: deque(maxlen=_PACES))
 
     @property
     def agrees(self) -> bool:
@@ -139,6 +144,10 @@ class PlannedCalls:
 
     def _run(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
         step.iterations += 1
+        now = time.perf_counter()
+        if step.unwatched is not None:
+            step.paces_us.append((now - step.unwatched) * 1e6)
+        step.unwatched = now
         if step.running.executor is None:
             try:
                 return self._run_whole(step, call.any_on_host, args, kwargs)
@@ -172,6 +181,8 @@ class PlannedCalls:
     def _keep(self, step: PlannedStep) -> None:
         """Record that the step has a plan that it has not had before."""
         step.plans.append((step.iterations, step.running.plan))
+        step.unwatched = None
+        step.paces_us.clear()
         if self._folder is not None and step.traced.prepared.agreement.leads:
             self._folder.add(step.running.plan)
 
@@ -186,6 +197,7 @@ class PlannedCalls:
         elif watched:
             jax.block_until_ready(result)
         if watched:
+            step.unwatched = None
             step_us = (time.perf_counter() - began) * 1e6
             step.running.observations.append(Observation(peak_bytes=step.running.plan.peak_bytes, step_us=step_us))
         return result
@@ -221,7 +233,12 @@ class PlannedCalls:
             raise RuntimeError("There is nothing to report before the first call.")
         drift = None if step.followed is None else step.followed.drift(step.running)
         return report_of(
-            step.running, trace_s=step.traced.trace_s, iterations=step.iterations, plans=len(step.plans), drift=drift
+            step.running,
+            trace_s=step.traced.trace_s,
+            iterations=step.iterations,
+            plans=len(step.plans),
+            drift=drift,
+            paces_us=tuple(step.paces_us),
         )
 
     def forget(self) -> None:
@@ -429,6 +446,7 @@ def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> t
         prepared.agreement.leave(error)
         raise
     if watch is not None:
+        step.unwatched = None
         watch.step_us = (time.perf_counter() - began) * 1e6
         running.observations.append(watch)
     if followed is not None:

@@ -1,6 +1,7 @@
 """`Report`: what was measured of a plan while it ran, as `PlannedFunction.report` returns it."""
 
 import statistics
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tensile_jax.exec.step.prepared_step import RunningPlan
@@ -14,7 +15,11 @@ class Report:
         peak_bytes: the most at any launch of the step's live bytes on the device plus the running segment's workspace. For a step
             that runs whole, XLA's own figure.
         first_step_us: the time of the first iteration under this plan, without planning and compiling.
-        step_us: the median time over the watched iterations but the first. None before the second iteration.
+        step_us: the median time over the watched iterations but the first. None before the second iteration. A watched iteration
+            waits for each of its segments, so on a GPU, it takes longer than others.
+        pace_us: the median time from the begin of one call to that of the next one, of the latest calls under this plan that were
+            not watched; None if there are none. What the caller does between two calls is in it. In a training on a GPU, this is
+            the time of a step.
         swapped_bytes: what the plan copies over the link, in both directions added up.
         stall_us: the time spent waiting for copies.
         passive_swap_ins: how many tensors were not on the device when they were needed there, since the plan was made.
@@ -45,10 +50,17 @@ class Report:
     plans: int = 1
     drift: float | None = None
     launches: int = 1
+    pace_us: float | None = None
 
 
-def report_of(running: RunningPlan, *, trace_s: float, iterations: int, plans: int, drift: float | None) -> Report:
-    """What was measured of `running`, of which at least one iteration was watched."""
+def report_of(
+    running: RunningPlan, *, trace_s: float, iterations: int, plans: int, drift: float | None, paces_us: Collection[float] = ()
+) -> Report:
+    """What was measured of `running`, of which at least one iteration was watched.
+
+    Args:
+        paces_us: from the begin of a call that was not watched to that of the next one.
+    """
     plan, prepared, executor, seen = running.plan, running.prepared, running.executor, running.observations
     settled = seen[1:] or seen
     stalls = [o.stall_us for o in settled if not o.copies_timed] or [0.0]
@@ -73,4 +85,5 @@ def report_of(running: RunningPlan, *, trace_s: float, iterations: int, plans: i
         plans=plans,
         drift=drift,
         launches=len(plan.segments) if plan.launches is None else plan.launches,
+        pace_us=statistics.median(paces_us) if paces_us else None,
     )
