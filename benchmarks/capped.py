@@ -32,11 +32,25 @@ _SECONDS = 300
 @click.option("--budget", required=True, help='Such as "50%" of plain jit\'s peak.')
 @click.option("--sizes", default="{}", help="Keyword arguments of the model, as JSON.")
 @click.option("--steps", type=int, default=5)
-@click.option("--slack", type=float, default=0.03, help="How much more memory there is than the budget, as a part of it.")
+@click.option(
+    "--slack",
+    "slacks",
+    type=float,
+    multiple=True,
+    default=(0.03, 0.1, 0.3),
+    help="How much more memory there is than the budget, as a part of it; the next one if the planned step does not train.",
+)
 @click.option("--cache", help="A folder for jax's persistent compilation cache.")
 @click.option("--how", type=click.Choice(["uncapped", "jit", "planned"]), help="Do this here, and start no process.")
 def main(
-    model: str, batch_size: int, budget: str, sizes: str, steps: int, slack: float, cache: str | None, how: str | None
+    model: str,
+    batch_size: int,
+    budget: str,
+    sizes: str,
+    steps: int,
+    slacks: tuple[float, ...],
+    cache: str | None,
+    how: str | None,
 ) -> None:
     """Measure one model."""
     if cache:
@@ -53,11 +67,19 @@ def main(
     found["uncapped jit"] = uncapped
     if "jit_peak_bytes" in uncapped:
         budget_bytes = round(float(budget.rstrip("%")) / 100 * uncapped["jit_peak_bytes"])
-        there = round((1 + slack) * budget_bytes)
-        found |= {"budget_bytes": budget_bytes, "memory_bytes": there}
-        for each in ("jit", "planned"):
-            arguments = ["--how", each, "--budget", str(budget_bytes), *rest]
-            found[each] = _in_a_process(arguments, there / uncapped["device_bytes"])
+        found["budget_bytes"] = budget_bytes
+
+        def capped(how: str, slack: float) -> dict[str, Any]:
+            there = round((1 + slack) * budget_bytes)
+            ended = _in_a_process(["--how", how, "--budget", str(budget_bytes), *rest], there / uncapped["device_bytes"])
+            return {"memory_bytes": there, **ended}
+
+        found["jit"] = capped("jit", slacks[0])
+        found["planned"] = []
+        for slack in slacks:
+            found["planned"].append(capped("planned", slack))
+            if "failed" not in found["planned"][-1]:
+                break
     print(json.dumps(found))
 
 

@@ -28,8 +28,8 @@ def a_gpu() -> None:
 def check_steps(function: Any, model: Any, steps: int = 3) -> None:
     """Each step gives the loss and the state of plain jit's, both from the state that plain jit has reached.
 
-    Products are rounded to TF32, each kernel in its own way, so an update is compared by its norm. A stale parameter or a lost
-    update is off by a whole one.
+    Products are rounded to TF32, each kernel in its own way, and Adam moves by a whole step where a gradient is nothing but
+    rounding. So the update of the whole state is compared by its norm. A stale parameter or a lost update is off by a whole one.
     """
     plain, state, batches = jax.jit(model.step, donate_argnums=0), model.init(), model.batches()
     for _ in range(steps):
@@ -38,9 +38,11 @@ def check_steps(function: Any, model: Any, steps: int = 3) -> None:
         ours, metrics = function(fresh(state), batch)
         state, expected = plain(state, batch)
         np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-3)
-        for old, mine, theirs in zip(before, numbers(ours), numbers(state), strict=True):
-            update = np.linalg.norm(np.subtract(theirs, old, dtype=float))
-            assert np.linalg.norm(np.subtract(mine, theirs, dtype=float)) <= 0.3 * update + 1e-6
+        assert _distance(numbers(ours), numbers(state)) <= 0.3 * _distance(before, numbers(state))
+
+
+def _distance(one: list[Any], other: list[Any]) -> float:
+    return float(np.sqrt(sum(np.sum(np.subtract(a, b, dtype=float) ** 2) for a, b in zip(one, other, strict=True))))
 
 
 @pytest.mark.parametrize("name", _SIZES)
