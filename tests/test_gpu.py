@@ -19,6 +19,9 @@ _SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+_QUICK = {"xla_gpu_autotune_level": 0}  # trying kernels takes most of the compilation of a small network
+
+
 @pytest.fixture(autouse=True)
 def a_gpu() -> None:
     if jax.default_backend() == "cpu":
@@ -31,7 +34,7 @@ def check_steps(function: Any, model: Any, steps: int = 3) -> None:
     Products are rounded to TF32, each kernel in its own way, and Adam moves by a whole step where a gradient is nothing but
     rounding. So the update of the whole state is compared by its norm. A stale parameter or a lost update is off by a whole one.
     """
-    plain, state, batches = jax.jit(model.step, donate_argnums=0), model.init(), model.batches()
+    plain, state, batches = jax.jit(model.step, donate_argnums=0, compiler_options=_QUICK), model.init(), model.batches()
     for _ in range(steps):
         batch = next(batches)
         before = numbers(state)
@@ -50,7 +53,8 @@ def _distance(one: list[Any], other: list[Any]) -> float:
 def test_segments_and_programs_train_as_plain_jit_does(name: str, budget: str, state_memory: Any) -> None:
     model = MODELS[name](**_SIZES[name])
     for launch in ("segments", "auto"):
-        function = tensile.jit(model.step, budget=budget, launch=launch, state_memory=state_memory, donate_argnums=0)
+        options: Any = {"launch": launch, "state_memory": state_memory, "compiler_options": _QUICK}
+        function = tensile.jit(model.step, budget=budget, donate_argnums=0, **options)
         check_steps(function, model)
         plan, report = running(function).plan, function.report()
         assert plan.budget_bytes is not None and report.peak_bytes <= plan.budget_bytes
@@ -61,6 +65,7 @@ def test_segments_and_programs_train_as_plain_jit_does(name: str, budget: str, s
 
 def test_a_decoder_without_copies_is_one_launch() -> None:
     model = MODELS["gpt"](**_SIZES["gpt"])
-    function = tensile.jit(model.step, budget="70%", policy="checkpoint", launch="program", donate_argnums=0)
+    options: Any = {"policy": "checkpoint", "launch": "program", "compiler_options": _QUICK}
+    function = tensile.jit(model.step, budget="70%", donate_argnums=0, **options)
     check_steps(function, model)
     assert function.report().launches == 1

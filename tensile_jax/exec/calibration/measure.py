@@ -1,6 +1,7 @@
 """The stages of a calibration: each measures one property of a device.
 
-    launch      executables that do nearly nothing, one after another: with few arguments and results, and with many
+    launch      executables that do nearly nothing, one after another; and others with many arguments, which they return in the
+                same memory
     kernels     on a GPU, a training step of many kernels with next to no work, so that issuing them takes longer than they do
     out, into   copies between device memory and pinned host memory, by size: the first of its size (cold), and the fastest (warm)
     both        copies in both directions at once
@@ -84,19 +85,25 @@ def _ones(device: Device, *shape: int) -> jax.Array:
 
 def launches(device: Device, seconds: float) -> Iterator[Sample]:
     """The time of one launch of many, each of which waits for the one before it on a CPU."""
-    for count in (_FEW, _MANY):
-        arrays = [_array(device, 64) for _ in range(count)]
-        nothing = jax.jit(lambda *several: tuple(x + 1 for x in several)).lower(*arrays).compile()
+    yield Sample("launch", _FEW, _launched(device, _FEW, seconds / 2, lambda *several: tuple(x + 1 for x in several)))
+    yield Sample("launch", _MANY, _launched(device, _MANY, seconds / 2, lambda *several: several, donates=True))
 
-        def run(arrays: Any = arrays, nothing: Any = nothing) -> Any:
-            values = arrays
-            for _ in range(_LAUNCHES):
-                values = nothing(*values)
-                if device.platform == "cpu":
-                    jax.block_until_ready(values)
-            return values
 
-        yield Sample("launch", count, _least(run, seconds / 2) / _LAUNCHES)
+def _launched(device: Device, count: int, seconds: float, function: Callable[..., Any], *, donates: bool = False) -> float:
+    """The time of one of many launches, each of which takes the arrays that the one before has returned."""
+    values: Any = [_array(device, 64) for _ in range(count)]
+    donated = tuple(range(count)) if donates else ()
+    call = jax.jit(function, donate_argnums=donated, keep_unused=True).lower(*values).compile()
+
+    def run() -> Any:
+        nonlocal values
+        for _ in range(_LAUNCHES):
+            values = call(*values)
+            if device.platform == "cpu":
+                jax.block_until_ready(values)
+        return values
+
+    return _least(run, seconds) / _LAUNCHES
 
 
 def kernels(device: Device, seconds: float) -> Iterator[Sample]:

@@ -69,4 +69,4 @@ def test_a_faster_plan_is_sought_where_the_first_one_leaves_memory_free(pessimis
     plan = planned.plan(state, images)
     first, *others = (one.plan for one in found)
     assert others and first.peak_bytes < 0.95 * int(1.05 * least)
-    assert plan.step_us <= 0.98 * first.step_us and first.peak_bytes < plan.peak_bytes <= int(1.05 * least)
+    assert plan.step_us <= 0.99 * first.step_us and first.peak_bytes < plan.peak_bytes <= int(1.05 * least)
