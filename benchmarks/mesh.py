@@ -102,6 +102,7 @@ def prepared_under(
 def _bounds(step: TracedStep, compiler: H200Compiler, peak: int, moved: int) -> Iterator[_Row]:
     """What no plan can beat according to the planner's own model, if only traffic takes time."""
     profile = replace(load_profile("h200"), flops_per_us=1e15, interconnect_bytes_per_us=1e15, launch_us=1e-6)
+    profile = replace(profile, kernel_us=0.0, host_kernel_us=0.0, host_launch_us=0.0)
     for share in _SHARES:
         prepared = prepared_under(step, compiler, int(share * peak), peak, profile)
         more_us = prepared.bound_us() - prepared.planner.step.whole_us
