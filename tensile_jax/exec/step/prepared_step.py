@@ -498,8 +498,10 @@ class PreparedStep:
         return None
 
     def _as_program(self, chosen: Planned, goal: Goal) -> Compiled | None:
-        """The fastest plan in one program that keeps the limit, of those that are compiled in turn (`next_try.py`); None if none
-        does, or segments cannot be joined."""
+        """The fastest plan in one program that keeps the limit, of those that are compiled in turn (`next_try.py`).
+
+        None if none does, or segments cannot be joined; or if on one device, they are predicted to be faster launched one by one.
+        """
         if not self.in_one_program:
             return None
         best: Compiled | None = None
@@ -521,7 +523,8 @@ class PreparedStep:
                 began = time.perf_counter()
                 plan = self.planner.plan(Goal(following.limit, goal.max_slowdown), self.measured)
                 self.plan_s += time.perf_counter() - began
-        return best
+        slower = best is not None and best.joined is not None and best.joined.step_us > chosen.plan.step_us
+        return None if slower and self.options.launch == "auto" and self.step.devices == 1 else best
 
     def _smallest_plan(self, goal: Goal) -> Compiled:
         best: Compiled | None = None

@@ -174,6 +174,24 @@ def test_auto_joins_segments_on_a_gpu_where_launches_take_long(monkeypatch: pyte
     assert joins("gpu", 1e4, scanned(8)) and not joins("gpu", 1e4, scanned(9))
 
 
+@pytest.mark.parametrize("slower", [False, True])
+def test_a_program_that_is_slower_than_its_segments_is_not_taken(monkeypatch: pytest.MonkeyPatch, slower: bool) -> None:
+    compile_programs = PreparedStep.compile_programs
+
+    def compiled(self: PreparedStep, plan: Plan) -> Any:
+        found = compile_programs(self, plan)
+        assert found is not None
+        return found._replace(joined=dataclasses.replace(found.joined, step_us=1e9)) if slower else found
+
+    monkeypatch.setattr(PreparedStep, "in_one_program", property(lambda self: True))
+    monkeypatch.setattr(PreparedStep, "compile_programs", compiled)
+    function = planned(sgd_step, launch="auto")
+    function(fresh(weights(4)), batch(rows=700 + slower))  # nothing else in this process has plans for them
+    plan = running(function).plan
+    assert plan.launch == ("segments" if slower else "program")
+    assert within_budget(plan)
+
+
 def scanned(layers: int) -> Any:
     """A step with a loop of so many iterations, which is opened."""
 
