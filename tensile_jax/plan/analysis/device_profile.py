@@ -19,6 +19,8 @@ class DeviceProfile:
     """The rates of a device. The link has one rate for each direction, and copies in the two directions do not slow each other.
 
     Attributes:
+        flops_per_us: of products and convolutions.
+        half_speedup: how many times as many these are if all operands are 16-bit floating-point numbers.
         bytes_per_us: of device memory, read and written.
         launch_us: the time to launch one executable.
         kernel_us: what a kernel takes on the device beside its operations and bytes: its begin, its end, and the gap before it.
@@ -50,6 +52,7 @@ class DeviceProfile:
     late_weight: float
     early_weight: float
     copy_share: float
+    half_speedup: float = 1.0
     kernel_us: float = 0.0
     host_kernel_us: float = 0.0
     host_launch_us: float = 0.0

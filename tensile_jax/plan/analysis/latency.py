@@ -2,7 +2,8 @@
 
     kernel_latency(w)   = max(w + kernel_us, host_kernel_us)      a kernel with so many microseconds of work
     operator_latency(o) = kernel_latency(max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o))) + exchange_us(o)
-                          by itself: a roofline, and what devices exchange for it: exchanged(o) / interconnect_bytes_per_us
+                          by itself: a roofline, and what devices exchange for it: exchanged(o) / interconnect_bytes_per_us.
+                          If all floating-point operands have 16 bits, operations take 1 / half_speedup of the time
     own_latencies       what the latency model of the device predicts of its heavy operators, and the roofline of all others
 
 In an executable, XLA fuses light operators and reductions into the operators that use them, so that they cost what they add to
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensile_jax.ir import Operator
+from tensile_jax.ir import Graph, Operator
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.liveness import Liveness
@@ -47,9 +48,10 @@ def kernel_latency(work_us: float, profile: DeviceProfile) -> float:
     return max(work_us + profile.kernel_us, profile.host_kernel_us)
 
 
-def operator_latency(operator: Operator, profile: DeviceProfile) -> float:
-    """Microseconds that the operator takes by itself."""
-    work_us = max(operator.flops / profile.flops_per_us, operator.nbytes / profile.bytes_per_us, operator.least_us)
+def operator_latency(operator: Operator, profile: DeviceProfile, *, half: bool = False) -> float:
+    """Microseconds that the operator takes by itself; `half` says that its floating-point operands have 16 bits."""
+    flops_per_us = profile.flops_per_us * (profile.half_speedup if half else 1.0)
+    work_us = max(operator.flops / flops_per_us, operator.nbytes / profile.bytes_per_us, operator.least_us)
     return kernel_latency(work_us, profile) + exchange_us(operator, profile)
 
 
@@ -58,9 +60,14 @@ def exchange_us(operator: Operator, profile: DeviceProfile) -> float:
     return operator.exchanged / profile.interconnect_bytes_per_us
 
 
-def own_latencies(operators: Sequence[Operator], profile: DeviceProfile) -> np.ndarray:
-    """Microseconds that each operator takes by itself: predicted where the profile's latency model knows such operators."""
-    rooflines = np.array([operator_latency(op, profile) for op in operators], float)
+def own_latencies(operators: Sequence[Operator], profile: DeviceProfile, half: Sequence[bool] | None = None) -> np.ndarray:
+    """Microseconds that each operator takes by itself: predicted where the profile's latency model knows such operators.
+
+    Args:
+        half: of which operators the floating-point operands have 16 bits; of none, if it is left out.
+    """
+    half = half or [False] * len(operators)
+    rooflines = np.array([operator_latency(op, profile, half=its) for op, its in zip(operators, half, strict=True)], float)
     if profile.latency_model is None or not operators:
         return rooflines
     predicted = profile.latency_model.predict(operators)
@@ -69,11 +76,19 @@ def own_latencies(operators: Sequence[Operator], profile: DeviceProfile) -> np.n
     return np.where(np.isnan(predicted), rooflines, np.maximum(predicted, least) + exchanges)
 
 
+def _of_halves(graph: Graph) -> list[bool]:
+    """Of each operator, whether it has floating-point operands, all of which have 16 bits."""
+    floats = [[dtype for t in op.inputs if "float" in (dtype := graph.tensors[t].dtype)] for op in graph.operators]
+    return [bool(dtypes) and all(dtype in ("bfloat16", "float16") for dtype in dtypes) for dtypes in floats]
+
+
 def fused_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) -> tuple[float, ...]:
     """Microseconds of every operator where it runs first, by place."""
     tensors = liveness.graph.tensors
     found: list[float] = []
-    for op, own_us in zip(liveness.graph.operators, own_latencies(liveness.graph.operators, profile).tolist(), strict=True):
+    operators = liveness.graph.operators
+    own = own_latencies(operators, profile, _of_halves(liveness.graph)).tolist()
+    for op, own_us in zip(operators, own, strict=True):
         if op.kind == "light":
             written = sum(2 * tensors[t].nbytes for t in op.outputs if fusion.materialised[t])
             here = kernel_latency(min(written, op.nbytes) / profile.bytes_per_us, profile) if written else 0.0
@@ -85,7 +100,7 @@ def fused_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) 
 
 def rerun_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) -> np.ndarray:
     """Microseconds that a segment takes longer if it runs the operator again, for each operator by place."""
-    heavy = own_latencies(liveness.graph.operators, profile)
+    heavy = own_latencies(liveness.graph.operators, profile, _of_halves(liveness.graph))
     virtual = liveness.makes.sums(np.array(fusion.virtual, dtype=np.int64)) > 0
     extra = np.array(fusion.reread) + np.where((liveness.kinds == "reduction") & ~virtual, liveness.touched, 0.0)
     extra += 2 * liveness.makes.sums(liveness.nbytes * fusion.written_as_made)

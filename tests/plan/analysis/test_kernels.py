@@ -1,13 +1,17 @@
 """What a kernel takes beside its work, on the device and on the host, and what a launch takes of a host that is not ahead."""
 
 import dataclasses
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from tensile_jax.plan.analysis.fusion import find_fusion
 from tensile_jax.plan.analysis.latency import fused_latencies, rerun_latencies
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.trace import trace_step
 from tests.builders import PROFILE, graph_of, training_graph
 
 LINES = ["a = heavy(x, w)", "b = light(a)", "c = heavy(b, w)", "d = light(c)", "y = light(d)"]  # b is written for c
@@ -45,3 +49,17 @@ def test_a_launch_takes_what_the_host_is_not_ahead() -> None:
     assert launch_us(1e-9, 1.0) == PROFILE.launch_us  # never
     several = [launch_us(us) for us in (1.0, 5.0, 6.0, 7.0, 100.0)]
     assert several == sorted(several) and len(set(several)) > 2
+
+
+@pytest.mark.parametrize(("dtype", "part"), [(jnp.float32, 1.0), (jnp.bfloat16, 0.25), (jnp.float16, 0.25)])
+def test_products_of_halves_are_faster_and_others_are_not(dtype: Any, part: float) -> None:
+    def latency(**changes: float) -> float:
+        profile = dataclasses.replace(PROFILE, bytes_per_us=1e12, flops_per_us=1.0, **changes)
+        x = jnp.ones((8, 8), dtype)
+        liveness = find_liveness(trace_step(jax.jit(jnp.matmul), jnp.matmul, (x, x), {}).graph)
+        fusion = find_fusion(liveness, fused_reductions=True)
+        (first,), (again,) = fused_latencies(liveness, fusion, profile), rerun_latencies(liveness, fusion, profile)
+        assert first == again
+        return first
+
+    assert latency(half_speedup=4.0) == pytest.approx(part * latency())
