@@ -5,10 +5,14 @@ step, whose account of memory may differ a little from that of the whole step. I
 plan is repaired under a limit that is lower by the difference, the next time by twice the difference, and so on. If no repair
 succeeds, the search is repeated. If that finds nothing, the plan is the one with the least peak.
 
+If state may be on the host between two iterations, the search also begins with the schedule of the policy `tensile`, if that has
+one: it fills the link with state, one tensor after another, which the search's own starts do not.
+
 If loops of the step are opened, a plan that treats all iterations alike (`search/alike.py`) needs far fewer executables. It is
 the plan if it is hardly slower than the step as one executable, or than what the search finds.
 """
 
+from tensile_jax.plan.policies.tensile.policy import tensile
 from tensile_jax.plan.search.alike import alike
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, choice_of, peak_of, schedule_of, whole_peak
 from tensile_jax.plan.search.local_search import improve, repair
@@ -21,6 +25,9 @@ from tensile_jax.plan.search.workspace import Measured
 _EVALUATIONS = 2000  # segments that are evaluated to make a repaired plan, or the one with the least peak, faster
 _REPAIRS = 100  # moves that may bring a choice under the limit
 _TRIES = 4  # limits that are tried if plans turn out to be above the limit
+_FAST_ENOUGH = 1.02
+"""Times the step as one executable: faster schedules are not compared with that of `tensile`. VGG-16 (batch 16, profile h200, state
+on the host between iterations) under 90.4 % of its peak takes 1.03 times plain time, and 1.10 without that schedule."""
 # Not tuned: what compiling every layer of a network, instead of one, is worth.
 _FAST = 1.1  # times the step as one executable: a plan that treats iterations alike and is no slower is taken at once
 _HARDLY_SLOWER = 1.05  # times the plan that the search finds
@@ -54,9 +61,20 @@ def _fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | No
     if same is not None and same.step_us <= _FAST * step.whole_us:
         return same
     other = fastest(step, limit, measured)
+    if step.state_may_stay_out and not step.has_iterations and (other is None or other.step_us > _FAST_ENOUGH * step.whole_us):
+        other = _as_tensile(step, limit, measured, other)
     if same is None or (other is not None and same.step_us > _HARDLY_SLOWER * other.step_us):
         return other
     return same
+
+
+def _as_tensile(step: StepModel, limit: float, measured: Measured, other: Schedule | None) -> Schedule | None:
+    """The schedule of `tensile`, improved, if there is one that is faster than `other`; otherwise `other`."""
+    choice = tensile(step, limit, measured)
+    if choice is None or choice.layout is None:
+        return other
+    schedule = improve(schedule_of(step, choice.layout, measured), limit, _EVALUATIONS)
+    return schedule if other is None or schedule.cost < other.cost else other
 
 
 def revise(step: StepModel, choice: Choice, limit: float, measured: Measured) -> Choice | None:
