@@ -3,8 +3,8 @@
     python -m benchmarks.fit_profile benchmarks/results/nvidia-h200/fitted.json --device-profile h200
 
 The rates are `flops_per_us`, `bytes_per_us` and `kernel_us`. Of all values, these have the least sum of squares of the logarithm
-of predicted time / time in which the device was busy. Beside them stands what the profile predicts, with `host_kernel_us`, of a
-step that is not waited for. Prints one JSON object. No GPU is needed: steps are traced, and nothing runs.
+of predicted time / time in which the device was busy. Beside them stands what the profile predicts of a
+step that is not waited for, with a host that needs `--host-kernel-us` to issue a kernel. Prints one JSON object. No GPU is needed: steps are traced, and nothing runs.
 """
 
 import json
@@ -32,7 +32,8 @@ _Traced = tuple[Liveness, Fusion]
 @click.command()
 @click.argument("measured", type=click.Path(exists=True, path_type=Path))
 @click.option("--device-profile", "name", default="h200", help="The profile that is shown, and from which the fit begins.")
-def main(measured: Path, name: str) -> None:
+@click.option("--host-kernel-us", default=10.0, help="Of the machine on which the steps were measured.")
+def main(measured: Path, name: str, host_kernel_us: float) -> None:
     """Fit to the steps in a file."""
     profile = load_profile(name)
     rows: Sequence[dict[str, Any]] = json.loads(measured.read_text())["steps"]
@@ -41,7 +42,7 @@ def main(measured: Path, name: str) -> None:
 
     def of(numbers: Sequence[float]) -> DeviceProfile:
         flops, nbytes, kernel = (math.exp(number) for number in numbers)
-        return replace(profile, flops_per_us=flops, bytes_per_us=nbytes, kernel_us=kernel, host_kernel_us=0.0)
+        return replace(profile, flops_per_us=flops, bytes_per_us=nbytes, kernel_us=kernel)
 
     def error(numbers: Sequence[float]) -> float:
         return sum(math.log(_us(step, of(numbers)) / us) ** 2 for step, us in zip(steps, busy_us, strict=True))
@@ -53,8 +54,10 @@ def main(measured: Path, name: str) -> None:
             "model": row["model"],
             "batch_size": row["batch_size"],
             "fitted over busy": round(_us(step, fitted) / us, 3),
-            "profile over busy": round(_us(step, replace(profile, host_kernel_us=0.0)) / us, 3),
-            "profile over pipelined": round(_us(step, profile) / (1e3 * row["pipelined_ms"]), 3),
+            "profile over busy": round(_us(step, profile) / us, 3),
+            "profile over pipelined": round(
+                _us(step, replace(profile, host_kernel_us=host_kernel_us)) / (1e3 * row["pipelined_ms"]), 3
+            ),
         }
         for row, step, us in zip(rows, steps, busy_us, strict=True)
     ]

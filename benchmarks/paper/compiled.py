@@ -5,8 +5,6 @@ the workspaces of cuDNN and cuBLAS are missing from both. Times are predicted fo
 the CUDA plugin of JAX, which `make paper-compiled` installs.
 """
 
-from dataclasses import replace
-
 from benchmarks.h200_device import H200Compiler, h200, traced_for
 from benchmarks.paper.metrics import metrics
 from benchmarks.paper.steps import BATCH_SIZE, Figures
@@ -36,8 +34,7 @@ class _Compiled:
         Raises:
             BudgetTooSmall: no plan of the policy keeps the budget.
         """
-        profile = replace(load_profile("h200"), host_kernel_us=0.0, host_launch_us=0.0)  # as in `steps.py`
-        options = Options(policy, profile, "any", max_slowdown=max_slowdown)
+        options = Options(policy, load_profile("h200"), "any", max_slowdown=max_slowdown)
         prepared = PreparedStep(self._step, None if budget is None else Budget(budget, None), options, self._compiler)
         prepared.measured = Measured(whole=self._jit_peak)
         return self._figures(prepared.choose_and_compile().plan, prepared.planner.step.whole_us)
