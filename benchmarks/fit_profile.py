@@ -2,9 +2,10 @@
 
     python -m benchmarks.fit_profile benchmarks/results/nvidia-h200/fitted.json --device-profile h200
 
-The rates are `flops_per_us`, `bytes_per_us` and `kernel_us`. Of all values, these have the least sum of squares of the logarithm
-of predicted time / time in which the device was busy. Beside them stands what the profile predicts of a
-step that is not waited for, with a host that needs `--host-kernel-us` to issue a kernel. Prints one JSON object. No GPU is needed: steps are traced, and nothing runs.
+The rates are `flops_per_us`, `bytes_per_us` and `kernel_us`. Of all values, these have the least sum of squares of the
+logarithm of predicted time / time in which the device was busy. Beside them stands what the profile predicts of a step that
+is not waited for, with a host that needs `--host-kernel-us` to issue a kernel. Prints one JSON object. No GPU is needed:
+steps are traced, and nothing runs.
 """
 
 import json
@@ -49,13 +50,14 @@ def main(measured: Path, name: str, host_kernel_us: float) -> None:
 
     begin = [math.log(x) for x in (profile.flops_per_us, profile.bytes_per_us, max(profile.kernel_us, 1.0))]
     fitted = of(minimize(error, begin, method="Nelder-Mead").x)
+    on_host = replace(profile, host_kernel_us=host_kernel_us)
     shown = [
         {
             "model": row["model"],
             "batch_size": row["batch_size"],
             "fitted over busy": round(_us(step, fitted) / us, 3),
             "profile over busy": round(_us(step, profile) / us, 3),
-            "profile over pipelined": round(
+            "profile over pipelined": round(_us(step, on_host) / (1e3 * row["pipelined_ms"]), 3),
                 _us(step, replace(profile, host_kernel_us=host_kernel_us)) / (1e3 * row["pipelined_ms"]), 3
             ),
         }

@@ -26,8 +26,8 @@ _EVALUATIONS = 2000  # segments that are evaluated to make a repaired plan, or t
 _REPAIRS = 100  # moves that may bring a choice under the limit
 _TRIES = 4  # limits that are tried if plans turn out to be above the limit
 _FAST_ENOUGH = 1.02
-"""Times the step as one executable: faster schedules are not compared with that of `tensile`. VGG-16 (batch 16, profile h200, state
-on the host between iterations) under 90.4 % of its peak takes 1.03 times plain time, and 1.10 without that schedule."""
+"""Times the step as one executable: faster schedules are not compared with that of `tensile`. VGG-16 (batch 16, profile h200,
+state on the host between iterations) under 90.4 % of its peak takes 1.03 times plain time, and 1.10 without that schedule."""
 # Not tuned: what compiling every layer of a network, instead of one, is worth.
 _FAST = 1.1  # times the step as one executable: a plan that treats iterations alike and is no slower is taken at once
 _HARDLY_SLOWER = 1.05  # times the plan that the search finds
