@@ -58,8 +58,6 @@ def main(measured: Path, name: str, host_kernel_us: float) -> None:
             "fitted over busy": round(_us(step, fitted) / us, 3),
             "profile over busy": round(_us(step, profile) / us, 3),
             "profile over pipelined": round(_us(step, on_host) / (1e3 * row["pipelined_ms"]), 3),
-                _us(step, replace(profile, host_kernel_us=host_kernel_us)) / (1e3 * row["pipelined_ms"]), 3
-            ),
         }
         for row, step, us in zip(rows, steps, busy_us, strict=True)
     ]
