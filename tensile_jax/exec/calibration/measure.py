@@ -39,7 +39,7 @@ _TOUCHED = (8 * _MIB, 64 * _MIB, 256 * _MIB)
 _LAUNCHES = 200
 _FEW, _MANY = 8, 64  # arguments of a launch, and results; a segment of ResNet-50 has 12 to 370 of each
 _AT_ONCE = 8  # pieces of work that a GPU is given before they are waited for
-_LAYERS = 16  # of the step with many kernels
+_BLOCKS = 6  # of the step with many kernels, which are those of a ResNet-50 on images of 7 x 7
 _LEAST_US = 1e-3  # what the clock cannot tell from nothing
 _FEWEST = 2  # repetitions, whatever time they take
 
@@ -110,7 +110,8 @@ def kernels(device: Device, seconds: float) -> Iterator[Sample]:
     """The time of a kernel of a step in which each has next to no work; nothing on a CPU."""
     if device.platform == "cpu":
         return
-    images, weights = _ones(device, 4, 8, 8, 16), [_ones(device, 3, 3, 16, 16) for _ in range(_LAYERS)]
+    images = _ones(device, 2, 7, 7, 256)
+    weights = [_ones(device, *shape) for _ in range(_BLOCKS) for shape in ((1, 1, 256, 64), (3, 3, 64, 64), (1, 1, 64, 256))]
 
     def loss(weights: Sequence[Any], images: Any) -> Any:
         for weight in weights:

@@ -112,7 +112,7 @@ def test_the_kernels_of_a_step_are_timed_only_on_a_gpu(monkeypatch: pytest.Monke
     assert list(measure.kernels(DEVICE, 0.01)) == []
     monkeypatch.setattr(measure, "_ones", lambda device, *shape: jnp.ones(shape))  # that device does not exist
     (sample,) = measure.kernels(cast(Any, OfKind("NVIDIA H200")), 0.01)
-    assert sample.amount >= 3 * measure._LAYERS and 0.1 < sample.us < 1e4
+    assert sample.amount >= 9 * measure._BLOCKS and 0.1 < sample.us < 1e4
 
 
 def test_on_a_gpu_an_executable_runs_its_operator_several_times() -> None:
