@@ -3,13 +3,16 @@
 Four things in a step name a device or a memory space: `jax.lax.with_sharding_constraint`, `jax.device_put` to a sharding or a
 memory space, `jax.shard_map`, and an inner call of `jax.jit` with shardings. If a step names devices, `jax.jit` commits all
 results of the step to these devices.
+
+Where no mesh is in force, JAX notes a sharding on a mesh without axes beside some operators, such as the casts of a gradient that
+is computed in fewer bits. Such a sharding names nothing.
 """
 
 from typing import Any
 
 import jax
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 
 def shardings_in(jaxpr: Any) -> tuple[Any, ...]:
@@ -23,10 +26,14 @@ def _collect(jaxpr: Any, found: dict[Any, None]) -> None:
     for equation in jaxpr.eqns:
         for value in equation.params.values():
             for item in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(item, Sharding | jax.memory.Space):
+                if isinstance(item, Sharding | jax.memory.Space) and not _names_nothing(item):
                     found[item] = None
         mesh = equation.params.get("mesh")
         if equation.primitive.name == "shard_map" and isinstance(mesh, Mesh):
             found[NamedSharding(mesh, PartitionSpec())] = None
         for inner in jaxprs_in_params(equation.params):
             _collect(inner, found)
+
+
+def _names_nothing(place: Any) -> bool:
+    return isinstance(place, NamedSharding) and isinstance(place.mesh, AbstractMesh) and not place.mesh.axis_names

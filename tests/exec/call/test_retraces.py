@@ -97,6 +97,29 @@ def test_state_that_is_committed_from_the_second_call_on_costs_one_first_call(bu
     assert running(function) is not first and running(function).plan == first.plan
 
 
+def test_a_gradient_in_fewer_bits_names_no_device(compiled: list[Any]) -> None:
+    """JAX notes a sharding on a mesh without axes beside the casts of such a gradient."""
+
+    def mixed(params: Any, x: jax.Array) -> Any:
+        def loss(params: Any) -> Any:
+            y = x.astype(jnp.bfloat16)
+            for weight in params:
+                y = jnp.tanh(y @ weight.astype(jnp.bfloat16))
+            return jnp.mean(y.astype(jnp.float32) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients), value
+
+    assert "mesh=AbstractMesh(()" in str([e.params for e in jax.make_jaxpr(mixed)(weights(), batch()).eqns])
+    function = tensile.jit(mixed, budget=low_budget(mixed, weights(), batch(), part=0.5, donate_argnums=0), donate_argnums=0)
+    state = fresh(weights())
+    for number in range(3):
+        state, _ = function(state, batch())
+        assert not any(leaf.committed for leaf in jax.tree.leaves(state))
+        assert bool(compiled) == (number == 0)
+        compiled.clear()
+
+
 def test_state_that_comes_back_on_the_host_costs_one_first_call(fast_link: str, compiled: list[Any]) -> None:
     options: dict[str, Any] = {"state_memory": "any", "device_profile": fast_link, "donate_argnums": 0}
     arguments = optimizer_state(optax.adam(1e-3), weights(4, 128)), batch(rows=128, width=128)
