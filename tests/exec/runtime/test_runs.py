@@ -20,7 +20,7 @@ from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, assert_lonely, heavy, until, wide
 
 WORK = wide(0)
-BUDGET = "460KiB"  # cuts the step into several segments
+BUDGET = "380KiB"  # cuts the step into several segments
 
 
 def submit(run: tensile.Runtime, *, steps: int) -> Job:
