@@ -48,6 +48,11 @@ def kernel_latency(work_us: float, profile: DeviceProfile) -> float:
     return max(work_us + profile.kernel_us, profile.host_kernel_us)
 
 
+def kernel_latencies(work_us: np.ndarray, profile: DeviceProfile) -> np.ndarray:
+    """The same of several kernels."""
+    return np.maximum(work_us + profile.kernel_us, profile.host_kernel_us)
+
+
 def operator_latency(operator: Operator, profile: DeviceProfile, *, half: bool = False) -> float:
     """Microseconds that the operator takes by itself; `half` says that its floating-point operands have 16 bits."""
     flops_per_us = profile.flops_per_us * (profile.half_speedup if half else 1.0)
@@ -106,5 +111,5 @@ def rerun_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) 
     extra += 2 * liveness.makes.sums(liveness.nbytes * fusion.written_as_made)
     exchanges = np.array([exchange_us(op, profile) for op in liveness.graph.operators], float)
     work_us = np.minimum(extra, 4 * liveness.touched) / profile.bytes_per_us
-    again = np.where(work_us > 0, np.maximum(work_us + profile.kernel_us, profile.host_kernel_us), 0.0) + exchanges
+    again = np.where(work_us > 0, kernel_latencies(work_us, profile), 0.0) + exchanges
     return np.where(liveness.kinds == "heavy", heavy, again)

@@ -53,6 +53,7 @@ import numpy as np
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion
+from tensile_jax.plan.analysis.latency import kernel_latencies
 from tensile_jax.plan.analysis.liveness import Liveness
 from tensile_jax.plan.analysis.retention import Retention
 
@@ -149,7 +150,7 @@ def _prices(liveness: Liveness, fusion: Fusion, price: float, profile: DevicePro
     written = liveness.makes.sums(liveness.nbytes * fusion.written_as_made)
     smaller = (fusion.largest / np.maximum(out, 1)) ** _SIZE_EXPONENT
     work_us = np.maximum(liveness.flops / profile.flops_per_us, liveness.touched / profile.bytes_per_us)
-    latency = np.maximum(work_us + profile.kernel_us, profile.host_kernel_us)
+    latency = kernel_latencies(work_us, profile)
     row = np.array(fusion.row)
     joined = np.where(row % 2, max(price, _JOIN_PRICE), np.where(row, _OTHER_JOINS * price, price))
     reread = np.array(fusion.reread)

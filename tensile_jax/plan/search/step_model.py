@@ -33,8 +33,9 @@ Made = TypeVar("Made")
 
 # `make bench-constants`: with half and twice the turns, and with 0.97 and 0.995, plans are the same.
 _TURNS = 4  # boundaries at which tensors are dropped, one after another; the one at which most is stored first
-_LAUNCHES = 10  # not tuned: plans for an H200 have 3 to 20 segments
 _ENOUGH = 0.99  # the search for such boundaries goes on if the last one lowered the highest footprint below this part of it
+
+_LAUNCHES = 10  # not tuned: plans for an H200 have 3 to 20 segments
 
 
 class StepModel:
