@@ -8,12 +8,6 @@ Each command ends with one of these exit codes:
     3    no plan keeps the budget; one line on stderr names the smallest budget that works
     130  ended by Ctrl-C; 143: ended by SIGTERM; 129: ended by SIGHUP
 
-Modules that import JAX are imported inside the commands, so that `--help` and `tensile show` answer at once.
+The installed script is `tensile_jax.cli.program`; other code takes the commands from `tensile_jax.cli.main`. Modules that import
+JAX are imported inside the commands, so that `--help` and `tensile show` answer at once.
 """
-
-from tensile_jax.cli.signals import listening
-
-with listening():  # before anything else, so that Ctrl-C while modules are imported ends without a traceback
-    from tensile_jax.cli.main import main
-
-__all__ = ["main"]

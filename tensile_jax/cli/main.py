@@ -1,8 +1,5 @@
-"""The program `tensile`: the group of all commands, which turns every error into one line on stderr and an exit code."""
+"""The group of all commands, which turns every expected error into one line on stderr and an exit code."""
 
-import os
-import sys
-import warnings
 from typing import Any
 
 import click
@@ -18,45 +15,12 @@ from tensile_jax.cli.commands.run import run
 from tensile_jax.cli.commands.schema import schema
 from tensile_jax.cli.commands.show import show
 from tensile_jax.cli.commands.submit import submit
-from tensile_jax.cli.errors import Failure, format_warning, in_one_line
-from tensile_jax.cli.signals import INTERRUPTED, flush_output, listen_to_the_end
-
-_TRACEBACK = "TENSILE_TRACEBACK"
+from tensile_jax.cli.errors import in_one_line
+from tensile_jax.cli.signals import INTERRUPTED
 
 
 class _Commands(click.Group):
-    """The commands.
-
-    The installed script calls the group without arguments. The group then handles the signals of the process, and ends the
-    process. Other code calls the group with arguments, and the group leaves both to the caller.
-    """
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs:
-            return self.main(*args, **kwargs)
-        warnings.formatwarning = format_warning
-        end = listen_to_the_end()
-        end.code = self._exit_code()
-        sys.exit(end.code)
-
-    def _exit_code(self) -> int:
-        """Run the command line, and return its exit code. Only this method turns an unexpected exception into one line."""
-        try:
-            try:
-                self.main()
-            except SystemExit as end:
-                flush_output()
-                return end.code if isinstance(end.code, int) else 0
-            finally:
-                flush_output()
-            return 0
-        except BrokenPipeError:
-            return 1  # the reader of the output has closed the pipe
-        except Exception as error:
-            if os.environ.get(_TRACEBACK):
-                raise
-            Failure.unexpected(error, remedy=f"Set {_TRACEBACK}=1 to see where.").show()
-            return Failure.exit_code
+    """The commands. Errors of arguments, and interrupts where the caller handles the signals, become one line."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with in_one_line():

@@ -175,17 +175,6 @@ class Listener:
         os.close(read)
 
 
-@contextmanager
-def listening() -> Iterator[None]:
-    """A context in which signals end the process at once."""
-    listener = Listener()
-    listener.begin()
-    try:
-        yield
-    finally:
-        listener.end()
-
-
 class ProcessEnd:
     """Ends the process by `os._exit` with the exit code of the command, as the last of the functions of `atexit`.
 

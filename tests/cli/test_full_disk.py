@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tensile_jax.cli import main
+from tensile_jax.cli.main import main
 from tensile_jax.cli.run.folder import RunFolder, read_events
 from tensile_jax.runtime_records import JobEvent
 from tests.cli.plans import PLAN

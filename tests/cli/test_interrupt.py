@@ -19,7 +19,7 @@ from tensile_jax.plan_format import Plan
 from tests.cli.plans import PLAN
 from tests.cli.records import RECORD
 
-_PROGRAM = "import os, tensile_jax; os.write(1, b'begun\\n'); from tensile_jax.cli import main; main()"
+_PROGRAM = "import os, tensile_jax; os.write(1, b'begun\\n'); from tensile_jax.cli.program import start; start()"
 _UNTIL_IT_LISTENS_S = 0.1  # for the first module of the command line to be imported
 _SAID = ("Interrupted.", "Ended by SIGTERM.")
 

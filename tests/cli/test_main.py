@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from tensile_jax import budget
-from tensile_jax.cli import main
 from tensile_jax.cli.errors import format_warning
 from tensile_jax.cli.jobs_file import read_jobs_file
+from tensile_jax.cli.main import main
 from tensile_jax.device_profiles.calibrations import file_for
 from tests.cli.plans import PLAN
 
-_TENSILE = [sys.executable, "-c", "from tensile_jax.cli import main; main()"]
+_TENSILE = [sys.executable, "-c", "from tensile_jax.cli.program import start; start()"]
 
 
 _COMMANDS = ("run", "plan", "compare", "status", "pause", "resume", "cancel", "budget", "show", "picture", "schema", "demo")
@@ -45,7 +45,7 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
 @pytest.mark.smoke
 def test_help_does_not_load_jax() -> None:
     script = (
-        "import sys; from tensile_jax.cli import main; main(['--help'], standalone_mode=False);"
+        "import sys; from tensile_jax.cli.main import main; main(['--help'], standalone_mode=False);"
         "print([m for m in ('jax', 'flax', 'optax', 'numpy') if m in sys.modules], file=sys.stderr)"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

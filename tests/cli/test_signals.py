@@ -83,12 +83,12 @@ def test_a_run_that_begins_after_the_signal_is_asked_at_once(heard: Heard) -> No
 
 _STUCK = """
 import ctypes
-from tensile_jax.cli.signals import listening
-with listening():
-    lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
-    lock(mutex)
-    print("locked", flush=True)
-    lock(mutex)
+from tensile_jax.cli.signals import listen_to_the_end
+listen_to_the_end()
+lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+lock(mutex)
+print("locked", flush=True)
+lock(mutex)
 """
 
 
@@ -173,3 +173,26 @@ def test_a_command_that_ends_while_a_thread_compiles_has_its_own_exit_code() -> 
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", _COMPILING_AT_THE_END], env=environment, capture_output=True, text=True)
         assert (done.returncode, done.stdout, done.stderr) == (143, "done\n", "")
+
+
+_SPAWNING = """
+from tensile_jax.cli.program import start
+import multiprocessing, signal
+def tell(queue):
+    queue.put(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+if __name__ == "__main__":
+    assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=tell, args=(queue,))
+    process.start()
+    print(queue.get(timeout=60))
+    process.join()
+"""
+
+
+def test_a_process_that_a_step_spawns_has_its_own_signals(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_SPAWNING)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

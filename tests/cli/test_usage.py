@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensile_jax.cli import main
+from tensile_jax.cli.main import main
 from tests.cli.plans import PLAN
 
 _BEYOND = "9" * 400
@@ -150,7 +150,7 @@ def test_no_arguments_are_more_than_one_line_with_help(arguments: list[str]) -> 
 
 def run_in_a_shell(line: str, here: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """`tensile` in the line of a shell stands for the program."""
-    script = 'tensile() { "$PYTHON" -c "from tensile_jax.cli import main; main()" "$@"; }\n' + line
+    script = 'tensile() { "$PYTHON" -c "from tensile_jax.cli.program import start; start()" "$@"; }\n' + line
     known = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(Path(__file__).parents[2]), "JAX_PLATFORMS": "cpu"}
     return subprocess.run(
         ["bash", "-c", script], cwd=here, env={**known, **environment}, capture_output=True, text=True, timeout=120, check=False
@@ -185,12 +185,12 @@ def test_a_training_goes_on_when_nobody_reads_how_it_goes_on(tmp_path: Path, std
 
 
 _MISTAKE = """
-from tensile_jax.cli import main
+from tensile_jax.cli.program import start
 from tensile_jax.cli.commands.show import show
 def mistaken(**arguments):
     raise LookupError("of our own")
 show.callback = mistaken
-main()
+start()
 """
 
 

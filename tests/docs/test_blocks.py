@@ -35,8 +35,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tensile_jax.cli import main
 from tensile_jax.cli.jobs_file import read_jobs_file
+from tensile_jax.cli.main import main
 from tensile_jax.cli.run.control import serving
 from tests.builders import slow_if
 from tests.cli.fake_run import FakeRun

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import tensile_jax as tensile
-from tensile_jax.cli import main
+from tensile_jax.cli.main import main
 from tensile_jax.ray import ClusterEvent, ClusterJob, ClusterRun, StartAfter, attach, submit
 from tests.ray.local_cluster import LocalCluster
 
@@ -300,7 +300,7 @@ def test_when_the_head_node_goes_away_the_submitter_ends_with_a_message(caches_o
         command = [
             sys.executable,
             "-c",
-            "from tensile_jax.cli import main; main()",
+            "from tensile_jax.cli.program import start; start()",
             "submit",
             str(tmp_path / "jobs.toml"),
             "--ray",

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from click.testing import CliRunner
 
-from tensile_jax.cli import main
+from tensile_jax.cli.main import main
 from tensile_jax.plan import POLICIES
 from tensile_jax.plan_format import PolicyName
 from tests.cli.small_models import small_models

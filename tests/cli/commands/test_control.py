@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from tensile_jax.cli import main
+from tensile_jax.cli.main import main
 from tensile_jax.cli.run.control import serving
 from tensile_jax.runtime_records import Status
 from tests.cli.fake_run import GIB, STATUS, FakeRun

@@ -8,9 +8,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tensile_jax.cli import main
 from tensile_jax.cli.commands.demo import SideBySide, demo_jobs, failed_checks, run_demo
 from tensile_jax.cli.jobs_file import read_jobs_file
+from tensile_jax.cli.main import main
 from tensile_jax.cli.run.report import JobOutcome, JobsOutcome
 from tensile_jax.cli.run.single_model import PlainJob
 

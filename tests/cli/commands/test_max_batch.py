@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import tensile_jax as tensile
-from tensile_jax.cli import main
+from tensile_jax.cli.main import main
 from tensile_jax.cli.run.max_batch import largest
 from tests.cli.small_models import small_mlp, small_models
 

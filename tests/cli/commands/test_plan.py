@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
-from tensile_jax.cli import main
+from tensile_jax.cli.main import main
 from tests.builders import slow_but
 
 _JOBS = """

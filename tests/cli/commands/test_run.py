@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from tensile_jax.cli import main
+from tensile_jax.cli.main import main
 from tensile_jax.cli.progress import Phases
 from tensile_jax.plan_format import Plan
 

@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
-from tensile_jax.cli import main
 from tensile_jax.cli.errors import Refusal
+from tensile_jax.cli.main import main
 from tensile_jax.cli.run.control import ask_status
 from tensile_jax.cli.run.folder import read_events, read_record
 from tensile_jax.plan_format import Plan
@@ -202,7 +202,7 @@ def start(here: Path, *arguments: str) -> subprocess.Popen[str]:
     root = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
     program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # which `nohup` lets children ignore
-    program += "from tensile_jax.cli import main; main()"
+    program += "from tensile_jax.cli.program import start; start()"
     command = [sys.executable, "-c", program, "run", *arguments]
     return subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from tensile_jax.cli import main
 from tensile_jax.cli.commands.show import memory_curve
+from tensile_jax.cli.main import main
 from tensile_jax.ir import OperatorId
 from tensile_jax.plan_format import Plan, PlannedLoop
 from tests.cli.plans import PLAN

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tensile_jax.cli import main
+from tensile_jax.cli.main import main
 
 JOBS = '[device]\nbudget = "50%"\n[[jobs]]\nmodel = "mlp"\nargs = {batch_size = 8}\nsteps = 2\n'
 

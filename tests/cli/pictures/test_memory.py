@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from tensile_jax.cli import main
+from tensile_jax.cli.main import main
 from tensile_jax.cli.pictures.memory import _busy, _groups, _window, draw_memory, reduce_levels
 from tensile_jax.cli.run.folder import RunFolder
 from tensile_jax.runtime_records import Level, Record, Span

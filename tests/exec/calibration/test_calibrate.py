@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import tensile_jax as tensile
-from tensile_jax.cli import main
+from tensile_jax.cli.main import main
 from tensile_jax.device_profiles import calibrations
 from tensile_jax.device_profiles.calibrations import SCHEMA_VERSION, Calibration, OperatorSample, Sample
 from tensile_jax.exec.calibration import calibrate as module
