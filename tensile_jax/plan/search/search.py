@@ -76,8 +76,8 @@ _MORE_EVALUATIONS, _FAST = 8000, 1.05
 encoder under 30 % 1.161 for 1.180, and with `state_memory="device"` ResNet-50 under 30 % 1.252 for 1.275."""
 _ALL_EVALUATIONS = 4000  # after which no other is improved; of small steps, all are: `make bench-gap` says 7.7 % for 11.6
 _LIMITS, _SLOW = (1.3, 1.15, 1.07, 1.0), 2.0
-"""Times the limit: limits under which a schedule is repaired and improved, one after another, if nothing else is faster than so many
-times the step as one executable. InceptionV4 under 24.4 % takes 1.20 for 5.55."""
+"""Times the limit: limits under which a schedule is repaired and improved, one after another, if nothing else is faster than
+`_SLOW` times the step as one executable. InceptionV4 under 24.4 % takes 1.20 for 5.55."""
 _SHRINK = 0.97  # steps in which the least peak is sought
 _LEAST_KEPT = Start(PRICES[-1])  # how the search for the least peak begins without swaps, beside the schedule of least memory
 _DESCENT, _LEAST_EVALUATIONS = 10_000, 2_000
