@@ -55,10 +55,10 @@ def repair(
     begun, end = schedule.excess(limit), schedule.model.evaluated + evaluations
     stage = max(limit, _STAGE * schedule.peak)
     for made in range(most):
-        while stage > limit and schedule.peak <= stage:
-            stage = max(limit, _STAGE * stage)
-        if schedule.peak <= stage:
+        if schedule.peak <= limit:
             return schedule
+        while schedule.peak <= stage and stage > 0:  # a step may hold nothing, and no limit below zero can be kept
+            stage = max(limit, _STAGE * stage)
         if schedule.cost >= upper or schedule.model.evaluated >= end:
             return None
         if made >= _TRUSTED and (excess := schedule.excess(limit)) * made > (begun - excess) * (most - made):

@@ -14,7 +14,7 @@ from tensile_jax.plan.search.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Model
 from tensile_jax.plan.search.search import fastest, least
 from tensile_jax.plan.search.step_model import StepModel
-from tests.builders import PROFILE, training_graph
+from tests.builders import PROFILE, graph_of, training_graph
 from tests.plan.search.schedules import model_of, odd_step, plan_of, random_schedule
 
 NOTHING = Measured()
@@ -185,3 +185,12 @@ def test_repairing_and_improving_again_keeps_the_limit_and_makes_no_schedule_slo
         assert found.peak <= limit
         assert found.cost <= without.cost
         plan_of(step, found)
+
+
+def test_a_step_that_holds_nothing_has_no_plan_below_zero() -> None:
+    graph = graph_of(["y = heavy(x)", "z = heavy(y)", "w = heavy(z)"], sizes=dict.fromkeys("wxyz", 0), inputs="x", outputs="w")
+    step = StepModel(graph, PROFILE, state_may_stay_out=True)
+    lowest = least(step, NOTHING)
+    assert lowest.peak == 0
+    assert repair(lowest, -1, 10) is None
+    assert auto(step, -0.5, NOTHING) is None
