@@ -187,6 +187,26 @@ def test_repairing_and_improving_again_keeps_the_limit_and_makes_no_schedule_slo
         plan_of(step, found)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_schedules_from_higher_limits_keep_the_limit_and_are_taken_if_they_are_faster(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = odd_step(seed)
+    lowest, most = least(step, NOTHING).peak, whole_peak(step, NOTHING)
+    monkeypatch.setattr(search, "_FAST", 0.0)  # no schedule counts as fast
+    monkeypatch.setattr(search, "_MORE_EVALUATIONS", 0)  # nothing but the higher limits makes one faster
+    for part in (0.0, 0.05, 0.2, 0.5):
+        limit = lowest + part * max(most - lowest, 0)
+        monkeypatch.setattr(search, "_SLOW", float("inf"))
+        without = fastest(step, limit, NOTHING)
+        monkeypatch.setattr(search, "_SLOW", 0.0)  # every schedule counts as slow
+        found = fastest(step, limit, NOTHING)
+        assert found is not None and without is not None
+        assert found.peak <= limit
+        assert found.cost <= without.cost
+        plan_of(step, found)
+
+
 def test_a_step_that_holds_nothing_has_no_plan_below_zero() -> None:
     graph = graph_of(["y = heavy(x)", "z = heavy(y)", "w = heavy(z)"], sizes=dict.fromkeys("wxyz", 0), inputs="x", outputs="w")
     step = StepModel(graph, PROFILE, state_may_stay_out=True)
