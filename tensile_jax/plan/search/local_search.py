@@ -23,10 +23,10 @@ from tensile_jax.plan.search.start import merged, split
 # Moves after which the speed of a repair is trusted. `make bench-scale`: with 20, 100,000 operators on a CPU at 50 % take 1.104
 # times plain time, with 40 1.026; plans of smaller steps are the same with either.
 _TRUSTED = 40
-# `make bench-constants`: with half and twice of each of the others, steps take up to 1.0 % less and up to 1.3 % more time.
 _STAGE = 0.93
 """Times a limit: the next one of a repair. With the profile h200, what keeps most of ResNet-50 is repaired under 30 % at 2.14
 times plain time if that limit is the only one, and at 1.23 like this; of InceptionV3 under 40 % at 1.20 and 1.12."""
+# `make bench-constants`: with half and twice of each of the others, steps take up to 1.0 % less and up to 1.3 % more time.
 _TRIED = 8  # moves of which the repair evaluates each, the likeliest first
 _LATER = 2  # results of the step that are tried to be made later
 _SENT = 3  # pairs of state that are tried in one move

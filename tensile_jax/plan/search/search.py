@@ -74,7 +74,9 @@ _LOWER, _FASTER = (0.97, 0.94, 0.9), 0.9999
 _MORE_EVALUATIONS, _FAST = 8000, 1.05
 """For that, unless it is that fast already, over the step as one executable. VGG-16 under 90 % then takes 1.080 for 1.128, the
 encoder under 30 % 1.161 for 1.180, and with `state_memory="device"` ResNet-50 under 30 % 1.252 for 1.275."""
-_ALL_EVALUATIONS = 4000  # after which no other is improved; of small steps, all are: `make bench-gap` says 7.7 % for 11.6
+_ALL_EVALUATIONS = 4000
+"""After which no start with `spread` is tried, and then no other schedule is improved. Of small steps, all are: `make bench-gap`
+says 7.7 % for 11.6."""
 _LIMITS, _SLOW = (1.3, 1.15, 1.07, 1.0), 2.0
 """Times the limit: limits under which a schedule is repaired and improved, one after another, if nothing else is faster than
 `_SLOW` times the step as one executable. InceptionV4 under 24.4 % takes 1.20 for 5.55."""
@@ -137,7 +139,7 @@ def _perturbed(best: Schedule, limit: float) -> Schedule:
     end, tried = best.model.evaluated + _MORE_EVALUATIONS, 0
     for part in cycle(_LOWER):
         if best.model.evaluated >= end or tried == len(_LOWER):
-            return best
+            break
         repaired = repair(best, part * limit, _REPAIRS)
         improved = None if repaired is None else improve(repaired, limit, _EVALUATIONS)
         if improved is not None and improved.cost < _FASTER * best.cost:
