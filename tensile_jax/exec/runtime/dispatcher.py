@@ -68,6 +68,35 @@ from tensile_jax.runtime_records import LaneName, Span
 _COPY_THREADS = 16
 
 
+@dataclass(slots=True, eq=False)
+class _Iteration:
+    """An iteration of a job. The next one may begin while runs of this one are in flight.
+
+    Attributes:
+        step: how many steps of the job were done when it began.
+        memory: of the plan under which it runs.
+        began: when it began.
+        watched: whether live bytes are read, and the moves of its runs are issued one by one.
+        followed: whether the latencies of its segments are posted.
+        segment: the index of the segment that is launched next.
+        segment_us: the latencies of its segments, as far as they have ended, if it is followed.
+        in_flight: how many of its runs with launches are issued and not over.
+        launched_us: how long the launches took of those that are over.
+        issued: whether all of its moves are issued.
+    """
+
+    step: int
+    memory: MemoryProfile
+    began: float
+    watched: bool
+    followed: bool
+    segment: int = 0
+    segment_us: list[float] = field(default_factory=list[float])
+    in_flight: int = 0
+    launched_us: float = 0.0
+    issued: bool = False
+
+
 @dataclass(slots=True)
 class DispatchedJob:
     """What the dispatcher knows of one job, admitted or pending.
@@ -75,15 +104,11 @@ class DispatchedJob:
     Attributes:
         checkpoint_every: after each so many steps the job pauses for a checkpoint; None: never.
         steps: how many steps of the job are done.
-        began: when the iteration under way began.
-        segment: the index of the segment that is launched next.
+        iteration: the latest iteration; None before the first one.
         since_plan: how many iterations of the plan in use have ended.
-        watched: whether live bytes are read in this iteration, and the moves of its runs are issued one by one.
         renew_above: if this is a threshold of drift, the latencies of watched iterations are posted.
         pace: of iterations; one that differs from those before it by more than `renew_above` is a reason to watch the next ones.
         watch_next: how many of the next iterations are watched for that reason.
-        launched_us: how long the launches of this iteration took, as far as their runs have ended.
-        segment_us: the latencies of the segments in this iteration, as far as they have ended, if it is watched and followed.
         checkpoint_due: whether the job pauses for a checkpoint after this iteration, even if the user asks meanwhile that it run.
     """
 
@@ -95,25 +120,29 @@ class DispatchedJob:
     steps: int
     renew_above: float | None = None
     measured: Measured = field(default_factory=Measured)
-    began: float = 0.0
-    segment: int = 0
+    iteration: _Iteration | None = None
     since_plan: int = 0
-    watched: bool = False
-    segment_us: list[float] = field(default_factory=list[float])
     checkpoint_due: bool = False
     pace: Pace = field(default_factory=Pace)
     watch_next: int = 0
-    launched_us: float = 0.0
 
-    def follow_pace(self) -> None:
-        """Called when an iteration has ended."""
-        us, self.launched_us = self.launched_us, 0.0
+    def begin(self, now: float, *, look: bool) -> _Iteration:
+        """The next iteration; it is watched at least if `look`."""
+        watched = look or is_watched(self.since_plan + 1) or self.watch_next > 0
         self.watch_next = max(self.watch_next - 1, 0)
-        if self.renew_above is None or self.watched:  # the launches of a watched iteration are further apart
+        followed = watched and self.renew_above is not None and self.since_plan > 0  # the first iteration of a plan is slower
+        self.iteration = _Iteration(self.steps, self.memory, now, watched, followed)
+        return self.iteration
+
+    def follow_pace(self, iteration: _Iteration) -> None:
+        """Called when all moves of an iteration are issued, and at the end of each of its runs."""
+        if not iteration.issued or iteration.in_flight or iteration.memory is not self.memory:
             return
-        if self.pace.is_unusual(us, self.renew_above):
+        if self.renew_above is None or iteration.watched:  # the launches of a watched iteration are further apart
+            return
+        if self.pace.is_unusual(iteration.launched_us, self.renew_above):
             self.watch_next, self.pace = WATCHED_AFTER_UNUSUAL, Pace()
-        self.pace = self.pace.with_iteration(us)
+        self.pace = self.pace.with_iteration(iteration.launched_us)
 
 
 class _Part(NamedTuple):
@@ -336,18 +365,21 @@ class Dispatcher:
     def _issue(self, job: JobId, entry: DispatchedJob, begin: int, end: int) -> None:
         kinds, actor = entry.memory.kinds, entry.actor
         if begin == 0:
-            entry.watched = self._look_always or is_watched(entry.since_plan + 1) or entry.watch_next > 0
-            entry.began, entry.segment, entry.segment_us = self.now(), 0, []
+            iteration = entry.begin(self.now(), look=self._look_always)
             if entry.checkpoint_every is not None and (entry.steps + 1) % entry.checkpoint_every == 0:
                 entry.checkpoint_due = True
                 self.tell(Wished(job, "pause"))  # the controller gets this event before the iteration ends
-            actor.begin(entry.take_batch(), watch=entry.watched)
-        elif end == len(kinds):
+            actor.begin(entry.take_batch(), watch=iteration.watched)
+            return
+        iteration = entry.iteration
+        assert iteration is not None  # the first move of an iteration was issued
+        if end == len(kinds):
             actor.issue(begin, end)
             entry.steps += 1
             entry.since_plan += 1
-            entry.follow_pace()
-            self._for_metrics.append(partial(self._try, self._read, job, actor.take_metrics(), self.now() - entry.began))
+            iteration.issued = True
+            entry.follow_pace(iteration)
+            self._for_metrics.append(partial(self._try, self._read, job, actor.take_metrics(), self.now() - iteration.began))
         elif kinds[begin] == WAIT:
             wait = actor.issue(begin, end)
             if wait is None:  # the copies have ended already
@@ -355,38 +387,41 @@ class Dispatcher:
             else:
                 self._copies.submit(self._try, self._waited, job, entry, wait)
         else:
-            self._issue_run(job, entry, begin, end)
+            self._issue_run(job, entry, iteration, begin, end)
 
-    def _issue_run(self, job: JobId, entry: DispatchedJob, begin: int, end: int) -> None:
+    def _issue_run(self, job: JobId, entry: DispatchedJob, iteration: _Iteration, begin: int, end: int) -> None:
         """Issue a run: as a whole or, in a watched iteration, each of its moves alone."""
-        cuts = range(begin, end + 1) if entry.watched else (begin, end)
-        parts = (self._issue_part(job, entry, a, b) for a, b in pairwise(cuts))
+        cuts = range(begin, end + 1) if iteration.watched else (begin, end)
+        parts = (self._issue_part(job, entry, iteration, a, b) for a, b in pairwise(cuts))
         launches = entry.memory.kinds[begin:end].count(LAUNCH)
         self.launches += launches
-        if self._in_order or not launches or not entry.watched:
+        if self._in_order or not launches or not iteration.watched:
             parts = list(parts)  # otherwise the launches' thread issues them, each when the one before it is over
         if launches:
-            self._lane.put(partial(self._try, self._launched, job, entry, parts))
+            iteration.in_flight += 1
+            self._lane.put(partial(self._try, self._launched, job, entry, iteration, parts))
 
-    def _issue_part(self, job: JobId, entry: DispatchedJob, begin: int, end: int) -> _Part | None:
+    def _issue_part(self, job: JobId, entry: DispatchedJob, iteration: _Iteration, begin: int, end: int) -> _Part | None:
         """Issue the moves `[begin, end)`; None if nothing is to be waited for in the launches' thread."""
-        issued, memory = self.now(), entry.memory
+        issued, memory = self.now(), iteration.memory
         wait = entry.actor.issue(begin, end)
         launches = memory.kinds[begin:end].count(LAUNCH)
         if not launches:
             if wait is not None and memory.kinds[begin] == WAIT:
                 return _Part(wait, None, issued, ())
             if wait is not None:
-                self._copies.submit(self._copied, entry, wait, issued)
+                self._copies.submit(self._copied, entry, iteration, wait, issued)
             return None
         assert wait is not None
-        labels = memory.labels[entry.segment : entry.segment + launches] or (f"move {begin}",)
-        entry.segment += launches
+        labels = memory.labels[iteration.segment : iteration.segment + launches] or (f"move {begin}",)
+        iteration.segment += launches
         label = labels[0] if len(labels) == 1 else f"{labels[0]} .. {labels[-1]}"
-        return _Part(wait, label, issued, self._look(job, entry) if entry.watched and self._in_order else ())
+        return _Part(wait, label, issued, self._look(job, entry) if iteration.watched and self._in_order else ())
 
-    def _run_over(self, job: JobId, entry: DispatchedJob, us: float) -> None:
-        entry.launched_us += us
+    def _run_over(self, job: JobId, entry: DispatchedJob, iteration: _Iteration, us: float) -> None:
+        iteration.launched_us += us
+        iteration.in_flight -= 1
+        entry.follow_pace(iteration)
         self.handle(RunEnded(job, us))
 
     def _move(self, job: JobId, entry: DispatchedJob, wait: Wait, lane: LaneName) -> None:
@@ -402,7 +437,7 @@ class Dispatcher:
         except Exception as error:
             self.fail(job, error)
 
-    def _launched(self, job: JobId, entry: DispatchedJob, parts: Iterable[_Part | None]) -> None:
+    def _launched(self, job: JobId, entry: DispatchedJob, iteration: _Iteration, parts: Iterable[_Part | None]) -> None:
         """Wait for the parts of a run, and measure them. In the launches' thread."""
         us = 0.0
         for part in parts:
@@ -418,16 +453,16 @@ class Dispatcher:
                 entry.measured.stall_us += stall_us
                 began += min(stall_us, ended - began)  # a span is as long as its launches take
             us += ended - began
-            self._span("compute", entry, part.label, began, ended, 0)
-            if entry.watched and entry.renew_above is not None and entry.since_plan:  # the first iteration of a plan is slower
-                entry.segment_us.append(ended - began)
-                if len(entry.segment_us) == len(entry.memory.labels):
-                    self._post(job, messages.Watched(tuple(entry.segment_us)))
-            if entry.watched:
+            self._span("compute", entry, iteration.step, part.label, began, ended)
+            if iteration.followed:
+                iteration.segment_us.append(ended - began)
+                if len(iteration.segment_us) == len(iteration.memory.labels) and iteration.memory is entry.memory:
+                    self._post(job, messages.Watched(tuple(iteration.segment_us)))
+            if iteration.watched:
                 with suppress(Exception):  # another job's process may have died since
                     looks = part.looks if self._in_order else self._look(job, entry)
                     self.call(partial(self._looked, entry, [look() for look in looks]))
-        self.call(partial(self._run_over, job, entry, us))
+        self.call(partial(self._run_over, job, entry, iteration, us))
 
     def _waited(self, job: JobId, entry: DispatchedJob, wait: Wait) -> None:
         began = self.now()
@@ -435,16 +470,16 @@ class Dispatcher:
         entry.measured.stall_us += self.now() - began
         self.tell(WaitEnded(job))
 
-    def _copied(self, entry: DispatchedJob, wait: Wait, began: float) -> None:
+    def _copied(self, entry: DispatchedJob, iteration: _Iteration, wait: Wait, began: float) -> None:
         """Wait for a copy in order to record its time. An error is ignored here: the move that waits for the copy raises it."""
         with suppress(Exception):
             lane, nbytes = wait()
-            self._span(lane, entry, "tensors", began, self.now(), nbytes)
+            self._span(lane, entry, iteration.step, "tensors", began, self.now(), nbytes)
 
     def _moved(self, job: JobId, entry: DispatchedJob, wait: Wait, lane: LaneName, nbytes: int) -> None:
         began = self.now()
         wait()
-        self._span(lane, entry, "state", began, self.now(), nbytes)
+        self._span(lane, entry, entry.steps, "state", began, self.now(), nbytes)
         if lane == "out":
             self._post(job, messages.Parked())
         self.tell(StateMoved(job))
@@ -488,8 +523,10 @@ class Dispatcher:
         if self.recorder.add(self.now(), self.state, measured):
             self._metrics.put(self.recorder.condense)
 
-    def _span(self, lane: LaneName, entry: DispatchedJob, name: str, began: float, ended: float, nbytes: int) -> None:
-        self.recorder.spans.append(Span(lane, entry.name, name, entry.steps, began, ended, nbytes))
+    def _span(
+        self, lane: LaneName, entry: DispatchedJob, step: int, name: str, began: float, ended: float, nbytes: int = 0
+    ) -> None:
+        self.recorder.spans.append(Span(lane, entry.name, name, step, began, ended, nbytes))
 
 
 def _forget_frames(error: BaseException | None) -> None:

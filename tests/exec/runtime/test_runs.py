@@ -13,7 +13,7 @@ from tensile_jax.exec.actor.local_actor import LocalActor
 from tensile_jax.exec.controller.state import State
 from tensile_jax.exec.runtime import runtime as runtimes
 from tensile_jax.exec.runtime.job import Job
-from tensile_jax.exec.step.executor import WATCHED_FIRST, Iteration
+from tensile_jax.exec.step.executor import WATCHED_FIRST, Iteration, is_watched
 from tensile_jax.exec.step.instructions import Instruction, Launch
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
 from tests.exec.conftest import MakeRuntime
@@ -92,6 +92,21 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are issued as on a GPU: all moves at once, and three runs may be in flight."""
     monkeypatch.setattr(LocalActor, "_in_order", True)
     monkeypatch.setattr(runtimes, "State", lambda budget, host, depth: State(budget, host, depth=3))
+
+
+@pytest.mark.parametrize("budget", [None, BUDGET])
+def test_runs_of_several_iterations_in_flight_are_recorded_each_with_its_own_step(
+    runtime: MakeRuntime, in_order: None, budget: str | None
+) -> None:
+    # the fiftieth iteration is watched, and is issued while runs of iterations before it, which are not, are in flight
+    steps = 55
+    with runtime() as run:
+        job = run.submit(WORK.step, WORK.state(), WORK.batches, steps=steps, budget=budget, renew_above=100.0)
+    assert_lonely(WORK, job)
+    assert job.plan is not None
+    launches = len(job.plan.segments) or 1
+    spans = Counter(span.step for span in run.record().spans if span.lane == "compute")
+    assert spans == {step: launches if is_watched(step + 1) else 1 for step in range(steps)}
 
 
 def test_runs_that_are_issued_at_once_give_the_same_and_a_failure_in_one_costs_its_job_only(
