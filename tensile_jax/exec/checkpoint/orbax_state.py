@@ -116,6 +116,7 @@ class _AllAwaited:
             spec = _types.get_json_tspec_write(
                 info, info.is_ocdbt_checkpoint, host.shape, host.shape, host.dtype, process_index=0
             )
+            spec = {"dtype": host.dtype.name, **spec}  # orbax before 0.12.5 leaves it to another function
             array = await tensorstore.open(tensorstore.Spec(spec), create=True, open=True, context=info.ts_context)
             await array.write(host)
 

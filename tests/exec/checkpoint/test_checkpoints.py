@@ -24,6 +24,7 @@ from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 import tensile_jax as tensile
+from tensile_jax.exec.checkpoint import orbax_state
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tests.builders import batch, device_bytes, optimizer_state, optimizer_step, weights
@@ -458,6 +459,18 @@ def test_a_process_that_is_forked_does_not_hold_the_lock_on(tmp_path: Path) -> N
     for end in (*ours, *theirs):
         os.close(end)
     os.waitpid(pid, 0)
+
+
+def test_orbax_may_leave_the_dtype_to_whoever_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = orbax_state._types.get_json_tspec_write  # pyright: ignore[reportPrivateUsage] # as in orbax 0.12.1 to 0.12.4
+
+    def without_dtype(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {key: value for key, value in given(*args, **kwargs).items() if key != "dtype"}
+
+    monkeypatch.setattr(orbax_state._types, "get_json_tspec_write", without_dtype)  # pyright: ignore[reportPrivateUsage]
+    state = {"w": np.arange(6, dtype=np.float32), "narrow": jnp.ones(3, jnp.bfloat16), "count": 3}
+    Checkpoints(tmp_path).save(1, state)
+    expect_same(Checkpoints(tmp_path).restore(1, state), state)
 
 
 def test_where_nothing_can_be_locked_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
