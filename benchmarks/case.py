@@ -4,9 +4,14 @@
 
 Prints one JSON object with times, peaks, and differences between prediction and measurement. On a device whose allocator says
 how much was in use, the planned step runs before plain jit does, with one state and one batch on the device, and
-`allocator_peak_bytes` is the most that was in use then. In that is what XLA tried kernels with while it compiled.
+`allocator_peak_bytes` is the most that was in use then. In that is what XLA tried kernels with, if it compiled here. There,
+steps that are not waited for are measured, too, and how long the device is busy in them: `pipelined` and `jit_pipelined` hold
+what `device_time.py` says.
+
+With `--lock`, many such processes compile at once, and each is alone on the machine while it is timed.
 """
 
+import fcntl
 import json
 import statistics
 import time
@@ -17,7 +22,8 @@ import click
 import jax
 
 import tensile_jax as tensile
-from benchmarks.loop import loop_us_per_segment
+from benchmarks.device_time import measured
+from benchmarks.loop import loop_us_per_segment, prepared
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.installed_models import MODELS
 
@@ -32,7 +38,10 @@ _RAISED = 1.005  # how much more is tried if the budget that a refusal names is 
     help='Such as "50%", or bytes; "least" for the smallest that the policy can keep; "none" for the segments without events.',
     required=True,
 )
-@click.option("--steps", type=int, default=5, help="Steps of each, alternating; 0 compiles only.")
+@click.option("--steps", type=int, default=5, help="Steps of each, alternating; 0 compiles and runs the planned step once.")
+@click.option("--plain-only", is_flag=True, help="Compile plain jit's step, and do nothing else.")
+@click.option("--without-plain", is_flag=True, help="Do nothing with plain jit; the budget is in bytes. There are no ratios.")
+@click.option("--lock", help="A file that is locked: together with others while compiling, and alone from the first call on.")
 @click.option("--sizes", default="{}", help="Keyword arguments of the model, as JSON.")
 @click.option("--renew-above", type=float, help="As for tensile.jit.")
 @click.option("--cache", help="A folder for jax's persistent compilation cache.")
@@ -44,6 +53,9 @@ def main(
     batch_size: int,
     budget: str,
     steps: int,
+    plain_only: bool,
+    without_plain: bool,
+    lock: str | None,
     sizes: str,
     renew_above: float | None,
     cache: str | None,
@@ -54,14 +66,20 @@ def main(
     if cache:
         jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    locked = open(lock, "a") if lock else None  # noqa: SIM115 # until the process ends
+    if locked:
+        fcntl.flock(locked, fcntl.LOCK_SH)
     built = MODELS[model](batch_size=batch_size, **json.loads(sizes))
     feed = built.batches()
     first_batch = jax.tree.map(jax.numpy.asarray, next(feed))
 
     began = time.perf_counter()
-    plain = jax.jit(built.step, donate_argnums=0).lower(built.state_shape, first_batch).compile()
+    plain = None if without_plain else jax.jit(built.step, donate_argnums=0).lower(built.state_shape, first_batch).compile()
     jit_compile_s = time.perf_counter() - began
-    jit_peak = peak_of(plain)
+    jit_peak = 0 if plain is None else peak_of(plain)
+    if plain_only:
+        print(json.dumps({"jit_peak_bytes": jit_peak, "jit_compile_s": jit_compile_s}))
+        return
     unplanned = budget == "none"
 
     def planned_under(budget_bytes: int | None) -> Any:
@@ -84,6 +102,7 @@ def main(
         "budget_bytes": budget_bytes,
         "policy": "none" if unplanned else policy,
         "state_memory": state_memory,
+        "launch": launch,
         "device": str(jax.devices()[0].device_kind),
         "jax": jax.__version__,
         "jit_peak_bytes": jit_peak,
@@ -92,6 +111,9 @@ def main(
     while True:
         try:
             mine: Any = built.init()
+            prepared(step, mine, first_batch)
+            if locked and steps:
+                fcntl.flock(locked, fcntl.LOCK_EX)
             mine, metrics = step(mine, first_batch)
         except tensile.BudgetTooSmall as error:  # as estimated, or as compiling has shown
             if budget != "least":
@@ -105,18 +127,20 @@ def main(
     first = step.report()
     result["trace_to_plan_s"] = first.trace_s + first.plan_s
     in_use = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    theirs: Any = built.init()
-    theirs, expected = plain(theirs, first_batch)
-    result["first_loss_difference"] = abs(first_loss - float(expected["loss"]))
+    theirs: Any = None
+    if steps and plain is not None:
+        theirs, expected = plain(built.init(), first_batch)
+        result["first_loss_difference"] = abs(first_loss - float(expected["loss"]))
     jit_us: list[float] = []
     mine_us: list[float] = []
     plans: list[int] = []  # how many plans there were before each of these steps
-    batches = [jax.tree.map(jax.numpy.asarray, next(feed)) for _ in range(steps - 1)]
+    batches = [jax.tree.map(jax.numpy.asarray, next(feed)) for _ in range(max(steps - 1, 0))]
     for batch in batches * 2:
-        began = time.perf_counter()
-        theirs, _ = plain(theirs, batch)
-        jax.block_until_ready(theirs)
-        jit_us.append((time.perf_counter() - began) * 1e6)
+        if plain is not None:
+            began = time.perf_counter()
+            theirs, _ = plain(theirs, batch)
+            jax.block_until_ready(theirs)
+            jit_us.append((time.perf_counter() - began) * 1e6)
         plans.append(step.report().plans)
         began = time.perf_counter()
         mine, _ = step(mine, batch)
@@ -126,9 +150,8 @@ def main(
     result |= {
         "predicted_peak_bytes": plan.peak_bytes,
         "peak_bytes": report.peak_bytes,
-        "peak_ratio": report.peak_bytes / jit_peak,
         "predicted_over_measured": plan.peak_bytes / report.peak_bytes,
-        "floor_ratio": plan.floor_bytes / jit_peak,
+        "floor_bytes": plan.floor_bytes,
         "segments": report.segments,
         "launches": report.launches,
         "barriers": plan.barriers,
@@ -136,16 +159,12 @@ def main(
         "allocator_peak_bytes": in_use,
         "first_step_us": first.first_step_us,
         "compile_s": report.compile_s,
-        "compile_ratio": report.compile_s / jit_compile_s,
         "loop_us_per_segment": loop_us_per_segment(step, mine, first_batch),
     }
-    if jit_us:
-        jit_step_us = statistics.median(jit_us)
+    if mine_us:
         step_us = statistics.median(mine_us)  # the report's is that of watched iterations, which take longer on a GPU
         result |= {
-            "jit_step_us": jit_step_us,
             "step_us": step_us,
-            "time_ratio": step_us / jit_step_us,
             "predicted_step_us": plan.step_us,
             "predicted_over_measured_time": plan.step_us / step_us,
             "stall_us": report.stall_us,
@@ -153,6 +172,19 @@ def main(
             "steps_us": mine_us,
             "plans_before_steps": plans,
         }
+    if plain is not None:
+        result |= {
+            "peak_ratio": report.peak_bytes / jit_peak,
+            "floor_ratio": plan.floor_bytes / jit_peak,
+            "compile_ratio": report.compile_s / jit_compile_s,
+        }
+    if jit_us:
+        jit_step_us = statistics.median(jit_us)
+        result |= {"jit_step_us": jit_step_us, "time_ratio": result["step_us"] / jit_step_us}
+    if mine_us and in_use is not None:
+        result["pipelined"] = measured(step, mine, first_batch)
+        if plain is not None:
+            result["jit_pipelined"] = measured(plain, theirs, first_batch)
     print(json.dumps(result))
 
 

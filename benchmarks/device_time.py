@@ -50,7 +50,7 @@ def main(model: str, batch_size: int, budgets: tuple[str, ...], sizes: str, stat
         "device": str(jax.devices()[0].device_kind),
         "jax": jax.__version__,
         "jit_peak_bytes": peak,
-        "jit": _measured(plain, built.init(), batch),
+        "jit": measured(plain, built.init(), batch),
     }
     for budget in budgets:
         step = tensile.jit(
@@ -62,7 +62,7 @@ def main(model: str, batch_size: int, budgets: tuple[str, ...], sizes: str, stat
         began = time.perf_counter()
         state, _ = step(built.init(), batch)
         first_call_s = time.perf_counter() - began
-        row = _measured(step, state, batch)
+        row = measured(step, state, batch)
         plan, report = step.plan(built.state_shape, batch), step.report()
         found[budget] = row | {
             "time_ratio": row["pipelined_ms"] / found["jit"]["pipelined_ms"],
@@ -78,7 +78,9 @@ def main(model: str, batch_size: int, budgets: tuple[str, ...], sizes: str, stat
     print(json.dumps(found))
 
 
-def _measured(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, Any]:
+def measured(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, Any]:
+    """How long steps take that are issued one after another, and how long kernels run in them; `state` may be donated."""
+
     def run(steps: int) -> list[float]:
         nonlocal state
         calls: list[float] = []

@@ -7,6 +7,7 @@ from typing import Any
 from tensile_jax.api import PlannedFunction
 from tensile_jax.exec.step.executor import Executor
 from tensile_jax.exec.step.instructions import FinishSwapIn, instructions_of
+from tensile_jax.exec.step.prepared_step import RunningPlan
 
 _ITERATIONS = 20
 
@@ -37,13 +38,18 @@ class _NoTransfer:
         return array
 
 
+def prepared(step: PlannedFunction, *args: Any) -> RunningPlan:
+    """The plan with its executables under which a call with these arguments runs; nothing runs yet."""
+    calls = step._calls  # pyright: ignore[reportPrivateUsage] # the one place outside that needs it
+    return calls.planned(calls.read(args, {}), args, {}).running  # pyright: ignore[reportArgumentType] # called outermost
+
+
 def loop_us_per_segment(step: PlannedFunction, *args: Any) -> float:
     """Microseconds of Python for each segment of the plan in use, calls of executables and of `device_put` excluded."""
     plan = step.plan(*args)
     if plan.whole:
         return 0.0
-    calls = step._calls  # pyright: ignore[reportPrivateUsage] # the one place outside that needs the graph of the latest call
-    running = calls.planned(calls.read(args, {}), args, {}).running  # pyright: ignore[reportArgumentType] # called outermost
+    running = prepared(step, *args)
     nothing = _Nothing()
 
     def call_of(outputs: int) -> Callable[..., Any]:

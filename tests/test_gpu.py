@@ -1,5 +1,6 @@
 """What only a GPU shows: programs with barriers, and copies that run beside computation (`pytest -m gpu`)."""
 
+import time
 from typing import Any
 
 import jax
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 
 import tensile_jax as tensile
+from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.installed_models import MODELS
+from tensile_jax.plan import update
 from tests.builders import fresh, numbers, running
 
 pytestmark = pytest.mark.gpu
@@ -69,3 +72,50 @@ def test_a_decoder_without_copies_is_one_launch() -> None:
     function = tensile.jit(model.step, budget="70%", donate_argnums=0, **options)
     check_steps(function, model)
     assert function.report().launches == 1
+
+
+def test_plans_are_renewed_and_train_as_plain_jit_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update, "WORTH", 0.0)  # a new plan is due as soon as latencies have drifted
+    model = MODELS["gpt"](**_SIZES["gpt"])
+    function = tensile.jit(
+        model.step, budget="60%", donate_argnums=0, launch="segments", renew_above=0.02, compiler_options=_QUICK
+    )
+    for _ in range(10):
+        check_steps(function, model, steps=5)
+        if function.report().plans > 1:
+            break
+        time.sleep(1.0)  # a plan is made beside the training
+    plan, report = running(function).plan, function.report()
+    assert report.plans > 1, f"latencies have drifted by {report.drift}"
+    assert plan.budget_bytes is not None and report.peak_bytes <= plan.budget_bytes
+
+
+def test_jobs_share_a_gpu_and_train_as_plain_jit_does() -> None:
+    models = [MODELS[name](**_SIZES[name]) for name in ("gpt", "resnet50")]
+    steps, peaks, expected = 6, 0, []
+    for model in models:
+        plain = jax.jit(model.step, donate_argnums=0, compiler_options=_QUICK)
+        compiled = plain.lower(model.state_shape, model.batch_shape).compile()
+        peaks += peak_of(compiled)
+        state, batches, losses = model.init(), model.batches(), []
+        for _ in range(steps):
+            state, metrics = compiled(state, next(batches))
+            losses.append(float(metrics["loss"]))
+        expected.append(losses)
+    seen: list[list[float]] = [[] for _ in models]
+    budget = int(0.6 * peaks)
+    with tensile.Runtime(budget=budget) as runtime:
+        jobs = [
+            runtime.submit(
+                model.step,
+                model.init(),
+                model.batches,
+                steps=steps,
+                on_step=lambda _, metrics, losses=losses: losses.append(float(metrics["loss"])),
+            )
+            for model, losses in zip(models, seen, strict=True)
+        ]
+    for job, losses, wanted in zip(jobs, seen, expected, strict=True):
+        assert job.exception() is None
+        np.testing.assert_allclose(losses, wanted, rtol=2e-2)
+    assert runtime.peak_bytes <= budget
