@@ -42,7 +42,9 @@ def _title(document: Document) -> str:
     if on.startswith("compiled"):
         return "Memory of programs compiled for an H200, times predicted"
     if not _is_predicted(document):
-        return "Measured on " + (f"a CPU{on.removeprefix('cpu')}" if on.startswith("cpu") else on)
+        return "Measured on " + (
+            f"a CPU{on.removeprefix('cpu')}" if on.startswith("cpu") else f"an {on.upper().replace('-', ' ')}"
+        )
     return "Predicted for " + ("the paper's RTX A6000" if "a6000" in on else "an H200")
 
 
@@ -89,7 +91,7 @@ def _phases(document: Document) -> str:
             paper = [_pair(one) if name == "tensile" else "" for one in PHASES[model]]
             rows.append((TITLES[model] if name == "tensile" else "", label, *paper, *ours))
     for model, found in [] if _is_predicted(document) else _rows_of(document, "single"):
-        for name, label in (("tensile", "TENSILE"), ("auto", "`auto`")):
+        for name, label in (("tensile", "TENSILE"), ("auto", "`auto`")) if "tensile" in found else ():
             one = found.get(name, {})
             keys = ("whole_eor", "cold_eor", "eor")
             ours = [_pair({**one, "eor": one[key]} if "msr" in one else one) for key in keys]
@@ -105,7 +107,7 @@ def _first(document: Document) -> str:
         ours = (f"{found['tensile']:.2f}", f"{found['auto']:.2f}", f"{found['capuchin']:.2f}")
         rows.append((*_first_of_paper(model), *ours, f"{found['tensile_planning_s']:.1f} s", f"{found['auto_planning_s']:.1f} s"))
     for model, found in [] if _is_predicted(document) else _rows_of(document, "single"):
-        if "msr" in found["tensile"] and "msr" in found.get("auto", {}):
+        if "msr" in found.get("tensile", {}) and "msr" in found.get("auto", {}):
             tensile, auto = found["tensile"], found["auto"]
             ours = (f"{tensile['first_eor']:.2f}", f"{auto['first_eor']:.2f}", "–")
             rows.append((*_first_of_paper(model), *ours, f"{tensile['plan_s']:.1f} s", f"{auto['plan_s']:.1f} s"))

@@ -94,11 +94,12 @@ def _figures(row: Row) -> Row:
               "jit_pipelined_ms": round(plain["pipelined_ms"], 3), "jit_busy_ms": round(plain["busy_ms"], 3),
               "account_peak_bytes": row["peak_bytes"], "launches": row["launches"],
               "predicted_ms": round(row["predicted_step_us"] / 1e3, 3)} if one and plain else {}  # fmt: skip
+    whole, cold = mean([*before, *after] if last > 1 else after or before) / jit_us, median(before) / jit_us
     return {
         **metrics(1 - peak / row["jit_peak_bytes"], eor),
         **on_gpu,
-        "whole_eor": round(mean([*before, *after] if last > 1 else after or before) / jit_us, 4),
-        "cold_eor": round(median(before) / jit_us, 4),
+        "whole_eor": round(eor if on_gpu else whole, 4),
+        "cold_eor": round(eor if on_gpu else cold, 4),
         "renewals": last - 1,
         "first_eor": round(row["first_step_us"] / jit_us, 4),
         "plan_s": round(row["trace_to_plan_s"], 3),
