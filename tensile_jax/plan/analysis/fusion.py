@@ -16,7 +16,9 @@ From the leaves follow these properties of tensors t and operators o:
 
     virtual(t) : a light operator makes t, the step does not return t, and those leaves of t that do not belong to the caller
                  have at most a sixteenth of its bytes. Such a tensor (a broadcast, a mask, a cast of a parameter) is never
-                 stored. Where what a reduction reads is computed on the fly, the statistics of rows are virtual as well.
+                 stored. Nor is a small view, which has the numbers of another tensor in another shape: to be stored beside
+                 the other one, it would be copied by a kernel of its own. Where what a reduction reads is computed on the
+                 fly, the statistics of rows are virtual as well.
     relaid(t)  : a light operator makes t, and heavy operators read it only as operands that they copy into another layout
                  (`Operator.relaid`). XLA writes the copies, and t itself only if another segment needs it.
     join       : a light operator, such as a residual sum, whose leaves have many more bytes than those of its largest input
@@ -50,6 +52,8 @@ _EXPENSIVE_ON_GPU = frozenset("cos erf sin tan tanh".split())
 _EXPENSIVE_ON_CPU = _EXPENSIVE_ON_GPU | frozenset(
     f"cbrt div erfc exp exp2 expm1 log log1p logistic {_PAD} pow rsqrt sqrt".split()
 )
+_VIEWS = frozenset("broadcast_in_dim expand_dims reshape squeeze".split())
+_SMALL_VIEW = 65536  # bytes: not tuned; whether a larger view is stored is decided by its bytes (`rematerialization.py`)
 _SCALAR = 16  # bytes; the largest scalar
 
 
@@ -122,8 +126,9 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
         out = sum(size[t] for t in op.outputs)
         joins = max(0, read_bytes - max(largest, out))
         own_bytes = sum(size[u] for u in read if u not in liveness.kept_by_caller)
+        is_view = op.primitive in _VIEWS and len(op.inputs) == 1 and size[op.inputs[0]] == out <= _SMALL_VIEW
         for t in op.outputs:
-            virtual[t] = (own_bytes * _SMALL <= size[t] or t in statistics) and t not in results
+            virtual[t] = (own_bytes * _SMALL <= size[t] or t in statistics or is_view) and t not in results
             if not read_by_heavy[t] and t not in shared and len(read) <= _MOST_LEAVES:
                 leaves[t], leaf_bytes[t] = read, read_bytes
         before = max((joined[u] for u in op.inputs if size[u] * _SMALL > out), default=(0, -1))

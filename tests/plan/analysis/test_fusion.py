@@ -109,3 +109,17 @@ def test_a_slice_that_a_product_copies_into_another_layout_counts_as_written_onl
         assert not fusion.written_as_made[t]
     first = next(op for op in graph.operators if op.primitive == "dot_general")
     assert first.relaid == ()
+
+
+def test_a_small_view_is_never_stored_and_a_large_one_may_be() -> None:
+    def function(x: Any, bias: Any, w: Any) -> Any:
+        y = x @ w + bias.reshape(1, _N)
+        return jnp.sum(y.reshape(-1, 2, _N) * bias.reshape(1, 1, _N))
+
+    graph = graph_for(function, jnp.ones((8 * _N * _N, _N)), jnp.ones(_N), jnp.ones((_N, _N)))
+    fusion = fusion_of(graph, fused_reductions=False)
+    views = [op for op in graph.operators if op.primitive in ("reshape", "broadcast_in_dim")]
+    assert {(graph.tensors[op.outputs[0]].nbytes, fusion.virtual[op.outputs[0]]) for op in views} >= {
+        (4 * _N, True),
+        (4 * 8 * _N**3, False),
+    }
