@@ -22,7 +22,7 @@ from scipy.optimize import minimize
 from tensile_jax.device_profiles import DeviceProfile, load_profile
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
-from tensile_jax.plan.analysis.latency import fused_latencies
+from tensile_jax.plan.analysis.latency import fused_latencies, rewriting_us
 from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.trace import trace_step
@@ -68,12 +68,13 @@ def main(measured: Path, name: str, host_kernel_us: float) -> None:
 def _traced(row: dict[str, Any], profile: DeviceProfile) -> _Traced:
     model = MODELS[row["model"]](batch_size=row["batch_size"], **row["sizes"])
     step = trace_step(jax.jit(model.step, donate_argnums=0), model.step, (model.state_shape, model.batch_shape), {})
-    liveness = find_liveness(order(step.whole_graph or step.graph))
+    liveness = find_liveness(order(step.whole_graph or step.graph), transposed_updates=profile.fused_reductions)
     return liveness, find_fusion(liveness, fused_reductions=profile.fused_reductions)
 
 
 def _us(step: _Traced, profile: DeviceProfile) -> float:
-    return sum(fused_latencies(*step, profile))
+    liveness, fusion = step
+    return sum(fused_latencies(liveness, fusion, profile)) + rewriting_us(liveness, profile)
 
 
 if __name__ == "__main__":

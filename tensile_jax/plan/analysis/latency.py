@@ -87,6 +87,12 @@ def _of_halves(graph: Graph) -> list[bool]:
     return [bool(dtypes) and all(dtype in ("bfloat16", "float16") for dtype in dtypes) for dtypes in floats]
 
 
+def rewriting_us(liveness: Liveness, profile: DeviceProfile) -> float:
+    """Microseconds that plain `jax.jit` takes to copy updates into the memory of donated state, where XLA writes them elsewhere."""
+    nbytes = liveness.nbytes
+    return sum(kernel_latency(2 * float(nbytes[t]) / profile.bytes_per_us, profile) for t in sorted(liveness.rewritten))
+
+
 def fused_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) -> tuple[float, ...]:
     """Microseconds of every operator where it runs first, by place."""
     tensors = liveness.graph.tensors

@@ -13,16 +13,24 @@ Time is counted in *places*: operator k runs at place k, and boundary b lies bet
 reads it. For what the caller owns (inputs that are not donated, constants) and for the step's results, `end` is the number of
 operators. The update of donated state may take over the memory of the old state. Then the two are one tensor, and the update adds
 nothing ("the new parameter uses the memory address of the old parameter", section IV-B).
+
+XLA for GPUs transposes the gradient of a convolution's weights in the kernel that makes the updates of the weights and of the
+optimizer's state, and such a kernel cannot write where it reads. If this state is donated all the same, XLA writes the updates
+elsewhere and then copies them. So it is not donated. Compiled for an H200, ResNet-50 (batch 16, 50 %) then has 952 kernels in the
+place of 1,077, 1.1 % less traffic, and a peak of 0.500 in the place of 0.507.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
 from tensile_jax.ir import Graph, TensorId
+
+_CONVOLUTION = "conv_general_dilated"
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +38,8 @@ class Liveness:
     """Places of every tensor of `graph`, by tensor id.
 
     `begin` and `end` are as above. `uses` are the places of the operators that read the tensor, ascending. `alias[t]` is the
-    tensor that takes over the memory of `t`, or -1. `reads` and `makes` are the pairs (place, tensor) of operators and their
-    inputs or outputs.
+    tensor that may take over the memory of `t`, or -1. `rewritten` are the tensors whose alias the backend writes elsewhere all
+    the same. `reads` and `makes` are the pairs (place, tensor) of operators and their inputs or outputs.
     """
 
     graph: Graph
@@ -39,6 +47,7 @@ class Liveness:
     end: tuple[int, ...]
     uses: tuple[tuple[int, ...], ...]
     alias: tuple[int, ...]
+    rewritten: frozenset[TensorId]
     kept_by_caller: frozenset[TensorId]
     reads: "Incidence"
     makes: "Incidence"
@@ -82,6 +91,11 @@ class Liveness:
 
     @cached_property
     def aliases(self) -> tuple[tuple[TensorId, TensorId], ...]:
+        """The pairs (tensor, alias) of all tensors whose alias takes over their memory."""
+        return tuple((t, h) for t, h in self.possible_aliases if t not in self.rewritten)
+
+    @cached_property
+    def possible_aliases(self) -> tuple[tuple[TensorId, TensorId], ...]:
         """The pairs (tensor, alias) of all tensors that have an alias."""
         return tuple((TensorId(t), TensorId(h)) for t, h in enumerate(self.alias) if h >= 0)
 
@@ -107,8 +121,12 @@ def incidence(tensors: Sequence[Sequence[TensorId]]) -> Incidence:
     return Incidence(np.concatenate([[0], np.cumsum(lengths)]), np.repeat(np.arange(len(tensors)), lengths), flat)
 
 
-def find_liveness(graph: Graph) -> Liveness:
-    """The liveness of every tensor when each is released right after its last use."""
+def find_liveness(graph: Graph, *, transposed_updates: bool = False) -> Liveness:
+    """The liveness of every tensor when each is released right after its last use.
+
+    Args:
+        transposed_updates: whether updates of the weights of convolutions are transposed, as XLA for GPUs does.
+    """
     count, tensors = len(graph.operators), len(graph.tensors)
     reads, makes = incidence([op.inputs for op in graph.operators]), incidence([op.outputs for op in graph.operators])
     begins = np.full(tensors, -1)
@@ -121,7 +139,9 @@ def find_liveness(graph: Graph) -> Liveness:
     kept_by_caller = frozenset(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)
     ends[[*kept_by_caller, *graph.outputs]] = count
     begin, end = tuple(begins.tolist()), tuple(ends.tolist())
-    return Liveness(graph, begin, end, uses, _aliases(graph, begin, end), kept_by_caller, reads, makes)
+    alias = _aliases(graph, begin, end)
+    rewritten = _rewritten(graph, begin, alias) if transposed_updates else frozenset[TensorId]()
+    return Liveness(graph, begin, end, uses, alias, rewritten, kept_by_caller, reads, makes)
 
 
 def _aliases(graph: Graph, begin: Sequence[int], end: Sequence[int]) -> tuple[int, ...]:
@@ -132,3 +152,14 @@ def _aliases(graph: Graph, begin: Sequence[int], end: Sequence[int]) -> tuple[in
         if old.id in graph.donated and old.id != new.id and fits and end[old.id] <= begin[new.id]:
             alias[old.id] = new.id
     return tuple(alias)
+
+
+def _rewritten(graph: Graph, begin: Sequence[int], alias: Sequence[int]) -> frozenset[TensorId]:
+    """The tensors whose alias light operators compute, number by number, from a result of a convolution."""
+    numbers = [prod(tensor.shape) for tensor in graph.tensors]
+    convolved = [False] * len(numbers)  # whether light operators compute it, number by number, from a result of a convolution
+    for op in graph.operators:
+        made_so = op.primitive == _CONVOLUTION or (op.kind == "light" and any(convolved[u] for u in op.inputs))
+        for t in op.outputs if made_so else ():
+            convolved[t] = op.primitive == _CONVOLUTION or any(convolved[u] and numbers[u] == numbers[t] for u in op.inputs)
+    return frozenset(TensorId(t) for t, h in enumerate(alias) if h >= 0 and begin[h] >= 0 and convolved[h])

@@ -197,7 +197,7 @@ def _reduce(liveness: Liveness, fusion: Fusion, costs: StepCosts, small: float, 
     graph = liveness.graph
     tensors, operators, count = graph.tensors, graph.operators, len(graph.operators)
     results = frozenset(graph.outputs)
-    aliases = frozenset(h for _, h in liveness.aliases)
+    aliases = frozenset(h for _, h in liveness.possible_aliases)
     item: dict[TensorId, int] = {}  # of each tensor that is an item or is computed from one
     nbytes: list[float] = []
     begin: list[int] = []
@@ -431,7 +431,7 @@ class _Program:
         last = np.full(len(liveness.begins), -1)
         np.maximum.at(last, reads.tensor[read], reads.place[read])
         made = self.step.fusion.written & (liveness.begins >= begin) & (last > liveness.begins)
-        made[[h for _, h in liveness.aliases]] = False
+        made[[h for _, h in liveness.possible_aliases]] = False
         live = _live(liveness.begins[made], last[made], liveness.nbytes[made].astype(float), len(liveness.graph.operators))
         return self.step.caller_bytes + float(live.max(initial=0.0)) > self.budget_bytes
 

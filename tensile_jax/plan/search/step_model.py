@@ -15,7 +15,7 @@ from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.analysis.corrections import Corrections, no_corrections
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
-from tensile_jax.plan.analysis.latency import StepCosts, fused_latencies, rerun_latencies
+from tensile_jax.plan.analysis.latency import StepCosts, fused_latencies, rerun_latencies, rewriting_us
 from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
 from tensile_jax.plan.analysis.rematerialization import drop_tensors
 from tensile_jax.plan.analysis.retention import Retention, retain
@@ -117,7 +117,13 @@ class StepModel:
     @cached_property
     def liveness(self) -> Liveness:
         """Activity analysis of the graph."""
-        return find_liveness(self.graph)
+        return find_liveness(self.graph, transposed_updates=self.given_profile.fused_reductions)  # both are so on GPUs
+
+    @cached_property
+    def rewritten_bytes(self) -> int:
+        """The bytes of updates that take over memory in plain `jax.jit`, to which all state is donated, and not in a segment."""
+        nbytes, results = self.liveness.nbytes, set(self.graph.outputs)
+        return sum(int(nbytes[t]) for t in self.liveness.rewritten if t not in results)
 
     @cached_property
     def fusion(self) -> Fusion:
@@ -186,7 +192,7 @@ class StepModel:
     @cached_property
     def whole_us(self) -> float:
         """Microseconds of the step as one executable. Loops are taken to run as fast as their iterations one by one."""
-        return sum(self.latencies) + self.profile.launch_us
+        return sum(self.latencies) + rewriting_us(self.liveness, self.profile) + self.profile.launch_us
 
     def dropped_at(self, price: float) -> Retention:
         """What is kept if tensors are dropped at this price of moving a byte (`analysis/rematerialization.py`).

@@ -59,6 +59,20 @@ def test_an_update_is_heir_to_the_donated_state_that_it_replaces() -> None:
     assert set(find_liveness(kept).alias) == {-1}
 
 
+def test_what_is_updated_from_a_convolutions_gradient_is_rewritten_where_that_is_transposed() -> None:
+    # the optimizer's state m and the weights w of a convolution, the bias b, and the weights d of a product
+    lines = ["g = conv(x, y)", "n = light(m, g)", "v = light(w, n)", "s = reduction(g)", "c = light(b, s)", "e = heavy(x)",
+             "f = light(d, e, s)"]  # fmt: skip
+    carried = {"m": "n", "w": "v", "b": "c", "d": "f"}
+    graph = graph_of(lines, inputs="x y m w b d", outputs="n v c f", carried=carried, donated="m w b d", sizes={"s": 10})
+    m, w, b, d, n, v, c, f = ids(graph, "m w b d n v c f")
+    assert dict(find_liveness(graph).aliases) == {m: n, w: v, b: c, d: f}
+    liveness = find_liveness(graph, transposed_updates=True)
+    assert liveness.rewritten == {m, w}
+    assert dict(liveness.aliases) == {b: c, d: f}
+    assert dict(liveness.possible_aliases) == {m: n, w: v, b: c, d: f}
+
+
 def test_an_update_is_no_heir_while_the_old_state_is_still_read_or_if_it_has_another_size() -> None:
     late = graph_of(["v = light(w)", "y = heavy(w, v)"], inputs="w", outputs="v y", carried={"w": "v"}, donated="w")
     assert set(find_liveness(late).alias) == {-1}
