@@ -173,7 +173,7 @@ def whole_peak(step: StepModel, measured: Measured) -> int:
         return measured.whole
     if not step.graph.operators:
         return sum(t.nbytes for t in step.graph.tensors)
-    return one_segment_bytes(step.whole.model) - step.rewritten_bytes
+    return one_segment_bytes(step.whole.plain_model) - step.whole.small_rewritten_bytes
 
 
 def one_segment_bytes(model: Model) -> int:

@@ -120,12 +120,6 @@ class StepModel:
         return find_liveness(self.graph, transposed_updates=self.given_profile.fused_reductions)  # both are so on GPUs
 
     @cached_property
-    def rewritten_bytes(self) -> int:
-        """The bytes of updates that take over memory in plain `jax.jit`, to which all state is donated, and not in a segment."""
-        nbytes, results = self.liveness.nbytes, set(self.graph.outputs)
-        return sum(int(nbytes[t]) for t in self.liveness.rewritten if t not in results)
-
-    @cached_property
     def fusion(self) -> Fusion:
         """Which tensors lie in memory (are materialised) and which ones XLA fuses away."""
         return find_fusion(self.liveness, fused_reductions=self.given_profile.fused_reductions)
@@ -250,6 +244,20 @@ class StepModel:
     def model(self) -> Model:
         """The condensed step with the possible boundaries of the search."""
         return self.model_for(())
+
+    @cached_property
+    def plain_model(self) -> Model:
+        """The same for plain `jax.jit`, which gives all updates the memory of the donated state, be it with a copy."""
+        step = self.model.step
+        bit = {t: i for i, (t,) in enumerate(step.tensors)}
+        aliases = {bit[t]: bit[h] for t, h in self.liveness.possible_aliases if t in bit and h in bit}
+        return self.model if aliases == step.aliases else Model(replace(step, aliases=aliases), self.profile)
+
+    @cached_property
+    def small_rewritten_bytes(self) -> int:
+        """The bytes of small updates that `plain_model` counts beside the state whose memory they take over."""
+        nbytes, significant = self.liveness.nbytes, self.classes[0]
+        return sum(int(nbytes[t]) for t in self.liveness.rewritten if not significant[t])
 
     @cached_property
     def search_model(self) -> Model:
