@@ -117,7 +117,8 @@ def main(
             mine, metrics = step(mine, first_batch)
         except tensile.BudgetTooSmall as error:  # as estimated, or as compiling has shown
             if budget != "least":
-                print(json.dumps({**result, "too_small": error.floor_bytes, "floor_ratio": error.floor_bytes / jit_peak}))
+                floor = {} if plain is None else {"floor_ratio": error.floor_bytes / jit_peak}
+                print(json.dumps({**result, "too_small": error.floor_bytes, **floor}))
                 return
             result["budget_bytes"] = budget_bytes = error.floor_bytes
             step = planned_under(budget_bytes)

@@ -317,7 +317,7 @@ class Planner:
         """The plan of a choice; None if its replay refuses it."""
         header = self._header(goal, measured)
         if choice.layout is None:
-            peak_bytes, latency_us = whole_peak(self.step, measured), self.step.whole_us - self.step.profile.launch_us
+            peak_bytes, latency_us = whole_peak(self.step, measured), self.step.whole_latency_us
             plan = build_whole_plan(self.graph, header, self.step.profile, peak_bytes=peak_bytes, latency_us=latency_us)
             return replace(plan, workspaces="compiled" if measured.whole is not None else "predicted")
         schedule = schedule_of(self.step, choice.layout, measured)

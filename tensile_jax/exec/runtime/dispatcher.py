@@ -393,7 +393,7 @@ class Dispatcher:
         """Issue a run: as a whole or, in a watched iteration, each of its moves alone."""
         cuts = range(begin, end + 1) if iteration.watched else (begin, end)
         parts = (self._issue_part(job, entry, iteration, a, b) for a, b in pairwise(cuts))
-        launches = entry.memory.kinds[begin:end].count(LAUNCH)
+        launches = iteration.memory.kinds[begin:end].count(LAUNCH)
         self.launches += launches
         if self._in_order or not launches or not iteration.watched:
             parts = list(parts)  # otherwise the launches' thread issues them, each when the one before it is over

@@ -140,7 +140,7 @@ def find_liveness(graph: Graph, *, transposed_updates: bool = False) -> Liveness
     ends[[*kept_by_caller, *graph.outputs]] = count
     begin, end = tuple(begins.tolist()), tuple(ends.tolist())
     alias = _aliases(graph, begin, end)
-    rewritten = _rewritten(graph, begin, alias) if transposed_updates else frozenset[TensorId]()
+    rewritten = _rewritten(graph, alias) if transposed_updates else frozenset[TensorId]()
     return Liveness(graph, begin, end, uses, alias, rewritten, kept_by_caller, reads, makes)
 
 
@@ -154,12 +154,14 @@ def _aliases(graph: Graph, begin: Sequence[int], end: Sequence[int]) -> tuple[in
     return tuple(alias)
 
 
-def _rewritten(graph: Graph, begin: Sequence[int], alias: Sequence[int]) -> frozenset[TensorId]:
+def _rewritten(graph: Graph, alias: Sequence[int]) -> frozenset[TensorId]:
     """The tensors whose alias light operators compute, number by number, from a result of a convolution."""
     numbers = [prod(tensor.shape) for tensor in graph.tensors]
     convolved = [False] * len(numbers)  # whether light operators compute it, number by number, from a result of a convolution
     for op in graph.operators:
-        made_so = op.primitive == _CONVOLUTION or (op.kind == "light" and any(convolved[u] for u in op.inputs))
-        for t in op.outputs if made_so else ():
-            convolved[t] = op.primitive == _CONVOLUTION or any(convolved[u] and numbers[u] == numbers[t] for u in op.inputs)
-    return frozenset(TensorId(t) for t, h in enumerate(alias) if h >= 0 and begin[h] >= 0 and convolved[h])
+        for t in op.outputs:
+            if op.kind == "light":
+                convolved[t] = any(convolved[u] and numbers[u] == numbers[t] for u in op.inputs)
+            else:
+                convolved[t] = op.primitive == _CONVOLUTION
+    return frozenset(TensorId(t) for t, h in enumerate(alias) if h >= 0 and convolved[h])

@@ -184,9 +184,15 @@ class StepModel:
         return StepModel(self.whole_graph, self.given_profile, state_may_stay_out=False, may_swap=False)
 
     @cached_property
+    def whole_latency_us(self) -> float:
+        """Microseconds of the step as one executable, without its launch. Loops are taken to run as fast as their iterations one
+        by one."""
+        return sum(self.latencies) + rewriting_us(self.liveness, self.profile)
+
+    @property
     def whole_us(self) -> float:
-        """Microseconds of the step as one executable. Loops are taken to run as fast as their iterations one by one."""
-        return sum(self.latencies) + rewriting_us(self.liveness, self.profile) + self.profile.launch_us
+        """The same with its launch."""
+        return self.whole_latency_us + self.profile.launch_us
 
     def dropped_at(self, price: float) -> Retention:
         """What is kept if tensors are dropped at this price of moving a byte (`analysis/rematerialization.py`).
@@ -248,8 +254,7 @@ class StepModel:
     @cached_property
     def plain_model(self) -> Model:
         """The same for plain `jax.jit`, which gives all updates the memory of the donated state, be it with a copy."""
-        step = self.model.step
-        bit = {t: i for i, (t,) in enumerate(step.tensors)}
+        step, bit = self.model.step, self.model.bit
         aliases = {bit[t]: bit[h] for t, h in self.liveness.possible_aliases if t in bit and h in bit}
         return self.model if aliases == step.aliases else Model(replace(step, aliases=aliases), self.profile)
 

@@ -1,6 +1,7 @@
 """The search keeps its limit, is the same every time, and has a schedule of least memory."""
 
 import random
+from collections.abc import Mapping
 from functools import partial
 
 import pytest
@@ -169,37 +170,27 @@ def test_state_that_may_stay_out_never_makes_a_plan_slower(layers: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_repairing_and_improving_again_keeps_the_limit_and_makes_no_schedule_slower(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("also", "name", "off", "on"),
+    [
+        pytest.param({}, "_MORE_EVALUATIONS", 0, 2000, id="repairing and improving again"),
+        # nothing but the higher limits makes a schedule faster; no schedule counts as slow, and every one does
+        pytest.param({"_MORE_EVALUATIONS": 0}, "_SLOW", float("inf"), 0.0, id="higher limits"),
+    ],
+)
+def test_what_is_searched_on_keeps_the_limit_and_makes_no_schedule_slower(
+    seed: int, also: Mapping[str, float], name: str, off: float, on: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = odd_step(seed)
     lowest, most = least(step, NOTHING).peak, whole_peak(step, NOTHING)
     monkeypatch.setattr(search, "_FAST", 0.0)  # no schedule counts as fast
+    for constant, value in also.items():
+        monkeypatch.setattr(search, constant, value)
     for part in (0.0, 0.05, 0.2, 0.5):
         limit = lowest + part * max(most - lowest, 0)
-        monkeypatch.setattr(search, "_MORE_EVALUATIONS", 0)
+        monkeypatch.setattr(search, name, off)
         without = fastest(step, limit, NOTHING)
-        monkeypatch.setattr(search, "_MORE_EVALUATIONS", 2000)
-        found = fastest(step, limit, NOTHING)
-        assert found is not None and without is not None
-        assert found.peak <= limit
-        assert found.cost <= without.cost
-        plan_of(step, found)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_schedules_from_higher_limits_keep_the_limit_and_are_taken_if_they_are_faster(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = odd_step(seed)
-    lowest, most = least(step, NOTHING).peak, whole_peak(step, NOTHING)
-    monkeypatch.setattr(search, "_FAST", 0.0)  # no schedule counts as fast
-    monkeypatch.setattr(search, "_MORE_EVALUATIONS", 0)  # nothing but the higher limits makes one faster
-    for part in (0.0, 0.05, 0.2, 0.5):
-        limit = lowest + part * max(most - lowest, 0)
-        monkeypatch.setattr(search, "_SLOW", float("inf"))
-        without = fastest(step, limit, NOTHING)
-        monkeypatch.setattr(search, "_SLOW", 0.0)  # every schedule counts as slow
+        monkeypatch.setattr(search, name, on)
         found = fastest(step, limit, NOTHING)
         assert found is not None and without is not None
         assert found.peak <= limit
