@@ -12,7 +12,9 @@ with weights. For n devices along the axis and m bytes on each device after the 
 
 In the body of an opened `shard_map` (`mapped.py`), devices exchange what the collective operations say, and nothing else.
 
-A reduction is treated as a product with one operand. Of all other equations, only a constraint that gathers its operand counts.
+A reduction is treated as a product with one operand. So is a look-up: of a table that is divided along what is looked up, each
+device has some of the rows, and zeros in the place of the others. And so are updates that are scattered, if an axis divides them:
+each device adds its own up. Of all other equations, only a constraint that gathers its operand counts.
 XLA may choose other exchanges, so these figures are for comparing plans, and not a measurement. What is gathered also lies in
 device memory while the equation runs (`gathered`). A device that has a part of a sum, or has gathered an operand, computes more
 than the shapes of its shards say (`work`). Sizes in bytes per device.
@@ -54,8 +56,14 @@ def exchange_of(program: Program, equation: Equation, shardings: Mapping[int, Na
     name = equation.primitive.name
     if isinstance(equation.primitive, Mapped):
         return _collective(program, equation, equation.primitive.map.mesh.shape)
+    values = equation.inputs
     if name == "dot_general":
         operands, result = _product_labels(program, equation)
+    elif name == "gather":
+        operands, result = _look_up_labels(program, equation)
+    elif name.startswith("scatter"):
+        operands, result = _scatter_labels(program, equation)
+        values = equation.inputs[2:]  # the updates
     elif name.startswith("reduce_") and "axes" in equation.params:
         labels = tuple(range(len(_shape(program, equation.inputs[0]))))
         operands, result = [labels], tuple(d for d in labels if d not in set(equation.params["axes"]))
@@ -64,7 +72,7 @@ def exchange_of(program: Program, equation: Equation, shardings: Mapping[int, Na
         operands, result = [labels], labels
     else:
         return NOTHING
-    values = [v for v in equation.inputs[: len(operands)]]
+    values = values[: len(operands)]
     placed = [_axes_by_label(v, labels, shardings) for v, labels in zip(values, operands, strict=True)]
     there = _axes_by_label(equation.outputs[0], result, shardings)
     mesh = next((shardings[v].mesh.shape for v in equation.outputs if v in shardings), {})
@@ -76,7 +84,11 @@ def exchange_of(program: Program, equation: Equation, shardings: Mapping[int, Na
         labels = [of.get(axis) for of in placed]
         summed = [label for label in labels if label is not None and label not in result]
         if summed and len(summed) == len(labels) and len(set(summed)) == 1:
-            if axis in there:
+            whole = nbytes_of(program.avals[values[0]]) * count
+            if name == "gather" and axis in there and whole < made * count:  # each device looks its rows up in the whole table
+                sent += whole * (count - 1) // count
+                gathered += whole
+            elif axis in there:
                 sent += made * (count - 1)
                 work *= count
             else:
@@ -129,6 +141,36 @@ def _product_labels(program: Program, equation: Equation) -> tuple[list[_Labels]
     free = [x for d, x in enumerate(left) if d not in {*left_batch, *left_summed}]
     free += [x for d, x in enumerate(right) if d not in {*right_batch, *right_summed}]
     return [tuple(left), tuple(right)], (*(left[d] for d in left_batch), *free)
+
+
+def _look_up_labels(program: Program, equation: Equation) -> tuple[list[_Labels], _Labels]:
+    """The names of the dimensions of a table, and of what is looked up in it."""
+    numbers = equation.params["dimension_numbers"]
+    table: list[object] = [("indexed", d) for d in range(len(_shape(program, equation.inputs[0])))]
+    found: list[object] = [("row", d) for d in range(len(_shape(program, equation.outputs[0])))]
+    apart = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    for d, at in zip((d for d in range(len(table)) if d not in apart), numbers.offset_dims, strict=True):
+        if d not in numbers.start_index_map:
+            table[d] = found[at]
+    rows = [d for d in range(len(found)) if d not in set(numbers.offset_dims)]
+    for d, at in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
+        table[d] = found[rows[at]]
+    return [tuple(table)], tuple(found)
+
+
+def _scatter_labels(program: Program, equation: Equation) -> tuple[list[_Labels], _Labels]:
+    """The names of the dimensions of the updates, and of the array to which they are scattered."""
+    numbers = equation.params["dimension_numbers"]
+    updates: list[object] = [("update", d) for d in range(len(_shape(program, equation.inputs[2])))]
+    array: list[object] = [("indexed", d) for d in range(len(_shape(program, equation.inputs[0])))]
+    apart = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    for d, at in zip((d for d in range(len(array)) if d not in apart), numbers.update_window_dims, strict=True):
+        if d not in numbers.scatter_dims_to_operand_dims:
+            updates[at] = array[d]
+    rows = [d for d in range(len(updates)) if d not in set(numbers.update_window_dims)]
+    for d, at in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True):
+        updates[rows[at]] = array[d]
+    return [tuple(updates)], tuple(array)
 
 
 def _axes_by_label(v: Any, labels: _Labels, shardings: Mapping[int, NamedSharding]) -> dict[str, object]:
