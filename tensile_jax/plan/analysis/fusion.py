@@ -25,10 +25,12 @@ From the leaves follow these properties of tensors t and operators o:
                  alone; more by over a quarter of its result
     reread(o)  = for a join, these additional bytes, once for each kernel that evaluates o (one kernel, if o is written to memory
                  for heavy operators to read); otherwise 0
-    statistic  : the result of a reduction over the rows of a tensor that nothing else reads than a light operator that combines
-                 the two, as softmax subtracts the maximum; the result of such a reduction over what follows, as softmax divides
-                 by the sum; and whatever light operators make of one of them alone that has at most its size. XLA computes all
-                 of this in one kernel, which a statistic that comes from another segment prevents.
+    statistic  : the result of a reduction over the rows of a tensor, or of a function of it, that a light operator combines with
+                 that tensor, as softmax subtracts the maximum; and whatever light operators make of it alone that has at most
+                 its size. XLA computes what follows from one another like this in one kernel, as the maximum and the sum of a
+                 softmax, or the mean and the variance of a layer normalization. A statistic, or what lies between two of them,
+                 prevents that if it comes from another segment or goes there. Two reductions of one tensor that are combined
+                 with one another, as the mean and the mean of squares, are no statistics: XLA takes kernels of their own.
     row(o)     = the number of a join in its chain: joins that lead to one another through light operators have the numbers
                  1, 2, 3, ..., or 2, 3, 4, ... if those at the 2nd, 4th, ... place take more operations to compute from the joins
                  before them. Of the two residual sums of a transformer's layer, the one behind the wide product is thus odd. 0 if
@@ -151,25 +153,38 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
 
 
 def _statistics(liveness: Liveness) -> set[int]:
-    """The statistics of rows: no tensor that a heavy operator reads."""
-    size, uses = liveness.nbytes.tolist(), liveness.uses
-    read_by_heavy = {u for op in liveness.graph.operators if op.kind == "heavy" for u in op.inputs}
-    of: dict[int, tuple[int, int]] = {}  # by tensor that is a function of one reduction's result: its input and that result
-    shifted: set[int] = set()  # functions of one tensor that was combined with its statistic
-    combined: set[int] = set()
-    for op in liveness.graph.operators:
-        if op.over_rows and (len(uses[op.inputs[0]]) <= 2 or op.inputs[0] in shifted):
-            of[op.outputs[0]] = op.inputs[0], op.outputs[0]
+    """The statistics of rows, and what lies between two of them: no tensor that a heavy operator reads."""
+    graph, size = liveness.graph, liveness.nbytes.tolist()
+    read_by_heavy = {u for op in graph.operators if op.kind == "heavy" for u in op.inputs}
+    origin: dict[int, int] = {}  # by tensor that is a function of one other tensor of its size: that tensor
+    of: dict[int, tuple[int, int]] = {}  # by tensor that is a function of one reduction's result: its origin and that result
+    constant: set[int] = set()  # tensors that are made of scalars
+    combined: set[int] = set()  # results of reductions that are combined with what was reduced
+    shifted: set[int] = set()  # what these are combined to
+    between: set[int] = set()  # of `shifted`, what is reduced again
+    mixed: set[int] = set()  # results of reductions of one tensor that are combined with one another
+    for op in graph.operators:
+        if op.over_rows:
+            of[op.outputs[0]] = origin.get(op.inputs[0], op.inputs[0]), op.outputs[0]
         elif op.kind == "light":
-            found = {of[u] for u in op.inputs if u in of}
-            here = {result for reduced, result in found if reduced in op.inputs}
-            combined |= here
-            large = [u for u in op.inputs if size[u] > _SCALAR]
-            if here or (len(large) == 1 and large[0] in shifted):
+            large = [u for u in dict.fromkeys(op.inputs) if size[u] > _SCALAR and u not in constant]
+            found = {of[u] for u in large if u in of}
+            origins = {origin.get(u, u) for u in large if u not in of}
+            here = {(reduced, result) for reduced, result in found if reduced in origins}
+            if not large:
+                constant.update(op.outputs)
+            elif here:
+                combined |= {result for _, result in here}
+                between |= {reduced for reduced, _ in here if reduced in shifted}
                 shifted.update(op.outputs)
-            elif len(found) == len(large) == 1:
+            elif len({reduced for reduced, _ in found}) < len(found):
+                mixed |= {result for _, result in found}
+            elif found and not origins and len(found) == 1:
                 of.update(dict.fromkeys(op.outputs, *found))
-    return {t for t, (_, result) in of.items() if result in combined and size[t] <= size[result]} - read_by_heavy
+            elif len(large) == 1 and size[op.outputs[0]] == size[large[0]]:
+                origin.update(dict.fromkeys(op.outputs, *origins))
+    statistics = {t for t, (_, result) in of.items() if result in combined - mixed and size[t] <= size[result]}
+    return (statistics | between | {t for t, reduced in origin.items() if reduced in between}) - read_by_heavy
 
 
 def _relaid(liveness: Liveness) -> list[bool]:

@@ -69,6 +69,51 @@ def test_statistics_over_other_axes_and_those_that_are_combined_with_nothing_are
         assert "reduce_max" not in virtual_primitives(graph, fusion_of(graph)), function.__name__
 
 
+def _normalized(x: Any) -> Any:
+    centered = x - jnp.mean(x, axis=-1, keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.mean(centered**2, axis=-1, keepdims=True) + 1e-5)
+
+
+def test_neither_statistics_of_a_layer_normalization_nor_what_lies_between_them_are_stored() -> None:
+    def layer(x: Any, w: Any) -> Any:
+        y = x @ w
+        return jnp.sum(jnp.tanh(y + _normalized(y) @ w))  # the sum reads `y`, too
+
+    graph = graph_for(jax.grad(layer), jnp.ones((_N, _N)), jnp.ones((_N, _N)))
+    fusion = fusion_of(graph)
+    mean, variance, *_ = (op.outputs[0] for op in graph.operators if op.over_rows)
+    centered = next(op for op in graph.operators if op.primitive == "sub")
+    (square,) = (op for op in graph.operators if op.primitive in ("square", "integer_pow") and op.inputs == centered.outputs)
+    product = [op for op in graph.operators if op.primitive == "dot_general"][1]  # reads the normalized rows
+    for t in (mean, variance, *centered.outputs, *square.outputs):
+        assert fusion.virtual[t]
+    assert not fusion.virtual[product.inputs[0]]
+    assert fusion.materialised[product.inputs[0]]
+
+
+def test_the_statistic_of_a_root_mean_square_normalization_is_not_stored() -> None:
+    def layer(x: Any, w: Any) -> Any:
+        y = x @ w
+        return jnp.sum((y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True))) @ w)
+
+    graph = graph_for(layer, jnp.ones((_N, _N)), jnp.ones((_N, _N)))
+    (statistic,) = (op.outputs[0] for op in graph.operators if op.over_rows)
+    assert fusion_of(graph).virtual[statistic]
+
+
+def test_a_mean_and_a_mean_of_squares_that_are_combined_are_kept() -> None:
+    def layer(x: Any, w: Any) -> Any:
+        y = x @ w
+        mean, squares = jnp.mean(y, axis=-1, keepdims=True), jnp.mean(y * y, axis=-1, keepdims=True)
+        return jnp.sum(((y - mean) * jax.lax.rsqrt(squares - mean * mean)) @ w)
+
+    graph = graph_for(layer, jnp.ones((_N, _N)), jnp.ones((_N, _N)))
+    fusion = fusion_of(graph)
+    statistics = [op.outputs[0] for op in graph.operators if op.over_rows]
+    assert len(statistics) == 2
+    assert not any(fusion.virtual[t] for t in statistics)
+
+
 def test_what_is_expensive_is_written_if_several_kernels_read_it() -> None:
     def twice(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
         def step(x: Any, w: Any) -> Any:
