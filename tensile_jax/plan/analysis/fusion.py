@@ -31,6 +31,9 @@ From the leaves follow these properties of tensors t and operators o:
                  softmax, or the mean and the variance of a layer normalization. A statistic, or what lies between two of them,
                  prevents that if it comes from another segment or goes there. Two reductions of one tensor that are combined
                  with one another, as the mean and the mean of squares, are no statistics: XLA takes kernels of their own.
+    again(o)   = the bytes that XLA writes of the results of o if another segment runs o again. If a tensor is materialised since
+                 it is expensive, and two kernels read it, as those of an activation function and of its derivative, these bytes
+                 belong to the operator of the first kernel: where only the second one runs, it computes the tensor on the fly
     row(o)     = the number of a join in its chain: joins that lead to one another through light operators have the numbers
                  1, 2, 3, ..., or 2, 3, 4, ... if those at the 2nd, 4th, ... place take more operations to compute from the joins
                  before them. Of the two residual sums of a transformer's layer, the one behind the wide product is thus odd. 0 if
@@ -61,7 +64,7 @@ _SCALAR = 16  # bytes; the largest scalar
 
 @dataclass(frozen=True, eq=False)
 class Fusion:
-    """By tensor id: `materialised`, `virtual`, `relaid`. By the operator's place: `reread` bytes, and `row`.
+    """By tensor id: `materialised`, `virtual`, `relaid`. By the operator's place: `reread` bytes, `row`, and `again` (bytes).
 
     `largest` is the size of the largest result of a heavy operator.
     """
@@ -72,6 +75,7 @@ class Fusion:
     reread: tuple[float, ...]
     row: tuple[int, ...]
     largest: int
+    again: np.ndarray
 
     @cached_property
     def written(self) -> np.ndarray:
@@ -149,7 +153,21 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
         for p in places:
             row[p] = 0 if len(places) == 1 else row[p] + (even > odd)
     largest = max((size[t] for op in operators if op.kind == "heavy" for t in op.outputs), default=1)
-    return Fusion(tuple(materialised), tuple(virtual), tuple(_relaid(liveness)), tuple(reread), tuple(row), largest)
+    relaid = _relaid(liveness)
+    again = _written_again(liveness, materialised, relaid, shared if fused_reductions else set())
+    return Fusion(tuple(materialised), tuple(virtual), tuple(relaid), tuple(reread), tuple(row), largest, again)
+
+
+def _written_again(liveness: Liveness, materialised: list[bool], relaid: list[bool], shared: set[int]) -> np.ndarray:
+    """`again` of every operator, if of two kernels that read one of the tensors `shared`, a later segment may run one only."""
+    as_made = np.array(materialised, dtype=bool) & ~np.array(relaid, dtype=bool)
+    again = liveness.makes.sums(liveness.nbytes * as_made)
+    for t in shared:
+        readers = sorted({p for u in liveness.uses[t] for p in _evaluating(liveness, u, materialised, most=3)})
+        if len(readers) == 2 and liveness.kinds[readers[0]] == "light":
+            again[liveness.begin[t]] -= liveness.nbytes[t]
+            again[readers[0]] += liveness.nbytes[t]
+    return again
 
 
 def _statistics(liveness: Liveness) -> set[int]:
@@ -216,13 +234,13 @@ def _shared(liveness: Liveness, materialised: list[bool], expensive: frozenset[s
     return found
 
 
-def _evaluating(liveness: Liveness, place: int, materialised: list[bool]) -> set[int]:
-    """The places of operators whose kernels evaluate the operator at `place`."""
+def _evaluating(liveness: Liveness, place: int, materialised: list[bool], most: int = 2) -> set[int]:
+    """Up to `most` places of operators whose kernels evaluate the operator at `place`."""
     operators = liveness.graph.operators
     found: set[int] = set()
     seen: set[int] = set()
     stack = [place]
-    while stack and len(found) < 2:
+    while stack and len(found) < most:
         place = stack.pop()
         if operators[place].kind != "light" or any(materialised[t] for t in operators[place].outputs):
             found.add(place)

@@ -114,7 +114,7 @@ def rerun_latencies(liveness: Liveness, fusion: Fusion, profile: DeviceProfile) 
     heavy = own_latencies(liveness.graph.operators, profile, _of_halves(liveness.graph))
     virtual = liveness.makes.sums(np.array(fusion.virtual, dtype=np.int64)) > 0
     extra = np.array(fusion.reread) + np.where((liveness.kinds == "reduction") & ~virtual, liveness.touched, 0.0)
-    extra += 2 * liveness.makes.sums(liveness.nbytes * fusion.written_as_made)
+    extra += 2 * fusion.again
     exchanges = np.array([exchange_us(op, profile) for op in liveness.graph.operators], float)
     work_us = np.minimum(extra, 4 * liveness.touched) / profile.bytes_per_us
     again = np.where(work_us > 0, kernel_latencies(work_us, profile), 0.0) + exchanges

@@ -26,11 +26,11 @@ operator that adds large tensors, such as a residual sum. Joins are counted alon
             = 2 * price * reread(o)                     o is a join whose number in its chain is even
             = price * reread(o)                         o is a join in no chain
             = about 0                                   o is any other light operator: XLA fuses it into its consumer
-            + price * 2 * nbytes(o) * s                 in addition, if a heavy operator reads the light o: written, read again
+            + price * 2 * again(o) * s                  in addition, if o is light: what XLA writes, and reads again
             + price * kernel_us * bytes_per_us          in addition, if a light o is a join or is written: a kernel more; or the
                                                         host's time for one, if that is longer
 
-    nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`;  reread(o), number in a chain: `fusion.py`
+    nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`;  reread(o), again(o), number in a chain: `fusion.py`
 
 A join of a chain costs much, because every segment that needs the sum would compute the chain of its terms again, back to the
 last sum that is kept. Therefore every other join of a chain costs something at any price: if all were dropped, the chains of
@@ -147,7 +147,7 @@ def _keeping(
 def _prices(liveness: Liveness, fusion: Fusion, price: float, profile: DeviceProfile) -> np.ndarray:
     """`cost(o)` of every operator, by place."""
     out = liveness.makes.sums(liveness.nbytes)
-    written = liveness.makes.sums(liveness.nbytes * fusion.written_as_made)
+    written = fusion.again
     smaller = (fusion.largest / np.maximum(out, 1)) ** _SIZE_EXPONENT
     work_us = np.maximum(liveness.flops / profile.flops_per_us, liveness.touched / profile.bytes_per_us)
     latency = kernel_latencies(work_us, profile)

@@ -138,6 +138,22 @@ def test_what_is_expensive_is_written_if_several_kernels_read_it() -> None:
     assert not is_written(once, "tanh", on_gpu=False)
 
 
+def test_what_is_expensive_costs_nothing_again_where_only_a_derivative_reads_it() -> None:
+    def layer(x: Any, w: Any) -> Any:
+        y = x @ w
+        return jnp.sum(jnp.sin((y * jnp.tanh(y)) @ w))
+
+    graph = graph_for(jax.grad(layer, argnums=1), jnp.ones((_N, _N)), jnp.ones((_N, _N)))
+    by_primitive = {op.primitive: place for place, op in reversed(list(enumerate(graph.operators)))}
+    nbytes = 4 * _N * _N
+    on_gpu, on_cpu = fusion_of(graph), fusion_of(graph, fused_reductions=False)
+    tanh, activation = by_primitive["tanh"], by_primitive["mul"]
+    assert on_gpu.materialised[graph.operators[tanh].outputs[0]]
+    assert on_gpu.again[tanh] == 0
+    assert on_gpu.again[activation] == 2 * nbytes  # its own result, which a product reads, and the other one
+    assert (on_cpu.again[tanh], on_cpu.again[activation]) == (nbytes, nbytes)
+
+
 def test_a_slice_that_a_product_copies_into_another_layout_counts_as_written_only_if_it_crosses() -> None:
     def scores(x: Any, w: Any) -> Any:
         parts = (x @ w).reshape(8, 16, 2, 4, 8)
