@@ -7,15 +7,18 @@ to the compiled plan, with an empty cache: the first call without its trace.
 Launch `program` joins the segments into programs with optimization barriers (`tensile_jax/exec/step/one_program.py`).
 
 Policy `xla` is XLA's own rematerialization: plain jit's step, compiled for an H200 that has only a share of plain jit's peak as
-its memory. Writes `benchmarks/results/h200-compiled.json`.
+its memory. `python -m benchmarks.h200 --model gpt` compiles one model's cases; the other rows stay. Writes `benchmarks/results/h200-compiled.json`.
 """
 
+import json
 import time
 import warnings
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+import click
 
 from benchmarks.h200_device import H200Compiler, h200, traced_for, traffic, write_compiled
 from tensile_jax.budget import Budget
@@ -35,12 +38,17 @@ _CASES = (
 _XLA_SHARES = (0.9, 0.75, 0.6, 0.5, 0.4)
 
 
-def main() -> None:
+@click.command()
+@click.option("--model", "models", multiple=True, type=click.Choice([name for name, *_ in _CASES]), help="Only these.")
+def main(models: tuple[str, ...]) -> None:
     """Compile every case and write the figures."""
     warnings.simplefilter("ignore")
     device = h200()
-    rows: list[dict[str, Any]] = []
+    kept = json.loads(_RESULTS.read_text())["cases"] if models else []
+    rows: list[dict[str, Any]] = [row for row in kept if row["model"] not in models]
     for name, batch_size, budgets in _CASES:
+        if models and name not in models:
+            continue
         model = MODELS[name](batch_size=batch_size)
         step = traced_for(model, device)
         began = time.perf_counter()

@@ -9,7 +9,7 @@ the operands of collectives, with the part of these that kernels overlap. Budget
 
 Rows `chosen` are what `tensile.jit(..., launch="program")` would run: the fastest program that keeps the budget, of those that
 `next_try.py` lets be compiled, and segments where none does. The peak of each policy is a budget, too, unless a program
-for less has as little traffic as the policy.
+for less moves and takes as little as the policy.
 
 Seconds are those of this machine: `plan_s` from the traced step to the plan, and `compile_s`. What was compiled before is not
 compiled again, which the seconds of rows `chosen` show.
@@ -43,6 +43,7 @@ from tensile_jax.trace import TracedStep
 
 _RESULTS = Path(__file__).parent / "results" / "mesh-h200.json"
 _SHARES = (0.5, 0.4)  # of plain jit's peak
+_COMPARED = ("peak_bytes", "traffic_bytes", "kernels_us")
 _Row = dict[str, Any]
 _T = TypeVar("_T")
 
@@ -118,8 +119,8 @@ def _chosen(step: TracedStep, compiler: H200Compiler, peak: int, moved: int, by_
     }
     ours: list[_Row] = []
     for name, budget in budgets.items():
-        least = by_hand[name]["traffic_bytes"] if name in by_hand else 0
-        if any(row["peak_bytes"] <= budget and row["traffic_bytes"] <= least for row in ours):
+        theirs = by_hand.get(name)
+        if theirs is not None and any(all(row[key] <= theirs[key] for key in _COMPARED) for row in ours):
             continue
         prepared, rounds = prepared_under(step, compiler, budget, peak), compiler.rounds
         try:

@@ -30,7 +30,8 @@ operator that adds large tensors, such as a residual sum. Joins are counted alon
             + price * kernel_us * bytes_per_us          in addition, if a light o is a join or is written: a kernel more; or the
                                                         host's time for one, if that is longer
 
-    nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`;  reread(o), again(o), number in a chain: `fusion.py`
+    nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`
+    reread(o), again(o), number in a chain: `fusion.py`
 
 A join of a chain costs much, because every segment that needs the sum would compute the chain of its terms again, back to the
 last sum that is kept. Therefore every other join of a chain costs something at any price: if all were dropped, the chains of
