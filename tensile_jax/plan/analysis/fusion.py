@@ -26,11 +26,13 @@ From the leaves follow these properties of tensors t and operators o:
     reread(o)  = for a join, these additional bytes, once for each kernel that evaluates o (one kernel, if o is written to memory
                  for heavy operators to read); otherwise 0
     statistic  : the result of a reduction over the rows of a tensor, or of a function of it, that a light operator combines with
-                 that tensor, as softmax subtracts the maximum; and whatever light operators make of it alone that has at most
-                 its size. XLA computes what follows from one another like this in one kernel, as the maximum and the sum of a
-                 softmax, or the mean and the variance of a layer normalization. A statistic, or what lies between two of them,
-                 prevents that if it comes from another segment or goes there. Two reductions of one tensor that are combined
-                 with one another, as the mean and the mean of squares, are no statistics: XLA takes kernels of their own.
+                 that tensor on the way to a heavy operator of the same pass, as softmax subtracts the maximum; and whatever
+                 light operators make of it alone that has at most its size. XLA computes what follows from one another like
+                 this in one kernel, as the maximum and the sum of a softmax, or the mean and the variance of a layer
+                 normalization. A statistic, or what lies between two of them, prevents that if it comes from another segment or
+                 goes there. Two reductions of one tensor that are combined with one another, as the mean and the mean of
+                 squares, are no statistics: XLA takes kernels of their own. Nor are those of a loss, which no heavy operator
+                 reads.
     again(o)   = the bytes that XLA writes of the results of o if another segment runs o again. If a tensor is materialised since
                  it is expensive, and two kernels read it, as those of an activation function and of its derivative, these bytes
                  belong to the operator of the first kernel: where only the second one runs, it computes the tensor on the fly
@@ -40,8 +42,10 @@ From the leaves follow these properties of tensors t and operators o:
                  o is no join, or leads to no other one and has none before it, as the product in a gated layer
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
@@ -173,36 +177,57 @@ def _written_again(liveness: Liveness, materialised: list[bool], relaid: list[bo
 def _statistics(liveness: Liveness) -> set[int]:
     """The statistics of rows, and what lies between two of them: no tensor that a heavy operator reads."""
     graph, size = liveness.graph, liveness.nbytes.tolist()
+    numbers = [prod(t.shape) for t in graph.tensors]
     read_by_heavy = {u for op in graph.operators if op.kind == "heavy" for u in op.inputs}
-    origin: dict[int, int] = {}  # by tensor that is a function of one other tensor of its size: that tensor
+    leads = _leads_to_heavy(liveness, numbers)
+    origin: dict[int, int] = {}  # by tensor that is a function of one other tensor with as many numbers: that tensor
     of: dict[int, tuple[int, int]] = {}  # by tensor that is a function of one reduction's result: its origin and that result
     constant: set[int] = set()  # tensors that are made of scalars
     combined: set[int] = set()  # results of reductions that are combined with what was reduced
     shifted: set[int] = set()  # what these are combined to
-    between: set[int] = set()  # of `shifted`, what is reduced again
     mixed: set[int] = set()  # results of reductions of one tensor that are combined with one another
     for op in graph.operators:
+        result = op.outputs[0]
         if op.over_rows:
-            of[op.outputs[0]] = origin.get(op.inputs[0], op.inputs[0]), op.outputs[0]
+            of[result] = origin.get(op.inputs[0], op.inputs[0]), result
         elif op.kind == "light":
             large = [u for u in dict.fromkeys(op.inputs) if size[u] > _SCALAR and u not in constant]
             found = {of[u] for u in large if u in of}
             origins = {origin.get(u, u) for u in large if u not in of}
-            here = {(reduced, result) for reduced, result in found if reduced in origins}
+            here = {r for reduced, r in found if reduced in origins and _same_pass(liveness, r, result)}
             if not large:
                 constant.update(op.outputs)
-            elif here:
-                combined |= {result for _, result in here}
-                between |= {reduced for reduced, _ in here if reduced in shifted}
+            elif here and result in leads:
+                combined |= here
                 shifted.update(op.outputs)
             elif len({reduced for reduced, _ in found}) < len(found):
-                mixed |= {result for _, result in found}
+                mixed |= {r for _, r in found}
             elif found and not origins and len(found) == 1:
                 of.update(dict.fromkeys(op.outputs, *found))
-            elif len(large) == 1 and size[op.outputs[0]] == size[large[0]]:
+            elif len(large) == 1 and numbers[result] == numbers[large[0]]:
                 origin.update(dict.fromkeys(op.outputs, *origins))
-    statistics = {t for t, (_, result) in of.items() if result in combined - mixed and size[t] <= size[result]}
+    kept = {t: (reduced, r) for t, (reduced, r) in of.items() if r in combined - mixed}
+    between = {reduced for reduced, _ in kept.values() if reduced in shifted}
+    statistics = {t for t, (_, r) in kept.items() if size[t] <= size[r]}
     return (statistics | between | {t for t, reduced in origin.items() if reduced in between}) - read_by_heavy
+
+
+def _leads_to_heavy(liveness: Liveness, numbers: Sequence[int]) -> set[int]:
+    """The tensors from which light operators make what a heavy operator reads, with as many numbers, in one pass of the step."""
+    found: set[int] = set()
+    for op in reversed(liveness.graph.operators):
+        heavy = op.kind == "heavy" and op.primitive != "gather"
+        if heavy or (op.kind == "light" and not found.isdisjoint(op.outputs)):
+            made = op.outputs[0]
+            inputs = [u for u in op.inputs if liveness.begin[u] >= 0 and _same_pass(liveness, u, made)]
+            found.update(u for u in inputs if heavy or numbers[u] == numbers[made])
+    return found
+
+
+def _same_pass(liveness: Liveness, t: int, u: int) -> bool:
+    """Whether both tensors are made in the forward pass, or in the backward pass."""
+    operators, begin = liveness.graph.operators, liveness.begin
+    return ("'" in operators[begin[t]].name) == ("'" in operators[begin[u]].name)
 
 
 def _relaid(liveness: Liveness) -> list[bool]:

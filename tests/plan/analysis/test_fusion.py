@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
+import pytest
 
 from tensile_jax.ir import Graph
 from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
@@ -74,12 +76,14 @@ def _normalized(x: Any) -> Any:
     return centered * jax.lax.rsqrt(jnp.mean(centered**2, axis=-1, keepdims=True) + 1e-5)
 
 
-def test_neither_statistics_of_a_layer_normalization_nor_what_lies_between_them_are_stored() -> None:
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_neither_statistics_of_a_layer_normalization_nor_what_lies_between_them_are_stored(dtype: Any) -> None:
     def layer(x: Any, w: Any) -> Any:
         y = x @ w
-        return jnp.sum(jnp.tanh(y + _normalized(y) @ w))  # the sum reads `y`, too
+        normalized = _normalized(y.astype(jnp.float32)).astype(dtype)
+        return jnp.sum(jnp.tanh(y + normalized @ w)).astype(jnp.float32)  # the sum reads `y`, too
 
-    graph = graph_for(jax.grad(layer), jnp.ones((_N, _N)), jnp.ones((_N, _N)))
+    graph = graph_for(jax.grad(layer), jnp.ones((_N, _N), dtype), jnp.ones((_N, _N), dtype))
     fusion = fusion_of(graph)
     mean, variance, *_ = (op.outputs[0] for op in graph.operators if op.over_rows)
     centered = next(op for op in graph.operators if op.primitive == "sub")
@@ -112,6 +116,21 @@ def test_a_mean_and_a_mean_of_squares_that_are_combined_are_kept() -> None:
     statistics = [op.outputs[0] for op in graph.operators if op.over_rows]
     assert len(statistics) == 2
     assert not any(fusion.virtual[t] for t in statistics)
+
+
+def test_what_a_loss_reduces_is_kept_for_its_gradient() -> None:
+    def loss(w: Any, x: Any, labels: Any) -> Any:
+        return optax.softmax_cross_entropy_with_integer_labels(x @ w, labels).mean()
+
+    def by_logarithms(w: Any, x: Any, labels: Any) -> Any:
+        return -jnp.take_along_axis(jax.nn.log_softmax(x @ w), labels[:, None], axis=1).mean()
+
+    for function in (loss, by_logarithms):
+        step = jax.value_and_grad(function)
+        graph = graph_for(step, jnp.ones((_N, _N)), jnp.ones((_N, _N)), jnp.zeros(_N, int))
+        statistics = [op.outputs[0] for op in graph.operators if op.over_rows]
+        assert len(statistics) >= 2
+        assert not any(fusion_of(graph).virtual[t] for t in statistics), function.__name__
 
 
 def test_what_is_expensive_is_written_if_several_kernels_read_it() -> None:
