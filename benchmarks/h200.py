@@ -7,7 +7,8 @@ to the compiled plan, with an empty cache: the first call without its trace.
 Launch `program` joins the segments into programs with optimization barriers (`tensile_jax/exec/step/one_program.py`).
 
 Policy `xla` is XLA's own rematerialization: plain jit's step, compiled for an H200 that has only a share of plain jit's peak as
-its memory. `python -m benchmarks.h200 --model gpt` compiles one model's cases; the other rows stay. Writes `benchmarks/results/h200-compiled.json`.
+its memory. `python -m benchmarks.h200 --model gpt` compiles one model's cases; the other rows stay.
+Writes `benchmarks/results/h200-compiled.json`.
 """
 
 import json

@@ -84,7 +84,7 @@ def exchange_of(program: Program, equation: Equation, shardings: Mapping[int, Na
         labels = [of.get(axis) for of in placed]
         summed = [label for label in labels if label is not None and label not in result]
         if summed and len(summed) == len(labels) and len(set(summed)) == 1:
-            whole = nbytes_of(program.avals[values[0]]) * count
+            whole = _nbytes(program, values[0]) * count
             if name == "gather" and axis in there and whole < made * count:  # each device looks its rows up in the whole table
                 sent += whole * (count - 1) // count
                 gathered += whole
@@ -127,6 +127,10 @@ def _collective(program: Program, equation: Equation, sizes: Mapping[str, int]) 
 
 def _shape(program: Program, atom: Any) -> tuple[int, ...]:
     return shape_of(program.avals[atom] if isinstance(atom, int) else atom.aval)
+
+
+def _nbytes(program: Program, atom: Any) -> int:
+    return nbytes_of(program.avals[atom] if isinstance(atom, int) else atom.aval)
 
 
 def _product_labels(program: Program, equation: Equation) -> tuple[list[_Labels], _Labels]:
