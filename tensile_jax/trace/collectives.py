@@ -20,7 +20,7 @@ device memory while the equation runs (`gathered`). A device that has a part of 
 than the shapes of its shards say (`work`). Sizes in bytes per device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -77,18 +77,16 @@ def exchange_of(program: Program, equation: Equation, shardings: Mapping[int, Na
     there = _axes_by_label(equation.outputs[0], result, shardings)
     mesh = next((shardings[v].mesh.shape for v in equation.outputs if v in shardings), {})
     made = nbytes_of(program.avals[equation.outputs[0]])
+    table = values[0] if name == "gather" else None
+    small_table = isinstance(table, int) and nbytes_of(program.avals[table]) < made  # each device looks up in the whole table
     sent = gathered = 0
     work = 1
     for axis in sorted({axis for of in placed for axis in of}):
         count = mesh.get(axis, 1)
         labels = [of.get(axis) for of in placed]
         summed = [label for label in labels if label is not None and label not in result]
-        if summed and len(summed) == len(labels) and len(set(summed)) == 1:
-            whole = _nbytes(program, values[0]) * count
-            if name == "gather" and axis in there and whole < made * count:  # each device looks its rows up in the whole table
-                sent += whole * (count - 1) // count
-                gathered += whole
-            elif axis in there:
+        if summed and len(summed) == len(labels) and len(set(summed)) == 1 and not (axis in there and small_table):
+            if axis in there:
                 sent += made * (count - 1)
                 work *= count
             else:
@@ -129,10 +127,6 @@ def _shape(program: Program, atom: Any) -> tuple[int, ...]:
     return shape_of(program.avals[atom] if isinstance(atom, int) else atom.aval)
 
 
-def _nbytes(program: Program, atom: Any) -> int:
-    return nbytes_of(program.avals[atom] if isinstance(atom, int) else atom.aval)
-
-
 def _product_labels(program: Program, equation: Equation) -> tuple[list[_Labels], _Labels]:
     """The names of the dimensions of both operands and of the result."""
     (left_summed, right_summed), (left_batch, right_batch) = equation.params["dimension_numbers"]
@@ -149,32 +143,51 @@ def _product_labels(program: Program, equation: Equation) -> tuple[list[_Labels]
 
 def _look_up_labels(program: Program, equation: Equation) -> tuple[list[_Labels], _Labels]:
     """The names of the dimensions of a table, and of what is looked up in it."""
-    numbers = equation.params["dimension_numbers"]
-    table: list[object] = [("indexed", d) for d in range(len(_shape(program, equation.inputs[0])))]
-    found: list[object] = [("row", d) for d in range(len(_shape(program, equation.outputs[0])))]
-    apart = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    for d, at in zip((d for d in range(len(table)) if d not in apart), numbers.offset_dims, strict=True):
-        if d not in numbers.start_index_map:
-            table[d] = found[at]
-    rows = [d for d in range(len(found)) if d not in set(numbers.offset_dims)]
-    for d, at in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
-        table[d] = found[rows[at]]
-    return [tuple(table)], tuple(found)
+    n = equation.params["dimension_numbers"]
+    batches = zip(n.operand_batching_dims, n.start_indices_batching_dims, strict=True)
+    ranks = len(_shape(program, equation.inputs[0])), len(_shape(program, equation.outputs[0]))
+    table, found = _indexed_labels(ranks, n.collapsed_slice_dims, n.start_index_map, n.offset_dims, list(batches))
+    return [table], found
 
 
 def _scatter_labels(program: Program, equation: Equation) -> tuple[list[_Labels], _Labels]:
     """The names of the dimensions of the updates, and of the array to which they are scattered."""
-    numbers = equation.params["dimension_numbers"]
-    updates: list[object] = [("update", d) for d in range(len(_shape(program, equation.inputs[2])))]
-    array: list[object] = [("indexed", d) for d in range(len(_shape(program, equation.inputs[0])))]
-    apart = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    for d, at in zip((d for d in range(len(array)) if d not in apart), numbers.update_window_dims, strict=True):
-        if d not in numbers.scatter_dims_to_operand_dims:
-            updates[at] = array[d]
-    rows = [d for d in range(len(updates)) if d not in set(numbers.update_window_dims)]
-    for d, at in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True):
-        updates[rows[at]] = array[d]
-    return [tuple(updates)], tuple(array)
+    n = equation.params["dimension_numbers"]
+    batches = zip(n.operand_batching_dims, n.scatter_indices_batching_dims, strict=True)
+    ranks = len(_shape(program, equation.inputs[0])), len(_shape(program, equation.inputs[2]))
+    array, updates = _indexed_labels(
+        ranks, n.inserted_window_dims, n.scatter_dims_to_operand_dims, n.update_window_dims, list(batches)
+    )
+    return [updates], array
+
+
+def _indexed_labels(
+    ranks: tuple[int, int],
+    single: Sequence[int],
+    indexed: Sequence[int],
+    windows: Sequence[int],
+    batches: Sequence[tuple[int, int]],
+) -> tuple[_Labels, _Labels]:
+    """The names of the dimensions of an array into which indices point, and of the windows of it, which have those of the indices
+    before or between their own.
+
+    Args:
+        ranks: of the array, and of the windows.
+        single: the dimensions of the array that the windows have not.
+        indexed: those in which indices say where a window begins.
+        windows: the windows' own dimensions, for each other dimension of the array.
+        batches: dimensions that the array and the indices share.
+    """
+    array: list[object] = [("indexed", d) for d in range(ranks[0])]
+    found: list[object] = [("row", d) for d in range(ranks[1])]
+    apart = {*single, *(d for d, _ in batches)}
+    for d, at in zip((d for d in range(ranks[0]) if d not in apart), windows, strict=True):
+        if d not in indexed:
+            found[at] = array[d]
+    rows = [d for d in range(ranks[1]) if d not in set(windows)]
+    for d, at in batches:
+        found[rows[at]] = array[d]
+    return tuple(array), tuple(found)
 
 
 def _axes_by_label(v: Any, labels: _Labels, shardings: Mapping[int, NamedSharding]) -> dict[str, object]:

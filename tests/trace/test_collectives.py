@@ -94,6 +94,17 @@ def test_a_look_up_in_a_divided_table_adds_what_the_devices_have_of_it(specs: li
     assert _exchange(_looked_up, [(16, 32), (8, 6, 1)], specs) == wanted
 
 
+def test_a_look_up_in_one_table_for_each_sequence_exchanges_nothing_if_both_are_divided_alike() -> None:
+    def looked_up(tables: jax.Array, rows: jax.Array) -> jax.Array:
+        numbers = jax.lax.GatherDimensionNumbers(
+            offset_dims=(2,), collapsed_slice_dims=(1,), start_index_map=(1,),
+            operand_batching_dims=(0,), start_indices_batching_dims=(0,),
+        )  # fmt: skip
+        return jax.lax.gather(tables, rows, numbers, (1, 1, 32), mode="promise_in_bounds")
+
+    assert _exchange(looked_up, [(8, 16, 32), (8, 6, 1)], [("data",), ("data",), ("data",)]) == Exchange(0, 0)
+
+
 @pytest.mark.parametrize(
     ("specs", "wanted"),
     [
