@@ -89,6 +89,11 @@ class Operator:
     features: tuple[float, ...] = ()
     exchanged: int = 0
 
+    @property
+    def in_backward_pass(self) -> bool:
+        """Whether it belongs to the backward pass, which its name says by a `'`."""
+        return "'" in self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Carried:

@@ -89,7 +89,7 @@ class Fusion:
     @cached_property
     def written_as_made(self) -> np.ndarray:
         """Those of `written` that XLA writes in the layout in which other segments would read them."""
-        return self.written & ~np.array(self.relaid, dtype=bool)
+        return _as_made(self.materialised, self.relaid)
 
 
 def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
@@ -164,14 +164,17 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
 
 def _written_again(liveness: Liveness, materialised: list[bool], relaid: list[bool], shared: set[int]) -> np.ndarray:
     """`again` of every operator, if of two kernels that read one of the tensors `shared`, a later segment may run one only."""
-    as_made = np.array(materialised, dtype=bool) & ~np.array(relaid, dtype=bool)
-    again = liveness.makes.sums(liveness.nbytes * as_made)
+    again = liveness.makes.sums(liveness.nbytes * _as_made(materialised, relaid))
     for t in shared:
         readers = sorted({p for u in liveness.uses[t] for p in _evaluating(liveness, u, materialised, most=3)})
         if len(readers) == 2 and liveness.kinds[readers[0]] == "light":
             again[liveness.begin[t]] -= liveness.nbytes[t]
             again[readers[0]] += liveness.nbytes[t]
     return again
+
+
+def _as_made(materialised: Sequence[bool], relaid: Sequence[bool]) -> np.ndarray:
+    return np.array(materialised, dtype=bool) & ~np.array(relaid, dtype=bool)
 
 
 def _statistics(liveness: Liveness) -> set[int]:
@@ -227,7 +230,7 @@ def _leads_to_heavy(liveness: Liveness, numbers: Sequence[int]) -> set[int]:
 def _same_pass(liveness: Liveness, t: int, u: int) -> bool:
     """Whether both tensors are made in the forward pass, or in the backward pass."""
     operators, begin = liveness.graph.operators, liveness.begin
-    return ("'" in operators[begin[t]].name) == ("'" in operators[begin[u]].name)
+    return operators[begin[t]].in_backward_pass == operators[begin[u]].in_backward_pass
 
 
 def _relaid(liveness: Liveness) -> list[bool]:

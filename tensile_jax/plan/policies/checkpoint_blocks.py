@@ -71,7 +71,7 @@ def checkpointed(retention: Retention) -> Retention:
 
 def find_backward_start(retention: Retention) -> int:
     """The place at which the backward pass begins."""
-    named = (p for p, operator in enumerate(retention.liveness.graph.operators) if "'" in operator.name)
+    named = (p for p, operator in enumerate(retention.liveness.graph.operators) if operator.in_backward_pass)
     return next(named, int(stored_unless_swapped(retention).argmax()))
 
 
