@@ -6,13 +6,14 @@ call, so plain jit's peak is predicted, unless plain jit was compiled for anothe
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tensile_jax.arguments import MOST, read_number, shown
 from tensile_jax.errors import BudgetError, BudgetTooSmall
-from tensile_jax.ir import Graph, TensorId
+from tensile_jax.ir import Graph, Tensor, TensorId
+from tensile_jax.plan_format import Plan, PlannedTensor
 from tensile_jax.units import SIZES, format_bytes
 
 _TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*|%)\s*\Z")
@@ -89,6 +90,8 @@ def _refuse_huge(number: float, most: float, value: Any) -> float:
 
 # -- errors for budgets that are too small --------------------------------------------------------------------------------------
 
+_WORTH_NAMING = 10  # a remedy is named if it could save at least one part in so many of what the budget lacks
+
 
 def too_small_for_step(
     graph: Graph,
@@ -99,41 +102,61 @@ def too_small_for_step(
     basis: str,
     state_memory: Literal["device", "any"],
     stored: Callable[[TensorId], bool],
+    least: Plan | None = None,
     devices: int = 1,
 ) -> BudgetTooSmall:
-    """The error that no plan of a step keeps its budget. It names the smallest budget that works, and what would help.
+    """The error that no plan of a step keeps its budget. It names the smallest budget that works, what needs it, and what would help.
 
     Args:
         about: the text before the smallest budget: "about " if that is an estimate, otherwise empty.
         basis: what the budget was computed from (`Budget.basis`).
         stored: whether a tensor is stored in device memory. XLA fuses other tensors into the operators that read them.
+        least: the plan that needs `floor_bytes`, if it is at hand. Its largest segment is what the budget is too small for.
         devices: on how many devices the step runs; all sizes are those of one of them.
     """
+    missing = floor_bytes - limit
     held = [t for t in graph.tensors if t.producer is None]
     state = sum(graph.tensors[pair.input].nbytes for pair in graph.carried)
-    largest = sorted(held, key=lambda t: -t.nbytes)[:3]
-    names = ", the largest being " + ", ".join(f"{t.name} ({format_bytes(t.nbytes)})" for t in largest) if largest else ""
     hints: list[str] = []
     alone = [t for t in graph.tensors if t.nbytes > limit and stored(t.id)]
     if alone:
         one = max(alone, key=lambda t: t.nbytes)
         hints.append(f"One tensor alone is larger than the budget: {one.name} ({format_bytes(one.nbytes)}).")
     kept = sum(graph.tensors[p.input].nbytes for p in graph.carried if p.input not in graph.donated)
-    if kept:
+    if kept * _WORTH_NAMING >= missing and kept:
         hints.append(
             f"The state is not donated, so old and new state ({format_bytes(kept)} each) lie side by side: "
             "donate it (donate_argnums=0)."
         )
-    if state_memory == "device" and state:
+    if state_memory == "device" and state * _WORTH_NAMING >= missing and state:
         hints.append(f'With state_memory="any" the state ({format_bytes(state)}) may stay in host memory between its uses.')
     return BudgetTooSmall(
         f"budget {format_bytes(limit)} ({int(limit)} bytes{f', {basis}' if basis else ''}) is too small for {graph.name!r}: the "
         f"smallest that works{f' on each of the {devices} devices' if devices > 1 else ''} is "
-        f"{about}{format_bytes(floor_bytes)} ({floor_bytes} bytes). Arguments of the step hold "
-        f"{format_bytes(sum(t.nbytes for t in held))}{names}. " + " ".join(hints),
+        f"{about}{format_bytes(floor_bytes)} ({floor_bytes} bytes){_what_needs_it(least)}. Arguments of the step hold "
+        f"{format_bytes(sum(t.nbytes for t in held))}{_largest(held)}. " + " ".join(hints),
         budget_bytes=int(limit),
         floor_bytes=floor_bytes,
     )
+
+
+def _what_needs_it(least: Plan | None) -> str:
+    """What is in memory while the largest segment of a plan runs; nothing for a step that runs whole, as plain jit does."""
+    if least is None or least.whole:
+        return ""
+    peak = least.segments[least.peak_segment]
+    used = {*peak.inputs, *peak.outputs}
+    tensors = [t for t in least.tensors if t.id in used]
+    return (
+        f", where {peak.name!r} has {format_bytes(peak.resident_bytes)} of tensors{_largest(tensors)}, and "
+        f"{format_bytes(peak.workspace_bytes)} of XLA's working memory"
+    )
+
+
+def _largest(tensors: Sequence[Tensor | PlannedTensor]) -> str:
+    """The names and sizes of the three largest tensors."""
+    three = sorted(tensors, key=lambda t: -t.nbytes)[:3]
+    return ", the largest being " + ", ".join(f"{t.name} ({format_bytes(t.nbytes)})" for t in three) if three else ""
 
 
 def too_small_for_parked_job(job: str, host_budget_bytes: float, needed_bytes: int) -> BudgetTooSmall:

@@ -14,6 +14,7 @@ import pytest
 import tensile_jax as tensile
 import tensile_jax.device_profiles as profiles
 from tensile_jax.plan import POLICIES
+from tensile_jax.units import format_bytes
 from tests.builders import (
     batch,
     dense_loss,
@@ -70,6 +71,22 @@ def test_a_budget_below_the_floor_is_refused_with_the_floor_and_what_holds_it(do
     assert 'state_memory="any"' in message
     assert ("donate_argnums=0" in message) == (donate == ())
     assert isinstance(caught.value, ValueError)
+
+
+def test_the_error_about_the_floor_says_which_segment_needs_it_and_names_only_remedies_that_could_help() -> None:
+    with pytest.raises(tensile.BudgetTooSmall) as caught:
+        tensile.jit(sgd_step, budget=10, donate_argnums=0).plan(weights(), batch())
+    least = tensile.jit(sgd_step, budget=caught.value.floor_bytes, donate_argnums=0).plan(weights(), batch())
+    peak = least.segments[least.peak_segment]
+    assert f"where {peak.name!r} has {format_bytes(peak.resident_bytes)} of tensors, the largest being " in str(caught.value)
+    assert f"and {format_bytes(peak.workspace_bytes)} of XLA's working memory" in str(caught.value)
+
+    def large_activations(weight: jax.Array, x: jax.Array) -> jax.Array:
+        return weight + jnp.sort(x.reshape(-1))[:4]
+
+    with pytest.raises(tensile.BudgetTooSmall) as caught:
+        tensile.jit(large_activations, budget="600KiB")(jnp.ones(4), jnp.ones((512, 256)))
+    assert "donate" not in str(caught.value) and "state_memory" not in str(caught.value)
 
 
 def test_the_error_about_the_floor_names_no_state_memory_that_is_in_use_already() -> None:

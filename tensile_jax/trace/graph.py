@@ -160,7 +160,8 @@ def _tensor_names(
     names |= {**dict(zip(program.outputs, output_names, strict=True)), **dict(zip(program.inputs, input_names, strict=True))}
     count: Counter[str] = Counter()
     for equation, scope in zip(program.equations, scopes, strict=True):
-        stem = f"{scope}:{equation.primitive.name}" if scope else equation.primitive.name
+        # without a scope of the user's, an operator of the backward pass has only the apostrophe
+        stem = f"{scope}:{equation.primitive.name}" if scope.strip("'") else f"{equation.primitive.name}{scope}"
         for v in equation.outputs:
             names.setdefault(v, f"{stem}_{count[stem]}" if count[stem] else stem)
             count[stem] += 1

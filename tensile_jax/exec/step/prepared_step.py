@@ -273,7 +273,7 @@ class PreparedStep:
         if found is None and self.planner.has_choice(goal.limit, self.measured):
             raise self.planner.no_verified_plan()
         if found is None:
-            raise self._too_small(goal.limit, self.planner.floor_bytes(self.measured), "about ")
+            raise self._too_small(goal.limit, self.planner.floor_bytes(self.measured), None)
         if not without_margin:
             shown = self._predicted_choice(found.choice, goal)
             if shown is None:
@@ -334,7 +334,9 @@ class PreparedStep:
         """A lower bound, in microseconds, of the time of any plan under the budget; the time of the whole step, if that fits."""
         return self.planner.bound_us(self.limit(), self.measured)
 
-    def _too_small(self, limit: float, floor_bytes: int, about: str) -> BudgetTooSmall:
+    def _too_small(self, limit: float, floor_bytes: int, compiled: Plan | None) -> BudgetTooSmall:
+        """The error for a limit below the floor: that of a plan that was compiled, or else the predicted one."""
+        least = compiled or self.planner.least_plan(self.measured)
         stored = self.planner.stored
         budget = self.budget_in_bytes()
         basis, beside = ("", 0) if budget is None else (budget.basis, budget.beside)
@@ -342,10 +344,11 @@ class PreparedStep:
             self.graph,
             limit + beside,
             floor_bytes + beside,
-            about=about,
+            about="" if compiled else "about ",
             basis=basis,
             state_memory=self.options.state_memory,
             stored=stored,
+            least=least if least is not None and least.peak_bytes == floor_bytes else None,
             devices=self.step.devices,
         )
 
@@ -542,7 +545,7 @@ class PreparedStep:
             raise self.planner.no_verified_plan()
         if best.plan.peak_bytes <= goal.limit:
             return best
-        raise self._too_small(goal.limit, best.plan.peak_bytes, "")
+        raise self._too_small(goal.limit, best.plan.peak_bytes, best.plan)
 
     def compiled(self, choice: Choice, goal: Goal) -> Compiled | None:
         """The plan of `choice`, compiled; None if the replay, which checks every plan, refuses it."""
