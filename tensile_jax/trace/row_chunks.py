@@ -1,8 +1,9 @@
 """Rewrites a program so that a large product and all that is computed from it are evaluated in chunks of rows.
 
-The logits of a decoder with a large vocabulary, and their gradient, are often its largest tensors. What is computed from them is
-independent row by row: the softmax of a row, its loss, its gradient. So the rows can be divided into chunks that are evaluated
-one after another. The rewritten part of the program is an opened loop (`loops.py`) whose iterations are the chunks:
+The logits of a decoder with a large vocabulary, and their gradient, are often its largest tensors; so are the results of the first
+convolutions of a network for images. What is computed from them is independent row by row, or image by image: the softmax of a row,
+its loss, its gradient. So the rows can be divided into chunks that are evaluated one after another. The rewritten part of the program
+is an opened loop (`loops.py`) whose iterations are the chunks:
 
     logits = x @ W                for each chunk c:    logits_c = x[c] @ W
     loss   = f(logits, labels)                         loss_c   = f(logits_c, labels[c])
@@ -10,12 +11,20 @@ one after another. The rewritten part of the program is an opened loop (`loops.p
     dx, dW = dlogits @ W^T, x^T @ dlogits              dx_c = dlogits_c @ W^T,  dW = dW + x[c]^T @ dlogits_c
                                   loss, dx = concatenated
 
-The *region* that is rewritten consists of the product with the largest result, of every equation that is connected to it by
-tensors of at least half as many numbers, and of all equations between these. It is rewritten only if each of its equations treats
-rows independently, or adds over them. Such a sum is then one of sums over chunks: results agree to rounding.
+The *region* that is rewritten consists of the product (or convolution) with the largest result, of every equation that is connected
+to it by tensors of at least a quarter (or else a half) as many numbers, and of all light equations between these. It is rewritten only if each of its
+equations treats rows independently, or adds over them. Such a sum is then one of sums over chunks: results agree to rounding.
 
-Rows are the positions along one axis, at first that axis of the product's result that comes from the first free axis of its left
-operand. Every rule below follows that axis through an equation.
+The forward and the backward pass of a convolution have the rest of the network between them. The region then has several *stretches*,
+each of which goes through all chunks. A later stretch takes from an earlier one what it needs chunk by chunk, so a plan may keep
+that, or compute it again: one chunk at a time.
+
+                                                       for each chunk c:    h_c = f(x[c]),  y_c = g(h_c)
+    y = concatenated,  dy = the rest of the network    for each chunk c:    dW = dW + (what h_c and dy[c] give)
+
+Rows are the positions along one axis: for a product that axis of its result that comes from the first free axis of its left operand,
+for a convolution the batch. Every rule below follows that axis through an equation. Dividing tensors where a schedule needs it is the
+idea of Nie et al., "TSPLIT: Fine-grained GPU Memory Management for Efficient DNN Training via Tensor Splitting" (ICDE 2022).
 """
 
 import math
@@ -31,8 +40,8 @@ from tensile_jax.trace.avals import nbytes_of, shape_of
 from tensile_jax.trace.flatten import Equation, Immediate, Program
 
 # Not tuned.
-_LARGE = 0.5  # of the numbers of the product: tensors with so many belong to the region
-_MOST_EQUATIONS = 200  # of a region; the losses of decoders have about 30
+_LARGE = (0.25, 0.5)  # of the numbers of the product: tensors with so many belong to the region; the first that gives one is taken
+_MOST_EQUATIONS = 600  # of a region; the losses of decoders have about 30, two stages of a U-Net with group normalization 400
 _MOST_PRODUCTS = 3  # of whose regions the first is taken that can be rewritten
 ADDED = -1
 """In the place of an axis: the equation adds over rows."""
@@ -42,7 +51,7 @@ Axes = Mapping[Any, int]
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """An equation of the region: the rows' axis of each operand (None: it has no rows), of its result, and its parameters.
+    """An equation of the region: the rows' axis of each operand (None: it has no rows), of its results, and its parameters.
 
     `params` takes the number of rows of a chunk, over all rows, and gives the parameters of the equation for a chunk.
     """
@@ -85,23 +94,28 @@ def find_region(program: Program) -> Region | None:
     equations = program.equations
     if any(e.effectful for e in equations):
         return None
-    products = [place for place, e in enumerate(equations) if e.primitive.name == "dot_general" and _has_rows(program, e)]
-    products.sort(key=lambda place: -_count(program, equations[place].outputs[0]))
-    for seed in products[:_MOST_PRODUCTS]:
-        region = _region_of(program, seed)
-        if region is not None:
-            return region
+    seeds = [(place, axis) for place, e in enumerate(equations) if (axis := _axis_of_rows(program, e)) is not None]
+    seeds.sort(key=lambda seed: -_count(program, equations[seed[0]].outputs[0]))
+    for place, axis in seeds[:_MOST_PRODUCTS]:
+        for share in _LARGE:
+            region = _region_of(program, place, axis, share)
+            if region is not None:
+                return region
     return None
 
 
-def _region_of(program: Program, seed: int) -> Region | None:
-    """The region of the product at place `seed`."""
+def _region_of(program: Program, seed: int, axis_of_rows: int, share: float) -> Region | None:
+    """The region of the product at place `seed`, the rows of whose result are along the axis; or None.
+
+    It has the tensors with at least this share of the numbers of that result.
+    """
     equations = program.equations
     product = equations[seed].outputs[0]
-    places = _between(program, _core(program, seed, _LARGE * _count(program, product)))
+    large = share * _count(program, product)
+    places = _connected(program, seed, large)
     if len(places) > _MOST_EQUATIONS:
         return None
-    axes: dict[int, int] = {product: 0}
+    axes: dict[int, int] = {product: axis_of_rows}
     followed: dict[int, _Followed] = {}
     waiting = places
     while waiting:
@@ -114,7 +128,7 @@ def _region_of(program: Program, seed: int) -> Region | None:
                 continue
             if isinstance(rule, str):
                 return None
-            for atom, axis in (*zip(e.inputs, rule.operands, strict=True), (e.outputs[0], rule.result)):
+            for atom, axis in (*zip(e.inputs, rule.operands, strict=True), *((v, rule.result) for v in e.outputs)):
                 if isinstance(atom, int) and axis is not None and axes.setdefault(atom, axis) != axis:
                     return None
             followed[place] = rule
@@ -125,60 +139,83 @@ def _region_of(program: Program, seed: int) -> Region | None:
         for atom, axis in zip(equations[place].inputs, followed[place].operands, strict=True):
             if isinstance(atom, int) and axes.get(atom) != axis:
                 return None
-    nbytes = max(nbytes_of(program.avals[v]) for place in places for v in equations[place].outputs)
-    return Region(places, followed, axes, shape_of(program.avals[product])[0], nbytes)
+    made = {v for place in places for v in equations[place].outputs}
+    if any(axis != ADDED and v not in made and _count(program, v) >= large for v, axis in axes.items()):
+        return None  # it would read slices of a tensor that is as large, such as the moments of a weight
+    nbytes = max(nbytes_of(program.avals[v]) for v in made)
+    return Region(places, followed, axes, shape_of(program.avals[product])[axis_of_rows], nbytes)
 
 
-def _has_rows(program: Program, product: Equation) -> bool:
-    """Whether the first axis of a product's result is the first one of its left operand, and has more than one row."""
-    (contracted, _), (batch, _) = product.params["dimension_numbers"]
-    left = product.inputs[0]
-    rank = len(shape_of(program.avals[left])) if isinstance(left, int) else 0
-    free = [d for d in range(rank) if d not in contracted]
-    return not batch and bool(free) and free[0] == 0 and shape_of(program.avals[product.outputs[0]])[0] > 1
+def _axis_of_rows(program: Program, e: Equation) -> int | None:
+    """The axis of rows of a product's or a convolution's result; None for other equations, and if there is but one row.
+
+    A product has rows only if the first axis of its result is the first one of its left operand.
+    """
+    axis: int | None = None
+    if e.primitive.name == "dot_general":
+        (contracted, _), (batch, _) = e.params["dimension_numbers"]
+        free = [d for d in range(len(_shape(program, e.inputs[0]))) if d not in contracted]
+        axis = 0 if not batch and free and free[0] == 0 else None
+    elif e.primitive.name == "conv_general_dilated" and e.params["batch_group_count"] == 1:
+        axis = int(e.params["dimension_numbers"].out_spec[0])
+    return axis if axis is not None and _shape(program, e.outputs[0])[axis] > 1 else None
 
 
 def _count(program: Program, atom: Any) -> int:
     return math.prod(shape_of(program.avals[atom])) if isinstance(atom, int) else 0
 
 
-def _core(program: Program, seed: int, large: float) -> set[int]:
-    """The equations that are connected to the product through large tensors that equations make."""
+def _connected(program: Program, seed: int, large: float) -> list[int]:
+    """The equations that are connected to the product through large tensors that equations make, and light ones between, in order."""
     made = {v for e in program.equations for v in e.outputs if _count(program, v) >= large}
     touching: dict[int, list[int]] = {}
     for place, e in enumerate(program.equations):
         for v in {*_variables(e.inputs), *e.outputs} & made:
             touching.setdefault(v, []).append(place)
-    found, waiting = {seed}, [program.equations[seed].outputs[0]]
-    seen = set(waiting)
-    while waiting:
-        for place in touching.get(waiting.pop(), ()):
-            found.add(place)
-            e = program.equations[place]
-            new = ({*_variables(e.inputs), *e.outputs} & made) - seen
-            seen |= new
-            waiting += new
-    return found
+    found, new, seen = set[int](), {seed}, set[int]()
+    while new and len(found) <= _MOST_EQUATIONS:
+        found |= new
+        waiting = [v for place in new for v in _large(program, place, made)]
+        seen.update(waiting)
+        while waiting:
+            for place in touching[waiting.pop()]:
+                found.add(place)
+                others = [v for v in _large(program, place, made) if v not in seen]
+                seen.update(others)
+                waiting += others
+        new = _light_between(program, found) - found
+    return sorted(found)
+
+
+def _large(program: Program, place: int, made: set[int]) -> set[int]:
+    """The large tensors that an equation makes or reads."""
+    e = program.equations[place]
+    return {*_variables(e.inputs), *e.outputs} & made
 
 
 def _variables(atoms: Iterable[Any]) -> list[int]:
     return [atom for atom in atoms if isinstance(atom, int)]
 
 
-def _between(program: Program, core: set[int]) -> list[int]:
-    """The core, and all equations that depend on one of it and on which one of it depends, in order."""
+def _light_between(program: Program, found: set[int]) -> set[int]:
+    """These equations, and all light ones on a way from one of them to another that passes only light ones."""
+    light = [_can_follow(e) and e.primitive.name not in _HEAVY for e in program.equations]
     after, depends = set[int](), set[int]()
     for place, e in enumerate(program.equations):
-        if place in core or not depends.isdisjoint(_variables(e.inputs)):
+        if place in found or (light[place] and not depends.isdisjoint(_variables(e.inputs))):
             after.add(place)
             depends.update(e.outputs)
     before, needed = set[int](), set[int]()
     for place in range(len(program.equations) - 1, -1, -1):
         e = program.equations[place]
-        if place in core or not needed.isdisjoint(e.outputs):
+        if place in found or (light[place] and not needed.isdisjoint(e.outputs)):
             before.add(place)
             needed.update(_variables(e.inputs))
-    return sorted(after & before)
+    return after & before
+
+
+def _can_follow(e: Equation) -> bool:
+    return e.primitive.name in _RULES or e.primitive.name in _ELEMENTWISE
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------------
@@ -186,10 +223,8 @@ def _between(program: Program, core: set[int]) -> list[int]:
 
 def _follow(program: Program, e: Equation, axes: Axes) -> _Followed | str | None:
     """What an equation does with rows; None if that is not known yet, a reason if it does not treat rows independently."""
-    if len(e.outputs) != 1:
-        return f"{e.primitive.name} has several results"
     known = [axes.get(a) if isinstance(a, int) else None for a in e.inputs]
-    result = axes.get(e.outputs[0])
+    result = next((axes[v] for v in e.outputs if v in axes), None)
     name = e.primitive.name
     rule = _RULES.get(name)
     if rule is None and name in _ELEMENTWISE:
@@ -302,6 +337,65 @@ def _product(program: Program, e: Equation, known: Sequence[int | None], result:
     return None
 
 
+def _convolution(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
+    numbers = e.params["dimension_numbers"]
+    images, features = int(numbers.lhs_spec[0]), int(numbers.lhs_spec[1])
+    of_kernel, out = int(numbers.rhs_spec[1]), int(numbers.out_spec[0])
+    if known[0] == features or known[1] == of_kernel:  # the gradient of a kernel: a sum over images
+        added = e.params["feature_group_count"] == 1
+        return _Followed((features, of_kernel), ADDED, lambda part: e.params) if added else "rows in groups of features"
+    if known[0] is None and known[1] is None and result != out:
+        return None
+    if known[0] not in (None, images) or known[1] is not None or e.params["batch_group_count"] != 1:
+        return "a convolution across rows"
+    return _Followed((images, None), out, lambda part: e.params)
+
+
+def _window(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
+    axis = next((a for a in (*known, result) if a is not None), None)
+    if axis is None:
+        return None
+    alone = e.params["window_dimensions"][axis] == 1 and e.params["window_strides"][axis] == 1
+    spread = [e.params[name][axis] for name in ("base_dilation", "window_dilation") if name in e.params]
+    if not alone or any(by != 1 for by in spread) or tuple(e.params["padding"][axis]) != (0, 0):
+        return "a window across rows"
+    return _Followed((axis,) * len(e.inputs), axis, lambda part: e.params)
+
+
+def _padding(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
+    axis = known[0] if known[0] is not None else result
+    if axis is None:
+        return None
+    if tuple(e.params["padding_config"][axis]) != (0, 0, 0):
+        return "padded rows"
+    return _Followed((axis, None), axis, lambda part: e.params)
+
+
+def _concatenation(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
+    axis = next((a for a in (*known, result) if a is not None), None)
+    if axis is None:
+        return None
+    if axis == e.params["dimension"]:
+        return "a concatenation of rows"
+    return _Followed((axis,) * len(e.inputs), axis, lambda part: e.params)
+
+
+def _pieces(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
+    axis = known[0] if known[0] is not None else result
+    if axis is None:
+        return None
+    return "rows are split" if axis == e.params["axis"] else _Followed((axis,), axis, lambda part: e.params)
+
+
+def _part(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
+    axis = known[0] if known[0] is not None else result
+    if axis is None:
+        return None
+    if _shape(program, e.inputs[0])[axis] != _shape(program, e.outputs[0])[axis]:
+        return "a slice of rows"
+    return _Followed((axis,), axis, lambda part: {**e.params, "limit_indices": _scaled(e.params["limit_indices"], axis, part)})
+
+
 def _gather(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
     numbers = e.params["dimension_numbers"]
     batches = list(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
@@ -336,19 +430,29 @@ _ELEMENTWISE = frozenset(
     stop_gradient sub tanh xor
     """.split()
 )
+_HEAVY = frozenset({"dot_general", "conv_general_dilated"})
 _RULES: dict[str, Callable[[Program, Equation, Sequence[int | None], int | None], _Followed | str | None]] = {
     "argmax": _reduction,
     "argmin": _reduction,
     "broadcast_in_dim": _broadcast,
+    "concatenate": _concatenation,
+    "conv_general_dilated": _convolution,
     "dot_general": _product,
     "gather": _gather,
+    "pad": _padding,
     "reduce_and": _reduction,
     "reduce_max": _reduction,
     "reduce_min": _reduction,
     "reduce_or": _reduction,
     "reduce_sum": _reduction,
+    "reduce_window_max": _window,
+    "reduce_window_min": _window,
+    "reduce_window_sum": _window,
     "reshape": _reshape,
     "scatter-add": _scatter,
+    "select_and_scatter_add": _window,
+    "slice": _part,
+    "split": _pieces,
     "squeeze": _squeeze,
     "transpose": _transpose,
 }
@@ -358,14 +462,16 @@ _RULES: dict[str, Callable[[Program, Equation, Sequence[int | None], int | None]
 
 
 class _Chunked:
-    """The rewritten program under construction; `chunk` is the iteration to which new equations belong, if any."""
+    """The rewritten program under construction; `chunk` is the iteration to which new equations belong, if any.
+
+    Only a single stretch becomes a loop. Plans that treat all iterations alike would cut each of several at the same places.
+    """
 
     def __init__(self, program: Program, loop: int) -> None:
         self.equations: list[Equation] = []
         self.avals = list(program.avals)
-        self.chunk: int | None = None
         self._loop = loop
-        self._count = 0
+        self.begin(None)
 
     def begin(self, chunk: int | None) -> None:
         self.chunk, self._count = chunk, 0
@@ -392,57 +498,88 @@ class _Chunked:
 
 
 def _rewritten(program: Program, region: Region, chunks: int) -> Program:
-    equations, chosen = program.equations, set(region.places)
-    before, after = list[Equation](), list[Equation]()
-    depends = {v for place in region.places for v in equations[place].outputs}
-    for place, e in enumerate(equations):
-        if place not in chosen:
-            late = not depends.isdisjoint(_variables(e.inputs))
-            (after if late else before).append(e)
-            depends.update(e.outputs if late else ())
-    read = {v for e in after for v in _variables(e.inputs)} | set(program.outputs)
+    equations = program.equations
+    level, stretches = _levels(program, region)
+    outside = [place for place in range(len(equations)) if place not in region.followed]
+    read = {v for place in outside for v in _variables(equations[place].inputs)} | set(program.outputs)
     new = _Chunked(program, loop=len(equations))
     constants = dict(program.constants)
-    parts: dict[int, list[int]] = {}  # of results with rows
+    indices = [new.variable(jax.typeof(np.int32(chunk))) for chunk in range(chunks)]
+    constants |= {index: np.asarray(chunk, np.int32) for chunk, index in enumerate(indices)}
+    mine: list[dict[int, int]] = [{} for _ in indices]  # what a tensor is in each chunk
     sums: dict[int, int] = {}  # over the chunks so far
-    for chunk in range(chunks):
-        new.begin(chunk)
-        index = new.variable(jax.typeof(np.int32(chunk)))
-        constants[index] = np.asarray(chunk, np.int32)
-        mine: dict[int, int] = {}  # what a tensor is in this chunk
-        for place in region.places:
-            e, rule = equations[place], region.followed[place]
-            scope = f"{e.scope}/chunk_{chunk}" if e.scope else f"chunk_{chunk}"
-            for atom, axis in zip(e.inputs, rule.operands, strict=True):
-                if isinstance(atom, int) and axis is not None and atom not in mine:
-                    mine[atom] = new.compute(_slice(program.avals[atom], axis, chunks), (atom, index), scope)
-            inputs = tuple(
-                mine[atom] if isinstance(atom, int) and axis is not None else atom
-                for atom, axis in zip(e.inputs, rule.operands, strict=True)
-            )
-            (whole,) = e.outputs
-            aval = program.avals[whole]
-            shape = aval.shape if rule.result == ADDED else _scaled(aval.shape, rule.result, 1 / chunks)
-            mine[whole] = result = new.variable(aval.update(shape=shape))
-            new.append(replace(e, params=rule.params(1 / chunks), inputs=inputs, outputs=(result,), scope=scope))
-            if whole not in read:
-                continue
-            if rule.result != ADDED:
-                parts.setdefault(whole, []).append(result)
-            elif chunk == 0:
-                sums[whole] = result
-            else:
-                sums[whole] = new.compute(_sum(aval), (sums[whole], result), scope, whole if chunk == chunks - 1 else None)
-    new.begin(None)
-    for whole, several in parts.items():
-        new.compute(_join([new.avals[part] for part in several], region.axes[whole]), several, "chunks", whole)
+    new.equations += [equations[place] for place in outside if level[place] < 0]
+    for stretch in range(stretches):
+        places = [place for place in region.places if level[place] == stretch]
+        for chunk in range(chunks):
+            new.begin(chunk if stretches == 1 else None)
+            for place in places:
+                e, rule = equations[place], region.followed[place]
+                _add_chunk(new, program, e, rule, mine[chunk], indices[chunk], chunk, chunks)
+                for whole in e.outputs if rule.result == ADDED else ():
+                    own, before = mine[chunk][whole], sums.get(whole)
+                    last = whole if chunk == chunks - 1 else None
+                    added = own if before is None else new.compute(_sum(program.avals[whole]), (before, own), _scope(e, chunk), last)
+                    sums[whole] = added
+        new.begin(None)
+        for whole in (v for place in places if region.followed[place].result != ADDED for v in equations[place].outputs):
+            if whole in read:
+                parts = [own[whole] for own in mine]
+                new.compute(_join([new.avals[part] for part in parts], region.axes[whole]), parts, "chunks", whole)
+        new.equations += [equations[place] for place in outside if level[place] == stretch]
     return replace(
         program,
-        equations=(*before, *new.equations, *after),
+        equations=tuple(new.equations),
         avals=tuple(new.avals),
         constants=constants,
-        opened=program.opened + 1,
+        opened=program.opened + (stretches == 1),
     )
+
+
+def _levels(program: Program, region: Region) -> tuple[list[int], int]:
+    """The stretch of each equation of the region, and how many there are; for others the last stretch on which they depend, or -1.
+
+    What an equation of the region needs of others must not depend on its own stretch.
+    """
+    level_of: dict[int, int] = {}
+    inside: set[int] = set()
+    levels: list[int] = []
+    for place, e in enumerate(program.equations):
+        given = _variables(e.inputs)
+        if place in region.followed:
+            level = max((level_of.get(v, -1) + (v not in inside) for v in given), default=0)
+            inside.update(e.outputs)
+        else:
+            level = max((level_of.get(v, -1) for v in given), default=-1)
+        level_of |= dict.fromkeys(e.outputs, level)
+        levels.append(level)
+    return levels, 1 + max(levels[place] for place in region.places)
+
+
+def _add_chunk(
+    new: _Chunked, program: Program, e: Equation, rule: _Followed, mine: dict[int, int], index: int, chunk: int, chunks: int
+) -> None:
+    """Add an equation for a chunk, whose number is the variable `index`, and the rows that it needs of tensors not in chunks."""
+    scope = _scope(e, chunk)
+    inputs: list[Any] = []
+    for atom, axis in zip(e.inputs, rule.operands, strict=True):
+        if isinstance(atom, int) and axis is not None:
+            if atom not in mine:
+                mine[atom] = new.compute(_slice(program.avals[atom], axis, chunks), (atom, index), scope)
+            inputs.append(mine[atom])
+        else:
+            inputs.append(atom)
+    results: list[int] = []
+    for whole in e.outputs:
+        aval = program.avals[whole]
+        shape = aval.shape if rule.result == ADDED else _scaled(aval.shape, rule.result, 1 / chunks)
+        mine[whole] = new.variable(aval.update(shape=shape))
+        results.append(mine[whole])
+    new.append(replace(e, params=rule.params(1 / chunks), inputs=tuple(inputs), outputs=tuple(results), scope=scope))
+
+
+def _scope(e: Equation, chunk: int) -> str:
+    return f"{e.scope}/chunk_{chunk}" if e.scope else f"chunk_{chunk}"
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:

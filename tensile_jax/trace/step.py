@@ -41,7 +41,7 @@ class TracedStep:
     memory spaces that the step itself names (`tensile_jax/trace/shardings.py`). `graph_of` makes the graph of another program of
     the step. `notes` are sentences about the trace that its user should know. `open_loops` and `respect_checkpoint` are what
     `trace_step` was given. `divided` says how values are divided among several devices; the graphs then have the sizes of one
-    device (`per_device.py`).
+    device (`per_device.py`). `row_chunks` is the number of chunks in which a part of the step is evaluated, or 0.
     """
 
     traced: Any
@@ -57,6 +57,7 @@ class TracedStep:
     open_loops: bool | None = None
     respect_checkpoint: bool = False
     divided: StepShardings | None = None
+    row_chunks: int = 0
 
     @property
     def devices(self) -> int:
@@ -72,8 +73,8 @@ class TracedStep:
         program = in_row_chunks(self.program, chunks)
         if program is None:
             return None
-        note = f"The largest product, and what is computed from it, is evaluated in {chunks} chunks of rows."
-        return replace(self, program=program, graph=self.graph_of(program), notes=(*self.notes, note))
+        note = f"The largest product or convolution, and what is computed from it, is evaluated in {chunks} chunks of rows."
+        return replace(self, program=program, graph=self.graph_of(program), notes=(*self.notes, note), row_chunks=chunks)
 
 
 KeyPath = tuple[Any, ...]

@@ -1,6 +1,7 @@
 """Chooses how a step is brought into a form that can be planned: as it is, or as one of its variants.
 
-    in chunks of rows    its largest product, and what is computed from that, is evaluated in 2, 4 or 8 chunks (`row_chunks.py`)
+    in chunks of rows    its largest product or convolution, and what is computed from that, is evaluated in 2, 4 or 8 chunks
+                         (`row_chunks.py`)
     with driven loops    long loops run under plans of their own (`driven_step.py`)
 
 Only the policy `auto` has variants. A variant must be predicted to be faster than the step as it is, or the step as it is has no
@@ -25,7 +26,7 @@ from tensile_jax.trace.driven_loops import DrivenLoop, driven_loops
 # Not tuned: with chunks, results are rounded differently, so they must gain something.
 _FASTER = 0.98  # times the time with fewer chunks or without any
 _CHUNKS = (2, 4, 8)  # of rows
-_LARGE_PRODUCT = 1 / 16  # of plain jit's peak: if all tensors are smaller, they are not evaluated in chunks
+_LARGE_TENSOR = 1 / 16  # of plain jit's peak: if all tensors are smaller, they are in chunks only where no plan fits without
 _LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their inputs and outputs are not driven
 _LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
 _FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body leaves to the small tensors around the loop
@@ -40,7 +41,8 @@ def fastest_variant(prepared: PreparedStep) -> PreparedStep:
     limit = prepared.limit()
     if prepared.options.max_slowdown is not None or prepared.planner.whole_peak_bytes(prepared.measured) <= limit:
         return prepared
-    if len(variants := [*_in_chunks_or_not(prepared), *_driven(prepared, limit)]) == 1:
+    in_chunks_or_not = _in_chunks_or_not(prepared) if _may_need_chunks(prepared, limit) else [prepared]
+    if len(variants := [*in_chunks_or_not, *_driven(prepared, limit)]) == 1:
         return prepared
     entries = [(entry, variant) for variant in variants for entry in confirmed_for(variant.kind).entries if entry.limit >= limit]
     if entries:
@@ -48,8 +50,15 @@ def fastest_variant(prepared: PreparedStep) -> PreparedStep:
         if entry.peak_bytes <= limit:
             return variant
     best, best_us = prepared, float("inf")
+    in_chunks_us = float("inf")
+    enough = False  # once more chunks have not made the step faster, still more are not tried
     for variant in variants:
+        chunks = variant.step.row_chunks
+        if chunks and enough:
+            continue
         variant_us = variant.planner.quick_us(limit, variant.measured)
+        if chunks:
+            in_chunks_us, enough = variant_us, in_chunks_us <= variant_us < float("inf")
         if variant_us < (_FASTER * best_us if best_us < float("inf") else best_us):
             best, best_us = variant, variant_us
     if best_us == float("inf"):
@@ -91,7 +100,7 @@ def prepare_for_less(running: RunningPlan) -> RunningPlan:
 
 
 def _in_chunks_or_not(prepared: PreparedStep) -> list[PreparedStep]:
-    """The step, and if its largest product is large, the same step with that in chunks of rows: fewer chunks first."""
+    """The step, and if it has a part that can be, the same step with that in chunks of rows: fewer chunks first."""
     if prepared.variants is None:
         prepared.variants = [prepared, *_in_row_chunks(prepared)]
     for variant in prepared.variants:
@@ -99,13 +108,17 @@ def _in_chunks_or_not(prepared: PreparedStep) -> list[PreparedStep]:
     return prepared.variants
 
 
+def _may_need_chunks(prepared: PreparedStep, limit: float) -> bool:
+    """Whether the part that could be in chunks of rows has a very large tensor; or else, the step has no plan without chunks."""
+    region = prepared.step.region_of_rows() if prepared.options.policy == "auto" else None
+    if region is None:
+        return False
+    large = region.nbytes >= _LARGE_TENSOR * prepared.planner.whole_peak_bytes(prepared.measured)
+    return large or prepared.planner.floor_bytes(prepared.measured) > limit
+
+
 def _in_row_chunks(prepared: PreparedStep) -> Iterator[PreparedStep]:
-    region = prepared.step.region_of_rows()
-    if prepared.options.policy != "auto" or region is None:
-        return
-    if region.nbytes < _LARGE_PRODUCT * prepared.planner.whole_peak_bytes(prepared.measured):
-        return
-    for chunks in _CHUNKS:
+    for chunks in _CHUNKS if prepared.options.policy == "auto" else ():
         step = prepared.step.in_row_chunks(chunks)
         if step is not None:
             variant = PreparedStep(step, prepared.budget, prepared.options, prepared.compiler)

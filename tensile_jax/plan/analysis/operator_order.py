@@ -88,10 +88,11 @@ def _sorted(graph: Graph, *, early_tail: bool, delay: bool) -> Graph:
         else:
             ready[o] = before if moves else o
     key = list(ready)
-    first_consumer = [count] * count
+    nobody = count + 1
+    first_consumer = [nobody] * count
     for o in range(count - 1, -1, -1):
         if ready[o] < 0:
-            key[o] = first_consumer[o] if first_consumer[o] < count else o
+            key[o] = first_consumer[o] if first_consumer[o] < nobody else o
         for t in operators[o].inputs:
             if t in producer:
                 first_consumer[producer[t]] = min(first_consumer[producer[t]], key[o])
