@@ -13,9 +13,12 @@ from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
 from tensile_jax.plan_format import Plan, PolicyName
+
+_MOST_EOR = 1.6
 
 
 class _Compiled:
@@ -28,16 +31,20 @@ class _Compiled:
         self._compiler = H200Compiler(device)
         self._jit_peak = peak_of(self._compiler.compile_whole(self._step.traced))
 
-    def plan(self, policy: PolicyName, budget: int | None, max_slowdown: float | None = None) -> Figures:
-        """The figures of the plan under a budget in bytes, or of the one with the least memory within a slowdown.
+    def plan(self, policy: PolicyName, budget: int) -> Figures:
+        """The figures of the plan under a budget in bytes.
 
         Raises:
             BudgetTooSmall: no plan of the policy keeps the budget.
         """
-        options = Options(policy, load_profile("h200"), "any", max_slowdown=max_slowdown)
-        prepared = PreparedStep(self._step, None if budget is None else Budget(budget, None), options, self._compiler)
+        options = Options(policy, load_profile("h200"), "any")
+        prepared = PreparedStep(self._step, Budget(budget, None), options, self._compiler)
         prepared.measured = Measured(whole=self._jit_peak)
-        return self._figures(prepared.choose_and_compile().plan, prepared.planner.step.whole_us)
+        return self._figures(fastest_variant(prepared).choose_and_compile().plan, prepared.planner.step.whole_us)
+
+    def under(self, share: float) -> Figures:
+        """The figures of `auto` under a share of plain jit's peak."""
+        return self.plan("auto", int(share * self._jit_peak))
 
     def least(self, policy: PolicyName) -> Figures:
         """The figures of the policy's plan with the least memory."""
@@ -81,6 +88,14 @@ def single(model: str) -> dict[str, Figures]:
 
 
 def within(model: str) -> list[Figures]:
-    """The least compiled memory of `auto` within two limits of the predicted time."""
+    """`auto` under less and less memory, as long as its predicted time is within a limit."""
     step = _Compiled(model)
-    return [{**step.plan("auto", None, eor), "limit": eor} for eor in (1.10, 1.60)]
+    found: list[Figures] = []
+    for twentieths in range(18, 0, -1):
+        try:
+            found.append(step.under(twentieths / 20))
+        except BudgetTooSmall:
+            break
+        if found[-1]["eor"] > _MOST_EOR:
+            break
+    return found

@@ -5,7 +5,7 @@
     with driven loops    long loops run under plans of their own (`driven_step.py`)
 
 Only the policy `auto` has variants. A variant must be predicted to be faster than the step as it is, or the step as it is has no
-plan under the budget.
+plan under the budget. Where the least memory within a slowdown is wanted, there are none: each would be planned many times.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,8 @@ from tensile_jax.trace.driven_loops import DrivenLoop, driven_loops
 # Not tuned: with chunks, results are rounded differently, so they must gain something.
 _FASTER = 0.98  # times the time with fewer chunks or without any
 _CHUNKS = (2, 4, 8)  # of rows
-_LARGE_TENSOR = 1 / 16  # of plain jit's peak: if all tensors are smaller, they are in chunks only where no plan fits without
+_LARGE_TENSOR = 1 / 32  # of plain jit's peak: if all tensors are smaller, they are in chunks only where no plan fits without
+_MANY_EQUATIONS = 200  # likewise, if the part that could be in chunks has more: each number of chunks is planned
 _LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their inputs and outputs are not driven
 _LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
 _FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body leaves to the small tensors around the loop
@@ -109,12 +110,12 @@ def _in_chunks_or_not(prepared: PreparedStep) -> list[PreparedStep]:
 
 
 def _may_need_chunks(prepared: PreparedStep, limit: float) -> bool:
-    """Whether the part that could be in chunks of rows has a very large tensor; or else, the step has no plan without chunks."""
+    """Whether a part of the step should be tried in chunks: it is small with a large tensor, or no plan without chunks fits."""
     region = prepared.step.region_of_rows() if prepared.options.policy == "auto" else None
     if region is None:
         return False
     large = region.nbytes >= _LARGE_TENSOR * prepared.planner.whole_peak_bytes(prepared.measured)
-    return large or prepared.planner.floor_bytes(prepared.measured) > limit
+    return (large and len(region.places) <= _MANY_EQUATIONS) or prepared.planner.floor_bytes(prepared.measured) > limit
 
 
 def _in_row_chunks(prepared: PreparedStep) -> Iterator[PreparedStep]:
