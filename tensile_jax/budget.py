@@ -105,7 +105,7 @@ def too_small_for_step(
     least: Plan | None = None,
     devices: int = 1,
 ) -> BudgetTooSmall:
-    """The error that no plan of a step keeps its budget. It names the smallest budget that works, what needs it, and what would help.
+    """The error that no plan of a step keeps its budget: the smallest budget that works, what needs it, and what would help.
 
     Args:
         about: the text before the smallest budget: "about " if that is an estimate, otherwise empty.

@@ -47,7 +47,7 @@ def curve(model: str, device: str) -> list[Figures]:
 
 
 def _under(step: Step, share: float) -> Figures | None:
-    plan = step.plan("auto", share * step.jit_peak)
+    plan = step.fastest(share * step.jit_peak)
     if plan is None:
         return None
     return {"share": round(share, 4), **figures_of(plan, step), "bound_eor": round(_bound(step, share), 4)}
@@ -96,7 +96,7 @@ def single(model: str, device: str) -> dict[str, Figures]:
         "capuchin": _of(step, "capuchin", tensile.peak_bytes),
         "tensile": figures_of(tensile, step),
         "checkpoint": figures_of(step.least("checkpoint"), step),
-        "auto at tensile's peak": _of(step, "auto", tensile.peak_bytes),
+        "auto at tensile's peak": figures_of(step.fastest(tensile.peak_bytes) or step.least("auto"), step),
         "capuchin at its least": figures_of(step.least("capuchin"), step),
         "auto at its least": figures_of(step.least("auto"), step),
     }

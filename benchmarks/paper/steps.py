@@ -10,7 +10,11 @@ from tensile_models.bert import bert_base
 from tensile_models.gpt import gpt2_small
 
 from benchmarks.paper.metrics import metrics
+from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
+from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
 from tensile_jax.plan.planner import Goal, Planner
@@ -29,7 +33,12 @@ class Step:
 
     model: str
     batch_size: int
-    planner: Planner
+    prepared: PreparedStep
+
+    @property
+    def planner(self) -> Planner:
+        """The planner of the step as it is, without variants."""
+        return self.prepared.planner
 
     @property
     def jit_peak(self) -> int:
@@ -44,6 +53,12 @@ class Step:
     def plan(self, policy: PolicyName, limit: float) -> Plan | None:
         """The plan of a policy under a limit in bytes; None if it has none."""
         found = self.planner.with_policy(policy).plan(Goal(limit), NOTHING)
+        return None if found is None else found.plan
+
+    def fastest(self, limit: float) -> Plan | None:
+        """The plan of `auto` under a limit in bytes for the fastest variant of the step, as users get it; None if it has none."""
+        self.prepared.budget = Budget(int(limit), None)
+        found = fastest_variant(self.prepared).planner.plan(Goal(limit), NOTHING)
         return None if found is None else found.plan
 
     def least(self, policy: PolicyName) -> Plan:
@@ -61,7 +76,8 @@ def _traced(model: str, batch_size: int, sizes: tuple[tuple[str, Any], ...]) -> 
 def step_of(model: str, device: str, batch_size: int = BATCH_SIZE, **sizes: Any) -> Step:
     """The step of a model at the sizes of the paper, on one of `DEVICES`; `bert` and `gpt` at their published sizes."""
     traced = _traced(model, batch_size, tuple(sorted(sizes.items())))
-    return Step(model, batch_size, Planner(traced.graph, load_profile(DEVICES[device]), state_memory="any"))
+    options = Options("auto", load_profile(DEVICES[device]), "any")
+    return Step(model, batch_size, PreparedStep(traced, None, options, Compiler(jax.devices()[0])))
 
 
 Figures = dict[str, Any]

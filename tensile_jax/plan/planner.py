@@ -215,9 +215,16 @@ class Planner:
         assert choice is not None  # every policy has a choice for the limit `LEAST`
         return choice
 
-    def least_plan(self, measured: Measured) -> Plan | None:
-        """The plan of that choice, made for no limit; None if its replay refuses it."""
-        return self.plan_of(self.least_choice(measured), Goal(float("inf")), measured)
+    def least_plan(self, measured: Measured) -> Plan:
+        """The plan of that choice, made for no limit.
+
+        Raises:
+            TensileError: its replay refuses it.
+        """
+        plan = self.plan_of(self.least_choice(measured), Goal(float("inf")), measured)
+        if plan is None:
+            raise self.no_verified_plan()
+        return plan
 
     def least_limit(self, max_slowdown: float, measured: Measured) -> float:
         """The least limit that has a plan of at most `max_slowdown` times the time of the step as one executable.

@@ -1,9 +1,9 @@
 """Rewrites a program so that a large product and all that is computed from it are evaluated in chunks of rows.
 
-The logits of a decoder with a large vocabulary, and their gradient, are often its largest tensors; so are the results of the first
-convolutions of a network for images. What is computed from them is independent row by row, or image by image: the softmax of a row,
-its loss, its gradient. So the rows can be divided into chunks that are evaluated one after another. The rewritten part of the program
-is an opened loop (`loops.py`) whose iterations are the chunks:
+The logits of a decoder with a large vocabulary, and their gradient, are often its largest tensors; so are the results of the
+first convolutions of a network for images. What is computed from them is independent row by row, or image by image: the softmax
+of a row, its loss, its gradient. So the rows can be divided into chunks that are evaluated one after another. The rewritten part
+of the program is an opened loop (`loops.py`) whose iterations are the chunks:
 
     logits = x @ W                for each chunk c:    logits_c = x[c] @ W
     loss   = f(logits, labels)                         loss_c   = f(logits_c, labels[c])
@@ -11,20 +11,22 @@ is an opened loop (`loops.py`) whose iterations are the chunks:
     dx, dW = dlogits @ W^T, x^T @ dlogits              dx_c = dlogits_c @ W^T,  dW = dW + x[c]^T @ dlogits_c
                                   loss, dx = concatenated
 
-The *region* that is rewritten consists of the product (or convolution) with the largest result, of every equation that is connected
-to it by tensors of at least a quarter (or else a half) as many numbers, and of all light equations between these. It is rewritten only if each of its
-equations treats rows independently, or adds over them. Such a sum is then one of sums over chunks: results agree to rounding.
+The *region* that is rewritten consists of the product (or convolution) with the largest result, of every equation that is
+connected to it by tensors of at least a quarter (or else a half) as many numbers, and of all light equations between these. It is
+rewritten only if each of its equations treats rows independently, or adds over them. Such a sum is then one of sums over chunks:
+results agree to rounding.
 
-The forward and the backward pass of a convolution have the rest of the network between them. The region then has several *stretches*,
-each of which goes through all chunks. A later stretch takes from an earlier one what it needs chunk by chunk, so a plan may keep
-that, or compute it again: one chunk at a time.
+The forward and the backward pass of a convolution have the rest of the network between them. The region then has several
+*stretches*, each of which goes through all chunks. A later stretch takes from an earlier one what it needs chunk by chunk, so a
+plan may keep that, or compute it again: one chunk at a time.
 
                                                        for each chunk c:    h_c = f(x[c]),  y_c = g(h_c)
     y = concatenated,  dy = the rest of the network    for each chunk c:    dW = dW + (what h_c and dy[c] give)
 
-Rows are the positions along one axis: for a product that axis of its result that comes from the first free axis of its left operand,
-for a convolution the batch. Every rule below follows that axis through an equation. Dividing tensors where a schedule needs it is the
-idea of Nie et al., "TSPLIT: Fine-grained GPU Memory Management for Efficient DNN Training via Tensor Splitting" (ICDE 2022).
+Rows are the positions along one axis: for a product that axis of its result that comes from the first free axis of its left
+operand, for a convolution the batch. Every rule below follows that axis through an equation. Dividing tensors where a schedule
+needs it is the idea of Nie et al., "TSPLIT: Fine-grained GPU Memory Management for Efficient DNN Training via Tensor Splitting"
+(ICDE 2022).
 """
 
 import math
@@ -40,7 +42,7 @@ from tensile_jax.trace.avals import nbytes_of, shape_of
 from tensile_jax.trace.flatten import Equation, Immediate, Program
 
 # Not tuned.
-_LARGE = (0.25, 0.5)  # of the numbers of the product: tensors with so many belong to the region; the first that gives one is taken
+_LARGE = (0.25, 0.5)  # of the numbers of the product: tensors with so many belong to the region; the first share that gives one
 _MOST_EQUATIONS = 600  # of a region; the losses of decoders have about 30, two stages of a U-Net with group normalization 400
 _MOST_PRODUCTS = 3  # of whose regions the first is taken that can be rewritten
 ADDED = -1
@@ -166,7 +168,7 @@ def _count(program: Program, atom: Any) -> int:
 
 
 def _connected(program: Program, seed: int, large: float) -> list[int]:
-    """The equations that are connected to the product through large tensors that equations make, and light ones between, in order."""
+    """The equations connected to the product through large tensors that equations make, and light ones between, in order."""
     made = {v for e in program.equations for v in e.outputs if _count(program, v) >= large}
     touching: dict[int, list[int]] = {}
     for place, e in enumerate(program.equations):
@@ -518,9 +520,10 @@ def _rewritten(program: Program, region: Region, chunks: int) -> Program:
                 _add_chunk(new, program, e, rule, mine[chunk], indices[chunk], chunk, chunks)
                 for whole in e.outputs if rule.result == ADDED else ():
                     own, before = mine[chunk][whole], sums.get(whole)
-                    last = whole if chunk == chunks - 1 else None
-                    added = own if before is None else new.compute(_sum(program.avals[whole]), (before, own), _scope(e, chunk), last)
-                    sums[whole] = added
+                    if before is not None:
+                        last = whole if chunk == chunks - 1 else None
+                        own = new.compute(_sum(program.avals[whole]), (before, own), _scope(e, chunk), last)
+                    sums[whole] = own
         new.begin(None)
         for whole in (v for place in places if region.followed[place].result != ADDED for v in equations[place].outputs):
             if whole in read:
@@ -537,7 +540,7 @@ def _rewritten(program: Program, region: Region, chunks: int) -> Program:
 
 
 def _levels(program: Program, region: Region) -> tuple[list[int], int]:
-    """The stretch of each equation of the region, and how many there are; for others the last stretch on which they depend, or -1.
+    """The stretch of each equation of the region, and how many there are; of others the last stretch that they need, or -1.
 
     What an equation of the region needs of others must not depend on its own stretch.
     """

@@ -189,8 +189,6 @@ def _body_under(prepared: PreparedStep, loop: DrivenLoop, beside: float) -> Body
         plan = chosen.predict()
     except BudgetTooSmall as refusal:
         most, plan = refusal.floor_bytes, chosen.planner.least_plan(chosen.measured)
-        if plan is None:
-            raise chosen.planner.no_verified_plan() from None
     return Body(loop, chosen, plan, partial(_prepared, body, chosen, most))
 
 
