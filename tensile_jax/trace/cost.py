@@ -23,7 +23,8 @@ from tensile_jax.ir import Kind
 from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
 from tensile_jax.trace.flatten import Equation, Program, closed, flatten
 
-_ELEMENTWISE = """
+ELEMENTWISE = frozenset(
+    """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex
     conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt
     igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min
@@ -31,7 +32,8 @@ _ELEMENTWISE = """
     population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
     sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
     stop_gradient sub tan tanh xor zeta
-""".split()
+    """.split()
+)
 _SHAPES = """
     axis_index bitcast_convert_type broadcast broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty empty2
     expand_dims full iota pad pcast pvary random_unwrap random_wrap reshape rev slice split squeeze stack tile transpose unstack
@@ -39,7 +41,7 @@ _SHAPES = """
 _REDUCTIONS = """
     argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor
 """.split()
-_LIGHT = frozenset(_ELEMENTWISE) | frozenset(_SHAPES)
+_LIGHT = ELEMENTWISE | frozenset(_SHAPES)
 _REDUCTION = frozenset(_REDUCTIONS)
 _EXPENSIVE_ELEMENTS = frozenset(
     "acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log log1p log2 "

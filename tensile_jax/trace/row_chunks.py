@@ -39,6 +39,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from tensile_jax.trace.avals import nbytes_of, shape_of
+from tensile_jax.trace.cost import ELEMENTWISE
 from tensile_jax.trace.flatten import Equation, Immediate, Program
 
 # Not tuned.
@@ -217,7 +218,7 @@ def _light_between(program: Program, found: set[int]) -> set[int]:
 
 
 def _can_follow(e: Equation) -> bool:
-    return e.primitive.name in _RULES or e.primitive.name in _ELEMENTWISE
+    return e.primitive.name in _RULES or e.primitive.name in _BY_ELEMENT
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ def _follow(program: Program, e: Equation, axes: Axes) -> _Followed | str | None
     result = next((axes[v] for v in e.outputs if v in axes), None)
     name = e.primitive.name
     rule = _RULES.get(name)
-    if rule is None and name in _ELEMENTWISE:
+    if rule is None and name in _BY_ELEMENT:
         rule = _elementwise
     if rule is None:
         return f"{name} is not known to treat rows independently"
@@ -425,13 +426,7 @@ def _scatter(program: Program, e: Equation, known: Sequence[int | None], result:
     return _Followed((int(axis[0]), int(axis[1]), of_indices[axis[1]]), int(axis[0]), lambda part: e.params)
 
 
-_ELEMENTWISE = frozenset(
-    """
-    abs add add_any and ceil clamp convert_element_type copy copy_p cos div eq erf exp exp2 expm1 floor ge gt integer_pow
-    is_finite le log log1p logistic lt max min mul ne neg not or pow real rem round rsqrt select_n sign sin sqrt square
-    stop_gradient sub tanh xor
-    """.split()
-)
+_BY_ELEMENT = ELEMENTWISE - {"optimization_barrier", "sharding_constraint"}
 _HEAVY = frozenset({"dot_general", "conv_general_dilated"})
 _RULES: dict[str, Callable[[Program, Equation, Sequence[int | None], int | None], _Followed | str | None]] = {
     "argmax": _reduction,
@@ -446,6 +441,7 @@ _RULES: dict[str, Callable[[Program, Equation, Sequence[int | None], int | None]
     "reduce_max": _reduction,
     "reduce_min": _reduction,
     "reduce_or": _reduction,
+    "reduce_prod": _reduction,
     "reduce_sum": _reduction,
     "reduce_window_max": _window,
     "reduce_window_min": _window,

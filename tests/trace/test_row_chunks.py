@@ -166,7 +166,7 @@ class UNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        high = nn.silu(nn.GroupNorm(4)(nn.Conv(16, (3, 3))(x)))
+        high = nn.gelu(nn.GroupNorm(4)(nn.Conv(16, (3, 3))(x)))
         x = nn.silu(nn.LayerNorm()(nn.Conv(32, (3, 3), strides=2)(high)))
         x = x * nn.sigmoid(nn.Dense(32)(nn.relu(nn.Dense(8)(x.mean((1, 2))))))[:, None, None]
         x = jnp.concatenate([high, nn.ConvTranspose(16, (2, 2), strides=(2, 2))(x)], axis=-1)
