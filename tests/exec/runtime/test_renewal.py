@@ -117,7 +117,7 @@ def test_a_load_that_comes_between_two_watched_iterations_is_noticed_when_it_com
                 break
             elif event.step == adopted + 10:
                 delay_s = 0.015
-            elif event.step >= 200:
+            elif event.step >= min(adopted + 100, 2000):  # planning in another process is slow on a busy machine
                 break
         job.cancel()
     assert adopted + 10 < noticed < adopted + 48
