@@ -114,7 +114,10 @@ def too_small_for_step(
         least: the plan that needs `floor_bytes`, if it is at hand. Its largest segment is what the budget is too small for.
         devices: on how many devices the step runs; all sizes are those of one of them.
     """
-    missing = floor_bytes - limit
+
+    def worth_naming(saved: int) -> bool:
+        return 0 < saved and saved * _WORTH_NAMING >= floor_bytes - limit
+
     held = [t for t in graph.tensors if t.producer is None]
     state = sum(graph.tensors[pair.input].nbytes for pair in graph.carried)
     hints: list[str] = []
@@ -123,12 +126,12 @@ def too_small_for_step(
         one = max(alone, key=lambda t: t.nbytes)
         hints.append(f"One tensor alone is larger than the budget: {one.name} ({format_bytes(one.nbytes)}).")
     kept = sum(graph.tensors[p.input].nbytes for p in graph.carried if p.input not in graph.donated)
-    if kept * _WORTH_NAMING >= missing and kept:
+    if worth_naming(kept):
         hints.append(
             f"The state is not donated, so old and new state ({format_bytes(kept)} each) lie side by side: "
             "donate it (donate_argnums=0)."
         )
-    if state_memory == "device" and state * _WORTH_NAMING >= missing and state:
+    if state_memory == "device" and worth_naming(state):
         hints.append(f'With state_memory="any" the state ({format_bytes(state)}) may stay in host memory between its uses.')
     return BudgetTooSmall(
         f"budget {format_bytes(limit)} ({int(limit)} bytes{f', {basis}' if basis else ''}) is too small for {graph.name!r}: the "

@@ -29,7 +29,7 @@ class _Compiled:
         built = MODELS[model](batch_size=BATCH_SIZE)
         self._step = traced_for(built, device)
         self._compiler = H200Compiler(device)
-        self._jit_peak = peak_of(self._compiler.compile_whole(self._step.traced))
+        self.jit_peak = peak_of(self._compiler.compile_whole(self._step.traced))
 
     def plan(self, policy: PolicyName, budget: int) -> Figures:
         """The figures of the plan under a budget in bytes.
@@ -39,12 +39,8 @@ class _Compiled:
         """
         options = Options(policy, load_profile("h200"), "any")
         prepared = PreparedStep(self._step, Budget(budget, None), options, self._compiler)
-        prepared.measured = Measured(whole=self._jit_peak)
+        prepared.measured = Measured(whole=self.jit_peak)
         return self._figures(fastest_variant(prepared).choose_and_compile().plan, prepared.planner.step.whole_us)
-
-    def under(self, share: float) -> Figures:
-        """The figures of `auto` under a share of plain jit's peak."""
-        return self.plan("auto", int(share * self._jit_peak))
 
     def least(self, policy: PolicyName) -> Figures:
         """The figures of the policy's plan with the least memory."""
@@ -63,11 +59,11 @@ class _Compiled:
             return {**self.least(policy), "at_its_least": True}
 
     def _figures(self, plan: Plan, whole_us: float) -> Figures:
-        msr, eor = 1 - plan.peak_bytes / self._jit_peak, plan.step_us / whole_us
+        msr, eor = 1 - plan.peak_bytes / self.jit_peak, plan.step_us / whole_us
         return {
             **metrics(msr, eor),
             "peak_bytes": plan.peak_bytes,
-            "jit_peak_bytes": self._jit_peak,
+            "jit_peak_bytes": self.jit_peak,
             "swapped_bytes": plan.swapped_out_bytes + plan.swapped_in_bytes,
             "segments": len(plan.segments),
         }
@@ -93,7 +89,7 @@ def within(model: str) -> list[Figures]:
     found: list[Figures] = []
     for twentieths in range(18, 0, -1):
         try:
-            found.append(step.under(twentieths / 20))
+            found.append(step.plan("auto", twentieths * step.jit_peak // 20))
         except BudgetTooSmall:
             break
         if found[-1]["eor"] > _MOST_EOR:

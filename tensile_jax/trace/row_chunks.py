@@ -171,22 +171,17 @@ def _count(program: Program, atom: Any) -> int:
 def _connected(program: Program, seed: int, large: float) -> list[int]:
     """The equations connected to the product through large tensors that equations make, and light ones between, in order."""
     made = {v for e in program.equations for v in e.outputs if _count(program, v) >= large}
-    touching: dict[int, list[int]] = {}
-    for place, e in enumerate(program.equations):
-        for v in {*_variables(e.inputs), *e.outputs} & made:
-            touching.setdefault(v, []).append(place)
+    touching: dict[int, set[int]] = {}
+    for place in range(len(program.equations)):
+        for v in _large(program, place, made):
+            touching.setdefault(v, set()).add(place)
     found, new, seen = set[int](), {seed}, set[int]()
     while new and len(found) <= _MOST_EQUATIONS:
         found |= new
-        waiting = [v for place in new for v in _large(program, place, made)]
-        seen.update(waiting)
-        while waiting:
-            for place in touching[waiting.pop()]:
-                found.add(place)
-                others = [v for v in _large(program, place, made) if v not in seen]
-                seen.update(others)
-                waiting += others
-        new = _light_between(program, found) - found
+        tensors = {v for place in new for v in _large(program, place, made)} - seen
+        seen |= tensors
+        touched = {place for v in tensors for place in touching[v]}
+        new = touched - found or _light_between(program, found) - found
     return sorted(found)
 
 
@@ -202,7 +197,7 @@ def _variables(atoms: Iterable[Any]) -> list[int]:
 
 def _light_between(program: Program, found: set[int]) -> set[int]:
     """These equations, and all light ones on a way from one of them to another that passes only light ones."""
-    light = [_can_follow(e) and e.primitive.name not in _HEAVY for e in program.equations]
+    light = [e.primitive.name in _LIGHT for e in program.equations]
     after, depends = set[int](), set[int]()
     for place, e in enumerate(program.equations):
         if place in found or (light[place] and not depends.isdisjoint(_variables(e.inputs))):
@@ -217,10 +212,6 @@ def _light_between(program: Program, found: set[int]) -> set[int]:
     return after & before
 
 
-def _can_follow(e: Equation) -> bool:
-    return e.primitive.name in _RULES or e.primitive.name in _BY_ELEMENT
-
-
 # -- rules ------------------------------------------------------------------------------------------------------------------
 
 
@@ -230,8 +221,6 @@ def _follow(program: Program, e: Equation, axes: Axes) -> _Followed | str | None
     result = next((axes[v] for v in e.outputs if v in axes), None)
     name = e.primitive.name
     rule = _RULES.get(name)
-    if rule is None and name in _BY_ELEMENT:
-        rule = _elementwise
     if rule is None:
         return f"{name} is not known to treat rows independently"
     if all(axis is None for axis in known) and result is None:
@@ -249,9 +238,13 @@ def _scaled(values: Sequence[int], axis: int, part: float) -> tuple[int, ...]:
     return tuple(round(n * part) if i == axis else n for i, n in enumerate(values))
 
 
+def _first(known: Sequence[int | None], result: int | None) -> int:
+    """The rows' axis, where operands and result have the same one: it is known of at least one of them."""
+    return next(axis for axis in (*known, result) if axis is not None)
+
+
 def _elementwise(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str:
-    axis = next((a for a in (*known, result) if a is not None), None)
-    assert axis is not None
+    axis = _first(known, result)
     shape = _shape(program, e.outputs[0])
     shapes = [_shape(program, a) for a in e.inputs]
     if any(len(own) not in (0, len(shape)) for own in shapes):
@@ -355,9 +348,7 @@ def _convolution(program: Program, e: Equation, known: Sequence[int | None], res
 
 
 def _window(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    axis = next((a for a in (*known, result) if a is not None), None)
-    if axis is None:
-        return None
+    axis = _first(known, result)
     alone = e.params["window_dimensions"][axis] == 1 and e.params["window_strides"][axis] == 1
     spread = [e.params[name][axis] for name in ("base_dilation", "window_dilation") if name in e.params]
     if not alone or any(by != 1 for by in spread) or tuple(e.params["padding"][axis]) != (0, 0):
@@ -366,34 +357,21 @@ def _window(program: Program, e: Equation, known: Sequence[int | None], result: 
 
 
 def _padding(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    axis = known[0] if known[0] is not None else result
-    if axis is None:
-        return None
+    axis = _first(known, result)
     if tuple(e.params["padding_config"][axis]) != (0, 0, 0):
         return "padded rows"
     return _Followed((axis, None), axis, lambda part: e.params)
 
 
-def _concatenation(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    axis = next((a for a in (*known, result) if a is not None), None)
-    if axis is None:
-        return None
-    if axis == e.params["dimension"]:
-        return "a concatenation of rows"
+def _pieces(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
+    axis = _first(known, result)
+    if axis == e.params["dimension" if e.primitive.name == "concatenate" else "axis"]:
+        return "rows are joined or split"
     return _Followed((axis,) * len(e.inputs), axis, lambda part: e.params)
 
 
-def _pieces(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    axis = known[0] if known[0] is not None else result
-    if axis is None:
-        return None
-    return "rows are split" if axis == e.params["axis"] else _Followed((axis,), axis, lambda part: e.params)
-
-
 def _part(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    axis = known[0] if known[0] is not None else result
-    if axis is None:
-        return None
+    axis = _first(known, result)
     if _shape(program, e.inputs[0])[axis] != _shape(program, e.outputs[0])[axis]:
         return "a slice of rows"
     return _Followed((axis,), axis, lambda part: {**e.params, "limit_indices": _scaled(e.params["limit_indices"], axis, part)})
@@ -426,13 +404,12 @@ def _scatter(program: Program, e: Equation, known: Sequence[int | None], result:
     return _Followed((int(axis[0]), int(axis[1]), of_indices[axis[1]]), int(axis[0]), lambda part: e.params)
 
 
-_BY_ELEMENT = ELEMENTWISE - {"optimization_barrier", "sharding_constraint"}
-_HEAVY = frozenset({"dot_general", "conv_general_dilated"})
 _RULES: dict[str, Callable[[Program, Equation, Sequence[int | None], int | None], _Followed | str | None]] = {
+    **dict.fromkeys(ELEMENTWISE - {"optimization_barrier", "sharding_constraint"}, _elementwise),
     "argmax": _reduction,
     "argmin": _reduction,
     "broadcast_in_dim": _broadcast,
-    "concatenate": _concatenation,
+    "concatenate": _pieces,
     "conv_general_dilated": _convolution,
     "dot_general": _product,
     "gather": _gather,
@@ -454,6 +431,7 @@ _RULES: dict[str, Callable[[Program, Equation, Sequence[int | None], int | None]
     "squeeze": _squeeze,
     "transpose": _transpose,
 }
+_LIGHT = _RULES.keys() - {"conv_general_dilated", "dot_general"}
 
 
 # -- the rewritten program --------------------------------------------------------------------------------------------------
@@ -514,7 +492,7 @@ def _rewritten(program: Program, region: Region, chunks: int) -> Program:
             for place in places:
                 e, rule = equations[place], region.followed[place]
                 _add_chunk(new, program, e, rule, mine[chunk], indices[chunk], chunk, chunks)
-                for whole in e.outputs if rule.result == ADDED else ():
+                for whole in read.intersection(e.outputs) if rule.result == ADDED else ():
                     own, before = mine[chunk][whole], sums.get(whole)
                     if before is not None:
                         last = whole if chunk == chunks - 1 else None
