@@ -13,6 +13,7 @@ from tensile_jax.exec.call.options import GivenOptions, JitOptions, PlanOptions,
 from tensile_jax.exec.call.planned_calls import PlannedCalls
 from tensile_jax.exec.call.report import Report
 from tensile_jax.exec.step.prepared_step import Progress
+from tensile_jax.exec.step.variants import with_outer_products
 from tensile_jax.plan import Comparison, compare_policies
 from tensile_jax.plan_format import Plan, PolicyName
 
@@ -99,10 +100,11 @@ class PlannedFunction:
     def bound_us(self, /, *args: Any, **kwargs: Any) -> float:
         """A lower bound, in microseconds, on the time of a step under any plan that keeps the budget; infinite without a plan.
 
-        The bound holds in the planner's model of the device, so compare it with a plan's `step_us`. Finding it takes about as
-        long as planning. See `tensile_jax/plan/search/lower_bound.py`.
+        It is no bound of plans that evaluate a part of the step in chunks. It holds in the planner's model of the device, so
+        compare it with a plan's `step_us`. Finding it takes about as long as planning.
+        See `tensile_jax/plan/search/lower_bound.py`.
         """
-        return self._calls.prepared(args, kwargs).bound_us()
+        return with_outer_products(self._calls.prepared(args, kwargs)).bound_us()
 
     def compare(self, /, *args: Any, **kwargs: Any) -> Comparison:
         """The plans of every policy for these arguments, under many budgets. Runs and compiles nothing.

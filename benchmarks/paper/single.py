@@ -50,7 +50,7 @@ def _under(step: Step, share: float) -> Figures | None:
     plan = step.fastest(share * step.jit_peak)
     if plan is None:
         return None
-    return {"share": round(share, 4), **figures_of(plan, step), "bound_eor": round(_bound(step, share), 4)}
+    return {"share": round(share, 4), **figures_of(plan, step), "bound_eor": round(step.bound(share * step.jit_peak), 4)}
 
 
 def _around(step: Step, rows: list[Figures], eor: float) -> list[Figures]:
@@ -75,15 +75,11 @@ def _least_share(step: Step, eor: float) -> Figures:
     low, high = 0.0, 1.0
     while high - low > _EXACT / 2:
         middle = (low + high) / 2
-        if _bound(step, middle) <= eor:
+        if step.bound(middle * step.jit_peak) <= eor:
             high = middle
         else:
             low = middle
-    return {"share": low, "bound_eor": _bound(step, low)}  # not rounded: it is just above
-
-
-def _bound(step: Step, share: float) -> float:
-    return step.planner.bound_us(share * step.jit_peak, NOTHING) / step.jit_us
+    return {"share": low, "bound_eor": step.bound(low * step.jit_peak)}  # not rounded: it is just above
 
 
 def single(model: str, device: str) -> dict[str, Figures]:

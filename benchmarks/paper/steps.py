@@ -14,7 +14,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
-from tensile_jax.exec.step.variants import fastest_variant
+from tensile_jax.exec.step.variants import fastest_variant, with_outer_products
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
 from tensile_jax.plan.planner import Goal, Planner
@@ -57,13 +57,21 @@ class Step:
 
     def fastest(self, limit: float) -> Plan | None:
         """The plan of `auto` under a limit in bytes for the fastest variant of the step, as users get it; None if it has none."""
-        self.prepared.budget = Budget(int(limit), None)
-        found = fastest_variant(self.prepared).planner.plan(Goal(limit), NOTHING)
+        found = self._fastest_planner(limit).plan(Goal(limit), NOTHING)
         return None if found is None else found.plan
 
     def least(self, policy: PolicyName) -> Plan:
-        """The plan of a policy with the least memory."""
-        return self.planner.with_policy(policy).least_plan(NOTHING)
+        """The plan of a policy with the least memory; of `auto`, for the variant of the step that needs least."""
+        planner = self._fastest_planner(1) if policy == "auto" else self.planner.with_policy(policy)
+        return planner.least_plan(NOTHING)
+
+    def bound(self, limit: float) -> float:
+        """No plan under a limit in bytes takes less than so many times the time of plain `jax.jit`, if nothing is in chunks."""
+        return with_outer_products(self.prepared).planner.bound_us(limit, NOTHING) / self.jit_us
+
+    def _fastest_planner(self, limit: float) -> Planner:
+        self.prepared.budget = Budget(int(limit), None)
+        return fastest_variant(self.prepared).planner
 
 
 @cache

@@ -26,6 +26,7 @@ from tensile_jax.trace.flatten import Program, flatten
 from tensile_jax.trace.graph import build_graph
 from tensile_jax.trace.mutable_references import refuse_outer_references
 from tensile_jax.trace.opening import Opening
+from tensile_jax.trace.outer_products import with_outer_products
 from tensile_jax.trace.propagation import StepShardings
 from tensile_jax.trace.row_chunks import Region, find_region, in_row_chunks
 from tensile_jax.trace.shardings import shardings_in
@@ -67,6 +68,14 @@ class TracedStep:
     def region_of_rows(self) -> Region | None:
         """The part of the step that could be evaluated in chunks of rows, if there is one (`row_chunks.py`)."""
         return None if self.divided is not None else find_region(self.program)
+
+    def with_outer_products(self) -> "TracedStep | None":
+        """The same step with its large products of few terms as light operators (`outer_products.py`); None without any."""
+        program = None if self.divided is not None else with_outer_products(self.program)
+        if program is None:
+            return None
+        note = "Large products of few terms, such as gradients for a small batch, are computed where they are used."
+        return replace(self, program=program, graph=self.graph_of(program), notes=(*self.notes, note))
 
     def in_row_chunks(self, chunks: int) -> "TracedStep | None":
         """The same step with that part in so many chunks; None if it has none, or if its rows cannot be divided so."""

@@ -165,7 +165,7 @@ class PreparedStep:
         self._whole: Any = None
         self._without_swaps: PreparedStep | None = None
         self.origin = self  # the step of which this one is a variant (`variants.py`)
-        self.variants: list[PreparedStep] | None = None  # this step and it in chunks of rows, once they were made
+        self.variants: dict[str, list[PreparedStep]] = {}  # of this step, by what was rewritten, once they were made
         self.loops: list[DrivenLoop] | None = None  # those that could be driven, once they were sought
         self.traced_bodies: dict[OperatorId, PreparedStep] = {}  # of these loops, by the loop's operator, once they were traced
 
@@ -173,14 +173,20 @@ class PreparedStep:
         """The same step, from which only plans without swaps are made."""
         if self._without_swaps is None:
             made = PreparedStep(self.step, None, replace(self.options, may_swap=False), self.compiler)
-            self._without_swaps = made.corrected(self.planner.step.corrections)
+            made = made.corrected(self.planner.step.corrections)
+            if self.origin is not self:
+                made.origin = self.origin.without_swaps()
+            self._without_swaps = made
         return self._without_swaps
 
     def corrected(self, corrections: Corrections) -> "PreparedStep":
-        """The same step, whose planner predicts latencies with these corrections. The two share all executables."""
+        """The same step, whose planner predicts latencies with these corrections. The two share all executables.
+
+        Corrections are of the operators of this step, so its variants do not have them (`variants.py`).
+        """
         made = copy(self)
         made.planner = self.planner.corrected(corrections)
-        made._chosen = {}
+        made._chosen, made.variants = {}, {}
         return made
 
     def swapping_accesses(self) -> AccessSequence | None:

@@ -1,14 +1,18 @@
 """Chooses how a step is brought into a form that can be planned: as it is, or as one of its variants.
 
+    with outer products  large products of few terms are computed where they are used (`outer_products.py`): wherever there are
+                         any, since they then need no memory
     in chunks of rows    its largest product or convolution, and what is computed from that, is evaluated in 2, 4 or 8 chunks
                          (`row_chunks.py`)
     with driven loops    long loops run under plans of their own (`driven_step.py`)
 
 Only the policy `auto` has variants. A variant must be predicted to be faster than the step as it is, or the step as it is has no
-plan under the budget. Where the least memory within a slowdown is wanted, there are none: each would be planned many times.
+plan under the budget. Where the least memory within a slowdown is wanted, there are none: each would be planned many times. Jobs
+of a `Runtime` keep their loops whole, so that one job does not hold up the others for a whole training.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from tensile_jax.budget import Budget
@@ -20,7 +24,7 @@ from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.ir import OperatorId
 from tensile_jax.plan import Measured
 from tensile_jax.plan_format import Plan
-from tensile_jax.trace import Immediate
+from tensile_jax.trace import Immediate, TracedStep
 from tensile_jax.trace.driven_loops import DrivenLoop, driven_loops
 
 # Not tuned: with chunks, results are rounded differently, so they must gain something.
@@ -33,24 +37,39 @@ _LOWER = 0.9  # the next budget as a share of this one, after the device ran out
 _FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body leaves to the small tensors around the loop
 
 
-def fastest_variant(prepared: PreparedStep) -> PreparedStep:
+def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> PreparedStep:
     """The variant that is predicted to be the fastest under the budget, or a simpler one that is hardly slower.
 
     If no variant is known to have a plan, it is the one that needs least. If the plan of the next higher budget fits, it is the
     variant of that plan, so that a lower budget does not give a higher peak.
+
+    Args:
+        prepared: the step; or a variant of it, which is then one of those to choose from. If its latencies were measured, and
+            it has a plan, it stays: nothing was measured of the others.
+        drive_loops: whether loops may run under plans of their own.
     """
+    if prepared.origin is not prepared:
+        measured = not prepared.planner.step.corrections.change_nothing
+        if measured and prepared.planner.floor_bytes(prepared.measured) <= prepared.limit():
+            return prepared
+        prepared.origin.budget = prepared.budget
+        prepared = prepared.origin
+    whole = with_outer_products(prepared)
+    if prepared.budget is None and prepared.options.max_slowdown is not None:
+        return whole
     limit = prepared.limit()
-    if prepared.options.max_slowdown is not None or prepared.planner.whole_peak_bytes(prepared.measured) <= limit:
+    if prepared.planner.whole_peak_bytes(prepared.measured) <= limit:
         return prepared
-    in_chunks_or_not = _in_chunks_or_not(prepared) if _may_need_chunks(prepared, limit) else [prepared]
-    if len(variants := [*in_chunks_or_not, *_driven(prepared, limit)]) == 1:
-        return prepared
+    in_chunks = _in_row_chunks(prepared, whole) if _may_need_chunks(whole, limit) else []
+    driven = _driven(prepared, limit) if drive_loops else []
+    if len(variants := [whole, *in_chunks, *driven]) == 1:
+        return whole
     entries = [(entry, variant) for variant in variants for entry in confirmed_for(variant.kind).entries if entry.limit >= limit]
     if entries:
         entry, variant = min(entries, key=lambda found: found[0].limit)
         if entry.peak_bytes <= limit:
             return variant
-    best, best_us = prepared, float("inf")
+    best, best_us = whole, float("inf")
     in_chunks_us = float("inf")
     enough = False  # once more chunks have not made the step faster, still more are not tried
     for variant in variants:
@@ -67,12 +86,19 @@ def fastest_variant(prepared: PreparedStep) -> PreparedStep:
     return best
 
 
+def with_outer_products(prepared: PreparedStep) -> PreparedStep:
+    """The step with its large products of few terms computed where they are used; itself, if it has none."""
+    found = _made(prepared, "outer products", lambda: [prepared.step.with_outer_products()])
+    return found[0] if found else prepared
+
+
 def variant_of(prepared: PreparedStep, saved: Plan) -> PreparedStep:
     """The variant of the step that the saved plan is for; the step itself, if it is for none."""
     if saved.loops:
         return _driven_as(prepared, saved)
-    found = (variant for variant in _in_chunks_or_not(prepared) if variant.graph.fingerprint == saved.fingerprint)
-    return next(found, prepared)
+    whole = with_outer_products(prepared)
+    variants = itertools.chain([prepared, whole], _in_row_chunks(prepared, whole))
+    return next((variant for variant in variants if variant.graph.fingerprint == saved.fingerprint), prepared)
 
 
 def prepare_for_less(running: RunningPlan) -> RunningPlan:
@@ -97,16 +123,29 @@ def prepare_for_less(running: RunningPlan) -> RunningPlan:
     return lower
 
 
-# -- in chunks of rows ----------------------------------------------------------------------------------------------------------
+# -- with another program -------------------------------------------------------------------------------------------------------
 
 
-def _in_chunks_or_not(prepared: PreparedStep) -> list[PreparedStep]:
-    """The step, and if it has a part that can be, the same step with that in chunks of rows: fewer chunks first."""
-    if prepared.variants is None:
-        prepared.variants = [prepared, *_in_row_chunks(prepared)]
-    for variant in prepared.variants:
+def _in_row_chunks(prepared: PreparedStep, whole: PreparedStep) -> list[PreparedStep]:
+    """The step as `whole`, if it has a part that can be, with that in chunks of rows: fewer chunks first."""
+    return _made(prepared, "chunks of rows", lambda: map(whole.step.in_row_chunks, _CHUNKS))
+
+
+def _made(prepared: PreparedStep, what: str, rewritten: Callable[[], Iterable[TracedStep | None]]) -> list[PreparedStep]:
+    """The variants with the programs that `rewritten` gives, or gave before. Only the policy `auto` has any."""
+    if what not in prepared.variants:
+        steps = rewritten() if prepared.options.policy == "auto" else ()
+        prepared.variants[what] = [_variant(prepared, step) for step in steps if step is not None]
+    for variant in prepared.variants[what]:
         variant.budget = prepared.budget
-    return prepared.variants
+    return prepared.variants[what]
+
+
+def _variant(prepared: PreparedStep, step: TracedStep) -> PreparedStep:
+    variant = PreparedStep(step, prepared.budget, prepared.options, prepared.compiler)
+    variant.measured = Measured(whole=prepared.measured.whole)
+    variant.origin = prepared
+    return variant
 
 
 def _may_need_chunks(prepared: PreparedStep, limit: float) -> bool:
@@ -116,16 +155,6 @@ def _may_need_chunks(prepared: PreparedStep, limit: float) -> bool:
         return False
     large = region.nbytes >= _LARGE_TENSOR * prepared.planner.whole_peak_bytes(prepared.measured)
     return (large and len(region.places) <= _MANY_EQUATIONS) or prepared.planner.floor_bytes(prepared.measured) > limit
-
-
-def _in_row_chunks(prepared: PreparedStep) -> Iterator[PreparedStep]:
-    for chunks in _CHUNKS if prepared.options.policy == "auto" else ():
-        step = prepared.step.in_row_chunks(chunks)
-        if step is not None:
-            variant = PreparedStep(step, prepared.budget, prepared.options, prepared.compiler)
-            variant.measured = Measured(whole=prepared.measured.whole)
-            variant.origin = prepared
-            yield variant
 
 
 # -- with driven loops ----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,11 @@ class Corrections:
     out: float = 1.0
     into: float = 1.0
 
+    @property
+    def change_nothing(self) -> bool:
+        """Whether all factors are 1, as long as nothing was measured."""
+        return {*self.first, *self.again, self.out, self.into} <= {1.0}
+
     def of_link(self, profile: DeviceProfile) -> DeviceProfile:
         """The profile with the rates of the link corrected."""
         return replace(
