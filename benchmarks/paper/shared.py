@@ -21,6 +21,7 @@ from benchmarks.device_simulation import Run, Simulation, Work
 from benchmarks.paper.metrics import metrics
 from benchmarks.paper.published import MODELS
 from benchmarks.paper.steps import NOTHING, Figures, Step, step_of
+from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.actor.plan_memory import memory_profile_of, metrics_bytes
 from tensile_jax.exec.step.instructions import (
@@ -32,6 +33,8 @@ from tensile_jax.exec.step.instructions import (
     StartSwapOut,
     instructions_of,
 )
+from tensile_jax.exec.step.prepared_step import PreparedStep
+from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
@@ -84,12 +87,15 @@ def program_of(planner: Planner, planned: Planned) -> SimulatedProgram:
     return SimulatedProgram(planner, planned, memory_profile_of(plan, graph, instructions, planner.profile), instructions)
 
 
-def _under(planner: Planner, budget_bytes: float) -> SimulatedProgram:
+def _under(prepared: PreparedStep, budget_bytes: int) -> SimulatedProgram:
     """The program under a budget, which includes the memory of the metrics. Raises: BudgetTooSmall."""
-    planned = planner.plan(Goal(budget_bytes - metrics_bytes(planner.graph)), NOTHING)
+    metrics = metrics_bytes(prepared.graph)
+    prepared.budget = Budget(max(budget_bytes - metrics, 1), None)
+    planner = fastest_variant(prepared, drive_loops=False).planner
+    planned = planner.plan(Goal(prepared.limit()), NOTHING)
     if planned is None:
-        floor = planner.floor_bytes(NOTHING) + metrics_bytes(planner.graph)
-        raise BudgetTooSmall("the budget is too small", budget_bytes=int(budget_bytes), floor_bytes=floor)
+        floor = planner.floor_bytes(NOTHING) + metrics
+        raise BudgetTooSmall("the budget is too small", budget_bytes=budget_bytes, floor_bytes=floor)
     return program_of(planner, planned)
 
 
@@ -157,24 +163,27 @@ def tensile_together(steps: Sequence[Step]) -> list[SimulatedProgram]:
 
 def auto_together(steps: Sequence[Step], budget_bytes: int) -> tuple[list[SimulatedProgram], int]:
     """All jobs planned for one budget, as the runtime plans them; and the budget, which is raised if there is no such plan."""
-    known: dict[tuple[Planner, int], SimulatedProgram | BudgetTooSmall] = {}
+    known: dict[tuple[PreparedStep, int], SimulatedProgram | BudgetTooSmall] = {}
 
-    def prepare(planner: Planner, budget: int) -> SimulatedProgram:
-        if (planner, budget) not in known:
+    def prepare(prepared: PreparedStep, budget: int) -> SimulatedProgram:
+        if (prepared, budget) not in known:
             try:
-                known[planner, budget] = _under(planner, budget)
+                known[prepared, budget] = _under(prepared, budget)
             except BudgetTooSmall as error:
-                known[planner, budget] = error
-        found = known[planner, budget]
+                known[prepared, budget] = error
+        found = known[prepared, budget]
         if isinstance(found, BudgetTooSmall):
             raise found
         return found
 
     def plannable(step: Step) -> PlannableJob[Any]:
-        planner = step.planner
-        state = sum(planner.graph.tensors[pair.output].nbytes for pair in planner.graph.carried)
-        floor = planner.floor_bytes(NOTHING) + metrics_bytes(planner.graph)
-        return PlannableJob(planner, prepare, state, floor, 1.0)
+        graph = step.prepared.graph
+        state = sum(graph.tensors[pair.output].nbytes for pair in graph.carried)
+        try:
+            floor = prepare(step.prepared, 1).memory.peak_bytes
+        except BudgetTooSmall as error:
+            floor = error.floor_bytes
+        return PlannableJob(step.prepared, prepare, state, floor, 1.0)
 
     jobs = [plannable(step) for step in steps]
     planned = plan_jobs(jobs, budget_bytes, math.inf)

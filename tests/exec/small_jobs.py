@@ -68,6 +68,36 @@ def _work(seed: int, *, rows: int, width: int, layers: int, pause_s: float) -> W
     return Work(optimizer_step(optimizer), state, batches)
 
 
+def wordy(seed: int = 0, *, rows: int = 512, words: int = 1024) -> Work:
+    """Nearly all memory is that of the logits, 2 MiB, and of their gradient."""
+    optimizer = optax.adam(1e-2)
+
+    def loss_of(params: Any, batch: Any) -> Any:
+        logits = jnp.tanh(batch["x"] @ params["in"]) @ params["out"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+    def step(state: Any, batch: Any) -> Any:
+        params, moments = state
+        loss, gradients = jax.value_and_grad(loss_of)(params, batch)
+        updates, moments = optimizer.update(gradients, moments, params)
+        return (optax.apply_updates(params, updates), moments), {"loss": loss}
+
+    def batches() -> Iterator[Any]:
+        rng = np.random.default_rng(1000 + seed)
+        while True:
+            yield {
+                "x": rng.normal(size=(rows, 16)).astype(np.float32),
+                "label": rng.integers(words, size=rows).astype(np.int32),
+            }
+
+    def state() -> Any:
+        a, b = jax.random.split(jax.random.key(seed))
+        params = {"in": jax.random.normal(a, (16, 16)) / 4, "out": jax.random.normal(b, (16, words)) / 4}
+        return params, optimizer.init(params)
+
+    return Work(step, state, batches)
+
+
 def counting(size: int = 8) -> Work:
     """As small as can be: adds up its batches."""
 

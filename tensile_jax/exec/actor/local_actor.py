@@ -37,6 +37,7 @@ from tensile_jax.exec.step.instructions import (
 from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep, constants_of
 from tensile_jax.exec.step.renewal import renew
 from tensile_jax.exec.step.transfer import Transfer, in_device_memory, is_divided, nbytes_on_a_device, on_host
+from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.exec.step.whole_step import LaunchWhole, WholeIteration, WholeStep
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
@@ -93,8 +94,10 @@ def program_of(prepared: PreparedStep, compiled: Compiled, *, offloaded: frozens
     return LocalProgram(prepared, compiled, memory, offloaded)
 
 
-def program_under(prepared: PreparedStep, budget_bytes: int, choose: Callable[[], Compiled]) -> LocalProgram:
-    """The program that `choose`, a method of `prepared`, finds under a budget. The budget includes the memory of the metrics.
+def program_under(prepared: PreparedStep, budget_bytes: int, choose: Callable[[PreparedStep], Compiled]) -> LocalProgram:
+    """The program of the plan that `choose` makes of the step, or of its fastest variant, under a budget.
+
+    The budget includes the memory of the metrics.
 
     Raises:
         BudgetTooSmall: there is no plan under that budget.
@@ -102,17 +105,20 @@ def program_under(prepared: PreparedStep, budget_bytes: int, choose: Callable[[]
     metrics = metrics_bytes(prepared.graph)
     most = max(budget_bytes - metrics, 1)
     if prepared.options.max_slowdown is not None:  # first try the plan that needs the least memory and is fast enough
-        prepared.budget = None
-        fast_enough = choose()
+        fast_enough = _fastest_under(prepared, None, choose)
         if fast_enough.plan.peak_bytes <= most:
-            return program_of(prepared, fast_enough)
-    prepared.budget = Budget(most, None, beside=metrics)
-    program = program_of(prepared, choose())
+            return fast_enough
+    program = _fastest_under(prepared, Budget(most, None, beside=metrics), choose)
     if program.memory.peak_bytes > budget_bytes:  # the step runs whole, and plain jit's peak does not count unused arguments
         unused = unused_bytes(prepared.graph)
-        prepared.budget = Budget(max(most - unused, 1), None, beside=metrics + unused)
-        program = program_of(prepared, choose())
+        program = _fastest_under(prepared, Budget(max(most - unused, 1), None, beside=metrics + unused), choose)
     return program
+
+
+def _fastest_under(prepared: PreparedStep, budget: Budget | None, choose: Callable[[PreparedStep], Compiled]) -> LocalProgram:
+    prepared.budget = budget
+    chosen = fastest_variant(prepared, drive_loops=False)
+    return program_of(chosen, choose(chosen))
 
 
 def code_of(prepared: PreparedStep, compiled: Compiled) -> Instructions | None:
@@ -204,7 +210,7 @@ class LocalActor:
 
     def prepare(self, prepared: PreparedStep, budget_bytes: int) -> LocalProgram:
         with jax.default_device(self._transfer.device):  # a step that runs whole is compiled for the default device
-            return program_under(prepared, budget_bytes, prepared.choose_and_compile)
+            return program_under(prepared, budget_bytes, PreparedStep.choose_and_compile)
 
     def use(self, program: LocalProgram) -> None:
         if self._executor is None:
