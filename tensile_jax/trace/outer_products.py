@@ -8,10 +8,8 @@ kernel that updates the parameter and the optimizer's moments. Then the gradient
 The program has such a product as one light equation, `outer_products`, which XLA fuses into what reads it.
 
 A product is rewritten if its result is large, much larger than its operands, and read by light equations only, which lead to no
-reduction over as many numbers (as the global norm of all gradients does: XLA would write the product for that). If only one
-result of the step is computed from it, as in gradient descent without momentum, XLA for GPUs fuses that into the product itself,
-which is as good. Results agree to rounding; on a GPU, the sum is computed in the precision of its numbers, also where a product
-is computed in a lower one.
+reduction over as many numbers (as the global norm of all gradients does: XLA would write the product for that). Results agree to
+rounding; on a GPU, the sum is computed in the precision of its numbers, also where a product is computed in a lower one.
 """
 
 import math
@@ -25,34 +23,32 @@ from jax.interpreters import mlir
 
 from tensile_jax.trace.avals import nbytes_of, shape_of
 from tensile_jax.trace.cost import kind_of
-from tensile_jax.trace.flatten import Equation, Program
+from tensile_jax.trace.flatten import Atom, Equation, Program
 
-_MOST_TERMS, _MOST_OF_ONE_RESULT = 32, 16
-"""Compiled for an H200, the update of a layer of 25,088 x 4,096 by Adam moves 0.86 times the bytes with 4 to 128 terms, and needs
-0.3 KB beside its state (with more than 16 terms, 0.5 to 2 MB) in the place of 411 MB. Each term takes a multiplication and an
-addition for each number: with 32 terms, an H200 at its peak rate takes 0.1 ms for that, and 0.6 ms to move the bytes. One of
-4,096 x 4,096 by nine optimizers: 0.67 to 0.89 times the bytes with 16 and 32 terms. Without momentum: as many with 16 terms, and
-twice as many with 32."""
+_MOST_TERMS = 16
+"""Compiled for an H200, the update of a layer of 25,088 x 4,096 by Adam moves 0.86 times the bytes with 4, 8 and 16 terms, and
+needs 0.3 KB beside its state in the place of 411 MB; that of 4,096 x 4,096 by nine optimizers 0.67 to 0.89 times, and as many
+without momentum. A reduction over 32 terms is written to memory there. On a CPU of 2 cores, Adam takes 0.43, 0.46 and 0.8 times
+the time for 4,096 x 4,096 with 4, 8 and 16 terms, and 1.8 times with 32."""
 _LARGE = 1 / 32  # of all arguments of the step: results with fewer bytes are not worth another rounding; not tuned
 _SMALL = 16  # the operands together have at most a sixteenth of the result's bytes: such a tensor is never stored (`fusion.py`)
-_TERMS_AT_ONCE = 16
-"""Of one reduction on a GPU: compiled for an H200, one over 24 terms is fused, and one over 32 is written to memory. Sums that
-are written out take a small kernel for each term there. XLA:CPU fuses only these."""
-
 outer_products_p = Primitive("outer_products")
 
 
 def with_outer_products(program: Program) -> Program | None:
     """The program with its large products of few terms as light equations; None if it has none."""
     least_bytes = _LARGE * sum(nbytes_of(program.avals[v]) for v in program.inputs)
-    found = {
-        place: replace(e, primitive=outer_products_p, params=_params(program, e))
-        for place, e in enumerate(program.equations)
-        if _is_large(program, e, least_bytes) and 0 < _terms(program, e) <= _most_terms(program, place)
-    }
+    found: dict[int, Equation] = {}
+    gone: set[int | None] = set()
+    for place, e in enumerate(program.equations):
+        if _is_large(program, e, least_bytes) and 0 < _terms(program, e) <= _MOST_TERMS and _is_fused(program, place):
+            transposition = _transposition(program, place)
+            found[place] = _rewritten(program, e, None if transposition is None else program.equations[transposition])
+            gone.add(transposition)
     if not found:
         return None
-    return replace(program, equations=tuple(found.get(place, e) for place, e in enumerate(program.equations)))
+    equations = (found.get(place, e) for place, e in enumerate(program.equations) if place not in gone)
+    return replace(program, equations=tuple(equations))
 
 
 def _is_large(program: Program, e: Equation, least_bytes: float) -> bool:
@@ -69,35 +65,56 @@ def _is_large(program: Program, e: Equation, least_bytes: float) -> bool:
 
 
 def _terms(program: Program, e: Equation) -> int:
-    (_, contracted), _ = e.params["dimension_numbers"]
-    right = e.inputs[1]
-    assert isinstance(right, int)  # it is large
-    return math.prod(shape_of(program.avals[right])[d] for d in contracted)
+    return math.prod(_shape(program, e.inputs[0])[d] for d in _contracted(e)[0])
 
 
-def _most_terms(program: Program, place: int) -> int:
-    """The most terms of the product at `place` that XLA computes where the result is read; 0 if it would write the result.
+def _shape(program: Program, atom: Atom) -> tuple[int, ...]:
+    return shape_of(program.avals[atom] if isinstance(atom, int) else atom.aval)
 
-    It would not if only light equations read the result, or as many numbers that are computed from it.
-    """
+
+def _is_fused(program: Program, place: int) -> bool:
+    """Whether only light equations read the result of the product at `place`, or as many numbers that are computed from it."""
     (result,) = program.equations[place].outputs
-    if result in program.outputs:
-        return 0
     numbers = math.prod(shape_of(program.avals[result]))
     computed = {result}
     for e in program.equations[place + 1 :]:
         if computed.isdisjoint(e.inputs):
             continue
         if kind_of(e) != "light":
-            return 0
+            return False
         computed.update(v for v in e.outputs if math.prod(shape_of(program.avals[v])) >= numbers)
-    return _MOST_OF_ONE_RESULT if len(computed.intersection(program.outputs)) == 1 else _MOST_TERMS
+    return result not in program.outputs
 
 
-def _params(program: Program, e: Equation) -> dict[str, Any]:
-    contracted, _ = e.params["dimension_numbers"]
-    left, right = (tuple(map(int, dimensions)) for dimensions in contracted)
-    return {"left": left, "right": right, "dtype": program.avals[e.outputs[0]].dtype}
+def _transposition(program: Program, place: int) -> int | None:
+    """The place of the only equation that reads the product at `place`, if that puts the dimensions of the right operand first.
+
+    JAX differentiates a dense layer so. XLA for GPUs would not fuse the sum into what comes after such a transposition.
+    """
+    product = program.equations[place]
+    readers = [p for p, e in enumerate(program.equations) if not set(product.outputs).isdisjoint(e.inputs)]
+    if len(readers) != 1 or program.equations[readers[0]].primitive.name != "transpose":
+        return None
+    left, right = (len(_shape(program, atom)) - len(c) for atom, c in zip(product.inputs, _contracted(product), strict=True))
+    swapped = (*range(left, left + right), *range(left))
+    return readers[0] if tuple(program.equations[readers[0]].params["permutation"]) == swapped else None
+
+
+def _contracted(product: Equation) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The contracted dimensions of the left and of the right operand."""
+    (left, right), _ = product.params["dimension_numbers"]
+    return tuple(map(int, left)), tuple(map(int, right))
+
+
+def _rewritten(program: Program, product: Equation, transposition: Equation | None) -> Equation:
+    """The product as a light equation; with its transposition, if it has one."""
+    left, right = _contracted(product)
+    params = {"left": left, "right": right, "dtype": program.avals[product.outputs[0]].dtype}
+    if transposition is None:
+        return replace(product, primitive=outer_products_p, params=params)
+    params |= {"left": right, "right": left}
+    inputs = product.inputs[::-1]
+    return replace(product, primitive=outer_products_p, params=params, inputs=inputs, outputs=transposition.outputs)
 
 
 # -- the primitive ----------------------------------------------------------------------------------------------------------
@@ -119,7 +136,8 @@ def _rows(z: Any, contracted: tuple[int, ...]) -> Any:
     return z.reshape(terms, -1).astype(jnp.promote_types(z.dtype, jnp.float32))
 
 
-def _one_by_one(x: Any, y: Any, *, left: tuple[int, ...], right: tuple[int, ...], dtype: Any) -> Any:
+def _written_out(x: Any, y: Any, *, left: tuple[int, ...], right: tuple[int, ...], dtype: Any) -> Any:
+    """For XLA:CPU, which computes a reduction in a kernel of its own."""
     rows, columns = _rows(x, left), _rows(y, right)
     terms = (rows[t][:, None] * columns[t][None, :] for t in range(rows.shape[0]))
     total = next(terms)
@@ -128,14 +146,13 @@ def _one_by_one(x: Any, y: Any, *, left: tuple[int, ...], right: tuple[int, ...]
     return total.astype(dtype).reshape(_abstract(x, y, left=left, right=right, dtype=dtype).shape)
 
 
-def _some_at_once(x: Any, y: Any, *, left: tuple[int, ...], right: tuple[int, ...], dtype: Any) -> Any:
-    rows, columns = _rows(x, left), _rows(y, right)
-    parts = [slice(t, t + _TERMS_AT_ONCE) for t in range(0, rows.shape[0], _TERMS_AT_ONCE)]
-    total = sum(jnp.sum(rows[part][:, :, None] * columns[part][:, None, :], axis=0) for part in parts)
-    return jnp.asarray(total).astype(dtype).reshape(_abstract(x, y, left=left, right=right, dtype=dtype).shape)
+def _reduced(x: Any, y: Any, *, left: tuple[int, ...], right: tuple[int, ...], dtype: Any) -> Any:
+    """For XLA:GPU, which takes a small kernel for each term of a sum that is written out."""
+    total = jnp.sum(_rows(x, left)[:, :, None] * _rows(y, right)[:, None, :], axis=0)
+    return total.astype(dtype).reshape(_abstract(x, y, left=left, right=right, dtype=dtype).shape)
 
 
 outer_products_p.def_abstract_eval(_abstract)
-mlir.register_lowering(outer_products_p, mlir.lower_fun(_one_by_one, multiple_results=False))
+mlir.register_lowering(outer_products_p, mlir.lower_fun(_written_out, multiple_results=False))
 for _platform in ("cuda", "rocm"):
-    mlir.register_lowering(outer_products_p, mlir.lower_fun(_some_at_once, multiple_results=False), platform=_platform)
+    mlir.register_lowering(outer_products_p, mlir.lower_fun(_reduced, multiple_results=False), platform=_platform)

@@ -34,8 +34,9 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.liveness import Liveness
 
-# Of `flops_per_us`, which products by matrix units reach: what is reached in a kernel of light operators. Not measured yet. An
-# H200's units for single numbers do 60 TFLOP/s at most, and `tensile calibrate` measures 229 TFLOP/s of products.
+# Of `flops_per_us`, which products reach: what is reached in a kernel of light operators. Not measured on a GPU yet: an H200's
+# units for single numbers do 60 TFLOP/s at most, and `tensile calibrate` measures 229 TFLOP/s of products. On a CPU of 2 cores,
+# the sum of 32 outer products of 4,096 numbers takes 70 ms, and 80 ms by this rate.
 _FUSED_PRODUCTS = 1 / 8
 
 
