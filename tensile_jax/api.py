@@ -13,8 +13,8 @@ from tensile_jax.exec.call.options import GivenOptions, JitOptions, PlanOptions,
 from tensile_jax.exec.call.planned_calls import PlannedCalls
 from tensile_jax.exec.call.report import Report
 from tensile_jax.exec.step.prepared_step import Progress
-from tensile_jax.exec.step.variants import with_outer_products
-from tensile_jax.plan import Comparison, compare_policies
+from tensile_jax.exec.step.variants import compare_variants, with_outer_products
+from tensile_jax.plan import Comparison
 from tensile_jax.plan_format import Plan, PolicyName
 
 __all__ = ["PlannedFunction", "Report", "jit"]
@@ -113,8 +113,7 @@ class PlannedFunction:
         between two iterations, which the paper's policy needs. The result has the paper's metrics (MSR, EOR, CBR), predicted for
         the device profile.
         """
-        prepared = self._calls.prepared(args, kwargs)
-        return compare_policies(prepared.planner, progress=prepared.options.progress)
+        return compare_variants(self._calls.prepared(args, kwargs))
 
     def jit_peak_bytes(self, /, *args: Any, **kwargs: Any) -> int:
         """The peak of plain `jax.jit` for these arguments, in bytes. The first call compiles the plain function.

@@ -215,3 +215,13 @@ def test_the_least_memory_within_a_slowdown_has_no_room_for_gradients_either() -
     function(fresh(params), x, labels)
     plan = function.plan(params, x, labels)
     assert plan.peak_bytes <= 1.1 * state_bytes and not plan.swapped_out_bytes
+
+
+def test_policies_are_compared_as_their_plans_would_be_made() -> None:
+    """`auto` keeps 90 % of the peak without a swap, for which checkpointing has no plan; and it is not below the bound."""
+    params, x, labels = dense_network()
+    compared = tensile.jit(dense_step, donate_argnums=0).compare(params, x, labels)
+    there = next(one for one in compared.budgets if one.share == 0.9)
+    ours = there.of("auto")
+    assert ours is not None and not ours.swapped_bytes and there.of("checkpoint") is None
+    assert there.bound_eor is not None and there.bound_eor <= ours.eor

@@ -13,6 +13,7 @@ of a `Runtime` keep their loops whole, so that one job does not hold up the othe
 
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from tensile_jax.budget import Budget
@@ -22,7 +23,7 @@ from tensile_jax.exec.step.driven_step import Body, DrivenStep
 from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.ir import OperatorId
-from tensile_jax.plan import Measured
+from tensile_jax.plan import Comparison, Measured, Planner, compare_policies
 from tensile_jax.plan_format import Plan
 from tensile_jax.trace import Immediate, TracedStep
 from tensile_jax.trace.driven_loops import DrivenLoop, driven_loops
@@ -90,6 +91,19 @@ def with_outer_products(prepared: PreparedStep) -> PreparedStep:
     """The step with its large products of few terms computed where they are used; itself, if it has none."""
     found = _made(prepared, "outer products", lambda: [prepared.step.with_outer_products()])
     return found[0] if found else prepared
+
+
+def compare_variants(prepared: PreparedStep) -> Comparison:
+    """The plans of every policy under many budgets, `auto` with the variants of the step. State may be in host memory."""
+    options = replace(prepared.options, policy="auto", state_memory="any", max_slowdown=None)
+    step = PreparedStep(prepared.step, None, options, prepared.compiler)
+
+    def fastest(limit: float) -> Planner:
+        step.budget = None if limit == float("inf") else Budget(max(int(limit), 1), None)
+        return fastest_variant(step, drive_loops=False).planner
+
+    whole = with_outer_products(step).planner
+    return compare_policies(step.planner, progress=options.progress, fastest=fastest, bounded=whole)
 
 
 def variant_of(prepared: PreparedStep, saved: Plan) -> PreparedStep:
