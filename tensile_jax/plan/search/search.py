@@ -80,7 +80,7 @@ says 7.7 % for 11.6."""
 _LIMITS, _SLOW = (1.3, 1.15, 1.07, 1.0), 1.2
 """Times the limit: limits under which a schedule is repaired and improved, one after another, if nothing else is faster than
 `_SLOW` times the step as one executable. InceptionV4 under 24.4 % takes 1.20 for 5.55. With 1.2 for 2, VGG-16 in two chunks of
-images under 75 % takes 1.094 for 1.217, and with `state_memory="device"`, InceptionV3 under 25 % 1.442 for 1.595. With 1.1,
+images under 75 % takes 1.088 for 1.217, and with `state_memory="device"`, InceptionV3 under 25 % 1.442 for 1.595. With 1.1,
 planning takes twice as long for steps that become 1 % faster or slower."""
 _SHRINK = 0.97  # steps in which the least peak is sought
 _LEAST_KEPT = Start(PRICES[-1])  # how the search for the least peak begins without swaps, beside the schedule of least memory
