@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import update
 from tests.builders import fresh, numbers, running
+from tests.trace.test_outer_products import dense_network, dense_step
 
 pytestmark = pytest.mark.gpu
 
@@ -72,6 +74,22 @@ def test_a_decoder_without_copies_is_one_launch() -> None:
     function = tensile.jit(model.step, budget="70%", donate_argnums=0, **options)
     check_steps(function, model)
     assert function.report().launches == 1
+
+
+def test_gradients_of_dense_layers_need_no_memory() -> None:
+    params, x, labels = dense_network()
+    state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    function = tensile.jit(dense_step, budget=int(1.1 * state_bytes), donate_argnums=0, compiler_options=_QUICK)
+    plain, state = jax.jit(dense_step, compiler_options=_QUICK), params
+    for i in range(5):
+        rows = jnp.roll(x, i, axis=0)
+        ours, own = function(fresh(state), rows, labels)
+        before = numbers(state)
+        state, loss = plain(state, rows, labels)
+        np.testing.assert_allclose(own, loss, rtol=1e-3)
+        assert _distance(numbers(ours), numbers(state)) <= 0.1 * _distance(before, numbers(state))
+    plan, report = running(function).plan, function.report()
+    assert not plan.swapped_out_bytes and report.peak_bytes <= 1.1 * state_bytes and report.out_of_memory == 0
 
 
 def test_plans_are_renewed_and_train_as_plain_jit_does(monkeypatch: pytest.MonkeyPatch) -> None:
