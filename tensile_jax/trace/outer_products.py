@@ -153,6 +153,7 @@ def _reduced(x: Any, y: Any, *, left: tuple[int, ...], right: tuple[int, ...], d
 
 
 outer_products_p.def_abstract_eval(_abstract)
+outer_products_p.def_impl(_written_out)
 mlir.register_lowering(outer_products_p, mlir.lower_fun(_written_out, multiple_results=False))
 for _platform in ("cuda", "rocm"):
     mlir.register_lowering(outer_products_p, mlir.lower_fun(_reduced, multiple_results=False), platform=_platform)

@@ -54,9 +54,11 @@ def test_the_results_are_those_of_the_product(name: str, dtype: str) -> None:
     program = rewritten(step, left, right)
     assert program is not None and count(program, "outer_products") == 1 and not count(program, "dot_general")
     exact = np.asarray(step(left.astype(jnp.float32), right.astype(jnp.float32)))
-    (found,) = jax.jit(lambda *args: run(program, *args))(left, right)
-    assert found.dtype == dtype and found.shape == exact.shape
-    np.testing.assert_allclose(np.asarray(found, np.float32), exact, rtol=1e-5 if dtype == "float32" else 2e-2, atol=1e-4)
+    with jax.disable_jit():
+        (alone,) = run(program, left, right)
+    for found in (*run(program, left, right), alone):
+        assert found.dtype == dtype and found.shape == exact.shape
+        np.testing.assert_allclose(np.asarray(found, np.float32), exact, rtol=1e-5 if dtype == "float32" else 2e-2, atol=1e-4)
 
 
 ADAM = optax.adam(1e-3)
@@ -218,10 +220,10 @@ def test_the_least_memory_within_a_slowdown_has_no_room_for_gradients_either() -
 
 
 def test_policies_are_compared_as_their_plans_would_be_made() -> None:
-    """`auto` keeps 90 % of the peak without a swap, for which checkpointing has no plan; and it is not below the bound."""
+    """`auto` keeps 75 % of the peak without a swap, for which no other policy has a plan; and it is not below the bound."""
     params, x, labels = dense_network()
     compared = tensile.jit(dense_step, donate_argnums=0).compare(params, x, labels)
-    there = next(one for one in compared.budgets if one.share == 0.9)
+    there = next(one for one in compared.budgets if one.share == 0.75)
     ours = there.of("auto")
-    assert ours is not None and not ours.swapped_bytes and there.of("checkpoint") is None
+    assert ours is not None and there.entries == (ours,) and not ours.swapped_bytes
     assert there.bound_eor is not None and there.bound_eor <= ours.eor
