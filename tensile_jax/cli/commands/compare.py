@@ -112,7 +112,7 @@ def _budgets_table(made: "Comparison") -> Table:
     table.add_row("bound", *("" if b.bound_eor is None else f"{b.bound_eor:.3f}" for b in made.budgets), style="dim")
     table.add_row("auto above the bound", *map(_above_bound, made.budgets), style="dim")
     table.caption = (
-        "empty: the policy cannot keep the budget; bound: no plan is faster; "
+        "empty: the policy cannot keep the budget; bound: no plan without chunks is faster; "
         "capuchin measures in its first iteration, the others need none"
     )
     return table
