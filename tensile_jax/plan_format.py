@@ -344,7 +344,7 @@ def describe(plan: Plan) -> str:
     if plan.bound_us is not None:
         above = plan.step_us / plan.bound_us - 1
         lines.append(
-            f"  bound      {plan.bound_us / 1e3:.1f} ms: no plan without chunks is faster under this budget; this one is {above:.1%} above"
+            f"  bound      {plan.bound_us / 1e3:.1f} ms: no plan without chunks is faster here; this one is {above:.1%} above"
         )
     if plan.whole:
         lines.append("  the whole step runs as one executable, as jax.jit compiles it")

@@ -24,7 +24,9 @@ def draw(made: Comparison, name: Path, *, title: str) -> tuple[Path, Path]:
     curve = sorted({(e.msr, e.eor) for e in made.curve})
     axes.plot([m for m, _ in curve], [e for _, e in curve], color="tab:blue", marker=".", label="auto")
     bounds = [(1 - b.budget_bytes / made.vanilla.peak_bytes, b.bound_eor) for b in made.budgets if b.bound_eor is not None]
-    axes.plot([m for m, _ in bounds], [e for _, e in bounds], color="tab:gray", linestyle=":", label="no plan without chunks is faster")
+    axes.plot(
+        [m for m, _ in bounds], [e for _, e in bounds], color="tab:gray", linestyle=":", label="no plan without chunks is faster"
+    )
     for marker, (entry, _) in zip(_MARKERS, made.least, strict=False):
         axes.plot([entry.msr], [entry.eor], marker, label=entry.policy)
     axes.plot([made.whole.msr], [made.whole.eor], "k*", markersize=10, label="plain jit (predicted)")
