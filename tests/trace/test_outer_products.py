@@ -219,6 +219,17 @@ def test_the_least_memory_within_a_slowdown_has_no_room_for_gradients_either() -
     assert plan.peak_bytes <= 1.1 * state_bytes and not plan.swapped_out_bytes
 
 
+def test_a_share_is_one_of_the_compiled_peak_once_that_is_known() -> None:
+    params, x, labels = dense_network()
+    function = tensile.jit(dense_step, budget="80%", donate_argnums=0)
+    before = function.plan(params, x, labels)
+    peak = function.jit_peak_bytes(params, x, labels)
+    function(fresh(params), x, labels)
+    plan = function.plan(params, x, labels)
+    assert "products of few terms" in before.notes[0] and "products of few terms" in plan.notes[0]
+    assert plan.budget_bytes == int(0.8 * peak)
+
+
 def test_policies_are_compared_as_their_plans_would_be_made() -> None:
     """`auto` keeps 75 % of the peak without a swap, for which no other policy has a plan; and it is not below the bound."""
     params, x, labels = dense_network()

@@ -23,7 +23,7 @@ from tensile_jax.exec.step.driven_step import Body, DrivenStep
 from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.ir import OperatorId
-from tensile_jax.plan import Comparison, Measured, Planner, compare_policies
+from tensile_jax.plan import Comparison, Planner, compare_policies
 from tensile_jax.plan_format import Plan
 from tensile_jax.trace import Immediate, TracedStep
 from tensile_jax.trace.driven_loops import DrivenLoop, driven_loops
@@ -146,18 +146,21 @@ def _in_row_chunks(prepared: PreparedStep, whole: PreparedStep) -> list[Prepared
 
 
 def _made(prepared: PreparedStep, what: str, rewritten: Callable[[], Iterable[TracedStep | None]]) -> list[PreparedStep]:
-    """The variants with the programs that `rewritten` gives, or gave before. Only the policy `auto` has any."""
+    """The variants with the programs that `rewritten` gives, or gave before. Only the policy `auto` has any.
+
+    Budget and plain jit's peak, of which a budget may be a share, are those of the step.
+    """
     if what not in prepared.variants:
         steps = rewritten() if prepared.options.policy == "auto" else ()
         prepared.variants[what] = [_variant(prepared, step) for step in steps if step is not None]
     for variant in prepared.variants[what]:
         variant.budget = prepared.budget
+        variant.measured = replace(variant.measured, whole=prepared.measured.whole)
     return prepared.variants[what]
 
 
 def _variant(prepared: PreparedStep, step: TracedStep) -> PreparedStep:
     variant = PreparedStep(step, prepared.budget, prepared.options, prepared.compiler)
-    variant.measured = Measured(whole=prepared.measured.whole)
     variant.origin = prepared
     return variant
 
