@@ -159,7 +159,7 @@ def main(
         "swapped_bytes": report.swapped_bytes,
         "allocator_peak_bytes": in_use,
         "first_step_us": first.first_step_us,
-        "compile_s": report.compile_s,
+        "compile_s": first.compile_s,
         "loop_us_per_segment": loop_us_per_segment(step, mine, first_batch),
     }
     if mine_us:
