@@ -285,6 +285,24 @@ def numbers(tree: Any) -> list[np.ndarray]:
 # -- planned functions ------------------------------------------------------------------------------------------------------
 
 
+def trained_alike(
+    function: Any, step: Step, state: Any, x: jax.Array, labels: Any, *, steps: int, rtol: float, atol: float
+) -> Any:
+    """The state after so many steps on rolled rows of `x`; asserts that losses and the state at last are those of `jax.jit`.
+
+    The step returns the state, the loss, and maybe more.
+    """
+    plain, expected, state = jax.jit(step), state, fresh(state)
+    for i in range(steps):
+        rows = jnp.roll(x, i, axis=0)
+        expected, loss, *_ = plain(expected, rows, labels)
+        state, own, *_ = function(state, rows, labels)
+        np.testing.assert_allclose(own, loss, rtol=1e-5)
+    for a, b in zip(numbers(state), numbers(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+    return state
+
+
 def low_budget(step: Step, *args: Any, part: float = 0.0, **options: Any) -> int:
     """A budget that cuts the step into segments: the floor and a twentieth (`part=0`), up to the peak of plain jit (`part=1`).
 

@@ -12,7 +12,7 @@ from jax import lax
 import tensile_jax as tensile
 from tensile_jax.trace.flatten import Program, flatten
 from tensile_jax.trace.outer_products import with_outer_products
-from tests.builders import fresh, numbers
+from tests.builders import fresh, numbers, trained_alike
 from tests.test_loops import run
 
 RNG = np.random.default_rng(0)
@@ -195,14 +195,7 @@ def test_a_training_keeps_a_budget_that_has_no_room_for_gradients() -> None:
     params, x, labels = dense_network()
     state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     function = tensile.jit(dense_step, budget=int(1.1 * state_bytes), donate_argnums=0)
-    plain, expected, state = jax.jit(dense_step), params, fresh(params)
-    for i in range(10):
-        rows = jnp.roll(x, i, axis=0)
-        expected, loss = plain(expected, rows, labels)
-        state, own = function(state, rows, labels)
-        np.testing.assert_allclose(own, loss, rtol=1e-5)
-    for a, b in zip(numbers(state), numbers(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    state = trained_alike(function, dense_step, params, x, labels, steps=10, rtol=1e-4, atol=1e-6)
     plan = function.plan(state, x, labels)
     assert plan.peak_bytes <= 1.1 * state_bytes and not plan.swapped_out_bytes
     assert "products of few terms" in plan.notes[0]

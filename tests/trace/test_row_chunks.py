@@ -13,7 +13,7 @@ from flax import linen as nn
 import tensile_jax as tensile
 from tensile_jax.trace.flatten import Program, flatten
 from tensile_jax.trace.row_chunks import find_region, in_row_chunks
-from tests.builders import fresh, numbers
+from tests.builders import fresh, trained_alike
 from tests.test_loops import run
 
 ROWS, LENGTH, WIDTH, WORDS = 8, 16, 8, 512
@@ -272,15 +272,8 @@ class Stages(nn.Module):
 def test_a_network_for_images_trains_in_chunks_where_its_first_stage_is_too_large_otherwise() -> None:
     images, labels = jnp.asarray(RNG.normal(size=(8, 32, 32, 3)), jnp.float32), jnp.arange(8) % 4
     step, params, _ = image_step(Stages())
-    plain, function = jax.jit(step), tensile.jit(step, budget="45%", donate_argnums=0)
-    state, expected = fresh(params), params
-    for i in range(5):
-        rows = jnp.roll(images, i, axis=0)
-        expected, loss, _ = plain(expected, rows, labels)
-        state, own, _ = function(state, rows, labels)
-        np.testing.assert_allclose(own, loss, rtol=1e-5)
-    for a, b in zip(numbers(state), numbers(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    function = tensile.jit(step, budget="45%", donate_argnums=0)
+    state = trained_alike(function, step, params, images, labels, steps=5, rtol=1e-4, atol=1e-6)
     plan = function.plan(state, images, labels)
     assert plan.budget_bytes is not None and plan.peak_bytes <= plan.budget_bytes
     assert "chunks of rows" in plan.notes[0]
@@ -300,16 +293,8 @@ def test_a_training_in_chunks_gives_the_results_of_jit_and_says_so() -> None:
 
     x, labels = jnp.tile(X, (1, 16, 1)), jnp.tile(LABELS, (1, 16))
     function = tensile.jit(train_step, budget="40%", donate_argnums=0)
-    state = expected = (PARAMS, optimizer.init(PARAMS))
-    state = fresh(state)
-    jitted = jax.jit(train_step)
-    for i in range(10):
-        rows = jnp.roll(x, i, axis=0)
-        expected, loss = jitted(expected, rows, labels)
-        state, own = function(state, rows, labels)
-        np.testing.assert_allclose(own, loss, rtol=1e-5)
-    for a, b in zip(numbers(state), numbers(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    begin = PARAMS, optimizer.init(PARAMS)
+    state = trained_alike(function, train_step, begin, x, labels, steps=10, rtol=1e-3, atol=1e-4)
     plan = function.plan(state, x, labels)
     assert "chunks of rows" in plan.notes[0]
     again = tensile.jit(train_step, plan=plan, donate_argnums=0)
