@@ -35,6 +35,8 @@ TensorId = NewType("TensorId", int)
 OperatorId = NewType("OperatorId", int)
 
 Kind = Literal["heavy", "reduction", "light"]
+OUTER_PRODUCTS = "outer_products"
+"""The primitive of a product that is light (`trace/outer_products.py`)."""
 Role = Literal["parameter", "optimizer_state", "state", "batch", "constant", "activation", "gradient", "output"]
 
 

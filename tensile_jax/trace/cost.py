@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tensile_jax.ir import Kind
+from tensile_jax.ir import OUTER_PRODUCTS, Kind
 from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
 from tensile_jax.trace.flatten import Equation, Program, closed, flatten
 
@@ -41,7 +41,7 @@ _SHAPES = """
 _REDUCTIONS = """
     argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor
 """.split()
-_LIGHT = ELEMENTWISE | frozenset(_SHAPES) | {"outer_products"}  # the last is one of ours (`outer_products.py`)
+_LIGHT = ELEMENTWISE | frozenset(_SHAPES) | {OUTER_PRODUCTS}  # the last is one of ours
 _REDUCTION = frozenset(_REDUCTIONS)
 _EXPENSIVE_ELEMENTS = frozenset(
     "acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log log1p log2 "
@@ -174,11 +174,6 @@ def _dot_general(program: Program, equation: Equation) -> int:
     return 2 * math.prod(left[d] for d in contracted) * _size(program, equation.outputs[0])
 
 
-def _outer_products(program: Program, equation: Equation) -> int:
-    left = _aval(program, equation.inputs[0]).shape
-    return 2 * math.prod(left[d] for d in equation.params["left"]) * _size(program, equation.outputs[0])
-
-
 def _convolution(program: Program, equation: Equation) -> int:
     """Two operations for each product of the window. In the gradient of a strided convolution the input is dilated with zeros
     (`lhs_dilation`), and products with these zeros do not count.
@@ -242,7 +237,7 @@ _BODIES: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Any]]] = {
 
 _FLOPS: Mapping[str, Callable[[Program, Equation], int]] = {
     "dot_general": _dot_general,
-    "outer_products": _outer_products,
+    OUTER_PRODUCTS: _dot_general,
     "conv_general_dilated": _convolution,
     "reduce_window_sum": _reduce_window,
     "reduce_window_max": _reduce_window,

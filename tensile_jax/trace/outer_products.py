@@ -13,7 +13,10 @@ rounding; on a GPU, the sum is computed in the precision of its numbers, also wh
 """
 
 import math
+import operator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial, reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +24,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from tensile_jax.ir import OUTER_PRODUCTS
 from tensile_jax.trace.avals import nbytes_of, shape_of
 from tensile_jax.trace.cost import kind_of
 from tensile_jax.trace.flatten import Atom, Equation, Program
@@ -32,7 +36,7 @@ without momentum. A reduction over 32 terms is written to memory there. On a CPU
 the time for 4,096 x 4,096 with 4, 8 and 16 terms, and 1.8 times with 32."""
 _LARGE = 1 / 32  # of all arguments of the step: results with fewer bytes are not worth another rounding; not tuned
 _SMALL = 16  # the operands together have at most a sixteenth of the result's bytes: such a tensor is never stored (`fusion.py`)
-outer_products_p = Primitive("outer_products")
+outer_products_p = Primitive(OUTER_PRODUCTS)
 
 
 def with_outer_products(program: Program) -> Program | None:
@@ -108,24 +112,24 @@ def _contracted(product: Equation) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _rewritten(program: Program, product: Equation, transposition: Equation | None) -> Equation:
     """The product as a light equation; with its transposition, if it has one."""
-    left, right = _contracted(product)
-    params = {"left": left, "right": right, "dtype": program.avals[product.outputs[0]].dtype}
-    if transposition is None:
-        return replace(product, primitive=outer_products_p, params=params)
-    params |= {"left": right, "right": left}
-    inputs = product.inputs[::-1]
-    return replace(product, primitive=outer_products_p, params=params, inputs=inputs, outputs=transposition.outputs)
+    contracted, inputs, outputs = _contracted(product), product.inputs, product.outputs
+    dtype = program.avals[outputs[0]].dtype
+    if transposition is not None:
+        contracted, inputs, outputs = contracted[::-1], inputs[::-1], transposition.outputs
+    params = {"dimension_numbers": (contracted, ((), ())), "dtype": dtype}
+    return replace(product, primitive=outer_products_p, params=params, inputs=inputs, outputs=outputs)
 
 
-# -- the primitive ----------------------------------------------------------------------------------------------------------
+# -- the primitive: parameters `dimension_numbers`, as of `dot_general`, and `dtype`, of the result ----------------------------
 
 
 def _free(aval: Any, contracted: tuple[int, ...]) -> list[int]:
     return [d for d in range(len(aval.shape)) if d not in contracted]
 
 
-def _abstract(x: Any, y: Any, *, left: tuple[int, ...], right: tuple[int, ...], dtype: Any) -> Any:
-    shape = [*(x.shape[d] for d in _free(x, left)), *(y.shape[d] for d in _free(y, right))]
+def _abstract(x: Any, y: Any, *, dimension_numbers: Any, dtype: Any) -> Any:
+    contracted, _ = dimension_numbers
+    shape = [z.shape[d] for z, those in zip((x, y), contracted, strict=True) for d in _free(z, those)]
     return ShapedArray(tuple(shape), dtype)
 
 
@@ -136,24 +140,26 @@ def _rows(z: Any, contracted: tuple[int, ...]) -> Any:
     return z.reshape(terms, -1).astype(jnp.promote_types(z.dtype, jnp.float32))
 
 
-def _written_out(x: Any, y: Any, *, left: tuple[int, ...], right: tuple[int, ...], dtype: Any) -> Any:
+def _computed(add: Callable[[Any, Any], Any], x: Any, y: Any, *, dimension_numbers: Any, dtype: Any) -> Any:
+    """The result, for which `add` adds up the outer products of the rows of two matrices."""
+    (left, right), _ = dimension_numbers
+    total = add(_rows(x, left), _rows(y, right))
+    return total.astype(dtype).reshape(_abstract(x, y, dimension_numbers=dimension_numbers, dtype=dtype).shape)
+
+
+def _one_by_one(x: Any, y: Any) -> Any:
     """For XLA:CPU, which computes a reduction in a kernel of its own."""
-    rows, columns = _rows(x, left), _rows(y, right)
-    terms = (rows[t][:, None] * columns[t][None, :] for t in range(rows.shape[0]))
-    total = next(terms)
-    for term in terms:
-        total = total + term
-    return total.astype(dtype).reshape(_abstract(x, y, left=left, right=right, dtype=dtype).shape)
+    return reduce(operator.add, (x[t][:, None] * y[t][None, :] for t in range(x.shape[0])))
 
 
-def _reduced(x: Any, y: Any, *, left: tuple[int, ...], right: tuple[int, ...], dtype: Any) -> Any:
+def _at_once(x: Any, y: Any) -> Any:
     """For XLA:GPU, which takes a small kernel for each term of a sum that is written out."""
-    total = jnp.sum(_rows(x, left)[:, :, None] * _rows(y, right)[:, None, :], axis=0)
-    return total.astype(dtype).reshape(_abstract(x, y, left=left, right=right, dtype=dtype).shape)
+    return jnp.sum(x[:, :, None] * y[:, None, :], axis=0)
 
 
 outer_products_p.def_abstract_eval(_abstract)
-outer_products_p.def_impl(_written_out)
-mlir.register_lowering(outer_products_p, mlir.lower_fun(_written_out, multiple_results=False))
+outer_products_p.def_impl(partial(_computed, _one_by_one))
+mlir.register_lowering(outer_products_p, mlir.lower_fun(partial(_computed, _one_by_one), multiple_results=False))
 for _platform in ("cuda", "rocm"):
-    mlir.register_lowering(outer_products_p, mlir.lower_fun(_reduced, multiple_results=False), platform=_platform)
+    _lowered = mlir.lower_fun(partial(_computed, _at_once), multiple_results=False)
+    mlir.register_lowering(outer_products_p, _lowered, platform=_platform)

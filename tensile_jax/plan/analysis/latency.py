@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensile_jax.ir import Graph, Operator
+from tensile_jax.ir import OUTER_PRODUCTS, Graph, Operator
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.liveness import Liveness
@@ -76,7 +76,7 @@ def exchange_us(operator: Operator, profile: DeviceProfile) -> float:
 
 def fused_products_us(operator: Operator, profile: DeviceProfile) -> float:
     """Microseconds by which a sum of outer products delays the kernel into which it is fused; 0 for other operators."""
-    if operator.primitive != "outer_products":
+    if operator.primitive != OUTER_PRODUCTS:
         return 0.0
     moving_us = _UPDATE * operator.nbytes / profile.bytes_per_us
     return max(0.0, operator.flops / (_FUSED_PRODUCTS * profile.flops_per_us) - moving_us)
