@@ -89,12 +89,12 @@ def program_of(planner: Planner, planned: Planned) -> SimulatedProgram:
 
 def _under(prepared: PreparedStep, budget_bytes: int) -> SimulatedProgram:
     """The program under a budget, which includes the memory of the metrics. Raises: BudgetTooSmall."""
-    metrics = metrics_bytes(prepared.graph)
-    prepared.budget = Budget(max(budget_bytes - metrics, 1), None)
+    beside = metrics_bytes(prepared.graph)
+    prepared.budget = Budget(max(budget_bytes - beside, 1), None)
     planner = fastest_variant(prepared, drive_loops=False).planner
     planned = planner.plan(Goal(prepared.limit()), NOTHING)
     if planned is None:
-        floor = planner.floor_bytes(NOTHING) + metrics
+        floor = planner.floor_bytes(NOTHING) + beside
         raise BudgetTooSmall("the budget is too small", budget_bytes=budget_bytes, floor_bytes=floor)
     return program_of(planner, planned)
 

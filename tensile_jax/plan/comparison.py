@@ -110,17 +110,16 @@ Progress = Callable[[str, int, int], None]
 def compare_policies(
     planner: Planner,
     *,
+    fastest: Callable[[float], Planner],
+    bounded: Planner,
     progress: Progress | None = None,
     shares: Sequence[float] = SHARES,
-    fastest: Callable[[float], Planner] | None = None,
-    bounded: Planner | None = None,
 ) -> Comparison:
     """All policies on the planner's step, whatever its own policy and its own `state_memory`.
 
     Args:
-        fastest: gives for a limit in bytes the planner of the variant of the step that `auto` plans under it; if it is left out,
-            `auto` plans the step as the others do.
-        bounded: the planner of the step that the bound is for, if that is another one.
+        fastest: gives for a limit in bytes the planner of the variant of the step that `auto` plans under it.
+        bounded: the planner of the variant that the bound is for.
 
     Raises:
         TensileError: no plan of a policy survives its replay, which is a mistake of this package.
@@ -139,7 +138,7 @@ def compare_policies(
             progress("planning with every policy", done, rounds)
 
     def planned(policy: PolicyName, limit: float) -> Plan | None:
-        one = fastest(limit) if policy == "auto" and fastest is not None else planners[policy]
+        one = fastest(limit) if policy == "auto" else planners[policy]
         found = one.plan(Goal(limit), nothing)
         if found is None and one.has_choice(limit, nothing):
             raise one.no_verified_plan()
@@ -171,7 +170,7 @@ def compare_policies(
         report_progress()
         nbytes = int(share * vanilla.peak_bytes)
         entries = tuple(e for policy in POLICIES if policy != "none" and (e := under(policy, nbytes)) is not None)
-        bound = (bounded or planner).bound_us(nbytes, nothing)
+        bound = bounded.bound_us(nbytes, nothing)
         passive = passive_iteration(planner.step, nbytes)
         bound_eor = None if bound == float("inf") else bound / vanilla.step_us
         budgets.append(AtBudget(share, nbytes, entries, bound_eor, passive.step_us / vanilla.step_us))

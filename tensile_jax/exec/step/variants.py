@@ -7,12 +7,11 @@
     with driven loops    long loops run under plans of their own (`driven_step.py`)
 
 Only the policy `auto` has variants. A variant must be predicted to be faster than the step as it is, or the step as it is has no
-plan under the budget. Where the least memory within a slowdown is wanted, there are none: each would be planned many times. Jobs
-of a `Runtime` keep their loops whole, so that one job does not hold up the others for a whole training.
+plan under the budget. Where the least memory within a slowdown is wanted, there are only outer products: each variant would be
+planned many times. Jobs of a `Runtime` keep their loops whole, so that one job does not hold up the others for a whole training.
 """
 
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -55,12 +54,12 @@ def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> Prep
             return prepared
         prepared.origin.budget = prepared.budget
         prepared = prepared.origin
-    whole = with_outer_products(prepared)
     if prepared.budget is None and prepared.options.max_slowdown is not None:
-        return whole
+        return with_outer_products(prepared)
     limit = prepared.limit()
     if prepared.planner.whole_peak_bytes(prepared.measured) <= limit:
         return prepared
+    whole = with_outer_products(prepared)
     in_chunks = _in_row_chunks(prepared, whole) if _may_need_chunks(whole, limit) else []
     driven = _driven(prepared, limit) if drive_loops else []
     if len(variants := [whole, *in_chunks, *driven]) == 1:
@@ -102,17 +101,15 @@ def compare_variants(prepared: PreparedStep) -> Comparison:
         step.budget = None if limit == float("inf") else Budget(max(int(limit), 1), None)
         return fastest_variant(step, drive_loops=False).planner
 
-    whole = with_outer_products(step).planner
-    return compare_policies(step.planner, progress=options.progress, fastest=fastest, bounded=whole)
+    bounded = with_outer_products(step).planner
+    return compare_policies(step.planner, fastest=fastest, bounded=bounded, progress=options.progress)
 
 
 def variant_of(prepared: PreparedStep, saved: Plan) -> PreparedStep:
     """The variant of the step that the saved plan is for; the step itself, if it is for none."""
     if saved.loops:
         return _driven_as(prepared, saved)
-    whole = with_outer_products(prepared)
-    variants = itertools.chain([prepared, whole], _in_row_chunks(prepared, whole))
-    return next((variant for variant in variants if variant.graph.fingerprint == saved.fingerprint), prepared)
+    return next((one for one in _with_other_programs(prepared) if one.graph.fingerprint == saved.fingerprint), prepared)
 
 
 def prepare_for_less(running: RunningPlan) -> RunningPlan:
@@ -138,6 +135,14 @@ def prepare_for_less(running: RunningPlan) -> RunningPlan:
 
 
 # -- with another program -------------------------------------------------------------------------------------------------------
+
+
+def _with_other_programs(prepared: PreparedStep) -> Iterator[PreparedStep]:
+    """The step and its variants whose programs are rewritten, each made when it is asked for."""
+    yield prepared
+    whole = with_outer_products(prepared)
+    yield whole
+    yield from _in_row_chunks(prepared, whole)
 
 
 def _in_row_chunks(prepared: PreparedStep, whole: PreparedStep) -> list[PreparedStep]:
