@@ -23,6 +23,8 @@ from tensile_jax.plan.search.start import merged, split
 # Moves after which the speed of a repair is trusted. `make bench-scale`: with 20, 100,000 operators on a CPU at 50 % take 1.104
 # times plain time, with 40 1.026; plans of smaller steps are the same with either.
 _TRUSTED = 40
+_RATED, _LATER_US = 20, 0.25
+"""Moves after which the time that they took for each byte is trusted, and the part of it that later ones are expected to take."""
 _STAGE = 0.93
 """Times a limit: the next one of a repair. With the profile h200, what keeps most of ResNet-50 is repaired under 30 % at 2.14
 times plain time if that limit is the only one, and at 1.23 like this; of InceptionV3 under 40 % at 1.20 and 1.12."""
@@ -50,9 +52,10 @@ def repair(
     The schedule is brought under higher limits first, from `_STAGE` times its peak down, so that moves lower what exceeds the
     limit most. `evaluations` is the most segments that are evaluated.
 
-    A repair is given up early if so many moves would not do, provided that the others lower the excess as much as those made.
+    A repair is given up early if so many moves would not do, provided that the others lower the excess as much as those made; or
+    if it would not be faster than `upper`, provided that the others take a quarter of the time for each byte.
     """
-    begun, end = schedule.excess(limit), schedule.model.evaluated + evaluations
+    begun, begun_us, end = schedule.excess(limit), schedule.cost, schedule.model.evaluated + evaluations
     stage = max(limit, _STAGE * schedule.peak)
     for made in range(most):
         if schedule.peak <= limit:
@@ -61,27 +64,31 @@ def repair(
             stage = max(limit, _STAGE * stage)
         if schedule.cost >= upper or schedule.model.evaluated >= end:
             return None
-        if made >= _TRUSTED and (excess := schedule.excess(limit)) * made > (begun - excess) * (most - made):
+        excess = schedule.excess(limit)
+        if made >= _TRUSTED and excess * made > (begun - excess) * (most - made):
             return None
-        lower = _best_move(schedule, stage)
+        if made >= _RATED and _LATER_US * (schedule.cost - begun_us) * excess >= (upper - schedule.cost) * (begun - excess) > 0:
+            return None
+        lower = _best_move(schedule, stage, upper)
         if lower is None:
             return None
         schedule = lower
     return schedule if schedule.peak <= limit else None
 
 
-def _best_move(schedule: Schedule, limit: float) -> Schedule | None:
-    """The schedule after the move that adds the least time for each byte of the excess that it removes; None if there is none."""
+def _best_move(schedule: Schedule, limit: float, upper: float) -> Schedule | None:
+    """The schedule after the move that adds the least time for each byte of the excess that it removes, if it is faster than
+    `upper`; None if there is none."""
     excess, cost = schedule.excess(limit), schedule.cost
     for j in worst(schedule, limit):
         best: Schedule | None = None
         best_score = float("inf")
-        for new in lowering(schedule, j, limit):
+        for new in lowering(schedule, j, limit, upper - cost):
             less = excess - new.excess(limit)
-            if less <= 0 or (max(new.least_cost - cost, 0.0) + _EPS) / less >= best_score:
+            if less <= 0 or (least := new.least_cost) >= upper or (max(least - cost, 0.0) + _EPS) / less >= best_score:
                 continue
             score = (max(new.cost - cost, 0.0) + _EPS) / less
-            if score < best_score:
+            if score < best_score and new.cost < upper:
                 best, best_score = new, score
         if best is not None:
             return best
@@ -93,8 +100,8 @@ def worst(schedule: Schedule, limit: float) -> list[int]:
     return sorted(over, key=lambda j: -schedule.peaks[j])[:3]
 
 
-def lowering(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
-    """Schedules in which segment j may hold less."""
+def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterator[Schedule]:
+    """Schedules in which segment j may hold less, without those that are expected to take `most_us` longer, or more."""
     model = schedule.model
     step = model.step
     ranked: list[tuple[float, Gap]] = []
@@ -104,10 +111,10 @@ def lowering(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
         us = recipe.us if recipe is not None and gap.before < schedule.count else float("inf")
         if step.movable >> gap.t & 1:
             us = min(us, _swap_us(schedule, gap))
-        if us < float("inf"):
+        if us < most_us:
             span = sum(1 for p in schedule.peaks[gap.after + 1 : gap.before] if p > limit) + (gap.after == j)
             ranked.append(((us + 1.0) / (step.nbytes[gap.t] * max(span, 1)), gap))
-        if recipe is not None and gap.before >= schedule.count:
+        if recipe is not None and recipe.us < most_us and gap.before >= schedule.count:
             results.append(((recipe.us + 1.0) / step.nbytes[gap.t], gap))
     ranked.sort()
     for _, gap in ranked[:_TRIED]:
@@ -115,7 +122,8 @@ def lowering(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
     for _, gap in sorted(results)[:_LATER]:
         yield from made_later(schedule, gap)
     yield from sent_across(schedule, j)
-    yield from splits(schedule, j)
+    if schedule.model.profile.launch_us < most_us:
+        yield from splits(schedule, j)
     yield from merges(schedule, j, limit)
     yield from absences_with(schedule, j)
 

@@ -21,7 +21,7 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, is_swapped
 from tensile_jax.plan.search.account import Contents, contents_of
 from tensile_jax.plan.search.condensed import Condensed, members
-from tensile_jax.plan.search.timing import Copies, Timing, timed
+from tensile_jax.plan.search.timing import GRID_US, Copies, CopiesOfAll, Timing, timed
 from tensile_jax.plan.search.workspace import Measured, SegmentKey, predicted_workspace, ratio_near
 
 _COMPILING = 0.001
@@ -79,11 +79,11 @@ class Model:
         self._relevant: dict[tuple[int, int], int] = {}
         self._made: dict[tuple[int, int], int] = {}
         self._known: dict[tuple[int, int, int, int, int], Evaluated | None] = {}
-        self.evaluated = 0  # segments, a long one as often as it takes longer
+        self.evaluated = 0  # segments, a long one as often as it takes longer; and schedules that were tried
         self.compiling_us = max(0.0, _COMPILING * sum(step.us) - profile.launch_us)
         self.nothing = Contents(0.0, 0.0, 0, 0, 0, 0, 0)
-        self.out_us = [copy_out_us(n, profile) for n in step.nbytes]
-        self.in_us = [copy_in_us(n, profile) for n in step.nbytes]
+        self.out_us = [_on_grid(copy_out_us(n, profile)) for n in step.nbytes]
+        self.in_us = [_on_grid(copy_in_us(n, profile)) for n in step.nbytes]
 
     def made(self, a: int, b: int) -> int:
         """The tensors that the nodes between two boundaries make."""
@@ -151,6 +151,11 @@ class Model:
         new._ratios = {}
         return new
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether workspaces of segments were measured."""
+        return bool(self._measured.workspaces)
+
     def without_state_out(self) -> "Model":
         """The same model, in which no state may be on the host across the iteration boundary; it shares what it remembers."""
         new = copy(self)
@@ -191,7 +196,7 @@ class Schedule:
     residencies: list[Several]
     at: list[int]  # by boundary, the tensors on the device
     after: list[int]  # by segment, those on the device when it has ended
-    copies: dict[int, Copies | None]  # of the tensors that are swapped; None where they must be found again
+    copies: CopiesOfAll
     contents: list[Contents]
     held: list[int]  # by boundary, bytes of `at`
     peaks: list[int]
@@ -210,7 +215,7 @@ class Schedule:
     @property
     def swapped(self) -> Set[int]:
         """The tensors that are swapped."""
-        return self.copies.keys()
+        return self.copies.of.keys()
 
     @property
     def count(self) -> int:
@@ -225,10 +230,10 @@ class Schedule:
         """When what happens in a step. The schedule must not be changed any more."""
         if self._timing is None:
             model, known = self.model, self.copies
-            for t, copies in known.items():
+            for t, copies in known.of.items():
                 if copies is None:
-                    known[t] = self._copies_of(t)
-            self._timing = timed(self.us, known.items(), model.out_us, model.in_us, model.profile.copy_share)  # pyright: ignore[reportArgumentType] # none is None
+                    known.find(t, self._copies_of(t), model.out_us[t], model.in_us[t])
+            self._timing = timed(self.us, known.out_us, known.into_us, model.profile.copy_share)
         return self._timing
 
     @property
@@ -286,10 +291,8 @@ class Schedule:
         if [stay for stay in before if stay.first == 0] != [stay for stay in residencies if stay.first == 0]:
             touched.add(0)  # it counts state that leaves before it, or comes
         self.residencies[t] = residencies
-        if is_swapped(residencies):
-            self.copies[t] = None
-        else:
-            self.copies.pop(t, None)
+        change = self.copies.forget if is_swapped(residencies) else self.copies.drop
+        change(t, self.model.out_us[t], self.model.in_us[t])
         return touched
 
     def refresh(self, j: int) -> bool:
@@ -305,15 +308,15 @@ class Schedule:
             return False
         found, result_bytes, self.written_us[j] = evaluated
         for t in members(self.contents[j].used ^ found.used):
-            if t in self.copies:
-                self.copies[t] = None
+            if t in self.copies.of:
+                self.copies.forget(t, model.out_us[t], model.in_us[t])
         self.contents[j] = found
         workspace, _ = model.workspace(a, b, found, wanted)
         self.peaks[j] = step.base_bytes + int(step.small_bytes[a, b]) + self.held[j] + result_bytes + workspace
         self.us[j] = model.profile.launch_us + found.us
         if j == 0:  # state may leave before the first segment, or come
             begin = step.base_bytes + int(step.small_bytes[0, 0]) + self.held[0]
-            for t in self.copies:
+            for t in self.copies.of:
                 for first, last, arrival, _ in self.residencies[t]:
                     if first == 0:
                         begin += step.nbytes[t] * ((arrival == BEGINS and last < 0) - (arrival == COPIED))
@@ -327,6 +330,7 @@ class Schedule:
         """Evaluate changed segments, and release earlier what nothing needs any more; False if a segment cannot run."""
         waiting, idle = set(changed), set(idle)
         rounds = 0
+        self.model.evaluated += 1
         while waiting or idle:
             rounds += 1
             if rounds > _MOST_ROUNDS:
@@ -401,6 +405,11 @@ class Schedule:
             if leaves and out is None and not into:
                 out = max(self.last_use(t, first, last) + 1, first), last + 1
         return Copies(out, tuple(into))
+
+
+def _on_grid(us: float) -> float:
+    """A time as a multiple of `GRID_US`, of one at least."""
+    return max(1, round(us / GRID_US)) * GRID_US
 
 
 def _at_and_after(residencies: Several, k: int) -> tuple[int, int]:

@@ -2,8 +2,10 @@
 
 The search begins with several schedules. For some prices of a minimum cut (`analysis/rematerialization.py`), tensors are kept or
 dropped at that price, and the step is cut into segments by dynamic programming (`cut.py`). Each schedule is repaired until it
-keeps the limit (`local_search.py`). The fastest ones are improved by local search. The fastest of these is repaired under lower
-limits and improved again, as long as that makes it faster (iterated local search: Lourenço, Martin and Stützle, 2003).
+keeps the limit (`local_search.py`). If the first that does is slow, a schedule under a higher limit is sought too, and repaired
+under lower and lower ones; what is slower than that is given up early. The fastest schedules are improved by local search. The
+fastest of these is repaired under lower limits and improved again, as long as that makes it faster (iterated local search:
+Lourenço, Martin and Stützle, 2003). Below what every schedule needs (`necessary.py`), none is sought.
 
 The search also begins with the schedule of least memory. In it, every segment is as short as possible, but where segments that
 are joined hold less, and every tensor is on the host whenever no segment needs it. Repairs then lower its peak. Without
@@ -23,6 +25,7 @@ from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
 from tensile_jax.plan.search.condensed import members
 from tensile_jax.plan.search.cut import cheapest_cuts
 from tensile_jax.plan.search.local_search import improve, repair
+from tensile_jax.plan.search.necessary import necessary_bytes
 from tensile_jax.plan.search.schedule import Model, Schedule, Several
 from tensile_jax.plan.search.start import assemble, held_at, last_held, merged, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel
@@ -64,17 +67,19 @@ texts is predicted to take 1.218 times plain time, and 1.239 without such a star
 _REPAIRS = 400  # moves of a repair; those of large networks that keep everything at first need 90 to 400
 _LEAST_REPAIRS = 30  # those of a repair of the schedule with the least peak
 _PROMISING = 1.05  # a repair goes on while its schedule is at most so much slower than the fastest one that is repaired
-_OTHERS = 60_000
+_OTHERS = 100_000
 """Segments that are evaluated to repair a schedule if another one is repaired already, times the part by which that is slower
 than the step as one executable. With 30,000, InceptionV4 under 44 % takes 1.118 for 1.085; planning takes a tenth less time."""
+_MOST_OTHERS = 40_000
+_TIRED = 10_000
 _LIKELY = 1.2  # in a second search, times what the first has found: schedules that are slower are not repaired any further
-_EVALUATIONS = 2000  # segments that are evaluated to improve one
+_EVALUATIONS = 3000  # segments that are evaluated to improve one
 _LOWER, _FASTER = (0.97, 0.94, 0.9), 0.9999
 """Times the limit: limits under which the fastest one is repaired, to be improved again. Times its cost: what is faster."""
-_MORE_EVALUATIONS, _FAST = 8000, 1.05
+_MORE_EVALUATIONS, _FAST = 12000, 1.05
 """For that, unless it is that fast already, over the step as one executable. VGG-16 under 90 % then takes 1.080 for 1.128, the
 encoder under 30 % 1.161 for 1.180, and with `state_memory="device"` ResNet-50 under 30 % 1.252 for 1.275."""
-_ALL_EVALUATIONS = 4000
+_ALL_EVALUATIONS = 6000
 """After which no start with `spread` is tried, and then no other schedule is improved. Of small steps, all are: `make bench-gap`
 says 7.7 % for 11.6."""
 _LIMITS, _SLOW = (1.3, 1.15, 1.07, 1.0), 1.2
@@ -82,9 +87,12 @@ _LIMITS, _SLOW = (1.3, 1.15, 1.07, 1.0), 1.2
 `_SLOW` times the step as one executable. InceptionV4 under 24.4 % takes 1.20 for 5.55. With 1.2 for 2, VGG-16 in two chunks of
 images under 75 % takes 1.088 for 1.217, and with `state_memory="device"`, InceptionV3 under 25 % 1.442 for 1.595. With 1.1,
 planning takes twice as long for steps that become 1 % faster or slower."""
+_IMPROVED = 2.0
+"""Times the time that is wanted: slower schedules are not taken to be improved to that. VGG-16 under 60 % takes 1.63 times plain
+time, and 1.80 with 1.25, since what is slow in eight chunks of images before it is improved is left out."""
 _SHRINK = 0.97  # steps in which the least peak is sought
 _LEAST_KEPT = Start(PRICES[-1])  # how the search for the least peak begins without swaps, beside the schedule of least memory
-_DESCENT, _LEAST_EVALUATIONS = 10_000, 2_000
+_DESCENT, _LEAST_EVALUATIONS = 15_000, 3_000
 """Segments that are evaluated to lower each of the two, and then, each time, to repair one schedule. Of VGG-16, ResNet-50,
 InceptionV3, DenseNet-121, the decoder and the encoder with the profiles h200 and cpu, `Planner(..., may_swap=False).floor_bytes`
 is at most 2.3 % higher than without these limits, and takes 0.35 to 0.95 times as long. A plan of a decoder of 24 layers and
@@ -106,16 +114,23 @@ def fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | Non
     return min(both, key=lambda schedule: schedule.cost, default=None)
 
 
+def fast(step: StepModel, limit: float, measured: Measured, upper: float = float("inf")) -> Schedule | None:
+    """A schedule under the limit that is found quickly: the fastest of those that the search begins with, improved once.
+
+    None if there is none; or if it seems to be slower than `upper`.
+    """
+    model = step.search_model.with_measured(measured)
+    return None if limit < necessary_bytes(model) else _from_cuts(step, model, limit, _IMPROVED * upper)
+
+
 def _fastest(step: StepModel, model: Model, limit: float, upper: float = float("inf")) -> Schedule | None:
     """What `fastest` describes, with one model; a schedule is left out early if it is much slower than `upper`."""
-    best = _from_cuts(step, model, limit, upper)
-    if best is None or best.cost < _FAST * step.whole_us:
+    if limit < necessary_bytes(model):
+        return None
+    best = _from_cuts(step, model, limit, upper, may_rise=True)
+    if best is None or best.cost < _FAST * step.whole_us or best.cost > upper:
         return best
-    if best.cost >= _SLOW * step.whole_us:
-        other = _from_higher_limits(step, model, limit, upper)
-        if other is not None and other.cost < best.cost:
-            best = other
-    return best if best.cost > upper else _perturbed(best, limit)
+    return _perturbed(best, limit)
 
 
 def _from_higher_limits(step: StepModel, model: Model, limit: float, upper: float) -> Schedule | None:
@@ -151,12 +166,24 @@ def _perturbed(best: Schedule, limit: float) -> Schedule:
     return best
 
 
-def _from_cuts(step: StepModel, model: Model, limit: float, upper: float) -> Schedule | None:
-    """The fastest of the schedules that begin with minimum cuts, repaired and improved, and of the one with the least peak."""
+def _from_cuts(step: StepModel, model: Model, limit: float, upper: float, *, may_rise: bool = False) -> Schedule | None:
+    """The fastest of the schedules that begin with minimum cuts, repaired and improved, and of the one with the least peak.
+
+    Args:
+        may_rise: whether one is also sought from higher limits, once the first schedule is repaired and turns out to be slow, or
+            once many repairs have failed. Others are then given up early if they are slower.
+    """
     found: list[Schedule] = []
     begun: set[tuple[object, ...]] = set()
     schedule_of = cache(partial(starting, step, model, limit=limit))
-    end = model.evaluated + _ALL_EVALUATIONS
+    end, tired = model.evaluated + _ALL_EVALUATIONS, model.evaluated + _TIRED
+
+    def add(schedule: Schedule | None) -> None:
+        nonlocal upper
+        if schedule is not None:
+            found.append(schedule)
+            upper = min(upper, schedule.cost)
+
     for first in _starts(step, model, limit, schedule_of):
         kept = (first.spread, *_kept(step, model, first)[1])
         if kept in begun or (first.spread and found and model.evaluated >= end):
@@ -165,11 +192,13 @@ def _from_cuts(step: StepModel, model: Model, limit: float, upper: float) -> Sch
         schedule = schedule_of(first)
         if schedule is None:
             continue
-        evaluations = _OTHERS * (upper / step.whole_us - 1) if found else float("inf")
-        repaired = repair(schedule, limit, _REPAIRS, _PROMISING * upper, evaluations)
-        if repaired is not None:
-            found.append(repaired)
-            upper = min(upper, repaired.cost)
+        evaluations = min(_OTHERS * (upper / step.whole_us - 1), _MOST_OTHERS) if found else float("inf")
+        add(repair(schedule, limit, _REPAIRS, _PROMISING * upper, evaluations))
+        if may_rise and (upper >= _SLOW * step.whole_us if found else model.evaluated >= tired):
+            may_rise = False
+            add(_from_higher_limits(step, model, limit, upper))
+    if may_rise and not found:
+        add(_from_higher_limits(step, model, limit, upper))
     lowest = _least(step, model)
     if lowest.peak <= limit:
         found.append(lowest)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from tensile_jax.plan.result.layout import BEGINS, MADE, Residency, is_swapped, may_have
 from tensile_jax.plan.search.condensed import Condensed, members
 from tensile_jax.plan.search.schedule import Model, Schedule, Several
+from tensile_jax.plan.search.timing import CopiesOfAll
 
 
 def last_held(step: Condensed, dropped: Mapping[int, int]) -> list[int]:
@@ -77,7 +78,7 @@ def assemble(model: Model, cuts: list[int], residencies: list[Several], *, as_th
         [()] * len(residencies),
         [0] * (k + 1),
         [0] * k,
-        {},
+        CopiesOfAll(),
         [none] * k,
         [0] * (k + 1),
         [0] * k,
@@ -126,7 +127,8 @@ def merged(schedule: Schedule, j: int) -> Schedule | None:
     new.after[j - 1 : j + 1] = [schedule.after[j] & ~(come & ~used) | left]
     for those in (new.at, new.held, new.contents, new.peaks, new.us, new.written_us):
         del those[j]
-    new.copies = {t: None for t in new.copies if is_swapped(residencies[t])}
+    new.copies = CopiesOfAll()
+    new.copies.of = {t: None for t in schedule.swapped if is_swapped(residencies[t])}
     both = schedule.contents[j - 1].used | used | schedule.after[j - 1]
     return new if new.settle((j - 1,), members(both & ~new.after[j - 1])) else None
 
@@ -187,6 +189,7 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     for times in (new.us, new.written_us):
         times.insert(j + 1, times[j])
     new.contents[j : j + 1] = [before, behind]
-    new.copies = {t: None for t in new.copies if is_swapped(residencies[t])}
+    new.copies = CopiesOfAll()
+    new.copies.of = {t: None for t in schedule.swapped if is_swapped(residencies[t])}
     idle = schedule.contents[j].used | crossing | new.at[j + 1] & ~new.at[j + 2]
     return new if new.settle(range(j, j + 2), members(idle)) else None

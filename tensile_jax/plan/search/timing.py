@@ -1,25 +1,81 @@
 """Simulates the time of a schedule's step: its segments, and the copies of the tensors that are swapped.
 
-The simulation is that of `result/simulate.py`. Boundaries are 0 .. k; boundary j is where segment j begins.
+The simulation is that of `result/simulate.py`. Boundaries are 0 .. k; boundary j is where segment j begins. Copies that are
+issued at the same boundary and must have ended at the same one are simulated as one: nothing depends on when each of them ends.
 
-Times in microseconds.
+Times in microseconds. Those of copies are multiples of `GRID_US`, so that their sums are exact in any order.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+GRID_US = 2.0**-10
+"""A sum of multiples of a power of two is exact, up to 2 ** 53 of them."""
+
+Span = tuple[int, int]
+"""The boundary at which a copy is issued, and that at which it must have ended."""
+
 
 class Copies(NamedTuple):
-    """The copies of one tensor in an iteration.
+    """The copies of one tensor in an iteration: the one to the host, None without one, and each copy back."""
+
+    out: Span | None
+    into: tuple[Span, ...]
+
+
+class CopiesOfAll:
+    """The copies of all tensors that are swapped.
 
     Attributes:
-        out: of the copy to the host, the boundary at which it is issued and that at which it must have ended; None without one.
-        into: the same of each copy back.
+        of: by tensor, its copies; None where they must be found again.
+        out_us, into_us: the time of the known copies to the host, and of those from it, by span.
     """
 
-    out: tuple[int, int] | None
-    into: tuple[tuple[int, int], ...]
+    __slots__ = ("into_us", "of", "out_us")
+
+    def __init__(self) -> None:
+        self.of: dict[int, Copies | None] = {}
+        self.out_us: dict[Span, float] = {}
+        self.into_us: dict[Span, float] = {}
+
+    def copy(self) -> "CopiesOfAll":
+        """Others that are equal, and may be changed."""
+        new = CopiesOfAll()
+        new.of, new.out_us, new.into_us = self.of.copy(), self.out_us.copy(), self.into_us.copy()
+        return new
+
+    def forget(self, t: int, out_us: float, into_us: float) -> None:
+        """The copies of tensor t, whose copies take so long each, must be found again, if there are any."""
+        known = self.of.get(t)
+        self.of[t] = None
+        if known is not None:
+            self._count(known, -out_us, -into_us)
+
+    def drop(self, t: int, out_us: float, into_us: float) -> None:
+        """Tensor t is not swapped."""
+        known = self.of.pop(t, None)
+        if known is not None:
+            self._count(known, -out_us, -into_us)
+
+    def find(self, t: int, copies: Copies, out_us: float, into_us: float) -> None:
+        """Tensor t, whose copies were not known, has these."""
+        self.of[t] = copies
+        self._count(copies, out_us, into_us)
+
+    def _count(self, copies: Copies, out_us: float, into_us: float) -> None:
+        if copies.out is not None:
+            _add(self.out_us, copies.out, out_us)
+        for span in copies.into:
+            _add(self.into_us, span, into_us)
+
+
+def _add(sums: dict[Span, float], span: Span, us: float) -> None:
+    total = sums.get(span, 0.0) + us
+    if total:
+        sums[span] = total
+    else:  # sums are exact, and every copy takes some time
+        del sums[span]
 
 
 class Timing(NamedTuple):
@@ -37,53 +93,37 @@ class Timing(NamedTuple):
     in_free: list[float]
 
 
-def timed(
-    us: Sequence[float],
-    copies: Iterable[tuple[int, Copies]],
-    out_us: Sequence[float],
-    in_us: Sequence[float],
-    copy_share: float,
-) -> Timing:
+def timed(us: Sequence[float], out_us: Mapping[Span, float], into_us: Mapping[Span, float], copy_share: float) -> Timing:
     """The timing of segments that take so long each.
 
     Args:
-        copies: tensors, and their copies.
-        out_us, in_us: by tensor, the time of a copy to the host and of one from it.
+        out_us, into_us: by span, the time of the copies to the host, and of those from it.
         copy_share: the part of a copy's time by which it delays the next segment.
     """
-    k = len(us)
-    out: dict[int, list[tuple[int, int]]] = {}
-    into: dict[int, list[tuple[int, int]]] = {}
-    for t, (leaves, comes) in copies:
-        if leaves is not None:
-            out.setdefault(leaves[0], []).append((leaves[1], t))
-        for issued, until in comes:
-            into.setdefault(issued, []).append((until, t))
-    if not out and not into:
+    if not out_us and not into_us:
         begins = [0.0, *accumulate(us)]
         return Timing(begins[-1], begins, begins, begins)
+    k = len(us)
+    never = ((k + 1, 0), 0.0)
+    out, into = sorted([*out_us.items(), never], reverse=True), sorted([*into_us.items(), never], reverse=True)
+    next_out, next_into = out[-1][0][0], into[-1][0][0]
     clock = lane_out = lane_in = delay_us = 0.0
     left, come = [0.0] * (k + 2), [0.0] * (k + 2)
     begins, out_free, in_free = [0.0] * (k + 1), [0.0] * (k + 1), [0.0] * (k + 1)
-
-    def copied(
-        those: list[tuple[int, int]], each_us: Sequence[float], ended: list[float], lane: float, delay_us: float
-    ) -> tuple[float, float]:
-        """Issue copies now; when their lane is free again, and by how much the next segment is delayed."""
-        those.sort()
-        for until, t in those:
-            lane = ended[until] = (lane if lane > clock else clock) + each_us[t]
-            delay_us += copy_share * each_us[t]
-        return lane, delay_us
-
     for index in range(k + 1):
-        if index in out:
-            lane_out, delay_us = copied(out[index], out_us, left, lane_out, delay_us)
+        while next_out == index:
+            (_, until), copies_us = out.pop()
+            lane_out = left[until] = (lane_out if lane_out > clock else clock) + copies_us
+            delay_us += copy_share * copies_us
+            next_out = out[-1][0][0]
         out_free[index] = lane_out if lane_out > clock else clock
         if left[index] > clock:
             clock = left[index]
-        if index in into:
-            lane_in, delay_us = copied(into[index], in_us, come, lane_in, delay_us)
+        while next_into == index:
+            (_, until), copies_us = into.pop()
+            lane_in = come[until] = (lane_in if lane_in > clock else clock) + copies_us
+            delay_us += copy_share * copies_us
+            next_into = into[-1][0][0]
         begins[index], in_free[index] = clock, (lane_in if lane_in > clock else clock)
         if index < k:
             if come[index] > clock:

@@ -1,0 +1,32 @@
+"""No schedule has a lower peak than what is said to be necessary, and where less is allowed, none is sought."""
+
+import random
+
+import pytest
+
+from tensile_jax.plan import Measured
+from tensile_jax.plan.search.necessary import necessary_bytes
+from tensile_jax.plan.search.search import fastest, least
+from tests.plan.search.schedules import model_of, odd_step, random_schedule, wander
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_no_schedule_needs_less(seed: int) -> None:
+    rng, step = random.Random(seed), odd_step(seed)
+    model = model_of(step)
+    first = random_schedule(model, rng)
+    for schedule in (first, least(step, Measured()), *(schedule for _, schedule in wander(first, rng, 8))):
+        assert necessary_bytes(schedule.model) <= schedule.peak
+    assert necessary_bytes(model) <= necessary_bytes(model.without_state_out())
+
+
+def test_where_less_is_allowed_no_segment_is_evaluated() -> None:
+    tight = 0
+    for seed in range(20):
+        step = odd_step(seed)
+        model = step.search_model
+        necessary = necessary_bytes(model)
+        before = model.evaluated
+        assert fastest(step, necessary - 1, Measured()) is None and model.evaluated == before
+        tight += necessary == least(step, Measured()).peak
+    assert tight >= 5  # it often is all that is needed
