@@ -42,6 +42,7 @@ from tensile_jax.plan.search.choice import (
     LEAST,
     WHOLE,
     Choice,
+    choice_of,
     compared,
     is_possible,
     peak_of,
@@ -50,6 +51,7 @@ from tensile_jax.plan.search.choice import (
     workspaces_of,
 )
 from tensile_jax.plan.search.lower_bound import least_step_us
+from tensile_jax.plan.search.search import fast
 from tensile_jax.plan.search.state_out import keep_state_out
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
@@ -266,16 +268,22 @@ class Planner:
         known = self.step
         return least_step_us(known.liveness, known.fusion, known.costs, limit, state_may_stay_out=self.state_memory == "any")
 
-    def quick_us(self, limit: float, measured: Measured) -> float:
-        """Microseconds of a step under the limit, of a plan that is found quickly; infinite if none is.
+    def quick_us(self, limit: float, measured: Measured, upper: float = float("inf")) -> float:
+        """Microseconds of a step under the limit, of a plan of `auto` that is found quickly.
 
-        If loops are opened, it is the plan that treats their iterations alike, and otherwise the plan of the policy.
+        It is infinite if there is no plan, or if there seems to be none that is faster than `upper`. If loops are opened, it is
+        of the plan that treats their iterations alike.
         """
         if whole_peak(self.step, measured) <= limit:
             return self.step.whole_us
         if self.step.has_iterations:
             schedule = alike(self.step, limit, measured)
             return float("inf") if schedule is None else schedule.step_us
+        schedule = fast(self.step, limit, measured, upper)
+        if schedule is not None and peak_of(self.step, choice_of(self.step, schedule), measured) <= limit:
+            return schedule.step_us
+        if schedule is None and upper < float("inf"):
+            return float("inf")
         found = self.plan(Goal(limit), measured)
         return float("inf") if found is None else found.plan.step_us
 
@@ -289,8 +297,7 @@ class Planner:
         """Whether the policy has a choice under the limit, even if the replay of its plan would refuse it."""
         if self._is_below_floor(limit, measured):
             return False
-        known = self._no_choice
-        if known is not None and known[0] == limit and known[1] is measured:
+        if self._no_choice == (limit, measured):
             return False
         return self._policy(self.step, limit, measured) is not None
 

@@ -52,7 +52,7 @@ def test_a_limit_under_which_there_is_no_choice_is_searched_once() -> None:
         return auto(step, limit, measured)
 
     planner._policy = policy
-    assert planner.plan(Goal(1), NOTHING) is None and not planner.has_choice(1, NOTHING)
+    assert planner.plan(Goal(1), NOTHING) is None and not planner.has_choice(1, Measured())
     assert searched == [1]
     assert planner.has_choice(2**40, NOTHING) and searched == [1, 2**40]
 

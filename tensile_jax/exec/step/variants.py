@@ -76,10 +76,11 @@ def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> Prep
         chunks = variant.step.row_chunks
         if chunks and enough:
             continue
-        variant_us = variant.planner.quick_us(limit, variant.measured)
+        upper = _FASTER * best_us if best_us < float("inf") else best_us
+        variant_us = variant.planner.quick_us(limit, variant.measured, upper)
         if chunks:
-            in_chunks_us, enough = variant_us, in_chunks_us <= variant_us < float("inf")
-        if variant_us < (_FASTER * best_us if best_us < float("inf") else best_us):
+            in_chunks_us, enough = variant_us, in_chunks_us < float("inf") and variant_us >= in_chunks_us
+        if variant_us < upper:
             best, best_us = variant, variant_us
     if best_us == float("inf"):
         return min(variants, key=lambda variant: variant.planner.floor_bytes(variant.measured))

@@ -22,7 +22,7 @@ from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
 # `make bench-constants`: half and twice of each give the same plans.
-_EVALUATIONS = 2000  # segments that are evaluated to make a repaired plan, or the one with the least peak, faster
+_EVALUATIONS = 3000  # segments that are evaluated to make a repaired plan, or the one with the least peak, faster
 _REPAIRS = 100  # moves that may bring a choice under the limit
 _TRIES = 4  # limits that are tried if plans turn out to be above the limit
 _FAST_ENOUGH = 1.02
@@ -39,20 +39,19 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
         return WHOLE
     if limit == LEAST:
         return _least(step, measured)
-    lower = limit
-    schedule = _fastest(step, limit, measured)
-    for made in range(_TRIES):
+    lower, schedule = limit, _fastest(step, limit, measured)
+    for tried in range(1, _TRIES + 1):
         if schedule is None:
             break
         choice = choice_of(step, schedule)
         above = peak_of(step, choice, measured) - limit
         if above <= 0:
             return choice
-        lower -= (made + 1) * above
-        repaired = None if step.has_iterations else repair(schedule, lower, _REPAIRS)
-        schedule = _fastest(step, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
-    choice = _least(step, measured)
-    return choice if peak_of(step, choice, measured) <= limit else None
+        if tried < _TRIES:
+            lower = min(lower, schedule.peak) - tried * above
+            repaired = None if step.has_iterations else repair(schedule, lower, _REPAIRS)
+            schedule = _fastest(step, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
+    return _least(step, measured) if floor_bytes(step, measured) <= limit else None
 
 
 def _fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
@@ -89,7 +88,7 @@ def revise(step: StepModel, choice: Choice, limit: float, measured: Measured) ->
         above = peak_of(step, revised, measured) - limit
         if above <= 0:
             return revised
-        lower -= above
+        lower = min(lower, schedule.peak) - above
     return None
 
 
