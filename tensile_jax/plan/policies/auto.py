@@ -3,7 +3,7 @@
 If the step as one executable is under the limit, that is the plan. Otherwise `search/search.py` searches. It works on a condensed
 step, whose account of memory may differ a little from that of the whole step. If the plan turns out to be above the limit, the
 plan is repaired under a limit that is lower by the difference, the next time by twice the difference, and so on. If no repair
-succeeds, the search is repeated. If that finds nothing, the plan is the one with the least peak.
+succeeds, the search is repeated. If that finds nothing, the plan is one that is found quickly, or the one with the least peak.
 
 If state may be on the host between two iterations, the search also begins with the schedule of the policy `tensile`, if that has
 one: it fills the link with state, one tensor after another, which the search's own starts do not.
@@ -17,7 +17,7 @@ from tensile_jax.plan.search.alike import alike
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, choice_of, peak_of, schedule_of, whole_peak
 from tensile_jax.plan.search.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Schedule
-from tensile_jax.plan.search.search import fastest, least
+from tensile_jax.plan.search.search import fast, fastest, least
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
@@ -51,6 +51,10 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
             lower = min(lower, schedule.peak) - tried * above
             repaired = None if step.has_iterations else repair(schedule, lower, _REPAIRS)
             schedule = _fastest(step, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
+    if lower < limit:  # the plan that ranks variants of a step (`Planner.quick_us`) is always one of those to choose from
+        quick = fast(step, limit, measured)
+        if quick is not None and peak_of(step, choice := choice_of(step, quick), measured) <= limit:
+            return choice
     return _least(step, measured) if floor_bytes(step, measured) <= limit else None
 
 

@@ -1,9 +1,14 @@
-"""`auto` is at least as fast as the paper's own policy, wherever that has a plan."""
+"""`auto` is at least as fast as the paper's own policy, wherever that has a plan, and has one where another search has one."""
 
 import pytest
 
 from tensile_jax.plan import Measured
 from tensile_jax.plan.planner import Goal, Planner
+from tensile_jax.plan.policies import auto as policy
+from tensile_jax.plan.search.choice import peak_of, schedule_of
+from tensile_jax.plan.search.schedule import Schedule
+from tensile_jax.plan.search.search import fast, fastest
+from tests.builders import PROFILE, training_graph
 from tests.plan.small_steps import small_step
 
 
@@ -18,3 +23,22 @@ def test_auto_is_not_slower_than_tensile_with_state_outside_between_iterations(s
         if theirs is None:  # the step fits whole, and the limit is lower than what the policy can do with segments
             continue
         assert ours is not None and ours.plan.step_us <= 1.01 * theirs.plan.step_us
+
+
+def test_a_plan_that_is_found_quickly_is_taken_where_others_turn_out_to_be_above_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planner, nothing = Planner(training_graph(6, activation=100_000), PROFILE), Measured()
+    step = planner.step
+    whole, floor = planner.whole_peak_bytes(nothing), planner.floor_bytes(nothing)
+    limit = float((whole + floor) // 2)
+
+    def above(*_: object) -> Schedule | None:
+        return fastest(step, 0.99 * whole, nothing)
+
+    monkeypatch.setattr(policy, "_fastest", above)
+    monkeypatch.setattr(policy, "repair", lambda *_: None)
+    quick, choice = fast(step, limit, nothing), policy.auto(step, limit, nothing)
+    assert quick is not None and choice is not None and choice.layout is not None
+    assert peak_of(step, choice, nothing) <= limit
+    assert schedule_of(step, choice.layout, nothing).step_us == pytest.approx(quick.step_us)
