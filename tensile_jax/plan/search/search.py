@@ -123,7 +123,7 @@ def fast(step: StepModel, limit: float, measured: Measured, upper: float = float
     None if there is none; or if it seems to be slower than `upper`.
     """
     model = step.search_model.with_measured(measured)
-    return None if limit < necessary_bytes(model) else _from_cuts(step, model, limit, _IMPROVED * upper)
+    return None if limit < necessary_bytes(model) else _from_cuts(step, model, limit, _IMPROVED * upper, may_rise=True)
 
 
 def _fastest(step: StepModel, model: Model, limit: float, upper: float = float("inf")) -> Schedule | None:
