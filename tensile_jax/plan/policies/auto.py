@@ -1,9 +1,9 @@
 """Policy `auto`, the default: chooses the fastest plan that the planner finds under a memory limit.
 
 If the step as one executable is under the limit, that is the plan. Otherwise `search/search.py` searches. It works on a condensed
-step, whose account of memory may differ a little from that of the whole step. If the plan turns out to be above the limit, the
-plan is repaired under a limit that is lower by the difference, the next time by twice the difference, and so on. If no repair
-succeeds, the search is repeated. If that finds nothing, the plan is one that is found quickly, or the one with the least peak.
+step, whose account of memory may differ a little from that of the whole step. If segments of the plan turn out to be above the
+limit, the plan is repaired under a limit that is lower by what they need more, and so on. If no repair succeeds, the search is
+repeated. If that finds nothing, the plan is one that is found quickly, or the one with the least peak.
 
 If state may be on the host between two iterations, the search also begins with the schedule of the policy `tensile`, if that has
 one: it fills the link with state, one tensor after another, which the search's own starts do not.
@@ -14,7 +14,16 @@ the plan if it is hardly slower than the step as one executable, or than what th
 
 from tensile_jax.plan.policies.tensile.policy import tensile
 from tensile_jax.plan.search.alike import alike
-from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, choice_of, peak_of, schedule_of, whole_peak
+from tensile_jax.plan.search.choice import (
+    LEAST,
+    WHOLE,
+    Choice,
+    choice_of,
+    peak_of,
+    predicted_plan,
+    schedule_of,
+    whole_peak,
+)
 from tensile_jax.plan.search.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import fast, fastest, least
@@ -40,22 +49,36 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     if limit == LEAST:
         return _least(step, measured)
     lower, schedule = limit, _fastest(step, limit, measured)
+    has_some = schedule is not None
     for tried in range(1, _TRIES + 1):
         if schedule is None:
             break
         choice = choice_of(step, schedule)
-        above = peak_of(step, choice, measured) - limit
-        if above <= 0:
+        needed = _needed_limit(step, schedule, choice, limit, measured)
+        if needed is None:
             return choice
         if tried < _TRIES:
-            lower = min(lower, schedule.peak) - tried * above
+            lower = min(lower, needed)
             repaired = None if step.has_iterations else repair(schedule, lower, _REPAIRS)
             schedule = _fastest(step, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
-    if lower < limit:  # the plan that ranks variants of a step (`Planner.quick_us`) is always one of those to choose from
+    if has_some:  # the plan that ranks variants of a step (`Planner.quick_us`) is always one of those to choose from
         quick = fast(step, limit, measured)
         if quick is not None and peak_of(step, choice := choice_of(step, quick), measured) <= limit:
             return choice
     return _least(step, measured) if floor_bytes(step, measured) <= limit else None
+
+
+def _needed_limit(step: StepModel, schedule: Schedule, choice: Choice, limit: float, measured: Measured) -> float | None:
+    """The limit under which the schedule must be so that the plan of its choice keeps `limit`; None if it does.
+
+    It is lower by what segments of the plan that are above it need more than the condensed step says.
+    """
+    plan = predicted_plan(step, choice, measured)
+    if plan.peak_bytes <= limit:
+        return None
+    each = zip(plan.segments, schedule.peaks, strict=True)
+    more = [segment.device_bytes - peak for segment, peak in each if segment.device_bytes > limit]
+    return min(limit - max(more, default=0), schedule.peak - 1)
 
 
 def _fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
@@ -89,10 +112,10 @@ def revise(step: StepModel, choice: Choice, limit: float, measured: Measured) ->
         if schedule is None:
             return None
         revised = choice_of(step, schedule)
-        above = peak_of(step, revised, measured) - limit
-        if above <= 0:
+        needed = _needed_limit(step, schedule, revised, limit, measured)
+        if needed is None:
             return revised
-        lower = min(lower, schedule.peak) - above
+        lower = min(lower, needed)
     return None
 
 

@@ -1,5 +1,8 @@
 """`auto` is at least as fast as the paper's own policy, wherever that has a plan, and has one where another search has one."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from tensile_jax.plan import Measured
@@ -8,6 +11,7 @@ from tensile_jax.plan.policies import auto as policy
 from tensile_jax.plan.search.choice import peak_of, schedule_of
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import fast, fastest
+from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, training_graph
 from tests.plan.small_steps import small_step
 
@@ -42,3 +46,27 @@ def test_a_plan_that_is_found_quickly_is_taken_where_others_turn_out_to_be_above
     assert quick is not None and choice is not None and choice.layout is not None
     assert peak_of(step, choice, nothing) <= limit
     assert schedule_of(step, choice.layout, nothing).step_us == pytest.approx(quick.step_us)
+
+
+def test_segments_that_need_more_than_expected_are_lowered_by_just_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, nothing = Planner(training_graph(8, activation=100_000), PROFILE), Measured()
+    step, more = planner.step, 40_000
+    limit = 0.8 * planner.whole_peak_bytes(nothing)
+    predicted, needed = policy.predicted_plan, list[float]()
+
+    def with_more(*args: Any) -> Plan:
+        """The first segment needs more than the search knows."""
+        plan = predicted(*args)
+        first, *others = plan.segments
+        segments = (replace(first, device_bytes=first.device_bytes + more), *others)
+        return replace(plan, segments=segments, peak_bytes=max(segment.device_bytes for segment in segments))
+
+    def fast_enough(*args: Any) -> Schedule | None:
+        needed.append(args[1])
+        return fastest(*args)
+
+    monkeypatch.setattr(policy, "predicted_plan", with_more)
+    monkeypatch.setattr(policy, "fastest", fast_enough)
+    choice = policy.auto(step, limit, nothing)
+    assert choice is not None and needed == [limit]  # it was repaired, and not sought again
+    assert limit - 200_000 <= with_more(step, choice, nothing).peak_bytes <= limit
