@@ -77,7 +77,8 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
     },
     "search.cut_choice": {"_TRIES": None},
     "search.local_search": {
-        "_TRUSTED": [20, 80], "_STAGE": [0.88, 0.97], "_TRIED": None, "_LATER": None, "_SENT": None,
+        "_TRUSTED": [20, 80], "_RATED": None, "_LATER_US": None,
+        "_STAGE": [0.88, 0.97], "_TRIED": None, "_LATER": None, "_SENT": None,
         "_SWAP_RISK": [0.0, 0.025, 0.1], "_EPS": None, "_WORTH_KEEPING_US": None, "_STAYING": [0.25, 1.0], "_SHIFTED": [0.1, 0.4],
         "_SHIFTS": [((1, 0), (0, -1), (-1, 0), (0, 1))], "_SHIFTS_ACROSS": [((1, 0), (0, -1), (-1, 0), (0, 1))],
         "_MOVES": [(-1, 1), (-1, 1, -2, 2, -3, 3, -4, 4, -8, 8)],
@@ -88,9 +89,10 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
             (Start(0.165), Start(1.2)),
             tuple(Start(price, spread=spread) for spread in (False, True) for price in (0.05, 0.165, 0.36, 1.2)),
         ],
-        "_REPAIRS": None, "_LEAST_REPAIRS": None, "_PROMISING": [1.025, 1.1], "_OTHERS": None, "_LIKELY": [1.1, 1.4],
+        "_REPAIRS": None, "_LEAST_REPAIRS": None, "_PROMISING": [1.025, 1.1], "_OTHERS": None, "_MOST_OTHERS": None,
+        "_TIRED": None, "_LIKELY": [1.1, 1.4],
         "_EVALUATIONS": None, "_MORE_EVALUATIONS": None, "_LOWER": [(0.95,), (0.97, 0.94, 0.9, 0.85)], "_FAST": [1.02, 1.1],
-        "_ALL_EVALUATIONS": None, "_SHRINK": [0.94, 0.985],
+        "_ALL_EVALUATIONS": None, "_IMPROVED": [1.5, 3.0], "_SHRINK": [0.94, 0.985],
     },
     "search.step_model": {
         "PRICES": [(4.0, 0.36, 0.05), (4.0, 1.0, 0.6, 0.36, 0.25, 0.165, 0.1, 0.05, 0.02, 0.01)],

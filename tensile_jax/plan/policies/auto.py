@@ -31,7 +31,7 @@ from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
 # `make bench-constants`: half and twice of each give the same plans.
-_EVALUATIONS = 3000  # segments that are evaluated to make a repaired plan, or the one with the least peak, faster
+_EVALUATIONS = 3000  # as in `search.py`, to make a repaired plan, or the one with the least peak, faster
 _REPAIRS = 100  # moves that may bring a choice under the limit
 _TRIES = 4  # limits that are tried if plans turn out to be above the limit
 _FAST_ENOUGH = 1.02
@@ -48,24 +48,37 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
         return WHOLE
     if limit == LEAST:
         return _least(step, measured)
-    lower, schedule = limit, _fastest(step, limit, measured)
-    has_some = schedule is not None
-    for tried in range(1, _TRIES + 1):
-        if schedule is None:
-            break
+    schedule = _fastest(step, limit, measured)
+    if schedule is not None:
+        choice = _corrected(step, schedule, limit, measured) or _found_quickly(step, limit, measured)
+        if choice is not None:
+            return choice
+    return _least(step, measured) if floor_bytes(step, measured) <= limit else None
+
+
+def _corrected(step: StepModel, schedule: Schedule, limit: float, measured: Measured) -> Choice | None:
+    """The choice of the schedule, which is repaired or sought again as long as its plan is above the limit."""
+    lower = limit
+    for _ in range(_TRIES - 1):
         choice = choice_of(step, schedule)
         needed = _needed_limit(step, schedule, choice, limit, measured)
         if needed is None:
             return choice
-        if tried < _TRIES:
-            lower = min(lower, needed)
-            repaired = None if step.has_iterations else repair(schedule, lower, _REPAIRS)
-            schedule = _fastest(step, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
-    if has_some:  # the plan that ranks variants of a step (`Planner.quick_us`) is always one of those to choose from
-        quick = fast(step, limit, measured)
-        if quick is not None and peak_of(step, choice := choice_of(step, quick), measured) <= limit:
-            return choice
-    return _least(step, measured) if floor_bytes(step, measured) <= limit else None
+        lower = min(lower, needed)
+        repaired = None if step.has_iterations else repair(schedule, lower, _REPAIRS)
+        found = _fastest(step, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
+        if found is None:
+            return None
+        schedule = found
+    choice = choice_of(step, schedule)
+    return choice if peak_of(step, choice, measured) <= limit else None
+
+
+def _found_quickly(step: StepModel, limit: float, measured: Measured) -> Choice | None:
+    """The choice that ranks the variants of a step (`Planner.quick_us`), if its plan keeps the limit."""
+    schedule = fast(step, limit, measured)
+    choice = None if schedule is None else choice_of(step, schedule)
+    return choice if choice is not None and peak_of(step, choice, measured) <= limit else None
 
 
 def _needed_limit(step: StepModel, schedule: Schedule, choice: Choice, limit: float, measured: Measured) -> float | None:

@@ -84,6 +84,7 @@ class Model:
         self.nothing = Contents(0.0, 0.0, 0, 0, 0, 0, 0)
         self.out_us = [_on_grid(copy_out_us(n, profile)) for n in step.nbytes]
         self.in_us = [_on_grid(copy_in_us(n, profile)) for n in step.nbytes]
+        self.copies_us = tuple(zip(self.out_us, self.in_us, strict=True))
 
     def made(self, a: int, b: int) -> int:
         """The tensors that the nodes between two boundaries make."""
@@ -232,7 +233,7 @@ class Schedule:
             model, known = self.model, self.copies
             for t, copies in known.of.items():
                 if copies is None:
-                    known.find(t, self._copies_of(t), model.out_us[t], model.in_us[t])
+                    known.find(t, self._copies_of(t))
             self._timing = timed(self.us, known.out_us, known.into_us, model.profile.copy_share)
         return self._timing
 
@@ -291,8 +292,10 @@ class Schedule:
         if [stay for stay in before if stay.first == 0] != [stay for stay in residencies if stay.first == 0]:
             touched.add(0)  # it counts state that leaves before it, or comes
         self.residencies[t] = residencies
-        change = self.copies.forget if is_swapped(residencies) else self.copies.drop
-        change(t, self.model.out_us[t], self.model.in_us[t])
+        if is_swapped(residencies):
+            self.copies.forget(t)
+        else:
+            self.copies.drop(t)
         return touched
 
     def refresh(self, j: int) -> bool:
@@ -309,14 +312,14 @@ class Schedule:
         found, result_bytes, self.written_us[j] = evaluated
         for t in members(self.contents[j].used ^ found.used):
             if t in self.copies.of:
-                self.copies.forget(t, model.out_us[t], model.in_us[t])
+                self.copies.forget(t)
         self.contents[j] = found
         workspace, _ = model.workspace(a, b, found, wanted)
         self.peaks[j] = step.base_bytes + int(step.small_bytes[a, b]) + self.held[j] + result_bytes + workspace
         self.us[j] = model.profile.launch_us + found.us
         if j == 0:  # state may leave before the first segment, or come
             begin = step.base_bytes + int(step.small_bytes[0, 0]) + self.held[0]
-            for t in self.copies.of:
+            for t in self.swapped:
                 for first, last, arrival, _ in self.residencies[t]:
                     if first == 0:
                         begin += step.nbytes[t] * ((arrival == BEGINS and last < 0) - (arrival == COPIED))

@@ -124,14 +124,11 @@ def fast(step: StepModel, limit: float, measured: Measured, upper: float = float
 
     None if there is none; or if it seems to be slower than `upper`.
     """
-    model = step.search_model.with_measured(measured)
-    return None if limit < necessary_bytes(model) else _from_cuts(step, model, limit, _IMPROVED * upper, may_rise=True)
+    return _from_cuts(step, step.search_model.with_measured(measured), limit, _IMPROVED * upper, may_rise=True)
 
 
 def _fastest(step: StepModel, model: Model, limit: float, upper: float = float("inf")) -> Schedule | None:
     """What `fastest` describes, with one model; a schedule is left out early if it is much slower than `upper`."""
-    if limit < necessary_bytes(model):
-        return None
     best = _from_cuts(step, model, limit, upper, may_rise=True)
     if best is None or best.cost < _FAST * step.whole_us or best.cost > upper:
         return best
@@ -178,6 +175,8 @@ def _from_cuts(step: StepModel, model: Model, limit: float, upper: float, *, may
         may_rise: whether one is also sought from higher limits, once the first schedule is repaired and turns out to be slow, or
             once many repairs have failed. Others are then given up early if they are slower.
     """
+    if limit < necessary_bytes(model):
+        return None
     found: list[Schedule] = []
     begun: set[tuple[object, ...]] = set()
     schedule_of = cache(partial(starting, step, model, limit=limit))

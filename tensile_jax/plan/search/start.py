@@ -78,7 +78,7 @@ def assemble(model: Model, cuts: list[int], residencies: list[Several], *, as_th
         [()] * len(residencies),
         [0] * (k + 1),
         [0] * k,
-        CopiesOfAll(),
+        CopiesOfAll(model.copies_us),
         [none] * k,
         [0] * (k + 1),
         [0] * k,
@@ -127,8 +127,7 @@ def merged(schedule: Schedule, j: int) -> Schedule | None:
     new.after[j - 1 : j + 1] = [schedule.after[j] & ~(come & ~used) | left]
     for those in (new.at, new.held, new.contents, new.peaks, new.us, new.written_us):
         del those[j]
-    new.copies = CopiesOfAll()
-    new.copies.of = {t: None for t in schedule.swapped if is_swapped(residencies[t])}
+    new.copies = CopiesOfAll(schedule.model.copies_us, (t for t in schedule.swapped if is_swapped(residencies[t])))
     both = schedule.contents[j - 1].used | used | schedule.after[j - 1]
     return new if new.settle((j - 1,), members(both & ~new.after[j - 1])) else None
 
@@ -189,7 +188,6 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     for times in (new.us, new.written_us):
         times.insert(j + 1, times[j])
     new.contents[j : j + 1] = [before, behind]
-    new.copies = CopiesOfAll()
-    new.copies.of = {t: None for t in schedule.swapped if is_swapped(residencies[t])}
+    new.copies = CopiesOfAll(model.copies_us, (t for t in schedule.swapped if is_swapped(residencies[t])))
     idle = schedule.contents[j].used | crossing | new.at[j + 1] & ~new.at[j + 2]
     return new if new.settle(range(j, j + 2), members(idle)) else None

@@ -6,7 +6,7 @@ issued at the same boundary and must have ended at the same one are simulated as
 Times in microseconds. Those of copies are multiples of `GRID_US`, so that their sums are exact in any order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -27,47 +27,51 @@ class Copies(NamedTuple):
 class CopiesOfAll:
     """The copies of all tensors that are swapped.
 
+    Args:
+        each_us: by tensor, the time of a copy to the host and of one from it.
+        swapped: the tensors that are swapped; their copies are to be found.
+
     Attributes:
         of: by tensor, its copies; None where they must be found again.
         out_us, into_us: the time of the known copies to the host, and of those from it, by span.
     """
 
-    __slots__ = ("into_us", "of", "out_us")
+    __slots__ = ("_each_us", "into_us", "of", "out_us")
 
-    def __init__(self) -> None:
-        self.of: dict[int, Copies | None] = {}
+    def __init__(self, each_us: Sequence[tuple[float, float]], swapped: Iterable[int] = ()) -> None:
+        self._each_us = each_us
+        self.of: dict[int, Copies | None] = dict.fromkeys(swapped)
         self.out_us: dict[Span, float] = {}
         self.into_us: dict[Span, float] = {}
 
     def copy(self) -> "CopiesOfAll":
         """Others that are equal, and may be changed."""
-        new = CopiesOfAll()
+        new = CopiesOfAll(self._each_us)
         new.of, new.out_us, new.into_us = self.of.copy(), self.out_us.copy(), self.into_us.copy()
         return new
 
-    def forget(self, t: int, out_us: float, into_us: float) -> None:
-        """The copies of tensor t, whose copies take so long each, must be found again, if there are any."""
-        known = self.of.get(t)
+    def forget(self, t: int) -> None:
+        """Tensor t is swapped, and its copies must be found again."""
+        self.drop(t)
         self.of[t] = None
-        if known is not None:
-            self._count(known, -out_us, -into_us)
 
-    def drop(self, t: int, out_us: float, into_us: float) -> None:
+    def drop(self, t: int) -> None:
         """Tensor t is not swapped."""
         known = self.of.pop(t, None)
         if known is not None:
-            self._count(known, -out_us, -into_us)
+            self._count(t, known, -1)
 
-    def find(self, t: int, copies: Copies, out_us: float, into_us: float) -> None:
+    def find(self, t: int, copies: Copies) -> None:
         """Tensor t, whose copies were not known, has these."""
         self.of[t] = copies
-        self._count(copies, out_us, into_us)
+        self._count(t, copies, 1)
 
-    def _count(self, copies: Copies, out_us: float, into_us: float) -> None:
+    def _count(self, t: int, copies: Copies, times: int) -> None:
+        out_us, into_us = self._each_us[t]
         if copies.out is not None:
-            _add(self.out_us, copies.out, out_us)
+            _add(self.out_us, copies.out, times * out_us)
         for span in copies.into:
-            _add(self.into_us, span, into_us)
+            _add(self.into_us, span, times * into_us)
 
 
 def _add(sums: dict[Span, float], span: Span, us: float) -> None:
