@@ -30,7 +30,7 @@ from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import revise
-from tensile_jax.plan.policies.registry import POLICIES, floor_bytes
+from tensile_jax.plan.policies.registry import POLICIES, floor_bytes, lowest
 from tensile_jax.plan.policies.tensile.policy import access_sequence_of, tensile
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
@@ -211,8 +211,12 @@ class Planner:
         """Whether a choice that was kept in a file is one of this step."""
         return is_possible(self.step, choice)
 
+    def lowest_choice(self, measured: Measured) -> Choice:
+        """The choice of the policy with the least peak; that of `auto` is found quickly, and may be slow."""
+        return lowest(self.step, measured, self._policy)
+
     def least_choice(self, measured: Measured) -> Choice:
-        """The choice of the policy with the least peak."""
+        """The choice of the policy with the least peak, made as fast as it can be there."""
         choice = self._policy(self.step, LEAST, measured)
         assert choice is not None  # every policy has a choice for the limit `LEAST`
         return choice

@@ -134,17 +134,22 @@ def revise(step: StepModel, choice: Choice, limit: float, measured: Measured) ->
 
 def _least(step: StepModel, measured: Measured) -> Choice:
     """The fastest plan with the least peak that is known."""
-    schedule = least(step, measured)
-    lowest = choice_of(step, schedule)
-    least_bytes = peak_of(step, lowest, measured)
-    if whole_peak(step, measured) <= least_bytes:
+    found = lowest(step, measured)
+    if found is WHOLE:
         return WHOLE
+    schedule = least(step, measured)
     faster = choice_of(step, improve(schedule, schedule.peak, _EVALUATIONS))
-    return faster if peak_of(step, faster, measured) <= least_bytes else lowest
+    return faster if peak_of(step, faster, measured) <= peak_of(step, found, measured) else found
+
+
+def lowest(step: StepModel, measured: Measured) -> Choice:
+    """A plan with the least peak that is known, however slow."""
+    if not step.graph.operators:
+        return WHOLE
+    found = choice_of(step, least(step, measured))
+    return WHOLE if whole_peak(step, measured) <= peak_of(step, found, measured) else found
 
 
 def floor_bytes(step: StepModel, measured: Measured) -> int:
     """The least peak that is known: the smallest limit for which `auto` has a plan."""
-    if not step.graph.operators:
-        return whole_peak(step, measured)
-    return min(peak_of(step, choice_of(step, least(step, measured)), measured), whole_peak(step, measured))
+    return peak_of(step, lowest(step, measured), measured)

@@ -5,13 +5,13 @@ A new policy is added to `POLICIES` here, and its name to `PolicyName` in `plan_
 from collections.abc import Mapping
 
 from tensile_jax.plan.policies.auto import auto
-from tensile_jax.plan.policies.auto import floor_bytes as auto_floor_bytes
+from tensile_jax.plan.policies.auto import lowest as lowest_of_auto
 from tensile_jax.plan.policies.capuchin.policy import capuchin
 from tensile_jax.plan.policies.checkpoint_blocks import checkpoint
 from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.policies.tensile.policy import tensile
 from tensile_jax.plan.policies.vdnn import vdnn
-from tensile_jax.plan.search.choice import LEAST, Policy, peak_of
+from tensile_jax.plan.search.choice import LEAST, Choice, Policy, peak_of
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 from tensile_jax.plan_format import PolicyName
@@ -26,10 +26,13 @@ POLICIES: Mapping[PolicyName, Policy] = {
 }
 
 
+def lowest(step: StepModel, measured: Measured, policy: Policy) -> Choice:
+    """The choice of the policy with the least peak. That of `auto` may be slower than it must be: it is found quickly."""
+    choice = lowest_of_auto(step, measured) if policy is auto else policy(step, LEAST, measured)
+    assert choice is not None  # every policy has a choice for the limit `LEAST`
+    return choice
+
+
 def floor_bytes(step: StepModel, measured: Measured, policy: Policy) -> int:
     """The smallest limit for which the policy has a plan, in bytes."""
-    if policy is auto:
-        return auto_floor_bytes(step, measured)
-    choice = policy(step, LEAST, measured)
-    assert choice is not None  # every policy has a choice for the limit `LEAST`
-    return peak_of(step, choice, measured)
+    return peak_of(step, lowest(step, measured, policy), measured)
