@@ -6,11 +6,12 @@
 
 A jaxpr nests: an equation such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` or `checkpoint` holds another
 jaxpr. In the program, the equations of that inner jaxpr take the place of the equation, which changes no result. The iterations
-of a `scan` take its place if it is opened (`opening.py` says which are). Any other `scan`, `while` and `cond` stay one equation
-each. `jax.checkpoint` makes JAX repeat equations in the backward pass. The repeated equations are merged with their originals, so
-the user's choice of what to recompute is dropped and the planner makes its own choice; unless the user's choice is to be
-respected. Then they stay, and what they repeat is not kept for the backward pass. The same holds for copies to host memory and
-back, which a policy of `jax.checkpoint` may ask for.
+of a `scan` take its place if it is opened, and so do all branches of a `cond`, with a selection of the results (`opening.py` says
+which are). If the step itself says which branch of a `cond` is taken, as in `optax.MultiSteps`, that branch takes its place. Any
+other `scan`, `while` and `cond` stay one equation each. `jax.checkpoint` makes JAX repeat equations in the backward pass. The
+repeated equations are merged with their originals, so the user's choice of what to recompute is dropped and the planner makes its
+own choice; unless the user's choice is to be respected. Then they stay, and what they repeat is not kept for the backward pass.
+The same holds for copies to host memory and back, which a policy of `jax.checkpoint` may ask for.
 
 An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never
 removed, and the equations with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program
@@ -37,6 +38,7 @@ from functools import cache
 from typing import Any, NewType
 
 import jax
+import jax.core
 import numpy as np
 from jax.extend.core import Literal, primitives
 
@@ -98,7 +100,7 @@ class Program:
 
     `avals[v]` is the abstract value of variable `v`, strongly typed. `used[i]` says whether input i counts as used. `taken[i]`
     says whether input i is donated and an output takes over its memory. `weak` are the outputs that are returned weakly typed.
-    `opened` is the number of loops whose iterations stand in the program.
+    `opened` is the number of loops and conditionals whose iterations or branches stand in the program.
     """
 
     equations: tuple[Equation, ...]
@@ -119,6 +121,9 @@ WRAPPERS = {
 }  # fmt: skip
 """Primitives that only wrap a jaxpr, whose inputs are those of the jaxpr one to one."""
 
+_FOLDED = frozenset("and clamp convert_element_type eq ge gt le lt max min ne not or select_n".split())
+"""Primitives from whose results a branch may be known before the step runs."""
+
 _INNER_EFFECTS = frozenset({"ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect", "NamedAxisEffect"})
 """Effects that nobody outside of a step can see: what happens to a reference made in it, and the use of an axis's name.
 
@@ -133,8 +138,8 @@ Value = Atom | Reference | Stacked
 class _Builder:
     """The program under construction.
 
-    `opens` says of each scan, as an equation of a jaxpr, whether it is opened, and `respects_checkpoints` whether what a
-    checkpoint repeats stays.
+    `opens` says of each scan and each conditional, as an equation of a jaxpr, whether it is opened, and `respects_checkpoints`
+    whether what a checkpoint repeats stays.
     """
 
     def __init__(self, opens: Callable[[Any], bool], *, respects_checkpoints: bool) -> None:
@@ -212,6 +217,13 @@ class _Builder:
         ):
             return self._open(loop, equation, values, scope)
         whole = [self.whole(value) for value in values]
+        if equation.primitive.name == "cond":
+            branch = self._taken_branch(equation, whole[0])
+            if branch is not None:
+                return self.walk(branch.jaxpr, [self.constant(c) for c in branch.consts], whole[1:], scope)
+            referred = any(isinstance(value, Reference) for value in whole)
+            if self._map is None and not referred and self._opens(equation):
+                return self._select(equation, whole, scope)
         if any(is_reference(v.aval) for v in equation.outvars):
             return [self._new_reference(equation, whole, scope)]
         if any(isinstance(value, Reference) for value in whole):
@@ -302,6 +314,47 @@ class _Builder:
             self._counts.pop()
         self._iterations = outside
         return [*carry, *made]
+
+    def _taken_branch(self, cond: Any, index: Any) -> Any | None:
+        """The branch that a conditional takes, a closed jaxpr; None if the step does not say which it is."""
+        known = self._known(index)
+        branches = cond.params["branches"]
+        return None if known is None else closed(branches[min(max(int(known), 0), len(branches) - 1)])
+
+    def _known(self, atom: Any) -> Any | None:
+        """The value of a scalar that does not depend on the arguments; None if it does, or if it is not that simple."""
+        if isinstance(atom, Immediate):
+            return None if _is_extended(atom.aval.dtype) else np.asarray(atom.value, atom.aval.dtype)
+        if not isinstance(atom, int) or self.avals[atom].shape != ():
+            return None
+        if atom in self.constants:
+            value = self.constants[atom]
+            is_here = isinstance(value, np.ndarray) or (isinstance(value, jax.Array) and value.is_fully_addressable)
+            return np.asarray(value) if is_here and not isinstance(value, jax.core.Tracer) else None
+        maker = next((e for e in reversed(self.equations) if atom in e.outputs), None)
+        if maker is None or maker.primitive.name not in _FOLDED or isinstance(maker.primitive, Mapped):
+            return None
+        given = [self._known(value) for value in maker.inputs]
+        if any(value is None for value in given):
+            return None
+        with jax.ensure_compile_time_eval():
+            return np.asarray(maker.run(given)[0])
+
+    def _select(self, cond: Any, values: Sequence[Any], scope: str) -> list[Value]:
+        """Add the branches of a conditional one after another, and return for each result that of the branch that is taken."""
+        self.opened += 1
+        index, operands = values[0], values[1:]
+        branches = map(closed, cond.params["branches"])
+        made = [self.walk(b.jaxpr, [self.constant(c) for c in b.consts], operands, scope) for b in branches]
+        results: list[Value] = []
+        for cases, variable in zip(zip(*made, strict=True), cond.outvars, strict=True):
+            if all(isinstance(case, int) and case == cases[0] for case in cases):
+                results.append(cases[0])
+                continue
+            select, result = _selection_of(variable.aval, len(cases)), self.variable(variable.aval)
+            self._add(select, select.primitive, [index, *map(self.whole, cases)], (result,), scope)
+            results.append(result)
+        return results
 
     def _element(self, value: Value, index: int, scope: str) -> Value:
         """Element `index` of a stacked value."""
@@ -443,7 +496,7 @@ class _Closed:
     consts: tuple[()] = ()
 
 
-def _opens_nothing(scan: Any) -> bool:
+def _opens_nothing(equation: Any) -> bool:
     return False
 
 
@@ -464,7 +517,7 @@ def flatten(
     Args:
         donated: for each input, whether the caller donates it. None: no input is donated.
         keep_unused: whether inputs that nothing uses count as used, as in `jax.jit`.
-        opens: for a scan, as an equation of a jaxpr, whether its iterations take its place.
+        opens: for a scan or a conditional, as an equation of a jaxpr, whether its iterations or branches take its place.
         respect_checkpoint: whether what `jax.checkpoint` repeats in the backward pass is not merged with its originals.
     """
     builder = _Builder(opens, respects_checkpoints=respect_checkpoint)
@@ -676,6 +729,12 @@ def _copy_of(aval: Any) -> Any:
     if not hasattr(aval, "shape"):
         return jax.make_jaxpr(jax.lax.after_all)(jax.jit(jax.lax.create_token)()).jaxpr.eqns[-1]
     return jax.make_jaxpr(jax.numpy.copy)(aval).jaxpr.eqns[-1]
+
+
+def _selection_of(aval: Any, cases: int) -> Any:
+    """A jaxpr's equation that takes an index (int32) and so many values, and gives the value of the index."""
+    given = [jax.ShapeDtypeStruct(aval.shape, aval.dtype)] * cases
+    return jax.make_jaxpr(jax.lax.select_n)(jax.ShapeDtypeStruct((), np.int32), *given).jaxpr.eqns[-1]
 
 
 def _remove_dead(builder: _Builder, outputs: Sequence[Atom]) -> None:

@@ -1,4 +1,4 @@
-"""Decides which loops of a step are opened, so that the planner sees what each iteration keeps (`loops.py`).
+"""Decides which loops and conditionals of a step are opened, so that the planner sees what is in them.
 
 A scan that stays whole is one operator: all that its iterations keep for the backward pass is stacked, and stays on the device
 from the forward loop to the backward loop. If a scan is opened, each iteration is planned and launched, and nothing is stacked. A
@@ -13,12 +13,21 @@ scan is opened if
 Layers of a network and parts of a batch are like that. Time steps of a recurrent network are mostly too many.
 `open_loops=True` opens every scan, and `open_loops=False` none. Loops without a fixed number of iterations stay whole, and so do
 those that work on mutable references. Of the scans that stay whole, some run under a plan of their body (`driven_loops.py`).
+
+A conditional that stays whole is one operator, too: all its operands and all its results are on the device at once, and XLA
+copies what it updates. The optimizers that may refuse a step are like that (`optax.apply_if_finite`), and so are steps that
+update an average of their weights now and then: most of the state is in one conditional. If a conditional is opened, all its
+branches are computed, and each result is selected. A conditional is opened if
+
+    - its branches have no effects and no heavy operators, so XLA fuses most of them with what is around them;
+    - they read at most four times as many bytes as they give, so to compute them without need costs little more than to copy; and
+    - all of them together compute at most twice as much as one of them.
 """
 
 from typing import Any
 
 from tensile_jax.trace.avals import nbytes_of
-from tensile_jax.trace.cost import body_flops, kind_of
+from tensile_jax.trace.cost import body_flops, flops_of, kind_of
 from tensile_jax.trace.flatten import Program, closed, flatten
 from tensile_jax.trace.loops import Loop, loop_of
 
@@ -28,10 +37,14 @@ _MOST_STEPS = 32  # of a recurrence
 _MOST_EQUATIONS = 20_000  # planning so many takes about as long as compiling a step
 _LEAST_FLOPS = 1_000_000
 _LEAST_BYTES = 256 * 2**10
+_MOST_READ = 4  # times the bytes of a conditional's results
+_MOST_COMPUTED = 2  # times the operations of the branch that computes most
 
 
 class Opening:
-    """Says of each scan, as an equation of a jaxpr, whether it is opened: always, never, or (None) by the rule above.
+    """Says of each scan and each conditional, as an equation of a jaxpr, whether it is opened, by the rules above.
+
+    With `open_loops` True or False, scans always or never are.
 
     `notes` says which loops stay whole since they have too many iterations or equations, in a sentence each.
     """
@@ -40,7 +53,20 @@ class Opening:
         self.notes: list[str] = []
         self._open_loops = open_loops
 
-    def __call__(self, scan: Any) -> bool:
+    def __call__(self, equation: Any) -> bool:
+        return self._opens_conditional(equation) if equation.primitive.name == "cond" else self._opens_loop(equation)
+
+    def _opens_conditional(self, cond: Any) -> bool:
+        if cond.effects:
+            return False
+        branches = [flatten(closed(b), opens=Opening(self._open_loops)) for b in cond.params["branches"]]
+        if any(e.effectful or kind_of(e) == "heavy" for b in branches for e in b.equations):
+            return False
+        read, given = (sum(nbytes_of(v.aval) for v in several) for several in (cond.invars[1:], cond.outvars))
+        computed = [sum(flops_of(b, e) for e in b.equations) for b in branches]
+        return read <= _MOST_READ * given and sum(computed) <= _MOST_COMPUTED * max(computed)
+
+    def _opens_loop(self, scan: Any) -> bool:
         if self._open_loops is not None:
             return self._open_loops
         loop = loop_of(scan)

@@ -36,13 +36,14 @@ from tensile_jax.trace.shardings import shardings_in
 class TracedStep:
     """A step for one set of shapes.
 
-    `traced` is JAX's own trace (its `lower()` gives the plain program). `graph` is that of `program`, in which loops may be
-    opened; `whole_graph` is that of `whole_program`, plain jit's, which has every loop as one operator. `in_tree` is the
-    structure of `(args, kwargs)` without static arguments, and `out_tree` that of the result. `shardings` are the devices and
-    memory spaces that the step itself names (`tensile_jax/trace/shardings.py`). `graph_of` makes the graph of another program of
-    the step. `notes` are sentences about the trace that its user should know. `open_loops` and `respect_checkpoint` are what
-    `trace_step` was given. `divided` says how values are divided among several devices; the graphs then have the sizes of one
-    device (`per_device.py`). `row_chunks` is the number of chunks in which a part of the step is evaluated, or 0.
+    `traced` is JAX's own trace (its `lower()` gives the plain program). `graph` is that of `program`, in which loops and
+    conditionals may be opened; `whole_graph` is that of `whole_program`, plain jit's, which has each of them as one operator.
+    `in_tree` is the structure of `(args, kwargs)` without static arguments, and `out_tree` that of the result. `shardings` are
+    the devices and memory spaces that the step itself names (`tensile_jax/trace/shardings.py`). `graph_of` makes the graph of
+    another program of the step. `notes` are sentences about the trace that its user should know. `open_loops` and
+    `respect_checkpoint` are what `trace_step` was given. `divided` says how values are divided among several devices; the graphs
+    then have the sizes of one device (`per_device.py`). `row_chunks` is the number of chunks in which a part of the step is
+    evaluated, or 0.
     """
 
     traced: Any
