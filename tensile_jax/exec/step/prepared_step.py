@@ -540,17 +540,23 @@ class PreparedStep:
     def _smallest_plan(self, goal: Goal) -> Compiled:
         """The plan with the least peak that compiling shows, made faster if it keeps the limit.
 
+        Which plans are compiled does not depend on what was measured before: a budget that the error names must work in another
+        process, too, which comes here with other measurements.
+
         Raises:
             BudgetTooSmall: it does not.
         """
         best: Compiled | None = None
         seen: set[object] = set()
+        measured = replace(self.measured, workspaces={})
         for _ in range(_MOST_ATTEMPTS):
-            choice = self.planner.lowest_choice(self.measured)
+            choice = self.planner.lowest_choice(measured)
             if choice.key in seen or (best is not None and best.plan.peak_bytes <= goal.limit):
                 break
             seen.add(choice.key)
             found = self.compiled(choice, goal)
+            if found is not None and found.executables is not None:
+                measured = self.planner.with_measured(choice, self.workspaces(found.plan, found.executables), measured)
             if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
                 best = found
         if best is None:

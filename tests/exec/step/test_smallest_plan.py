@@ -1,6 +1,9 @@
 """Where the planner has no plan that compiling confirms, the one with the least peak is tried: quickly at first."""
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import tensile_jax as tensile
 from tensile_jax.exec.step.prepared_step import PreparedStep
@@ -29,3 +32,38 @@ def test_the_plan_with_the_least_peak_is_made_faster_where_it_keeps_the_budget(m
     plan = function.plan(*arguments)
     assert slow is not None and plan.step_us < 0.9 * slow.step_us
     assert plan.peak_bytes <= budget
+
+
+def scans_step(state: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    def loss_of(state: list[jax.Array]) -> jax.Array:
+        carried = x
+        for w in state:
+            carried, _ = lax.scan(lambda c, _, w=w: (jnp.tanh(c @ w), jnp.sin(c)), carried, None, length=40)
+        return jnp.mean(carried**2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, state, jax.grad(loss_of)(state)), jnp.sum(x)
+
+
+def test_the_budget_that_an_error_names_does_not_depend_on_what_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = weights(2, 32), batch(rows=256, width=32)
+    within = PreparedStep._within
+
+    def named(parts: tuple[float, ...]) -> int:
+        def compiled_before(self: PreparedStep, *_: object, **__: object) -> None:
+            for part in parts:
+                least, most = self.planner.floor_bytes(self.measured), self.planner.whole_peak_bytes(self.measured)
+                chosen = self.planner.plan(Goal(least + part * (most - least)), self.measured)
+                assert chosen is not None
+                self.compiled(chosen.choice, Goal(float("inf")))
+
+        monkeypatch.setattr(PreparedStep, "_within", compiled_before)
+        with pytest.raises(tensile.BudgetTooSmall) as refused:
+            tensile.jit(scans_step, budget=10_000, donate_argnums=0, open_loops=False)(*arguments)
+        return refused.value.floor_bytes
+
+    least = named(())
+    assert named((0.6, 0.2, 0.0)) == least
+    monkeypatch.setattr(PreparedStep, "_within", within)
+    function = tensile.jit(scans_step, budget=least, donate_argnums=0, open_loops=False)
+    function(fresh(arguments[0]), arguments[1])
+    assert function.plan(*arguments).peak_bytes <= least
