@@ -546,19 +546,12 @@ class PreparedStep:
         Raises:
             BudgetTooSmall: it does not.
         """
-        best: Compiled | None = None
-        seen: set[object] = set()
-        measured = replace(self.measured, workspaces={})
-        for _ in range(_MOST_ATTEMPTS):
-            choice = self.planner.lowest_choice(measured)
-            if choice.key in seen or (best is not None and best.plan.peak_bytes <= goal.limit):
-                break
-            seen.add(choice.key)
-            found = self.compiled(choice, goal)
-            if found is not None and found.executables is not None:
-                measured = self.planner.with_measured(choice, self.workspaces(found.plan, found.executables), measured)
-            if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
-                best = found
+        before = self.measured.workspaces
+        self.measured = replace(self.measured, workspaces={})
+        try:
+            best = self._lowest_compiled(goal)
+        finally:
+            self.measured = replace(self.measured, workspaces={**before, **self.measured.workspaces})
         if best is None:
             raise self.planner.no_verified_plan()
         if best.plan.peak_bytes > goal.limit:
@@ -566,6 +559,20 @@ class PreparedStep:
         other = self.compiled(self.planner.least_choice(self.measured), goal)
         faster = other is not None and other.plan.peak_bytes <= goal.limit and other.plan.step_us < best.plan.step_us
         return other if other is not None and faster else best
+
+    def _lowest_compiled(self, goal: Goal) -> Compiled | None:
+        """The plan with the least peak that compiling shows, or the first one that keeps the limit; None if all are refused."""
+        best: Compiled | None = None
+        seen: set[object] = set()
+        for _ in range(_MOST_ATTEMPTS):
+            choice = self.planner.lowest_choice(self.measured)
+            if choice.key in seen or (best is not None and best.plan.peak_bytes <= goal.limit):
+                break
+            seen.add(choice.key)
+            found = self.compiled(choice, goal)
+            if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
+                best = found
+        return best
 
     def compiled(self, choice: Choice, goal: Goal) -> Compiled | None:
         """The plan of `choice`, compiled; None if the replay, which checks every plan, refuses it."""
