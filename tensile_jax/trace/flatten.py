@@ -123,6 +123,7 @@ WRAPPERS = {
 
 _FOLDED = frozenset("and clamp convert_element_type eq ge gt le lt max min ne not or select_n".split())
 """Primitives from whose results a branch may be known before the step runs."""
+_DEEPEST = 20  # of them, one after another; not tuned: well below Python's limit
 
 _INNER_EFFECTS = frozenset({"ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect", "NamedAxisEffect"})
 """Effects that nobody outside of a step can see: what happens to a reference made in it, and the use of an axis's name.
@@ -321,7 +322,7 @@ class _Builder:
         branches = cond.params["branches"]
         return None if known is None else closed(branches[min(max(int(known), 0), len(branches) - 1)])
 
-    def _known(self, atom: Any) -> Any | None:
+    def _known(self, atom: Any, depth: int = 0) -> Any | None:
         """The value of a scalar that does not depend on the arguments; None if it does, or if it is not that simple."""
         if isinstance(atom, Immediate):
             return None if _is_extended(atom.aval.dtype) else np.asarray(atom.value, atom.aval.dtype)
@@ -332,11 +333,14 @@ class _Builder:
             is_here = isinstance(value, np.ndarray) or (isinstance(value, jax.Array) and value.is_fully_addressable)
             return np.asarray(value) if is_here and not isinstance(value, jax.core.Tracer) else None
         maker = next((e for e in reversed(self.equations) if atom in e.outputs), None)
-        if maker is None or maker.primitive.name not in _FOLDED or isinstance(maker.primitive, Mapped):
+        if maker is None or maker.primitive.name not in _FOLDED or isinstance(maker.primitive, Mapped) or depth == _DEEPEST:
             return None
-        given = [self._known(value) for value in maker.inputs]
-        if any(value is None for value in given):
-            return None
+        given: list[Any] = []
+        for value in maker.inputs:
+            known = self._known(value, depth + 1)
+            if known is None:
+                return None
+            given.append(known)
         with jax.ensure_compile_time_eval():
             return np.asarray(maker.run(given)[0])
 

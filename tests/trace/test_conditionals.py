@@ -170,6 +170,17 @@ def test_a_branch_that_is_known_to_be_taken_takes_the_place_of_the_conditional(n
     assert_equal(step, x)
 
 
+def test_a_condition_of_many_arrays_is_not_followed_through_all_of_them() -> None:
+    def step(arrays: Any, x: Any) -> Any:
+        ok = jnp.array(True)
+        for array in arrays:
+            ok = ok & jnp.all(jnp.isfinite(array))
+        return lax.cond(ok, jnp.sin, jnp.cos, x)
+
+    x = jnp.arange(8.0)
+    assert_equal(step, [x + i for i in range(600)], x)
+
+
 @pytest.mark.parametrize("index, taken", [(-1, 0), (1, 1), (9, 2)])
 def test_an_index_beyond_the_branches_takes_the_nearest(index: int, taken: int) -> None:
     def step(x: Any) -> Any:
