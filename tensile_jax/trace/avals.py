@@ -51,6 +51,22 @@ def shape_of(aval: Any) -> tuple[int, ...]:
     return tuple(getattr(aval, "shape", ()))
 
 
+def strong(aval: Any) -> Any:
+    """The abstract value without weakness of its type."""
+    return aval.strip_weak_type() if is_weak(aval) else aval
+
+
+def is_weak(aval: Any) -> bool:
+    """Whether the type gives way to that of another operand, as those of Python's numbers do."""
+    return bool(getattr(aval, "weak_type", False))
+
+
+@cache
+def is_extended(dtype: Any) -> bool:
+    """Whether the dtype is JAX's own, such as that of a key."""
+    return jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+
+
 def dtype_of(aval: Any) -> str:
     """The name of the dtype of a value; `token` for a token."""
     return _name_of(aval.dtype) if hasattr(aval, "dtype") else "token"

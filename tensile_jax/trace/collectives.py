@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 from jax.sharding import NamedSharding
 
 from tensile_jax.trace.avals import nbytes_of, shape_of
-from tensile_jax.trace.flatten import Equation, Program
 from tensile_jax.trace.mapped import Mapped
+from tensile_jax.trace.program import Equation, Program
 
 
 class Exchange(NamedTuple):

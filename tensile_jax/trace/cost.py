@@ -21,7 +21,9 @@ from typing import Any
 
 from tensile_jax.ir import OUTER_PRODUCTS, Kind
 from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
-from tensile_jax.trace.flatten import Equation, Program, closed, flatten
+from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.jaxprs import closed
+from tensile_jax.trace.program import Equation, Program
 
 ELEMENTWISE = frozenset(
     """

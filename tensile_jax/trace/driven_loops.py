@@ -20,9 +20,11 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.trace.avals import shape_struct
 from tensile_jax.trace.cost import kind_of
-from tensile_jax.trace.flatten import Equation, Immediate, closed, flatten
+from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.graph import variable_ids
+from tensile_jax.trace.jaxprs import closed
 from tensile_jax.trace.loops import Loop, scan_of
+from tensile_jax.trace.program import Equation, Immediate
 from tensile_jax.trace.step import Boundary, TracedStep, trace_step
 
 

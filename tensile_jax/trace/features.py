@@ -10,7 +10,7 @@ from typing import Any
 
 from tensile_jax.trace.avals import nbytes_of, shape_of
 from tensile_jax.trace.cost import bytes_touched, flops_of, relayout_bytes
-from tensile_jax.trace.flatten import Equation, Program
+from tensile_jax.trace.program import Equation, Program
 
 _MOST_AXES = 2  # of a window; a convolution over more axes is described by the first ones
 _OTHER_SHAPES = 3  # operands and results of any other primitive whose shapes count

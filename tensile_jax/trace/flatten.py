@@ -1,9 +1,5 @@
 """Flattens a jaxpr into one list of equations, without calls, dead equations and repeated equations.
 
-    Program  ::= Equation*  inputs=(Variable*)  constants={Variable: array}  outputs=(Variable*)
-    Equation ::= primitive params inputs=(Atom*) outputs=(Variable*) scope
-    Atom     ::= Variable | Immediate(value)
-
 A jaxpr nests: an equation such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` or `checkpoint` holds another
 jaxpr. In the program, the equations of that inner jaxpr take the place of the equation, which changes no result. The iterations
 of a `scan` take its place if it is opened, and so do all branches of a `cond`, with a selection of the results (`opening.py` says
@@ -24,18 +20,15 @@ a Python number often becomes strongly typed in the first iterations of a traini
 every variable of a program is strongly typed, conversions of a value to its own type are left out, and `weak` keeps which results
 of the step are weakly typed. The two traces then give equal programs, which share one plan.
 
-Two further changes keep the results equal bit for bit. The gradient of a rectifier reads the rectifier's result instead of its
-input, which then need not be kept (`_reuse_relu_output`). Every output gets memory of its own (`_separate_outputs`).
+`simplify.py` says what changes beside that, and keeps the results equal bit for bit. In the end, every output has memory of its
+own (`separate`).
 
-Variables are integers in the order in which they are made. The walk over a jaxpr is that of JAX's tutorial "autodidax": an
-environment maps the variables of the jaxpr to those of the program; inputs are read from it, and outputs are written to it.
+The walk over a jaxpr is that of JAX's tutorial "autodidax": an environment maps the variables of the jaxpr to those of the
+program; inputs are read from it, and outputs are written to it.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, NewType
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import jax
 import jax.core
@@ -43,87 +36,15 @@ import numpy as np
 from jax.extend.core import Literal, primitives
 
 from tensile_jax.errors import TraceError
-from tensile_jax.trace.avals import nbytes_of, shape_of
+from tensile_jax.trace.avals import is_extended, is_weak, shape_of, strong
+from tensile_jax.trace.donation import taken_inputs
+from tensile_jax.trace.jaxprs import closed, converts_nothing, copy_of, inner_jaxpr, read_from_references, selection_of
+from tensile_jax.trace.known_values import known_scalar
 from tensile_jax.trace.loops import Loop, Stacked, element, layer, loop_of, stack
 from tensile_jax.trace.mapped import Map, Mapped, Placed, map_of
 from tensile_jax.trace.mutable_references import Discharged, Reference, is_reference, touches_all, writes
-
-Variable = NewType("Variable", int)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Immediate:
-    """A value written into the program itself: a Python or NumPy scalar."""
-
-    value: Any
-    aval: Any
-
-
-Atom = int | Immediate
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Equation:
-    """`outputs = primitive(*inputs, **params)`, in the name scope and the JAX context in which the user wrote it.
-
-    JAX keeps one object for each context, so two contexts are equal exactly if they are the same object. An equation is
-    `effectful` if it does more than give its outputs. It must then run exactly once an iteration, and effectful equations must
-    run in their order.
-
-    In opened loops, `iterations` are the indices of the equation's iterations, from the outermost loop to the innermost one, and
-    `position` says which equation of the loops' bodies it is: equal for the same equation in different iterations. Elsewhere both
-    are empty. `repeat` is the number of the checkpoint in whose backward pass the equation repeats another one; 0 if there is
-    none. Only equations with equal numbers are merged.
-    """
-
-    primitive: Any
-    params: dict[str, Any]
-    inputs: tuple[Atom, ...]
-    outputs: tuple[int, ...]
-    scope: str
-    context: Any
-    effectful: bool = False
-    position: tuple[int, ...] = ()
-    iterations: tuple[int, ...] = ()
-    repeat: int = 0
-
-    def run(self, values: Sequence[Any]) -> Sequence[Any]:
-        """The results for these operands, which may be tracers, in the equation's own context."""
-        with self.context.manager:
-            results = self.primitive.bind(*values, **self.primitive.get_bind_params(self.params))
-        return results if self.primitive.multiple_results else [results]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Program:
-    """A flat step.
-
-    `avals[v]` is the abstract value of variable `v`, strongly typed. `used[i]` says whether input i counts as used. `taken[i]`
-    says whether input i is donated and an output takes over its memory. `weak` are the outputs that are returned weakly typed.
-    `opened` is the number of loops and conditionals whose iterations or branches stand in the program.
-    """
-
-    equations: tuple[Equation, ...]
-    avals: tuple[Any, ...]
-    inputs: tuple[int, ...]
-    constants: Mapping[int, Any]
-    outputs: tuple[int, ...]
-    used: tuple[bool, ...] = ()
-    taken: tuple[bool, ...] = ()
-    weak: frozenset[int] = frozenset()
-    opened: int = 0
-
-
-_INNER_JAXPR = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-WRAPPERS = {
-    "jit", "pjit", "closed_call", "core_call", "core_closed_call", "remat", "remat2", "checkpoint",
-    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin",
-}  # fmt: skip
-"""Primitives that only wrap a jaxpr, whose inputs are those of the jaxpr one to one."""
-
-_FOLDED = frozenset("and clamp convert_element_type eq ge gt le lt max min ne not or select_n".split())
-"""Primitives from whose results a branch may be known before the step runs."""
-_DEEPEST = 20  # of them, one after another; not tuned: well below Python's limit
+from tensile_jax.trace.program import Atom, Equation, Immediate, Program
+from tensile_jax.trace.simplify import with_rectified_conditions, without_dead, without_offloading, without_repeated
 
 _INNER_EFFECTS = frozenset({"ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect", "NamedAxisEffect"})
 """Effects that nobody outside of a step can see: what happens to a reference made in it, and the use of an axis's name.
@@ -161,13 +82,13 @@ class _Builder:
         self._placed: dict[int, Placed] = {}  # how shards lie in the variables that are read in it
 
     def variable(self, aval: Any) -> int:
-        self.avals.append(_strong(aval))
+        self.avals.append(strong(aval))
         return len(self.avals) - 1
 
     def constant(self, value: Any) -> Atom:
         """A captured array becomes a variable; the same array met twice is one variable. Scalars are written in."""
         if np.ndim(value) == 0 and isinstance(value, (bool, int, float, complex, np.generic)):
-            return Immediate(value, _strong(jax.typeof(value)))
+            return Immediate(value, strong(jax.typeof(value)))
         if id(value) not in self._constant_ids:
             variable = self.variable(jax.typeof(value))
             self.constants[variable] = value
@@ -181,7 +102,7 @@ class _Builder:
         def read(atom: Any) -> Value:
             if isinstance(atom, Literal):
                 if np.ndim(atom.val) == 0:
-                    return Immediate(atom.val, _strong(atom.aval))
+                    return Immediate(atom.val, strong(atom.aval))
                 return self.constant(atom.val)
             return environment[atom]
 
@@ -195,7 +116,7 @@ class _Builder:
 
     def _results(self, equation: Any, values: list[Value], scope: str) -> Sequence[Value]:
         """Add what a jaxpr's equation does with these values, and return its results."""
-        inner = _inner_jaxpr(equation)
+        inner = inner_jaxpr(equation)
         if inner is not None and len(inner.jaxpr.invars) == len(values):
             outside = self._repeat
             if self._respects_checkpoints and equation.params.get("differentiated"):
@@ -229,7 +150,7 @@ class _Builder:
             return [self._new_reference(equation, whole, scope)]
         if any(isinstance(value, Reference) for value in whole):
             return self._on_references(equation, whole, scope)
-        if _converts_nothing(equation):
+        if converts_nothing(equation):
             return whole
         if self._map is not None:
             return self._add_mapped(self._map, equation, whole, [self._map.placed(v.aval) for v in equation.outvars], scope)
@@ -265,7 +186,7 @@ class _Builder:
     ) -> list[Value]:
         """A copy of the shards of a variable, which lies as `place` says; `aval` is that of a shard, or of the `whole` array."""
         value, lies = source
-        copy = _copy_of(aval)
+        copy = copy_of(aval)
         result = self.variable(aval if whole else mapped.whole(aval, place))
         inner = around.params["jaxpr"].eqns
         primitive = Mapped(copy.primitive, mapped, (lies,), (place,), inner[0].ctx if inner else around.ctx)
@@ -297,7 +218,7 @@ class _Builder:
         captured = [self.constant(c) for c in loop.body_consts]
         constants, stacks = values[:first], values[last:]
         carry: Sequence[Value] = [
-            self.constant(np.asarray(v.value, v.aval.dtype)) if isinstance(v, Immediate) and not _is_extended(v.aval.dtype) else v
+            self.constant(np.asarray(v.value, v.aval.dtype)) if isinstance(v, Immediate) and not is_extended(v.aval.dtype) else v
             for v in values[first:last]
         ]
         made = [
@@ -318,31 +239,9 @@ class _Builder:
 
     def _taken_branch(self, cond: Any, index: Any) -> Any | None:
         """The branch that a conditional takes, a closed jaxpr; None if the step does not say which it is."""
-        known = self._known(index)
+        known = known_scalar(index, self.equations, self.avals, self.constants)
         branches = cond.params["branches"]
         return None if known is None else closed(branches[min(max(int(known), 0), len(branches) - 1)])
-
-    def _known(self, atom: Any, depth: int = 0) -> Any | None:
-        """The value of a scalar that does not depend on the arguments; None if it does, or if it is not that simple."""
-        if isinstance(atom, Immediate):
-            return None if _is_extended(atom.aval.dtype) else np.asarray(atom.value, atom.aval.dtype)
-        if not isinstance(atom, int) or self.avals[atom].shape != ():
-            return None
-        if atom in self.constants:
-            value = self.constants[atom]
-            is_here = isinstance(value, np.ndarray) or (isinstance(value, jax.Array) and value.is_fully_addressable)
-            return np.asarray(value) if is_here and not isinstance(value, jax.core.Tracer) else None
-        maker = next((e for e in reversed(self.equations) if atom in e.outputs), None)
-        if maker is None or maker.primitive.name not in _FOLDED or isinstance(maker.primitive, Mapped) or depth == _DEEPEST:
-            return None
-        given: list[Any] = []
-        for value in maker.inputs:
-            known = self._known(value, depth + 1)
-            if known is None:
-                return None
-            given.append(known)
-        with jax.ensure_compile_time_eval():
-            return np.asarray(maker.run(given)[0])
 
     def _select(self, cond: Any, values: Sequence[Any], scope: str) -> list[Value]:
         """Add the branches of a conditional one after another, and return for each result that of the branch that is taken."""
@@ -355,7 +254,7 @@ class _Builder:
             if all(isinstance(case, int) and case == cases[0] for case in cases):
                 results.append(cases[0])
                 continue
-            select, result = _selection_of(variable.aval, len(cases)), self.variable(variable.aval)
+            select, result = selection_of(variable.aval, len(cases)), self.variable(variable.aval)
             self._add(select, select.primitive, [index, *map(self.whole, cases)], (result,), scope)
             results.append(result)
         return results
@@ -413,6 +312,19 @@ class _Builder:
             )
         )
 
+    def separate(self, outputs: Sequence[Atom], kept: Collection[int]) -> list[int]:
+        """Copy each output that is returned twice, is an immediate, a constant, or an input that the caller keeps."""
+        separate: dict[int, None] = {}  # in order
+        for atom in outputs:
+            if not isinstance(atom, int) or atom in self.constants or atom in separate or atom in kept:
+                aval = atom.aval if isinstance(atom, Immediate) else self.avals[atom]
+                copy = copy_of(aval)
+                result = self.variable(aval)
+                self.equations.append(Equation(copy.primitive, dict(copy.params), (atom,), (result,), "output", copy.ctx))
+                atom = result
+            separate[atom] = None
+        return list(separate)
+
     def _new_reference(self, equation: Any, values: Sequence[Any], scope: str) -> Reference:
         """The reference that the equation makes."""
         aval, name = equation.outvars[0].aval.inner_aval, equation.primitive.name
@@ -455,51 +367,6 @@ def _inside(scope: str, own: str) -> str:
     return f"{scope}/{own}" if scope and own else scope or own
 
 
-def _converts_nothing(equation: Any) -> bool:
-    """Whether a jaxpr's equation converts a value to the type that it has already, and leaves it where it is."""
-    if equation.primitive is not primitives.convert_element_type_p or equation.params.get("sharding") is not None:
-        return False
-    return _strong(equation.invars[0].aval) == _strong(equation.outvars[0].aval)
-
-
-def _inner_jaxpr(equation: Any) -> Any | None:
-    """The closed jaxpr that a call equation wraps, or None for every other equation."""
-    if equation.primitive.name == "call_hi_primitive":
-        return _expanded(equation)
-    if equation.primitive.name not in WRAPPERS:
-        return None
-    for key in _INNER_JAXPR:
-        inner = equation.params.get(key)
-        if inner is not None and hasattr(inner, "eqns"):
-            return closed(inner)
-    return None
-
-
-def _expanded(equation: Any) -> Any | None:
-    """The jaxpr that an equation of the coming kind stands for (jax 0.12: `jax_remat3`, `jax_custom_vjp3`, `jax_custom_jvp3`)."""
-    called = equation.params.get("_prim")
-    if called is None or not hasattr(called, "expand"):
-        return None
-
-    def expand(*flat: Any) -> Any:
-        return jax.tree.leaves(called.expand(*jax.tree.unflatten(called.in_tree, flat)))
-
-    return jax.make_jaxpr(expand)(*[v.aval for v in equation.invars])
-
-
-def closed(jaxpr: Any) -> Any:
-    """The jaxpr with its constants; an open one has none."""
-    return jaxpr if hasattr(jaxpr, "consts") and hasattr(jaxpr, "jaxpr") else _Closed(jaxpr)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Closed:
-    """An open jaxpr without constants, read like a closed one."""
-
-    jaxpr: Any
-    consts: tuple[()] = ()
-
-
 def _opens_nothing(equation: Any) -> bool:
     return False
 
@@ -529,21 +396,20 @@ def flatten(
     inputs = [builder.variable(v.aval) for v in jaxpr.invars]
     results = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
     returned: list[Any] = [builder.whole(value) for value in results]
-    returned = _merge_repeated(builder, returned)
+    equations, returned = without_repeated(builder.equations, returned)
     if not respect_checkpoint:
-        returned = _stay_on_the_device(builder, returned)
-    _reuse_relu_output(builder)
-    _remove_dead(builder, returned)
+        equations, returned = without_offloading(equations, returned)
+    builder.equations = without_dead(with_rectified_conditions(equations), returned)
     read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)} | {v for v in returned if isinstance(v, int)}
     used = [keep_unused or v in read for v in inputs]
     usable = [u and d for u, d in zip(used, donated or [False] * len(inputs), strict=True)]
-    taken = _taken(builder, inputs, returned, usable)
-    strong = _read_from_references(jaxpr)
-    weak_result = [_is_weak(atom.aval) and id(atom) not in strong for atom in jaxpr.outvars]
-    weak_inputs = {v for v, given in zip(inputs, jaxpr.invars, strict=True) if _is_weak(given.aval)}
+    taken = taken_inputs(builder.avals, inputs, returned, usable)
+    strong = read_from_references(jaxpr)
+    weak_result = [is_weak(atom.aval) and id(atom) not in strong for atom in jaxpr.outvars]
+    weak_inputs = {v for v, given in zip(inputs, jaxpr.invars, strict=True) if is_weak(given.aval)}
     retyped = {v for v, weak in zip(returned, weak_result, strict=True) if isinstance(v, int) and weak != (v in weak_inputs)}
     kept = {v for v, is_taken in zip(inputs, taken, strict=True) if not is_taken or v in retyped}
-    outputs = _separate_outputs(builder, returned, kept)
+    outputs = builder.separate(returned, kept)
     read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)}
     return Program(
         equations=tuple(builder.equations),
@@ -556,268 +422,3 @@ def flatten(
         weak=frozenset(v for v, weak in zip(outputs, weak_result, strict=True) if weak),
         opened=builder.opened,
     )
-
-
-def _read_from_references(jaxpr: Any) -> set[int]:
-    """The identities of the variables that are computed from what is read from references.
-
-    JAX gives them weak types, as the values that were written had; but a compiled step returns them strongly typed.
-    What a loop or a branch computes from a reference stays weak there, too.
-    """
-    found: set[int] = set()
-    for equation in jaxpr.eqns:
-        if equation.primitive.name in ("get", "swap") or not found.isdisjoint(map(id, equation.invars)):
-            found.update(map(id, equation.outvars))
-    return found
-
-
-def _strong(aval: Any) -> Any:
-    """The abstract value without weakness of its type."""
-    return aval.strip_weak_type() if _is_weak(aval) else aval
-
-
-def _is_weak(aval: Any) -> bool:
-    return bool(getattr(aval, "weak_type", False))
-
-
-def _merge_repeated(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
-    """Common subexpression elimination: remove each equation that repeats an earlier one, and use the earlier one's outputs."""
-    seen: dict[Any, tuple[int, ...]] = {}
-    replaced: dict[int, int] = {}
-
-    def now(atom: Atom) -> Atom:
-        return replaced.get(atom, atom) if isinstance(atom, int) else atom
-
-    kept: list[Equation] = []
-    for equation in builder.equations:
-        inputs = tuple(now(atom) for atom in equation.inputs)
-        if not equation.effectful:
-            key = (
-                equation.repeat,
-                equation.primitive,
-                params_key(equation.params),
-                tuple(atom_key(a) for a in inputs),
-                equation.context,
-            )
-            earlier = seen.get(key)
-            if earlier is not None:
-                replaced.update(zip(equation.outputs, earlier, strict=True))
-                continue
-            seen[key] = equation.outputs
-        kept.append(replace(equation, inputs=inputs))
-    builder.equations = kept
-    return [now(atom) for atom in outputs]
-
-
-def _stay_on_the_device(builder: _Builder, outputs: Sequence[Atom]) -> list[Atom]:
-    """Leave out copies to host memory of values that are only copied back, as the offloading policies of `jax.checkpoint` make.
-
-    The planner decides for itself what is swapped, and when.
-    """
-    source: dict[int, Atom] = {}
-    for equation in builder.equations:
-        if _destination(equation) is jax.memory.Space.Host:
-            source[equation.outputs[0]] = equation.inputs[0]
-    for equation in builder.equations:
-        if _destination(equation) is not jax.memory.Space.Device:
-            for atom in equation.inputs:
-                if isinstance(atom, int):
-                    source.pop(atom, None)
-    for atom in outputs:
-        if isinstance(atom, int):
-            source.pop(atom, None)
-    replaced: dict[int, Atom] = {}
-
-    def now(atom: Atom) -> Atom:
-        return replaced.get(atom, atom) if isinstance(atom, int) else atom
-
-    kept: list[Equation] = []
-    for equation in builder.equations:
-        given = equation.inputs[0] if equation.inputs else None
-        if equation.outputs and equation.outputs[0] in source:
-            continue
-        if isinstance(given, int) and given in source:
-            replaced[equation.outputs[0]] = now(source[given])
-            continue
-        kept.append(replace(equation, inputs=tuple(map(now, equation.inputs))))
-    builder.equations = kept
-    return [now(atom) for atom in outputs]
-
-
-def _destination(equation: Equation) -> Any:
-    """The memory space to which the equation copies one value; None for any other equation."""
-    places = equation.params.get("devices", ()) if equation.primitive.name == "device_put" else ()
-    return places[0] if len(places) == 1 else None
-
-
-def _reuse_relu_output(builder: _Builder) -> None:
-    """Replace `x > 0` by `max(x, 0) > 0` where the program has that maximum already.
-
-    The result has the same bits, also where `x` is not a number. The gradient of a rectifier then needs only the rectifier's
-    result, so there is one tensor less to keep.
-    """
-    rectified: dict[int, int] = {}
-    for equation in builder.equations:
-        if equation.primitive.name == "max" and _is_zero(equation.inputs[-1]) and isinstance(equation.inputs[0], int):
-            rectified[equation.inputs[0]] = equation.outputs[0]
-    made: set[int] = set()
-    for place, equation in enumerate(builder.equations):
-        made.update(equation.outputs)
-        if isinstance(equation.primitive, Mapped):
-            continue  # its operand may lie otherwise than the rectifier's result
-        if equation.primitive.name == "gt" and _is_zero(equation.inputs[-1]):
-            result = rectified.get(equation.inputs[0]) if isinstance(equation.inputs[0], int) else None
-            if result in made:
-                builder.equations[place] = replace(equation, inputs=(result, *equation.inputs[1:]))
-
-
-def _is_zero(atom: Atom) -> bool:
-    if not isinstance(atom, Immediate) or _is_extended(atom.aval.dtype):
-        return False
-    return atom.aval.shape == () and not np.asarray(atom.value).any()
-
-
-def _taken(builder: _Builder, inputs: Sequence[int], outputs: Sequence[Atom], usable: Sequence[bool]) -> list[bool]:
-    """Whether each input is taken, by the rule of `jax.jit`; `usable` says which inputs are donated and used.
-
-    The rule is that of JAX's lowering (`_set_up_aliases`). First, each output in turn takes over the memory of the first usable
-    input of its shape and dtype that is left. Then JAX gives each usable input that is left to XLA if an output that is left has
-    as many elements, and XLA takes the input if an output that is left has as many bytes. All other inputs stay the caller's.
-    """
-    waiting: dict[Any, list[int]] = {}
-    for place, (v, is_usable) in enumerate(zip(inputs, usable, strict=True)):
-        if is_usable:
-            waiting.setdefault(_form(builder.avals[v]), []).append(place)
-    taken = [False] * len(inputs)
-    sizes_left: Counter[int] = Counter()
-    bytes_left: Counter[int] = Counter()
-    for atom in outputs:
-        aval = builder.avals[atom] if isinstance(atom, int) else atom.aval
-        fitting = waiting.get(_form(aval))
-        if fitting:
-            taken[fitting.pop(0)] = True
-        elif hasattr(aval, "size"):
-            sizes_left[aval.size] += 1
-            bytes_left[nbytes_of(aval)] += 1
-    for place in sorted(place for places in waiting.values() for place in places):
-        aval = builder.avals[inputs[place]]
-        if hasattr(aval, "size") and sizes_left[aval.size] > 0:
-            sizes_left[aval.size] -= 1
-            if bytes_left[nbytes_of(aval)] > 0:
-                bytes_left[nbytes_of(aval)] -= 1
-                taken[place] = True
-    return taken
-
-
-def _form(aval: Any) -> Any:
-    """Shape and dtype. A token has neither; the result is then the abstract value itself."""
-    return (aval.shape, aval.dtype) if hasattr(aval, "shape") else aval
-
-
-def _separate_outputs(builder: _Builder, outputs: Sequence[Atom], kept: Collection[int]) -> list[int]:
-    """Copy each output that is returned twice, is an immediate, a constant, or an input that the caller keeps."""
-    separate: dict[int, None] = {}  # in order
-    for atom in outputs:
-        if not isinstance(atom, int) or atom in builder.constants or atom in separate or atom in kept:
-            aval = atom.aval if isinstance(atom, Immediate) else builder.avals[atom]
-            copy = _copy_of(aval)
-            result = builder.variable(aval)
-            builder.equations.append(Equation(copy.primitive, dict(copy.params), (atom,), (result,), "output", copy.ctx))
-            atom = result
-        separate[atom] = None
-    return list(separate)
-
-
-def _copy_of(aval: Any) -> Any:
-    """A jaxpr's equation that copies a value. For a token, the equation makes another token that comes after it."""
-    if not hasattr(aval, "shape"):
-        return jax.make_jaxpr(jax.lax.after_all)(jax.jit(jax.lax.create_token)()).jaxpr.eqns[-1]
-    return jax.make_jaxpr(jax.numpy.copy)(aval).jaxpr.eqns[-1]
-
-
-def _selection_of(aval: Any, cases: int) -> Any:
-    """A jaxpr's equation that takes an index (int32) and so many values, and gives the value of the index."""
-    given = [jax.ShapeDtypeStruct(aval.shape, aval.dtype)] * cases
-    return jax.make_jaxpr(jax.lax.select_n)(jax.ShapeDtypeStruct((), np.int32), *given).jaxpr.eqns[-1]
-
-
-def _remove_dead(builder: _Builder, outputs: Sequence[Atom]) -> None:
-    live = {atom for atom in outputs if isinstance(atom, int)}
-    kept: list[Equation] = []
-    for equation in reversed(builder.equations):
-        if live.isdisjoint(equation.outputs) and not equation.effectful:
-            continue
-        live.update(atom for atom in equation.inputs if isinstance(atom, int))
-        kept.append(equation)
-    builder.equations = kept[::-1]
-
-
-@cache
-def _is_extended(dtype: Any) -> bool:
-    """Whether the dtype is JAX's own, such as that of a key."""
-    return jax.numpy.issubdtype(dtype, jax.dtypes.extended)
-
-
-def atom_key(atom: Atom) -> Any:
-    """Equal keys, equal values."""
-    if isinstance(atom, int):
-        return atom
-    if _is_extended(atom.aval.dtype):
-        return ("extended", _Same(atom.value))
-    return ("immediate", str(atom.aval), np.asarray(atom.value, atom.aval.dtype).tobytes())
-
-
-def params_key(value: Any) -> Any:
-    """A hashable stand-in for the parameters of an equation: equal keys mean the same computation.
-
-    Functions and captured arrays cannot be compared by value, so they are compared by identity. Two equal parameters can then
-    have different keys, but different parameters never have equal keys. A key keeps alive each object that it names, so that no
-    other object gets the same address.
-    """
-    if isinstance(value, dict):
-        return tuple((k, params_key(v)) for k, v in sorted(value.items(), key=lambda item: str(item[0])))
-    if isinstance(value, (tuple, list)):
-        return (type(value).__name__, *map(params_key, value))
-    if isinstance(value, np.ndarray):
-        return ("array", str(value.dtype), value.shape, value.tobytes())
-    if hasattr(value, "eqns"):  # a jaxpr, closed or open
-        return _jaxpr_key(value)
-    try:
-        hash(value)
-    except TypeError:
-        return ("identity", _Same(value))
-    return (type(value).__name__, value)
-
-
-class _Same:
-    """A hashable holder of an object: two holders are equal exactly if they hold the same object."""
-
-    __slots__ = ("held",)
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.held is self.held
-
-    def __hash__(self) -> int:
-        return id(self.held)
-
-
-def _jaxpr_key(value: Any) -> Any:
-    jaxpr = value.jaxpr if hasattr(value, "jaxpr") else value
-    number: dict[Any, int] = {}
-
-    def key(atom: Any) -> Any:
-        if isinstance(atom, Literal):
-            return atom_key(Immediate(atom.val, atom.aval)) if np.ndim(atom.val) == 0 else params_key(np.asarray(atom.val))
-        return number.setdefault(atom, len(number))
-
-    variables = [*jaxpr.constvars, *jaxpr.invars]
-    header = tuple((key(v), str(v.aval)) for v in variables)
-    body = tuple(
-        (e.primitive, params_key(e.params), tuple(map(key, e.invars)), tuple((key(v), str(v.aval)) for v in e.outvars), e.ctx)
-        for e in jaxpr.eqns
-    )
-    constants = tuple(("identity", _Same(c)) for c in getattr(value, "consts", ()))
-    return ("jaxpr", constants, header, body, tuple(map(key, jaxpr.outvars)))

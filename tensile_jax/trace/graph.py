@@ -27,7 +27,8 @@ from tensile_jax.ir import Carried, Graph, Operator, OperatorId, Role, Tensor, T
 from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
 from tensile_jax.trace.cost import bytes_touched, flops_of, inner_bytes, kind_of, reduces_rows, relaid_operands, relayout_bytes
 from tensile_jax.trace.features import features_of
-from tensile_jax.trace.flatten import Program, atom_key, params_key
+from tensile_jax.trace.keys import atom_key, params_key
+from tensile_jax.trace.program import Program
 
 _WRAPPED = re.compile(r"\b(?:jvp|vmap|rematted_computation|checkpoint|remat|jit|pjit)\(([^()]*)\)")
 

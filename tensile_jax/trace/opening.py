@@ -28,8 +28,10 @@ from typing import Any
 
 from tensile_jax.trace.avals import nbytes_of
 from tensile_jax.trace.cost import body_flops, flops_of, kind_of
-from tensile_jax.trace.flatten import Program, closed, flatten
+from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.jaxprs import closed
 from tensile_jax.trace.loops import Loop, loop_of
+from tensile_jax.trace.program import Program
 
 # Not tuned: a launch takes about 10 us, in which a CPU core computes a million operations and copies some 100 KB.
 _MOST_ITERATIONS = 128

@@ -27,7 +27,7 @@ from jax.interpreters import mlir
 from tensile_jax.ir import OUTER_PRODUCTS
 from tensile_jax.trace.avals import nbytes_of, shape_of
 from tensile_jax.trace.cost import kind_of
-from tensile_jax.trace.flatten import Atom, Equation, Program
+from tensile_jax.trace.program import Atom, Equation, Program
 
 _MOST_TERMS = 16
 """Compiled for an H200, the update of a layer of 25,088 x 4,096 by Adam moves 0.86 times the bytes with 4, 8 and 16 terms, and

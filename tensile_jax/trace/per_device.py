@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from tensile_jax.ir import Graph, Operator
 from tensile_jax.trace.avals import shard_of
 from tensile_jax.trace.collectives import exchange_of
-from tensile_jax.trace.flatten import Program
 from tensile_jax.trace.mapped import Mapped
+from tensile_jax.trace.program import Program
 from tensile_jax.trace.propagation import StepShardings, propagated
 from tensile_jax.trace.step import TracedStep
 

@@ -25,8 +25,8 @@ from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.passmanager import PassManager
 
 from tensile_jax.trace.avals import shape_of, shape_struct
-from tensile_jax.trace.flatten import Program
 from tensile_jax.trace.mapped import Mapped
+from tensile_jax.trace.program import Program
 from tensile_jax.trace.run_equations import run_all
 
 _PASSES = "builtin.module(sdy-propagation-pipeline)"

@@ -40,7 +40,7 @@ from jax.extend.core import Literal
 
 from tensile_jax.trace.avals import nbytes_of, shape_of
 from tensile_jax.trace.cost import ELEMENTWISE
-from tensile_jax.trace.flatten import Equation, Immediate, Program
+from tensile_jax.trace.program import Equation, Immediate, Program
 
 # Not tuned.
 _LARGE = (0.25, 0.5)  # of the numbers of the product: tensors with so many belong to the region; the first share that gives one

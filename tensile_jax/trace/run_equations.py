@@ -6,8 +6,8 @@ Neighbouring equations of one opened `shard_map` run in one `shard_map`, which w
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from tensile_jax.trace.flatten import Equation
 from tensile_jax.trace.mapped import Mapped, Placed
+from tensile_jax.trace.program import Equation
 
 
 def run_all(equations: Sequence[Equation], environment: dict[int, Any], wanted: Collection[int]) -> None:

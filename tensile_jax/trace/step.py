@@ -22,11 +22,12 @@ import jax
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure, treedef_is_leaf
 
 from tensile_jax.ir import Graph
-from tensile_jax.trace.flatten import Program, flatten
+from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.graph import build_graph
 from tensile_jax.trace.mutable_references import refuse_outer_references
 from tensile_jax.trace.opening import Opening
 from tensile_jax.trace.outer_products import with_outer_products
+from tensile_jax.trace.program import Program
 from tensile_jax.trace.propagation import StepShardings
 from tensile_jax.trace.row_chunks import Region, find_region, in_row_chunks
 from tensile_jax.trace.shardings import shardings_in

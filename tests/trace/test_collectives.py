@@ -9,7 +9,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from tensile_jax.trace.avals import shard_of
 from tensile_jax.trace.collectives import Exchange, exchange_of
-from tensile_jax.trace.flatten import Program, flatten
+from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.program import Program
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
 FLOAT = 4  # bytes

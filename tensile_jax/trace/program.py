@@ -1,0 +1,77 @@
+"""A flat step: one list of equations, without calls.
+
+    Program  ::= Equation*  inputs=(Variable*)  constants={Variable: array}  outputs=(Variable*)
+    Equation ::= primitive params inputs=(Atom*) outputs=(Variable*) scope
+    Atom     ::= Variable | Immediate(value)
+
+Variables are integers in the order in which they are made.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NewType
+
+Variable = NewType("Variable", int)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Immediate:
+    """A value written into the program itself: a Python or NumPy scalar."""
+
+    value: Any
+    aval: Any
+
+
+Atom = int | Immediate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Equation:
+    """`outputs = primitive(*inputs, **params)`, in the name scope and the JAX context in which the user wrote it.
+
+    JAX keeps one object for each context, so two contexts are equal exactly if they are the same object. An equation is
+    `effectful` if it does more than give its outputs. It must then run exactly once an iteration, and effectful equations must
+    run in their order.
+
+    In opened loops, `iterations` are the indices of the equation's iterations, from the outermost loop to the innermost one, and
+    `position` says which equation of the loops' bodies it is: equal for the same equation in different iterations. Elsewhere both
+    are empty. `repeat` is the number of the checkpoint in whose backward pass the equation repeats another one; 0 if there is
+    none. Only equations with equal numbers are merged.
+    """
+
+    primitive: Any
+    params: dict[str, Any]
+    inputs: tuple[Atom, ...]
+    outputs: tuple[int, ...]
+    scope: str
+    context: Any
+    effectful: bool = False
+    position: tuple[int, ...] = ()
+    iterations: tuple[int, ...] = ()
+    repeat: int = 0
+
+    def run(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The results for these operands, which may be tracers, in the equation's own context."""
+        with self.context.manager:
+            results = self.primitive.bind(*values, **self.primitive.get_bind_params(self.params))
+        return results if self.primitive.multiple_results else [results]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A flat step.
+
+    `avals[v]` is the abstract value of variable `v`, strongly typed. `used[i]` says whether input i counts as used. `taken[i]`
+    says whether input i is donated and an output takes over its memory. `weak` are the outputs that are returned weakly typed.
+    `opened` is the number of loops and conditionals whose iterations or branches stand in the program.
+    """
+
+    equations: tuple[Equation, ...]
+    avals: tuple[Any, ...]
+    inputs: tuple[int, ...]
+    constants: Mapping[int, Any]
+    outputs: tuple[int, ...]
+    used: tuple[bool, ...] = ()
+    taken: tuple[bool, ...] = ()
+    weak: frozenset[int] = frozenset()
+    opened: int = 0
