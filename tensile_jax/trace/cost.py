@@ -8,7 +8,6 @@
     reduces_rows     whether it reduces each row of its input, as a softmax does
     relaid_operands  operands of a `dot_general` that XLA copies, on any device, since their dimensions must be in another order
     relayout_bytes   bytes that XLA:CPU, alone, copies around the equation, to give operands and results another layout or dtype
-    inner_bytes      bytes that a loop or a branch holds inside, beside its inputs and outputs
 
 The kind is looked up in a table of primitives. A primitive that is not in the table is heavy, because the errors are not equally
 bad: a light equation that counts as heavy costs some time, but for a heavy equation that counts as light the planner would
@@ -16,13 +15,11 @@ expect a fusion that does not happen.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensile_jax.ir import OUTER_PRODUCTS, Kind
 from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
-from tensile_jax.trace.flatten import flatten
-from tensile_jax.trace.jaxprs import closed
 from tensile_jax.trace.program import Equation, Program
 
 ELEMENTWISE = frozenset(
@@ -125,28 +122,6 @@ def relayout_bytes(program: Program, equation: Equation) -> int:
     return widened + sum(nbytes_of(aval) for aval, canonical in (image, kernel, result) if not canonical)
 
 
-def inner_bytes(equation: Equation) -> int:
-    """The most that the body of a loop, or a branch of a `cond`, holds of what its own equations make and write to memory."""
-    rule = _BODIES.get(equation.primitive.name)
-    return 0 if rule is None else max((_most_held(flatten(closed(body))) for body in rule(equation.params)), default=0)
-
-
-def _most_held(program: Program) -> int:
-    heavy = [e for e in program.equations if kind_of(e) == "heavy"]
-    read = {v for e in heavy for v in e.inputs if isinstance(v, int)} - set(program.inputs)
-    written = read | {v for e in program.equations if kind_of(e) != "light" for v in e.outputs}
-    last = {v: place for place, e in enumerate(program.equations) for v in e.inputs if isinstance(v, int)}
-    ends: dict[int, list[int]] = {}
-    for v, place in last.items():
-        ends.setdefault(place, []).append(v)
-    held = most = 0
-    for place, e in enumerate(program.equations):
-        held += sum(nbytes_of(program.avals[v]) for v in e.outputs if v in written)
-        most = max(most, held + inner_bytes(e))
-        held -= sum(nbytes_of(program.avals[v]) for v in ends.get(place, ()) if v in written)
-    return most
-
-
 def flops_of(program: Program, equation: Equation) -> int:
     """Floating-point operations of the equation."""
     rule = _FLOPS.get(equation.primitive.name)
@@ -230,12 +205,6 @@ def body_flops(closed_jaxpr: Any) -> int:
         total += flops_of(body, Equation(inner.primitive, inner.params, inputs, outputs, "", None))
     return total
 
-
-_BODIES: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Any]]] = {
-    "scan": lambda params: (params["jaxpr"],),
-    "while": lambda params: (params["body_jaxpr"],),
-    "cond": lambda params: params["branches"],
-}
 
 _FLOPS: Mapping[str, Callable[[Program, Equation], int]] = {
     "dot_general": _dot_general,

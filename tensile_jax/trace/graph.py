@@ -25,7 +25,8 @@ from collections.abc import Sequence
 
 from tensile_jax.ir import Carried, Graph, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
-from tensile_jax.trace.cost import bytes_touched, flops_of, inner_bytes, kind_of, reduces_rows, relaid_operands, relayout_bytes
+from tensile_jax.trace.body_memory import inner_bytes
+from tensile_jax.trace.cost import bytes_touched, flops_of, kind_of, reduces_rows, relaid_operands, relayout_bytes
 from tensile_jax.trace.features import features_of
 from tensile_jax.trace.keys import atom_key, params_key
 from tensile_jax.trace.program import Program
@@ -79,7 +80,7 @@ def build_graph(
             relaid=tuple(ids[v] for v in relaid_operands(program, e)),
             effectful=e.effectful,
             over_rows=reduces_rows(program, e),
-            inner=inner_bytes(e),
+            inner=inner_bytes(program, e),
             position=e.position,
             iterations=e.iterations,
             features=features_of(program, e) if kind_of(e) == "heavy" else (),
