@@ -37,7 +37,8 @@ def inner_bytes(program: Program, equation: Equation) -> int:
     if name == "scan":
         body = flatten(closed(params["jaxpr"]))
         avals = [program.avals[v] if isinstance(v, int) else v.aval for v in equation.inputs]
-        loop = scan_of(params, avals, [program.avals[v] for v in equation.outputs])
+        results = equation.outputs[: len(body.outputs)]  # without what mutable references hold afterwards
+        loop = scan_of(params, avals, [program.avals[v] for v in results])
         first, last = loop.constants, loop.constants + loop.carried
         return _most_held(body, elsewhere=body.inputs[first:last], elements=body.inputs[last:])
     if name == "while":
