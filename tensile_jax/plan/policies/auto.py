@@ -84,14 +84,17 @@ def _found_quickly(step: StepModel, limit: float, measured: Measured) -> Choice 
 def _needed_limit(step: StepModel, schedule: Schedule, choice: Choice, limit: float, measured: Measured) -> float | None:
     """The limit under which the schedule must be so that the plan of its choice keeps `limit`; None if it does.
 
-    It is lower by what segments of the plan that are above it need more than the condensed step says.
+    It is lower by what segments of the plan that are above it need more than the condensed step says. If that leaves less than
+    half of it, segments are to be shorter, and then need less more: it is lower in the ratio of the two.
     """
     plan = predicted_plan(step, choice, measured)
     if plan.peak_bytes <= limit:
         return None
-    each = zip(plan.segments, schedule.peaks, strict=True)
-    more = [segment.device_bytes - peak for segment, peak in each if segment.device_bytes > limit]
-    return min(limit - max(more, default=0), schedule.peak - 1)
+    above = [(s.device_bytes, peak) for s, peak in zip(plan.segments, schedule.peaks, strict=True) if s.device_bytes > limit]
+    lower = limit - max((needed - peak for needed, peak in above), default=0)
+    if lower < limit / 2:
+        lower = limit * min(peak / needed for needed, peak in above)
+    return min(lower, schedule.peak - 1)
 
 
 def _fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | None:

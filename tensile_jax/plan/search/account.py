@@ -20,6 +20,7 @@ XLA chooses the order itself. In the order `late`, what is computed again runs r
 Sizes in bytes, times in microseconds.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tensile_jax.plan.search.condensed import Condensed
@@ -88,7 +89,7 @@ class Segment:
                 self._derive(recipe.through)
             new = recipe.makes & ~self._have
             self.again |= new
-            fused = _fused(recipe.reads, new, self._kept, self._through)
+            fused = _fused(recipe.reads, new, self._kept, self._through, self._step.sources)
             self._sequence.append((recipe.reads, new, recipe.extra, True, fused))
             self._have |= new
             self.again_us += recipe.us
@@ -99,6 +100,7 @@ class Segment:
     def run(self, begin: int, end: int) -> bool:
         """Run nodes; False if something that they read is missing and cannot be computed again."""
         step, kept, there, through, add = self._step, self._kept, self._there, self._through, self._sequence.append
+        sources = step.sources
         used = 0
         for read, made, extra, derived in zip(
             step.reads[begin:end], step.makes[begin:end], step.extra[begin:end], step.through[begin:end], strict=True
@@ -113,7 +115,7 @@ class Segment:
             if derived & self._unmade:
                 self._derive(derived)
             made &= ~have
-            add((read, made, extra, False, _fused(read, made, kept, through)))
+            add((read, made, extra, False, _fused(read, made, kept, through, sources)))
             self._have = have | made
         self.used |= used & there
         self.heavy += sum(step.heavy[begin:end])
@@ -147,7 +149,7 @@ class Segment:
         through: dict[int, int] = {}
         found: list[_Ran] = []
         for read, made, extra, again, _ in self._sequence:
-            found.append((read, made, extra, again, _fused(read, made, kept, through)))
+            found.append((read, made, extra, again, _fused(read, made, kept, through, self._step.sources)))
         return found
 
     def _most(self, sequence: list[_Ran], wanted: int, aliased: int) -> tuple[int, int]:
@@ -178,21 +180,36 @@ class Segment:
         return max(0, shared - self._step.bytes_of(results)), alone
 
 
-def _fused(read: int, made: int, kept: int, through: dict[int, int]) -> int:
+def _fused(read: int, made: int, kept: int, through: dict[int, int], sources: Mapping[int, int]) -> int:
     """What is read, and what is read where those of it that XLA does not write are computed.
 
-    If XLA writes nothing of what is made (`kept`: what it writes), this is remembered in `through`."""
+    If XLA writes nothing of what is made (`kept`: what it writes), this is remembered in `through`. A node of a bundled step
+    makes more than one result, so there `sources` says what each is computed from."""
     unwritten = read & ~kept
     while unwritten:
         low = unwritten & -unwritten
+        if sources and low not in through:
+            through[low] = _origins(low, kept, sources)
         read |= through.get(low, 0)
         unwritten ^= low
-    if not made & kept:
+    if not sources and not made & kept:
         while made:
             low = made & -made
             through[low] = read
             made ^= low
     return read
+
+
+def _origins(unwritten: int, kept: int, sources: Mapping[int, int]) -> int:
+    """What this is computed from, directly or through others that XLA does not write."""
+    found, waiting = 0, sources.get(unwritten, 0)
+    while waiting:
+        low = waiting & -waiting
+        found |= low
+        if not low & kept:
+            waiting |= sources.get(low, 0)
+        waiting &= ~found
+    return found
 
 
 def contents_of(step: Condensed, begin: int, end: int, there: int, wanted: int, aliased: int) -> Contents | None:

@@ -4,7 +4,8 @@ The time that a search takes grows with the number of significant tensors and of
 `MOST_TENSORS` significant tensors is condensed once more. The operators between two possible boundaries, a *stretch*, become one
 node. Significant tensors that are made in the same stretch, are needed in the same other stretches, and are dropped by the same
 minimum cuts, become one *bundle*: they are on the device at the same times in every schedule. Tensors that are needed only in
-the stretch that makes them are not decided about at all: their bytes are among those that the node needs.
+the stretch that makes them are not decided about at all: their bytes are among those that the node needs. A tensor is also needed
+where something is read that XLA computes from it on the fly: all parts of a sum live until the sum is read.
 
 A bundle is computed again as a whole. Of the bundles of one stretch, those that more minimum cuts keep come first. The recipe of
 a bundle reads what other stretches make and the bundles that come before it, and runs everything in between.
@@ -58,7 +59,11 @@ class _Bundling:
                 if first_use[t] < 0 and self._stretch[node] > self._made[t]:
                     first_use[t] = self._stretch[node]
         related = {*step.aliases.items(), *step.pairs}
-        self._inside = [self._can_run[t] and use < 0 and not step.at_end >> t & 1 for t, use in enumerate(first_use)]
+        self._until = self._needed_until()
+        self._inside = [
+            self._can_run[t] and use < 0 and not step.at_end >> t & 1 and self._stretch[self._until[t]] <= self._made[t]
+            for t, use in enumerate(first_use)
+        ]
         for relation in related:
             for t in relation:
                 self._inside[t] = False
@@ -83,6 +88,24 @@ class _Bundling:
         for bundle, those in enumerate(self._members):
             for t in those:
                 self._bundle_of[t] = bundle
+
+    def _needed_until(self) -> list[int]:
+        """By tensor, the last node that reads it, or something that is computed from it on the fly."""
+        step, until = self._step, list(self._step.made)
+        for node in reversed(range(len(step.reads))):
+            last = max([node, *(until[t] for t in members(step.makes[node] & ~step.written))])
+            for t in self._reads[node]:
+                until[t] = max(until[t], last)
+        return until
+
+    def _sources(self) -> dict[int, int]:
+        """By the bit of each bundle that XLA does not write, the bundles that it is computed from."""
+        step, found = self._step, dict[int, int]()
+        for bundle, those in enumerate(self._members):
+            if not step.written >> those[0] & 1 and self._made[those[0]] >= 0:
+                read = {self._bundle_of[u] for t in those for u in self._reads[step.made[t]]} - {-1, bundle}
+                found[1 << bundle] = sum(1 << b for b in read)
+        return found
 
     def bundled(self) -> Condensed:
         step = self._step
@@ -117,6 +140,7 @@ class _Bundling:
             at_end=all_of(step.at_end),
             movable=all_of(step.movable),
             pairs=tuple(dict.fromkeys((self._bundle_of[old], self._bundle_of[new]) for old, new in step.pairs)),
+            sources=self._sources(),
         )
 
     def _read_between(self, a: int, b: int) -> int:
@@ -131,7 +155,7 @@ class _Bundling:
         for t, inside in enumerate(self._inside):
             if inside and step.written >> t & 1:
                 change[step.made[t]] += step.nbytes[t]
-                change[self._last_reader[t] + 1] -= step.nbytes[t]
+                change[self._until[t] + 1] -= step.nbytes[t]
         extra = np.cumsum(change)[:-1] + step.extra
         return tuple(int(extra[a:b].max()) for a, b in pairwise(step.boundaries))
 

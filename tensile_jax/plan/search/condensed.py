@@ -20,8 +20,8 @@ Sets of significant tensors, and sets of operators that make derived tensors, ar
 bytes, times in microseconds.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -93,6 +93,8 @@ class Condensed:
         pairs: bit indices of donated state that may be on the host across the iteration boundary, with its update's.
         base_bytes: the bytes of what the caller owns.
         small_bytes: small tensors that a segment holds, by the indices of its two boundaries.
+        sources: of a bundled step, what each bundle that XLA does not write is computed from, by the bundle's bit (`1 << i`). In
+            a step without bundles, that is what its node reads.
     """
 
     tensors: tuple[tuple[TensorId, ...], ...]
@@ -119,6 +121,7 @@ class Condensed:
     pairs: tuple[tuple[int, int], ...]
     base_bytes: int
     small_bytes: np.ndarray
+    sources: Mapping[int, int] = field(default_factory=dict[int, int])
 
     @cached_property
     def sizes(self) -> _Sizes:

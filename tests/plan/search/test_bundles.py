@@ -1,13 +1,14 @@
 """A bundled step describes the same step: every tensor is in one bundle or inside a stretch, and its schedules are plans."""
 
 import random
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 
 from tensile_jax.plan import Measured
 from tensile_jax.plan.policies.auto import auto, floor_bytes
 from tensile_jax.plan.search import boundaries, step_model
+from tensile_jax.plan.search.account import Contents, contents_of
 from tensile_jax.plan.search.bundles import bundled
 from tensile_jax.plan.search.choice import LEAST, choice_of, peak_of, predicted_plan, schedule_of
 from tensile_jax.plan.search.condensed import Condensed, members
@@ -111,6 +112,33 @@ def ancestors_in_stretch(fine: Condensed, those: list[int]) -> set[int]:
         recipe = fine.recipes[t]
         waiting += members(recipe.reads) if recipe is not None else []
     return found
+
+
+@pytest.mark.parametrize("make", STEPS)
+def test_bundles_need_at_least_as_much_memory(make) -> None:
+    """Also where parts of a sum, which XLA does not write, are made in many stretches: all of them live until the sum is read."""
+    step = make()
+    fine, coarse = step.model.step, step.search_model.step
+    for a, b in combinations(range(len(coarse.boundaries)), 2):
+        exact, bundles = whole_segment(fine, a, b), whole_segment(coarse, a, b)
+        assert exact is not None
+        assert bundles is not None
+        assert bundles.late >= exact.late
+        assert bundles.early >= exact.early
+
+
+def whole_segment(step: Condensed, a: int, b: int) -> Contents | None:
+    """What a segment between two boundaries needs, if nothing is dropped or swapped."""
+    begin, end = step.boundaries[a], step.boundaries[b]
+    there = wanted = 0
+    for t, made in enumerate(step.made):
+        last = max((node for node, read in enumerate(step.reads) if read >> t & 1), default=made)
+        last = len(step.reads) if step.at_end >> t & 1 else last
+        if made < begin <= last:
+            there |= 1 << t
+        elif begin <= made < end <= last:
+            wanted |= 1 << t
+    return contents_of(step, begin, end, there, wanted, 0)
 
 
 @pytest.mark.parametrize("make", STEPS)
