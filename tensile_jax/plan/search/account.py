@@ -189,7 +189,7 @@ def _fused(read: int, made: int, kept: int, through: dict[int, int], sources: Ma
     while unwritten:
         low = unwritten & -unwritten
         if sources and low not in through:
-            through[low] = _origins(low, kept, sources)
+            through[low] = _origins(low, kept, through, sources)
         read |= through.get(low, 0)
         unwritten ^= low
     if not sources and not made & kept:
@@ -200,14 +200,18 @@ def _fused(read: int, made: int, kept: int, through: dict[int, int], sources: Ma
     return read
 
 
-def _origins(unwritten: int, kept: int, sources: Mapping[int, int]) -> int:
+def _origins(unwritten: int, kept: int, through: dict[int, int], sources: Mapping[int, int]) -> int:
     """What this is computed from, directly or through others that XLA does not write."""
     found, waiting = 0, sources.get(unwritten, 0)
     while waiting:
         low = waiting & -waiting
         found |= low
         if not low & kept:
-            waiting |= sources.get(low, 0)
+            known = through.get(low)
+            if known is None:
+                waiting |= sources.get(low, 0)
+            else:
+                found |= known
         waiting &= ~found
     return found
 
