@@ -37,6 +37,9 @@ OperatorId = NewType("OperatorId", int)
 Kind = Literal["heavy", "reduction", "light"]
 OUTER_PRODUCTS = "outer_products"
 """The primitive of a product that is light (`trace/outer_products.py`)."""
+EXPENSIVE = frozenset("cos erf sin tan tanh".split())
+"""Light primitives whose results XLA writes, on any device, rather than computing them in several kernels
+(`plan/analysis/fusion.py`)."""
 Role = Literal["parameter", "optimizer_state", "state", "batch", "constant", "activation", "gradient", "output"]
 
 

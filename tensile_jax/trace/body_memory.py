@@ -11,12 +11,13 @@ from is held until then. A body differs from a step in what it is given and what
     update          of a part of an array (`dynamic_update_slice`, a scatter): in place, if nothing needs the array afterwards.
     branch          its results are in the memory of the conditional's results.
 
-Of recurrent networks, trainings in a loop, sampling, and L-BFGS, XLA:CPU needs 0.8 to 1.2 times as much, and XLA for an H200 0.7
-to 1.3 times, beside the 4 MB of a product there.
+Of recurrent networks, trainings in a loop, sampling, and L-BFGS, the estimate is 0.8 to 1.1 times what XLA:CPU needs, and
+0.7 to 1.3 times what XLA for an H200 needs, unless that is mostly the 4 MB that products may take there.
 """
 
 from collections.abc import Collection
 
+from tensile_jax.ir import EXPENSIVE
 from tensile_jax.trace.avals import nbytes_of
 from tensile_jax.trace.cost import kind_of
 from tensile_jax.trace.flatten import flatten
@@ -24,8 +25,6 @@ from tensile_jax.trace.jaxprs import closed
 from tensile_jax.trace.loops import scan_of
 from tensile_jax.trace.program import Equation, Program
 
-_EXPENSIVE = frozenset("cos erf sin tan tanh".split())
-"""XLA writes their results rather than computing them in several kernels, as `plan/analysis/fusion.py` says of steps."""
 _UPDATES = frozenset("dynamic_update_slice scatter scatter-add scatter-max scatter-min scatter-mul".split())
 """They give their first operand with a part of it changed, in its memory if nothing else needs it afterwards."""
 
@@ -36,9 +35,8 @@ def inner_bytes(program: Program, equation: Equation) -> int:
     name = equation.primitive.name
     if name == "scan":
         body = flatten(closed(params["jaxpr"]))
-        avals = [program.avals[v] if isinstance(v, int) else v.aval for v in equation.inputs]
         results = equation.outputs[: len(body.outputs)]  # without what mutable references hold afterwards
-        loop = scan_of(params, avals, [program.avals[v] for v in results])
+        loop = scan_of(params, list(map(program.aval, equation.inputs)), [program.avals[v] for v in results])
         first, last = loop.constants, loop.constants + loop.carried
         return _most_held(body, elsewhere=body.inputs[first:last], elements=body.inputs[last:])
     if name == "while":
@@ -100,7 +98,7 @@ def _written(body: Program, elements: Collection[int]) -> set[int]:
     for place in reversed(range(len(body.equations))):
         e = body.equations[place]
         readers = frozenset[int]().union(*(kernels.get(v, frozenset()) for v in e.outputs))
-        if e.primitive.name in _EXPENSIVE and len(readers) > 1:
+        if e.primitive.name in EXPENSIVE and len(readers) > 1:
             written.update(e.outputs)
         own_kernel = kind_of(e) != "light" or not written.isdisjoint(e.outputs)
         for v in e.inputs:

@@ -124,7 +124,7 @@ def _collective(program: Program, equation: Equation, sizes: Mapping[str, int]) 
 
 
 def _shape(program: Program, atom: Any) -> tuple[int, ...]:
-    return shape_of(program.avals[atom] if isinstance(atom, int) else atom.aval)
+    return shape_of(program.aval(atom))
 
 
 def _product_labels(program: Program, equation: Equation) -> tuple[list[_Labels], _Labels]:

@@ -61,7 +61,7 @@ def reduces_rows(program: Program, equation: Equation) -> bool:
     """Whether the equation is a reduction over the last axes of its operand, and over no others."""
     if kind_of(equation) != "reduction":
         return False
-    axes, rank = equation.params["axes"], len(shape_of(_aval(program, equation.inputs[0])))
+    axes, rank = equation.params["axes"], len(shape_of(program.aval(equation.inputs[0])))
     return 0 < len(axes) < rank and set(axes) == set(range(rank - len(axes), rank))
 
 
@@ -82,7 +82,7 @@ def relaid_operands(program: Program, equation: Equation) -> list[int]:
     contracted, batch = equation.params["dimension_numbers"]
     found: list[int] = []
     for operand, inner, outer in zip(equation.inputs, contracted, batch, strict=True):
-        rank, inner = len(shape_of(_aval(program, operand))), sorted(inner)
+        rank, inner = len(shape_of(program.aval(operand))), sorted(inner)
         first, last = range(len(outer), len(outer) + len(inner)), range(rank - len(inner), rank)
         if isinstance(operand, int) and (list(outer) != list(range(len(outer))) or inner not in (list(first), list(last))):
             found.append(operand)
@@ -104,10 +104,10 @@ def relayout_bytes(program: Program, equation: Equation) -> int:
     if name == "select_and_scatter_add":
         return 8 * sum(map(nbytes_of, results))
     if name == "random_bits":
-        return 3 * sum(map(nbytes_of, results)) if dtype_of(_aval(program, equation.inputs[0])) == "key<fry>" else 0
+        return 3 * sum(map(nbytes_of, results)) if dtype_of(program.aval(equation.inputs[0])) == "key<fry>" else 0
     if name not in ("dot_general", "conv_general_dilated"):
         return 0
-    operands = [_aval(program, equation.inputs[0]), _aval(program, equation.inputs[1])]
+    operands = [program.aval(equation.inputs[0]), program.aval(equation.inputs[1])]
     widened = sum(2 * nbytes_of(aval) for aval in (*operands, *results) if aval.dtype in ("bfloat16", "float16"))
     if name == "dot_general":
         contracted = sorted(equation.params["dimension_numbers"][0][0])
@@ -141,13 +141,9 @@ def _size(program: Program, variable: int) -> int:
     return math.prod(shape_of(program.avals[variable]))
 
 
-def _aval(program: Program, atom: Any) -> Any:
-    return program.avals[atom] if isinstance(atom, int) else atom.aval
-
-
 def _dot_general(program: Program, equation: Equation) -> int:
     (contracted, _), _ = equation.params["dimension_numbers"]
-    left = _aval(program, equation.inputs[0]).shape
+    left = program.aval(equation.inputs[0]).shape
     return 2 * math.prod(left[d] for d in contracted) * _size(program, equation.outputs[0])
 
 
@@ -156,7 +152,7 @@ def _convolution(program: Program, equation: Equation) -> int:
     (`lhs_dilation`), and products with these zeros do not count.
     """
     numbers = equation.params["dimension_numbers"]
-    kernel = _aval(program, equation.inputs[1]).shape
+    kernel = program.aval(equation.inputs[1]).shape
     window = math.prod(kernel[d] for d in numbers.rhs_spec[1:])
     holes = math.prod(equation.params["lhs_dilation"]) or 1
     return 2 * window * _size(program, equation.outputs[0]) // holes

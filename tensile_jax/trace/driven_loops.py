@@ -106,8 +106,7 @@ def _is_heavy(scan: Equation) -> bool:
 
 def _driven(step: TracedStep, o: OperatorId, equation: Equation, ids: Mapping[int, TensorId]) -> DrivenLoop:
     program = step.program
-    avals = [program.avals[atom] if isinstance(atom, int) else atom.aval for atom in equation.inputs]
-    loop = scan_of(equation.params, avals, [program.avals[v] for v in equation.outputs])
+    loop = scan_of(equation.params, list(map(program.aval, equation.inputs)), [program.avals[v] for v in equation.outputs])
     inputs = tuple(ids[atom] if isinstance(atom, int) else atom for atom in equation.inputs)
     tensors = step.graph.tensors
     names = tuple(

@@ -19,7 +19,7 @@ _OTHER_AXES = 4
 
 def features_of(program: Program, equation: Equation) -> tuple[float, ...]:
     """The numbers that describe an equation; none if it cannot be predicted, since a value of it has no shape."""
-    avals = [program.avals[v] if isinstance(v, int) else v.aval for v in equation.inputs]
+    avals = list(map(program.aval, equation.inputs))
     results = [program.avals[v] for v in equation.outputs]
     if not results or not all(hasattr(aval, "shape") and hasattr(aval.dtype, "itemsize") for aval in (*avals, *results)):
         return ()

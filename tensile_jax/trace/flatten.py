@@ -404,8 +404,8 @@ def flatten(
     used = [keep_unused or v in read for v in inputs]
     usable = [u and d for u, d in zip(used, donated or [False] * len(inputs), strict=True)]
     taken = taken_inputs(builder.avals, inputs, returned, usable)
-    strong = read_from_references(jaxpr)
-    weak_result = [is_weak(atom.aval) and id(atom) not in strong for atom in jaxpr.outvars]
+    from_references = read_from_references(jaxpr)
+    weak_result = [is_weak(atom.aval) and id(atom) not in from_references for atom in jaxpr.outvars]
     weak_inputs = {v for v, given in zip(inputs, jaxpr.invars, strict=True) if is_weak(given.aval)}
     retyped = {v for v, weak in zip(returned, weak_result, strict=True) if isinstance(v, int) and weak != (v in weak_inputs)}
     kept = {v for v, is_taken in zip(inputs, taken, strict=True) if not is_taken or v in retyped}

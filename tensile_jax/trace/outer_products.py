@@ -73,7 +73,7 @@ def _terms(program: Program, e: Equation) -> int:
 
 
 def _shape(program: Program, atom: Atom) -> tuple[int, ...]:
-    return shape_of(program.avals[atom] if isinstance(atom, int) else atom.aval)
+    return shape_of(program.aval(atom))
 
 
 def _is_fused(program: Program, place: int) -> bool:

@@ -9,9 +9,7 @@ Variables are integers in the order in which they are made.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NewType
-
-Variable = NewType("Variable", int)
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,3 +73,7 @@ class Program:
     taken: tuple[bool, ...] = ()
     weak: frozenset[int] = frozenset()
     opened: int = 0
+
+    def aval(self, atom: Atom) -> Any:
+        """The abstract value of a variable, or of a value that is written into the program."""
+        return self.avals[atom] if isinstance(atom, int) else atom.aval

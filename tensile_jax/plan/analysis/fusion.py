@@ -49,6 +49,7 @@ from math import prod
 
 import numpy as np
 
+from tensile_jax.ir import EXPENSIVE
 from tensile_jax.plan.analysis.liveness import Liveness
 
 # `make bench-constants`: with half and twice of each, steps take at most 0.3 % longer.
@@ -57,10 +58,7 @@ _MOST_LEAVES = 12
 _PAD = "pad"  # XLA:CPU writes what is padded, as in the gradient of a slice, in a kernel of its own
 # Primitives whose results XLA writes rather than computing them in several kernels: in the segments of `make bench-workspaces`
 # on a CPU, and, compiled for an H200, between two products with one of 13 functions and its derivative.
-_EXPENSIVE_ON_GPU = frozenset("cos erf sin tan tanh".split())
-_EXPENSIVE_ON_CPU = _EXPENSIVE_ON_GPU | frozenset(
-    f"cbrt div erfc exp exp2 expm1 log log1p logistic {_PAD} pow rsqrt sqrt".split()
-)
+_EXPENSIVE_ON_CPU = EXPENSIVE | frozenset(f"cbrt div erfc exp exp2 expm1 log log1p logistic {_PAD} pow rsqrt sqrt".split())
 _VIEWS = frozenset("broadcast_in_dim expand_dims reshape squeeze".split())
 _SMALL_VIEW = 65536  # bytes: not tuned; whether a larger view is stored is decided by its bytes (`rematerialization.py`)
 _SCALAR = 16  # bytes; the largest scalar
@@ -113,7 +111,7 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
     written = (liveness.begins < 0) | read_by[1]
     written[liveness.makes.tensor[heavy[liveness.makes.place]]] = True
     materialised: list[bool] = written.tolist()
-    shared = _shared(liveness, materialised, _EXPENSIVE_ON_GPU if fused_reductions else _EXPENSIVE_ON_CPU)
+    shared = _shared(liveness, materialised, EXPENSIVE if fused_reductions else _EXPENSIVE_ON_CPU)
     for t in shared:
         materialised[t] = True
 

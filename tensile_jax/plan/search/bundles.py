@@ -52,10 +52,10 @@ class _Bundling:
         self._made = [self._stretch[node] if node >= 0 else -1 for node in step.made]
         self._reads = [members(read) for read in step.reads]
         self._can_run = [recipe is not None for recipe in step.recipes]  # again
-        first_use, self._last_reader = [-1] * len(step.tensors), list(step.made)
+        first_use, last_reader = [-1] * len(step.tensors), list(step.made)
         for node, read in enumerate(self._reads):
             for t in read:
-                self._last_reader[t] = node
+                last_reader[t] = node
                 if first_use[t] < 0 and self._stretch[node] > self._made[t]:
                     first_use[t] = self._stretch[node]
         related = {*step.aliases.items(), *step.pairs}
@@ -69,7 +69,7 @@ class _Bundling:
                 self._inside[t] = False
 
         def key(t: int) -> _Key:
-            use, last = first_use[t], self._last_reader[t]
+            use, last = first_use[t], last_reader[t]
             flags = (those >> t & 1 for those in (step.written, step.written_as_made, step.movable, step.at_end))
             return self._made[t], dropped_by[t], use, self._stretch[last] if use >= 0 else -1, self._can_run[t], *flags
 
