@@ -19,6 +19,11 @@ from tests.test_loops import run
 RNG = np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def numbers_do_not_depend_on_earlier_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "RNG", np.random.default_rng(0))
+
+
 def normal(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
     return jnp.asarray(RNG.normal(size=shape), dtype)
 
@@ -78,8 +83,14 @@ def update_of(optimizer: Any) -> Any:
 
 
 def layer(rows: int = 4, width: int = 256, optimizer: Any = ADAM) -> tuple[Any, Any, Any]:
+    """The parameters with the optimizer's state, the inputs, and the gradient of the outputs.
+
+    The state is that after one update. Adam's first update divides a gradient by its own size: where that is close to zero,
+    the rounding of the gradient decides about the whole update.
+    """
     weights = normal(width, width)
-    return (weights, optimizer.init(weights)), normal(rows, width), normal(rows, width)
+    _, moments = optimizer.update(normal(width, width), optimizer.init(weights), weights)
+    return (weights, moments), normal(rows, width), normal(rows, width)
 
 
 @pytest.mark.parametrize("optimizer", [ADAM, optax.sgd(0.1, momentum=0.9), optax.adamw(1e-3)])
