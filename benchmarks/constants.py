@@ -81,7 +81,7 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
         "_STAGE": [0.88, 0.97], "_TRIED": None, "_LATER": None, "_SENT": None,
         "_SWAP_RISK": [0.0, 0.025, 0.1], "_EPS": None, "_WORTH_KEEPING_US": None, "_STAYING": [0.25, 1.0], "_SHIFTED": [0.1, 0.4],
         "_SHIFTS": [((1, 0), (0, -1), (-1, 0), (0, 1))], "_SHIFTS_ACROSS": [((1, 0), (0, -1), (-1, 0), (0, 1))],
-        "_MOVES": [(-1, 1), (-1, 1, -2, 2, -3, 3, -4, 4, -8, 8)],
+        "_MOVES": [(-1, 1), (-1, 1, -2, 2, -3, 3, -4, 4, -8, 8)], "_FAILED": None, "_WORTH": [0.001, 0.03], "_BEHIND": [1.0, 1.1],
     },
     "search.schedule": {"_COMPILING": [0.0, 0.0005, 0.002], "_SHORT": None, "_MOST_ROUNDS": None},
     "search.search": {
@@ -91,7 +91,7 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
         ],
         "_REPAIRS": None, "_LEAST_REPAIRS": None, "_PROMISING": [1.025, 1.1], "_OTHERS": None, "_MOST_OTHERS": None,
         "_TIRED": None, "_LIKELY": [1.1, 1.4],
-        "_EVALUATIONS": None, "_MORE_EVALUATIONS": None, "_LOWER": [(0.95,), (0.97, 0.94, 0.9, 0.85)], "_FAST": [1.02, 1.1],
+        "_EVALUATIONS": None, "_MORE_EVALUATIONS": None, "_LOWER": [0.99, 0.94], "_FAST": [1.02, 1.1],
         "_ALL_EVALUATIONS": None, "_IMPROVED": [1.5, 3.0], "_SHRINK": [0.94, 0.985],
     },
     "search.step_model": {

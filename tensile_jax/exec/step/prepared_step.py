@@ -61,7 +61,7 @@ with no margin, they needed 10."""
 
 _MOST_PROGRAMS = 3  # that are compiled of a step, each with a plan of its own (`next_try.py`)
 _FAST = 1.02
-"""Times the step as one executable: a program that keeps the limit and is no slower is taken. A better one would gain less than
+"""Times the step as one executable: a plan that keeps the limit and is no slower is taken. A better one would gain less than
 the compilations of a long training cost."""
 _MOST_ITERATIONS = 8  # of an opened loop, each of which a program contains; not tuned: as many as there are chunks of rows
 _LONG_LAUNCH = 0.005
@@ -479,7 +479,7 @@ class PreparedStep:
             return found
         found = self._within(goal, _MOST_ATTEMPTS) or self._smallest_plan(goal)
         for _ in range(_MORE_SEARCHES):
-            if found.plan.peak_bytes > (1 - _ROOM) * goal.limit:
+            if found.plan.peak_bytes > (1 - _ROOM) * goal.limit or found.plan.step_us <= _FAST * self.planner.step.whole_us:
                 break
             other = self._within(goal, _MORE_ATTEMPTS, faster_than=_FASTER * found.plan.step_us)
             if other is None or other.plan.step_us >= found.plan.step_us:

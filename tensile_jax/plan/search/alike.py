@@ -130,6 +130,8 @@ def _highest(step: StepModel, iterations: Iterations, limit: float, measured: Me
     base = step.model.with_measured(measured)
     drops = [step.decided(("alike", price), lambda price=price: iterations.dropped_at(price)) for price in PRICES]
     for i, price in enumerate(PRICES):
+        if i and drops[i] == drops[i - 1]:
+            continue  # the price before it has led to nothing
         held = held_at(base.step, last_held(base.step, _nodes(base, drops[i])))
         if base.step.base_bytes + max(map(base.step.bytes_of, held)) > limit:
             continue

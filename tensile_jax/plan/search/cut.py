@@ -11,7 +11,7 @@ limit then, all possible boundaries are considered: segments under a tight limit
 Sizes in bytes, times in microseconds.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -102,7 +102,11 @@ def _shortest_path(
     k, bounds = len(possible), model.step.boundaries
     total, over, back = [float("inf")] * k, [0.0] * k, [0] * k
     total[0] = 0.0
-    for a, b, peak, us in _segments(model, stored, possible, required, stop, far=far):
+
+    def is_useless(a: int, b: int, us: float) -> bool:
+        return total[a] + us >= total[b]
+
+    for a, b, peak, us in _segments(model, stored, possible, required, stop, far=far, is_useless=None if spread else is_useless):
         share = (bounds[possible[b]] - bounds[possible[a]]) / bounds[-1]
         excess_us = max(0.0, peak - limit) * (share * _SPREAD_US_PER_BYTE if spread else _EXCESS_US_PER_BYTE)
         cost = us + excess_us
@@ -123,10 +127,12 @@ def _segments(
     *,
     farthest: int | None = None,
     far: Collection[int] = (),
+    is_useless: Callable[[int, int, float], bool] | None = None,
 ) -> Iterator[tuple[int, int, float, float]]:
     """Segments as (index of the first boundary in `possible`, index of the last one, peak, microseconds), by the first boundary.
 
-    Of each first boundary, there are those up to `farthest` boundaries, or until several in a row have peaks above `stop`.
+    Of each first boundary, there are those up to `farthest` boundaries, or until several in a row have peaks above `stop`. Those
+    of which `is_useless` says so, given their two ends and their time, are left out; what they hold is not found then.
     """
     step, profile = model.step, model.profile
     bounds = [step.boundaries[p] for p in possible]
@@ -144,12 +150,16 @@ def _segments(
                 continue
             after = stored[possible[b]]
             wanted = after & ~there & made  # what else is there after the segment is copied there
-            aliased = model.aliased(there, after, wanted)
-            contents = segment.contents(us, wanted, aliased)
-            workspace, _ = model.workspace(possible[a], possible[b], contents, wanted)
-            peak = held + int(step.small_bytes[possible[a], possible[b]]) + step.bytes_of(wanted & ~aliased) + workspace
             crossing_us = step.crossing_bytes(wanted) / profile.bytes_per_us
-            yield a, b, peak, profile.launch_us + model.compiling_us + contents.us + crossing_us
-            misses = misses + 1 if peak > stop else 0
+            cost_us = profile.launch_us + model.compiling_us + us + segment.again_us + crossing_us
+            if is_useless is None or not is_useless(a, b, cost_us):
+                aliased = model.aliased(there, after, wanted)
+                contents = segment.contents(us, wanted, aliased)
+                workspace, _ = model.workspace(possible[a], possible[b], contents, wanted)
+                peak = held + int(step.small_bytes[possible[a], possible[b]]) + step.bytes_of(wanted & ~aliased) + workspace
+                yield a, b, peak, cost_us
+                misses = misses + 1 if peak > stop else 0
+            elif misses:
+                misses += 1
             if misses >= _MISSES or possible[b] in required or (farthest is not None and b - a >= farthest):
                 break
