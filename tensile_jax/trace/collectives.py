@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from jax.sharding import NamedSharding
 
-from tensile_jax.trace.avals import nbytes_of, shape_of
+from tensile_jax.trace.avals import nbytes_of
 from tensile_jax.trace.mapped import Mapped
 from tensile_jax.trace.program import Equation, Program
 
@@ -65,10 +65,10 @@ def exchange_of(program: Program, equation: Equation, shardings: Mapping[int, Na
         operands, result = _scatter_labels(program, equation)
         values = equation.inputs[2:]  # the updates
     elif name.startswith("reduce_") and "axes" in equation.params:
-        labels = tuple(range(len(_shape(program, equation.inputs[0]))))
+        labels = tuple(range(len(program.shape(equation.inputs[0]))))
         operands, result = [labels], tuple(d for d in labels if d not in set(equation.params["axes"]))
     elif name == "sharding_constraint":
-        labels = tuple(range(len(_shape(program, equation.inputs[0]))))
+        labels = tuple(range(len(program.shape(equation.inputs[0]))))
         operands, result = [labels], labels
     else:
         return NOTHING
@@ -123,15 +123,11 @@ def _collective(program: Program, equation: Equation, sizes: Mapping[str, int]) 
     return Exchange(read, 0) if name == "ppermute" else NOTHING
 
 
-def _shape(program: Program, atom: Any) -> tuple[int, ...]:
-    return shape_of(program.aval(atom))
-
-
 def _product_labels(program: Program, equation: Equation) -> tuple[list[_Labels], _Labels]:
     """The names of the dimensions of both operands and of the result."""
     (left_summed, right_summed), (left_batch, right_batch) = equation.params["dimension_numbers"]
-    left: list[object] = [("left", d) for d in range(len(_shape(program, equation.inputs[0])))]
-    right: list[object] = [("right", d) for d in range(len(_shape(program, equation.inputs[1])))]
+    left: list[object] = [("left", d) for d in range(len(program.shape(equation.inputs[0])))]
+    right: list[object] = [("right", d) for d in range(len(program.shape(equation.inputs[1])))]
     for number, (a, b) in enumerate(zip(left_batch, right_batch, strict=True)):
         left[a] = right[b] = ("batch", number)
     for number, (a, b) in enumerate(zip(left_summed, right_summed, strict=True)):
@@ -145,7 +141,7 @@ def _look_up_labels(program: Program, equation: Equation) -> tuple[list[_Labels]
     """The names of the dimensions of a table, and of what is looked up in it."""
     n = equation.params["dimension_numbers"]
     batches = zip(n.operand_batching_dims, n.start_indices_batching_dims, strict=True)
-    ranks = len(_shape(program, equation.inputs[0])), len(_shape(program, equation.outputs[0]))
+    ranks = len(program.shape(equation.inputs[0])), len(program.shape(equation.outputs[0]))
     table, found = _indexed_labels(ranks, n.collapsed_slice_dims, n.start_index_map, n.offset_dims, list(batches))
     return [table], found
 
@@ -154,7 +150,7 @@ def _scatter_labels(program: Program, equation: Equation) -> tuple[list[_Labels]
     """The names of the dimensions of the updates, and of the array to which they are scattered."""
     n = equation.params["dimension_numbers"]
     batches = zip(n.operand_batching_dims, n.scatter_indices_batching_dims, strict=True)
-    ranks = len(_shape(program, equation.inputs[0])), len(_shape(program, equation.inputs[2]))
+    ranks = len(program.shape(equation.inputs[0])), len(program.shape(equation.inputs[2]))
     array, updates = _indexed_labels(
         ranks, n.inserted_window_dims, n.scatter_dims_to_operand_dims, n.update_window_dims, list(batches)
     )

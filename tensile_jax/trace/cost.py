@@ -61,7 +61,7 @@ def reduces_rows(program: Program, equation: Equation) -> bool:
     """Whether the equation is a reduction over the last axes of its operand, and over no others."""
     if kind_of(equation) != "reduction":
         return False
-    axes, rank = equation.params["axes"], len(shape_of(program.aval(equation.inputs[0])))
+    axes, rank = equation.params["axes"], len(program.shape(equation.inputs[0]))
     return 0 < len(axes) < rank and set(axes) == set(range(rank - len(axes), rank))
 
 
@@ -82,7 +82,7 @@ def relaid_operands(program: Program, equation: Equation) -> list[int]:
     contracted, batch = equation.params["dimension_numbers"]
     found: list[int] = []
     for operand, inner, outer in zip(equation.inputs, contracted, batch, strict=True):
-        rank, inner = len(shape_of(program.aval(operand))), sorted(inner)
+        rank, inner = len(program.shape(operand)), sorted(inner)
         first, last = range(len(outer), len(outer) + len(inner)), range(rank - len(inner), rank)
         if isinstance(operand, int) and (list(outer) != list(range(len(outer))) or inner not in (list(first), list(last))):
             found.append(operand)

@@ -27,7 +27,7 @@ from jax.interpreters import mlir
 from tensile_jax.ir import OUTER_PRODUCTS
 from tensile_jax.trace.avals import nbytes_of, shape_of
 from tensile_jax.trace.cost import kind_of
-from tensile_jax.trace.program import Atom, Equation, Program
+from tensile_jax.trace.program import Equation, Program
 
 _MOST_TERMS = 16
 """Compiled for an H200, the update of a layer of 25,088 x 4,096 by Adam moves 0.86 times the bytes with 4, 8 and 16 terms, and
@@ -69,11 +69,7 @@ def _is_large(program: Program, e: Equation, least_bytes: float) -> bool:
 
 
 def _terms(program: Program, e: Equation) -> int:
-    return math.prod(_shape(program, e.inputs[0])[d] for d in _contracted(e)[0])
-
-
-def _shape(program: Program, atom: Atom) -> tuple[int, ...]:
-    return shape_of(program.aval(atom))
+    return math.prod(program.shape(e.inputs[0])[d] for d in _contracted(e)[0])
 
 
 def _is_fused(program: Program, place: int) -> bool:
@@ -99,7 +95,7 @@ def _transposition(program: Program, place: int) -> int | None:
     readers = [p for p, e in enumerate(program.equations) if not set(product.outputs).isdisjoint(e.inputs)]
     if len(readers) != 1 or program.equations[readers[0]].primitive.name != "transpose":
         return None
-    left, right = (len(_shape(program, atom)) - len(c) for atom, c in zip(product.inputs, _contracted(product), strict=True))
+    left, right = (len(program.shape(atom)) - len(c) for atom, c in zip(product.inputs, _contracted(product), strict=True))
     swapped = (*range(left, left + right), *range(left))
     return readers[0] if tuple(program.equations[readers[0]].params["permutation"]) == swapped else None
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tensile_jax.trace.avals import shape_of
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Immediate:
@@ -77,3 +79,7 @@ class Program:
     def aval(self, atom: Atom) -> Any:
         """The abstract value of a variable, or of a value that is written into the program."""
         return self.avals[atom] if isinstance(atom, int) else atom.aval
+
+    def shape(self, atom: Atom) -> tuple[int, ...]:
+        """The shape of its abstract value."""
+        return shape_of(self.aval(atom))
