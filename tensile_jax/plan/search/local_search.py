@@ -40,8 +40,8 @@ _REPAIRS = 16
 time with 6, and 1.545 with 16."""
 _FAILED, _WORTH, _BEHIND = 6, 0.01, 1.08
 """Repairs in a row that have not saved time, after which no other is tried; the part of the time that a round must save for
-another one; and times what is wanted: nothing slower is repaired. `make bench-planning`: without the three, the plans of the
-decoder under 50, 40 and 30 % with `state_memory="device"` are the same, and take 26 seconds for 17."""
+another one; and times what is wanted: nothing slower is repaired. Without the three, the plans of the decoder of
+`make bench-planning` under 50, 40 and 30 % with `state_memory="device"` are the same, and take 26 seconds for 17."""
 _EPS = 1e-3  # microseconds; less is no gain
 _WORTH_KEEPING_US = 0.05  # what takes less time to compute again is left so
 _STAYING, _SHIFTED = 0.5, 0.2  # parts of the time of copies that changes of swaps are taken to save, to put changes in order

@@ -89,7 +89,7 @@ says 7.7 % for 11.6."""
 _LIMITS, _SLOW = (1.3, 1.15, 1.07, 1.0), 1.1
 """Times the limit: limits under which a schedule is repaired and improved, one after another, if all others that are repaired are
 slower than `_SLOW` times the step as one executable. InceptionV4 under 24.4 % takes 1.20 for 5.55. With 1.1 for 1.2, ResNet-50
-under 35 % with `state_memory="device"` takes 1.059 for 1.075, and 18 seconds to plan for 10 (`make bench-planning`)."""
+under 35 % with `state_memory="device"`, as in `make bench-planning`, takes 1.059 for 1.075, and 18 seconds to plan for 10."""
 _IMPROVED = 2.0
 """Times the time that is wanted: schedules that are no slower may become that fast when they are improved. With 1.25, VGG-16
 under 60 % was not seen to be fastest in eight chunks of images."""
