@@ -11,7 +11,7 @@ program's peak is another one than the plan's. Where the peak is
                             On several, the next program has that other form at once
     far below the budget    this plan gives away memory, and so time. The next limit is higher: by as much as the peak is too low,
                             if this was the first plan. Otherwise, a straight line through the peaks of two plans meets the budget
-                            there, less a margin
+                            there, less a margin; if the two have other forms, it only counts half
     otherwise               no further program is made
 
 A plan that was made for more memory is taken if its peak keeps the budget, too. All sizes are bytes on each device.
@@ -83,17 +83,23 @@ def next_try(tried: Sequence[Tried], budget: float, *, devices: int) -> Try | No
             return None if far and not again else Try(latest.limit - lower, latest.form)
         return Try(latest.limit - lower, "live" if far or again else latest.form)
     nearest = max(below, key=lambda one: one.peak_bytes)
-    others = [one for one in tried if one is not nearest]
     far = _FIRST_FAR if len(below) == len(tried) else _FAR
     if nearest.peak_bytes >= (1 - far) * budget:
         return None
     missing = (1 - _MARGIN / 2) * budget - nearest.peak_bytes
+    return Try(nearest.limit + missing * _rise(nearest, [one for one in tried if one is not nearest]), nearest.form)
+
+
+def _rise(nearest: Tried, others: Sequence[Tried]) -> float:
+    """By how much the limit is to rise from that of `nearest` for each byte by which the peak may.
+
+    It is that of the line to the latest of the others with the same form. If there is only one with another form, which mostly
+    needs more, it is halfway between that line and 1.
+    """
+    if not others:
+        return 1.0
     alike = [one for one in others if one.form == nearest.form]
-    return Try(nearest.limit + missing * (_rise(nearest, alike[-1]) if alike else 1.0), nearest.form)
-
-
-def _rise(one: Tried, other: Tried) -> float:
-    """By how much the limit rises from one to the other for each byte by which the peak does."""
-    peaks = other.peak_bytes - one.peak_bytes
-    rise = (other.limit - one.limit) / peaks if peaks else 1.0
-    return min(max(rise, _LEAST_RISE), _MOST_RISE)
+    other = (alike or others)[-1]
+    peaks = other.peak_bytes - nearest.peak_bytes
+    rise = min(max((other.limit - nearest.limit) / peaks if peaks else 1.0, _LEAST_RISE), _MOST_RISE)
+    return rise if alike else (1 + min(rise, 1.0)) / 2
