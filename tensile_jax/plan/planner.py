@@ -275,8 +275,8 @@ class Planner:
     def quick_us(self, limit: float, measured: Measured, upper: float = float("inf")) -> float:
         """Microseconds of a step under the limit, of a plan of `auto` that is found quickly.
 
-        It is infinite if there is no plan, or if there seems to be none that is faster than `upper`. If loops are opened, it is
-        of the plan that treats their iterations alike.
+        It is infinite if there is no plan, or more than `upper`, perhaps infinite, if there seems to be none that is faster. If
+        loops are opened, it is of the plan that treats their iterations alike.
         """
         if whole_peak(self.step, measured) <= limit:
             return self.step.whole_us
@@ -284,7 +284,9 @@ class Planner:
             schedule = alike(self.step, limit, measured)
             return float("inf") if schedule is None else schedule.step_us
         schedule = fast(self.step, limit, measured, upper)
-        if schedule is not None and peak_of(self.step, choice_of(self.step, schedule), measured) <= limit:
+        if schedule is not None and (
+            schedule.step_us >= upper or peak_of(self.step, choice_of(self.step, schedule), measured) <= limit
+        ):
             return schedule.step_us
         if schedule is None and upper < float("inf"):
             return float("inf")

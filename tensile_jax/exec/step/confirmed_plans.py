@@ -14,7 +14,7 @@ made, for each program, and lives as long as the process; beside JAX's persisten
 
 from bisect import insort
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tensile_jax.plan import Choice
@@ -30,9 +30,13 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The choices that were compiled for one program, in the order of their budgets, which is also the order of their peaks."""
+    """The choices that were compiled for one program, in the order of their budgets, which is also the order of their peaks.
+
+    `variants` are the keys of the programs that its step was brought into (`variants.py`), if any plan of them is confirmed.
+    """
 
     entries: list[Entry]
+    variants: set[Hashable] = field(default_factory=set[Hashable])
 
     def above(self, limit: float) -> Choice | None:
         """The choice of the same or the next higher budget, if its plan keeps `limit`; otherwise None."""

@@ -300,7 +300,21 @@ class PreparedStep:
             return self.planner.plan(goal, replace(measured, margin=0))
         return chosen
 
-    def _with_margin(self, goal: Goal, attempt: int) -> Measured:
+    def quick_us(self, upper: float) -> float:
+        """Microseconds of a step in a plan that is found quickly, with a margin if there is one with it.
+
+        It is infinite if there is no plan, or more than `upper`, perhaps infinite, if there seems to be none that is faster.
+        """
+        goal = self._goal()
+        if upper < float("inf") and self.bound_us() >= upper:
+            return float("inf")
+        measured = self.measured if self.in_one_program else self._with_margin(goal)
+        found = self.planner.quick_us(goal.limit, measured, upper)
+        if found == float("inf") and measured.margin:
+            return self.planner.quick_us(goal.limit, self.measured, upper)
+        return found
+
+    def _with_margin(self, goal: Goal, attempt: int = 1) -> Measured:
         """What was measured, with a margin for segments that were not compiled yet, each time a larger one.
 
         A margin that leaves no choice is halved, and then given up.
@@ -387,6 +401,7 @@ class PreparedStep:
         confirmed = confirmed_for(self.kind)
         file = self._take_over(confirmed)
         found = self._in_line_with(confirmed, goal, self._search, self.compiled)
+        confirmed_for(self.origin.kind).variants.add(self.kind)
         if confirmed.add(limit, found.plan.peak_bytes, found.choice) and file is not None:
             keep(file, Kept(confirmed.entries, self.measured.workspaces, self.planner.floor_bytes(self.measured)))
         return found

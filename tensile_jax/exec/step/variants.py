@@ -11,13 +11,13 @@ plan under the budget. Where the least memory within a slowdown is wanted, there
 planned many times. Jobs of a `Runtime` keep their loops whole, so that one job does not hold up the others for a whole training.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall, PlanFileError
-from tensile_jax.exec.step.confirmed_plans import confirmed_for
+from tensile_jax.exec.step.confirmed_plans import Entry, confirmed_for
 from tensile_jax.exec.step.driven_step import Body, DrivenStep
 from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
@@ -40,7 +40,8 @@ _FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body l
 def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> PreparedStep:
     """The variant that is predicted to be the fastest under the budget, or a simpler one that is hardly slower.
 
-    If no variant is known to have a plan, it is the one that needs least. If the plan of the next higher budget fits, it is the
+    Once twice as many chunks of rows gain little, still more are not tried. If no variant is known to have a plan, it is the one
+    that needs least. If the plan of the next higher budget fits, it is the
     variant of that plan, so that a lower budget does not give a higher peak.
 
     Args:
@@ -60,31 +61,49 @@ def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> Prep
     if prepared.planner.whole_peak_bytes(prepared.measured) <= limit:
         return prepared
     whole = with_outer_products(prepared)
-    in_chunks = _in_row_chunks(prepared, whole) if _may_need_chunks(whole, limit) else []
-    driven = _driven(prepared, limit) if drive_loops else []
-    if len(variants := [whole, *in_chunks, *driven]) == 1:
+    in_chunks, loops = _may_need_chunks(whole, limit), _loops_that_need_plans(prepared, limit) if drive_loops else []
+    if not in_chunks and not loops:
         return whole
-    entries = [(entry, variant) for variant in variants for entry in confirmed_for(variant.kind).entries if entry.limit >= limit]
-    if entries:
-        entry, variant = min(entries, key=lambda found: found[0].limit)
-        if entry.peak_bytes <= limit:
-            return variant
-    best, best_us = whole, float("inf")
-    in_chunks_us = float("inf")
-    enough = False  # once more chunks have not made the step faster, still more are not tried
-    for variant in variants:
+
+    @cache
+    def others() -> list[PreparedStep]:
+        return [*(_in_row_chunks(prepared, whole) if in_chunks else ()), *(_driven(prepared, loops, limit) if loops else ())]
+
+    known = any(_next_higher(kind, limit) for kind in (whole.kind, *confirmed_for(prepared.kind).variants))
+    if known and (found := _confirmed([whole, *others()], limit)):
+        return found
+    best, best_us = whole, whole.quick_us(float("inf"))
+    if _FASTER * best_us <= prepared.planner.step.whole_us:
+        return whole  # no variant computes less than the whole step
+    with_fewer_us, enough = best_us, False
+    for variant in others():
         chunks = variant.step.row_chunks
         if chunks and enough:
             continue
         upper = _FASTER * best_us if best_us < float("inf") else best_us
-        variant_us = variant.planner.quick_us(limit, variant.measured, upper)
+        variant_us = variant.quick_us(upper)
         if chunks:
-            in_chunks_us, enough = variant_us, in_chunks_us < float("inf") and variant_us >= in_chunks_us
+            enough = with_fewer_us < float("inf") and variant_us >= _FASTER * with_fewer_us
+            with_fewer_us = variant_us
         if variant_us < upper:
             best, best_us = variant, variant_us
     if best_us == float("inf"):
-        return min(variants, key=lambda variant: variant.planner.floor_bytes(variant.measured))
+        return min([whole, *others()], key=lambda variant: variant.planner.floor_bytes(variant.measured))
     return best
+
+
+def _next_higher(kind: Hashable, limit: float) -> Entry | None:
+    """What was confirmed for the lowest budget that is not below the limit."""
+    return next((entry for entry in confirmed_for(kind).entries if entry.limit >= limit), None)
+
+
+def _confirmed(variants: Iterable[PreparedStep], limit: float) -> PreparedStep | None:
+    """The variant with the plan of the next higher budget; None if that plan exceeds the limit, or if there is none."""
+    entries = [(entry, variant) for variant in variants if (entry := _next_higher(variant.kind, limit)) is not None]
+    if not entries:
+        return None
+    entry, variant = min(entries, key=lambda found: found[0].limit)
+    return variant if entry.peak_bytes <= limit else None
 
 
 def with_outer_products(prepared: PreparedStep) -> PreparedStep:
@@ -183,19 +202,21 @@ def _may_need_chunks(prepared: PreparedStep, limit: float) -> bool:
 # -- with driven loops ----------------------------------------------------------------------------------------------------------
 
 
-def _driven(prepared: PreparedStep, limit: float) -> list[PreparedStep]:
-    """The step with those loops driven that need too much under the limit as they are; nothing if there are none."""
+def _loops_that_need_plans(prepared: PreparedStep, limit: float) -> list[DrivenLoop]:
+    """The loops that need too much under the limit as they are."""
     if prepared.options.policy != "auto":
         return []
     least = _LARGE_LOOP * prepared.planner.whole_peak_bytes(prepared.measured)
     inner = {op.id: op.inner for op in prepared.graph.operators}
-    around = {loop.operator: _bytes_around(prepared, loop) for loop in _loops(prepared)}
-    loops = [
+    return [
         loop for loop in _loops(prepared)
-        if inner[loop.operator] >= least and around[loop.operator] + inner[loop.operator] > limit
+        if inner[loop.operator] >= least and _bytes_around(prepared, loop) + inner[loop.operator] > limit
     ]  # fmt: skip
-    if not loops:
-        return []
+
+
+def _driven(prepared: PreparedStep, loops: Sequence[DrivenLoop], limit: float) -> list[PreparedStep]:
+    """The step with these loops driven."""
+    around = {loop.operator: _bytes_around(prepared, loop) for loop in loops}
     free = _FREE * limit
     while True:
         bodies = {loop.operator: _body_under(prepared, loop, limit - around[loop.operator] - free) for loop in loops}

@@ -108,10 +108,17 @@ class Iterations:
 
 
 def alike(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
-    """The fastest schedule of this kind under the limit; None if none is found, or if no loop of the step is opened."""
+    """The fastest schedule of this kind under the limit; None if none is found, or if no loop of the step is opened.
+
+    It is remembered, since variants of a step are ranked by it first.
+    """
     iterations = step.decided("iterations", lambda: Iterations(step))
     if not iterations.most:
         return None
+    return step.model.with_measured(measured).found("alike", limit, lambda: _alike(step, iterations, limit, measured))
+
+
+def _alike(step: StepModel, iterations: Iterations, limit: float, measured: Measured) -> Schedule | None:
     best: Schedule | None = None
     for lower in _LOWER:
         found = _highest(step, iterations, limit, measured, lower)

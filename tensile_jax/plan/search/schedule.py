@@ -10,7 +10,7 @@ simulated (`timing.py`) when it is first asked for.
 Sizes in bytes, times in microseconds.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Hashable, Iterable, Set
 from copy import copy
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -54,6 +54,7 @@ class Model:
         self._measured = Measured()
         self._latest: Model | None = None  # the same with what was measured last
         self.lowest: Schedule | None = None  # the schedule with the least peak, once it was sought (`search.py`)
+        self._found: dict[str, tuple[Hashable, Schedule | None]] = {}
         self._at_places: set[tuple[int, int]] = set()
         self._ratios: dict[tuple[int, int], float] = {}
         self.alias_of = {new: old for old, new in step.aliases.items()}
@@ -142,12 +143,12 @@ class Model:
 
     def with_measured(self, measured: Measured) -> "Model":
         """The same model, in which measured workspaces replace predictions; it shares what it remembers."""
-        if measured is self._measured or (not measured.workspaces and not self._measured.workspaces and not measured.margin):
+        if measured == self._measured or (not measured.workspaces and not self._measured.workspaces and not measured.margin):
             return self
-        if self._latest is not None and self._latest._measured is measured:
+        if self._latest is not None and self._latest._measured == measured:
             return self._latest
         self._latest = new = copy(self)
-        new._measured, new._latest, new.lowest = measured, None, None
+        new._measured, new._latest, new.lowest, new._found = measured, None, None, {}
         new._at_places = {(begin, end) for begin, end, _, _ in measured.workspaces}
         new._ratios = {}
         return new
@@ -162,8 +163,15 @@ class Model:
         new = copy(self)
         new.step = replace(self.step, pairs=())
         new.old_of, new.new_of = {}, {}
-        new._latest, new.lowest = None, None
+        new._latest, new.lowest, new._found = None, None, {}
         return new
+
+    def found(self, how: str, arguments: Hashable, find: Callable[[], "Schedule | None"]) -> "Schedule | None":
+        """The schedule that `find` finds. If it was found in this way with these arguments last, it is not sought again."""
+        known = self._found.get(how)
+        if known is None or known[0] != arguments:
+            self._found[how] = known = arguments, find()
+        return known[1]
 
     def key(self, a: int, b: int, again: int, wanted: int) -> SegmentKey:
         """What tells a segment from others (`workspace.py`)."""

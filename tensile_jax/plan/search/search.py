@@ -122,15 +122,20 @@ def fast(step: StepModel, limit: float, measured: Measured, upper: float = float
 
     None if there is none; or if it seems to be slower than `upper`.
     """
-    return _from_cuts(step, step.search_model.with_measured(measured), limit, _IMPROVED * upper, may_rise=True)
+    return _improved_once(step, step.search_model.with_measured(measured), limit, _IMPROVED * upper)
 
 
 def _fastest(step: StepModel, model: Model, limit: float, upper: float = float("inf")) -> Schedule | None:
     """What `fastest` describes, with one model; a schedule is left out early if it is much slower than `upper`."""
-    best = _from_cuts(step, model, limit, upper, may_rise=True)
+    best = _improved_once(step, model, limit, upper)
     if best is None or best.cost < _FAST * step.whole_us or best.cost > upper:
         return best
     return _perturbed(best, limit)
+
+
+def _improved_once(step: StepModel, model: Model, limit: float, upper: float) -> Schedule | None:
+    """The schedule with which the search goes on. It is remembered, since variants of a step are ranked by it first."""
+    return model.found("cuts", (limit, upper), lambda: _from_cuts(step, model, limit, upper, may_rise=True))
 
 
 def _from_higher_limits(step: StepModel, model: Model, limit: float, upper: float) -> Schedule | None:
