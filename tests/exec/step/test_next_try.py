@@ -74,8 +74,8 @@ def test_after_a_peak_above_the_budget_one_far_below_it_raises_the_limit_between
     assert limit_after(tried(1000, 1400), tried(690, 1100), tried(590, 900), budget=1000) == pytest.approx(590 + 0.5 * 95)
 
 
-def test_half_of_what_a_peak_of_another_form_says_counts() -> None:
+def test_a_peak_of_another_form_says_whether_the_limit_rises_by_less_than_is_missing() -> None:
     one, other = tried(1000, 1200), tried(800, 900, "live")  # two thirds of a byte of limit for each byte of peak
-    assert limit_after(one, other, budget=1000) == pytest.approx(800 + 95 * 5 / 6)
-    assert limit_after(tried(1000, 1100), tried(940, 900, "live"), budget=1000) == 940 + 0.75 * 95  # at least half of a byte
+    assert limit_after(one, other, budget=1000) == pytest.approx(800 + 95 * 2 / 3)
+    assert limit_after(tried(1000, 1100), tried(940, 900, "live"), budget=1000) == 940 + 0.5 * 95  # at least half of a byte
     assert limit_after(tried(1000, 1010), tried(850, 940, "live"), budget=1000) == 850 + 55  # and at most one
