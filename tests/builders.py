@@ -390,6 +390,11 @@ def kinds_of(plan: Plan) -> set[str]:
     return {event.kind for event in plan.events}
 
 
+def in_chunks(plan: Plan | None) -> bool:
+    """Whether there is a plan, and a part of its step is evaluated in chunks of rows."""
+    return plan is not None and any("chunks of rows" in note for note in plan.notes)
+
+
 def something_happened(plan: Plan) -> bool:
     """Whether the plan does more than `jax.jit` would: several segments, and something dropped or swapped."""
     return len(plan.segments) > 1 and bool(kinds_of(plan) & {"swap_out", "swap_in", "recompute"})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensile_jax.exec.runtime.submission import Isolation
-from tests.builders import numbers
+from tests.builders import in_chunks, numbers
 from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, Gate, Work, assert_lonely, until, wordy
 
@@ -25,10 +25,6 @@ def assert_trained(work: Work, job: Any, steps: int) -> None:
         expected, _ = jitted(expected, batch)
     for a, b in zip(numbers(job.result(PATIENCE_S)), numbers(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
-
-
-def in_chunks(plan: Any) -> bool:
-    return any("chunks of rows" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])

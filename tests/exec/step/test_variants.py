@@ -14,7 +14,7 @@ from tensile_jax.exec.step.prepared_step import PreparedStep
 from tensile_jax.plan import Planner
 from tensile_jax.plan.search import search
 from tensile_jax.trace import TracedStep
-from tests.builders import fresh
+from tests.builders import fresh, in_chunks
 
 
 def step(state: list[jax.Array], batch: tuple[jax.Array, jax.Array]) -> tuple[list[jax.Array], jax.Array]:
@@ -45,15 +45,11 @@ def watched(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]
     return seen
 
 
-def chunks_of(plan: tensile.Plan) -> bool:
-    return any("chunks of rows" in note for note in plan.notes)
-
-
 def test_a_step_whose_plan_is_hardly_slower_than_the_whole_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     divided = watched(monkeypatch, TracedStep, "in_row_chunks")
     ranked = watched(monkeypatch, PreparedStep, "quick_us")
     plan = tensile.jit(step, budget="90%", donate_argnums=0).plan(*arguments(4000, words=1024, width=256, layers=6))
-    assert len(ranked) == 1 and not plan.whole and not chunks_of(plan) and not divided
+    assert len(ranked) == 1 and not plan.whole and not in_chunks(plan) and not divided
 
 
 def test_a_step_whose_logits_exceed_the_budget_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +58,7 @@ def test_a_step_whose_logits_exceed_the_budget_is_divided(monkeypatch: pytest.Mo
     plan = function.plan(state, batch)
     expected, loss = jax.jit(step)(state, batch)
     found, ours = function(fresh(state), batch)
-    assert chunks_of(plan) and chunks_of(function.plan(state, batch))
+    assert in_chunks(plan) and in_chunks(function.plan(state, batch))
     assert jnp.allclose(ours, loss, rtol=1e-5)
     assert all(jnp.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(found, expected, strict=True))
 
@@ -104,9 +100,9 @@ def test_a_lower_budget_takes_the_variant_of_the_next_higher_one_though_the_step
     state, batch = arguments(2500)
     high = tensile.jit(step, budget=len(batch[0]) * 2**10, donate_argnums=0)
     high(fresh(state), batch)
-    assert chunks_of(high.plan(state, batch))
+    assert in_chunks(high.plan(state, batch))
     peak = high.plan(state, batch).peak_bytes
     monkeypatch.setattr(PreparedStep, "quick_us", lambda *_: 0.0)
     low = tensile.jit(step, budget=peak, donate_argnums=0)
     low(fresh(state), batch)
-    assert low.plan(state, batch).peak_bytes <= peak and chunks_of(low.plan(state, batch))
+    assert low.plan(state, batch).peak_bytes <= peak and in_chunks(low.plan(state, batch))
