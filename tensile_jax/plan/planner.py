@@ -125,7 +125,7 @@ class Planner:
         self._floor: tuple[Measured, int] | None = None  # the latest
         self._least_limit: tuple[float, Measured, float] | None = None  # the latest
         self._no_choice: tuple[float, Measured] | None = None  # the latest limit under which the policy had none
-        self._latest: tuple[Goal, Measured, Planned | None] | None = None  # what `plan` has found last
+        self._latest: tuple[Goal, Measured, bool, Planned | None] | None = None  # what `plan` has found last
         self._faults: dict[object, str] = {}  # by choice, why its replay refused the plan
 
     def with_policy(self, policy: PolicyName) -> "Planner":
@@ -313,9 +313,12 @@ class Planner:
 
     def plan(self, goal: Goal, measured: Measured) -> Planned | None:
         """The first choice under the limit whose plan passes its replay, with that plan; None if there is none."""
-        if self._latest is None or self._latest[:2] != (goal, measured):
-            self._latest = goal, measured, self._planned(goal, measured)
-        return self._latest[2]
+        runs_whole = whole_peak(self.step, measured) <= goal.limit
+        matters = measured if runs_whole else replace(measured, whole=None)
+        if self._latest is None or self._latest[:3] != (goal, matters, runs_whole):
+            self._latest = goal, matters, runs_whole, self._planned(goal, measured)
+        found = self._latest[3]
+        return None if found is None else found._replace(plan=replace(found.plan, jit_peak_bytes=measured.whole))
 
     def _planned(self, goal: Goal, measured: Measured) -> Planned | None:
         if self._is_below_floor(goal.limit, measured):

@@ -28,7 +28,7 @@ from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.runtime.runtime import Runtime
 from tensile_jax.exec.runtime.submission import refuse_unfit_state
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.exec.step.transfer import Transfer, is_divided
 from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
 from tensile_jax.ray.placement import limit_of
@@ -107,9 +107,7 @@ class DeviceJobs:
         budget = self.device.budget_bytes
         limit = limit_of(budget, actor.state_bytes, neighbours)
         try:
-            program = plan_job(
-                lambda step, limit: program_under(step, limit, PreparedStep.predicted), traced, JobLimits(limit, budget)
-            )
+            program = plan_job(lambda step, limit: program_under(step, limit, compiled=False), traced, JobLimits(limit, budget))
         except BudgetTooSmall as error:
             return Outline(limit, error.floor_bytes, None)
         memory = replace(program.memory, host_bytes=program.memory.host_bytes + actor.state_bytes)

@@ -47,7 +47,7 @@ class _Candidate:
         key = (traced.options.may_swap, traced.options.agreed_swaps, budget_bytes)
         if key not in self._known:
             try:
-                self._known[key] = program_under(traced, budget_bytes, PreparedStep.predicted)
+                self._known[key] = program_under(traced, budget_bytes, compiled=False)
             except BudgetTooSmall as error:
                 self._known[key] = error
         known = self._known[key]

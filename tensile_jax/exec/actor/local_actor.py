@@ -94,8 +94,8 @@ def program_of(prepared: PreparedStep, compiled: Compiled, *, offloaded: frozens
     return LocalProgram(prepared, compiled, memory, offloaded)
 
 
-def program_under(prepared: PreparedStep, budget_bytes: int, choose: Callable[[PreparedStep], Compiled]) -> LocalProgram:
-    """The program of the plan that `choose` makes of the step, or of its fastest variant, under a budget.
+def program_under(prepared: PreparedStep, budget_bytes: int, *, compiled: bool) -> LocalProgram:
+    """The program of the plan of the step, or of its fastest variant, under a budget. It is `compiled`, or only predicted.
 
     The budget includes the memory of the metrics.
 
@@ -105,20 +105,22 @@ def program_under(prepared: PreparedStep, budget_bytes: int, choose: Callable[[P
     metrics = metrics_bytes(prepared.graph)
     most = max(budget_bytes - metrics, 1)
     if prepared.options.max_slowdown is not None:  # first try the plan that needs the least memory and is fast enough
-        fast_enough = _fastest_under(prepared, None, choose)
+        fast_enough = _fastest_under(prepared, None, compiled)
         if fast_enough.plan.peak_bytes <= most:
             return fast_enough
-    program = _fastest_under(prepared, Budget(most, None, beside=metrics), choose)
+    program = _fastest_under(prepared, Budget(most, None, beside=metrics), compiled)
     if program.memory.peak_bytes > budget_bytes:  # the step runs whole, and plain jit's peak does not count unused arguments
         unused = unused_bytes(prepared.graph)
-        program = _fastest_under(prepared, Budget(max(most - unused, 1), None, beside=metrics + unused), choose)
+        program = _fastest_under(prepared, Budget(max(most - unused, 1), None, beside=metrics + unused), compiled)
     return program
 
 
-def _fastest_under(prepared: PreparedStep, budget: Budget | None, choose: Callable[[PreparedStep], Compiled]) -> LocalProgram:
+def _fastest_under(prepared: PreparedStep, budget: Budget | None, compiled: bool) -> LocalProgram:
     prepared.budget = budget
+    if compiled:
+        prepared.try_whole()
     chosen = fastest_variant(prepared, drive_loops=False)
-    return program_of(chosen, choose(chosen))
+    return program_of(chosen, chosen.choose_and_compile() if compiled else chosen.predicted())
 
 
 def code_of(prepared: PreparedStep, compiled: Compiled) -> Instructions | None:
@@ -210,7 +212,7 @@ class LocalActor:
 
     def prepare(self, prepared: PreparedStep, budget_bytes: int) -> LocalProgram:
         with jax.default_device(self._transfer.device):  # a step that runs whole is compiled for the default device
-            return program_under(prepared, budget_bytes, PreparedStep.choose_and_compile)
+            return program_under(prepared, budget_bytes, compiled=True)
 
     def use(self, program: LocalProgram) -> None:
         if self._executor is None:

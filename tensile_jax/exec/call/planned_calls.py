@@ -41,7 +41,7 @@ from tensile_jax.exec.step.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan, package_version
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.exec.step.transfer import Device, Transfer, divided_as, in_device_memory, to_device
-from tensile_jax.exec.step.variants import fastest_variant, prepare_for_less, variant_of
+from tensile_jax.exec.step.variants import fastest_variant, prepare_fastest, prepare_for_less, variant_of
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace import shape_struct, trace_step
 
@@ -274,7 +274,7 @@ class PlannedCalls:
                 compare(agreement, self._facts(traced), "step")
             if saved is None:
                 free = self._free(traced, call)
-                make = lambda: self._within(free, prepared, lambda: fastest_variant(prepared).prepare())  # noqa: E731
+                make = lambda: self._within(free, prepared, lambda: prepare_fastest(prepared))  # noqa: E731
             else:
                 make = lambda: load(variant_of(prepared, saved), saved)  # noqa: E731
             running = planned_for_all(prepared, make)

@@ -28,15 +28,17 @@ class Entry(NamedTuple):
     choice: Choice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Confirmed:
     """The choices that were compiled for one program, in the order of their budgets, which is also the order of their peaks.
 
     `variants` are the keys of the programs that its step was brought into (`variants.py`), if any plan of them is confirmed.
+    `whole_bytes` is plain jit's peak, if it was compiled to see whether it keeps a budget.
     """
 
     entries: list[Entry]
     variants: set[Hashable] = field(default_factory=set[Hashable])
+    whole_bytes: int | None = None
 
     def above(self, limit: float) -> Choice | None:
         """The choice of the same or the next higher budget, if its plan keeps `limit`; otherwise None."""

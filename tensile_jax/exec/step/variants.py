@@ -92,6 +92,16 @@ def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> Prep
     return best
 
 
+def prepare_fastest(prepared: PreparedStep) -> RunningPlan:
+    """The plan of the fastest variant under the budget, compiled; that of the step as one executable, if it fits.
+
+    Raises:
+        BudgetTooSmall: no plan keeps the budget.
+    """
+    prepared.try_whole()
+    return fastest_variant(prepared).prepare()
+
+
 def _next_higher(kind: Hashable, limit: float) -> Entry | None:
     """What was confirmed for the lowest budget that is not below the limit."""
     return next((entry for entry in confirmed_for(kind).entries if entry.limit >= limit), None)

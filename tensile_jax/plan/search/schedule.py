@@ -142,7 +142,11 @@ class Model:
         return Evaluated(found, step.bytes_of(wanted & ~aliased), step.crossing_bytes(wanted) / self.profile.bytes_per_us)
 
     def with_measured(self, measured: Measured) -> "Model":
-        """The same model, in which measured workspaces replace predictions; it shares what it remembers."""
+        """The same model, in which measured workspaces replace predictions; it shares what it remembers.
+
+        Plain jit's peak says nothing of segments.
+        """
+        measured = replace(measured, whole=None)
         if measured == self._measured or (not measured.workspaces and not self._measured.workspaces and not measured.margin):
             return self
         if self._latest is not None and self._latest._measured == measured:

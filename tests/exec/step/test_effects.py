@@ -29,7 +29,7 @@ def said_by_jit(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("isolation", "budget"),
-    [("thread", "70KiB"), ("thread", "64MiB"), ("process", "70KiB"), pytest.param("process", "64MiB", marks=pytest.mark.slow)],
+    [("thread", "60KiB"), ("thread", "64MiB"), ("process", "60KiB"), pytest.param("process", "64MiB", marks=pytest.mark.slow)],
 )
 def test_a_job_with_effects_has_them_once_an_iteration_in_their_order(isolation: Any, budget: str, tmp_path: Path) -> None:
     expected = said_by_jit(tmp_path)

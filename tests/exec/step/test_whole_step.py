@@ -1,0 +1,171 @@
+"""A step that fits the budget as one executable runs so, also if it is predicted to need more."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import tensile_jax as tensile
+from tensile_jax.exec.step.prepared_step import PreparedStep
+from tensile_jax.plan import Measured
+from tests.builders import fresh, numbers
+
+Case = tuple[Any, Any, Any]
+OPTIMIZER = optax.contrib.schedule_free_adamw(1e-2)
+
+
+def dense(rows: int) -> Case:
+    """Four dense layers with an optimizer of many small operators, of which XLA needs somewhat less than predicted."""
+    keys = jax.random.split(jax.random.key(rows), 5)
+    weights = [jax.random.normal(k, (128, 128)) / 12 for k in keys[:4]]
+
+    def loss_of(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = jax.nn.gelu(x @ w)
+        return jnp.mean(x**2)
+
+    def step(state: Any, x: jax.Array) -> Any:
+        weights, optimizer = state
+        loss, gradients = jax.value_and_grad(loss_of)(weights, x)
+        updates, optimizer = OPTIMIZER.update(gradients, optimizer, weights)
+        return (optax.apply_updates(weights, updates), optimizer), loss
+
+    return step, (weights, OPTIMIZER.init(weights)), jax.random.normal(keys[4], (rows, 128))
+
+
+def kernel(rows: int) -> Case:
+    """A kernel of all pairs of rows and its Cholesky factor, of which XLA needs much less than predicted."""
+
+    def loss_of(scales: jax.Array, x: jax.Array) -> jax.Array:
+        scaled = x * jnp.exp(scales)
+        distances = ((scaled[:, None] - scaled[None]) ** 2).sum(-1)
+        factor = jnp.linalg.cholesky(jnp.exp(-distances / 2) + 0.1 * jnp.eye(rows))
+        whitened = jax.scipy.linalg.solve_triangular(factor, jnp.sin(x[:, 0]), lower=True)
+        return jnp.sum(whitened**2) / 2 + jnp.sum(jnp.log(jnp.diag(factor)))
+
+    def step(scales: jax.Array, x: jax.Array) -> Any:
+        loss, gradient = jax.value_and_grad(loss_of)(scales, x)
+        return scales - 1e-3 * gradient, loss
+
+    return step, jnp.zeros(4), jax.random.normal(jax.random.key(rows), (rows, 4))
+
+
+def curved(rows: int) -> Case:
+    """Five dense layers and the product of the loss's second derivatives with a direction, far less than is predicted."""
+    keys = jax.random.split(jax.random.key(rows), 6)
+    weights = [jax.random.normal(k, (128, 128)) / 12 for k in keys[:5]]
+
+    def loss_of(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    def step(state: Any, x: jax.Array) -> Any:
+        weights, along = state
+        loss, gradients = jax.value_and_grad(loss_of)(weights, x)
+        curvature = jax.jvp(lambda q: jax.grad(loss_of)(q, x), (weights,), (along,))[1]
+        along = jax.tree.map(lambda v, g, c: 0.9 * v + g - 0.1 * c, along, gradients, curvature)
+        return (jax.tree.map(lambda w, v: w - 0.01 * v, weights, along), along), loss
+
+    return step, (weights, jax.tree.map(jnp.zeros_like, weights)), jax.random.normal(keys[5], (rows, 128))
+
+
+def peaks(function: tensile.PlannedFunction, *arguments: Any) -> tuple[int, int]:
+    """Plain jit's peak as predicted, and as compiled."""
+    prepared = function._calls.prepared(arguments, {})
+    return prepared.planner.whole_peak_bytes(Measured()), function.jit_peak_bytes(*arguments)
+
+
+def planned(case: Case, budget: Any) -> tensile.PlannedFunction:
+    return tensile.jit(case[0], budget=budget, donate_argnums=0)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is compiled from now on."""
+    seen: list[str] = []
+    whole, segments = PreparedStep.compile_whole, PreparedStep.compile
+    monkeypatch.setattr(PreparedStep, "compile_whole", lambda self: seen.append("whole") or whole(self))
+    monkeypatch.setattr(PreparedStep, "compile", lambda self, plan: seen.append("segments") or segments(self, plan))
+    return seen
+
+
+def check_same(case: Case, function: tensile.PlannedFunction) -> None:
+    step, state, batch = case
+    state, expected = fresh(state), jax.jit(step)(state, batch)
+    for a, b in zip(numbers(function(state, batch)), numbers(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_budget_just_below_what_is_predicted_is_tried_with_plain_jits_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = dense(512)
+    predicted, compiled = peaks(planned(case, "1TiB"), *case[1:])
+    assert compiled < predicted < 1.3 * compiled
+    seen = counted(monkeypatch)
+    function = planned(case, compiled)
+    check_same(case, function)
+    plan = function.plan(*case[1:])
+    assert plan.whole and plan.peak_bytes == compiled and seen == ["whole"]
+
+
+def test_a_budget_that_plain_jits_step_exceeds_after_all_is_kept_by_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = dense(520)
+    budget = peaks(planned(case, "1TiB"), *case[1:])[1] - 1
+    seen = counted(monkeypatch)
+    function = planned(case, budget)
+    function(fresh(case[1]), case[2])
+    plan = function.plan(*case[1:])
+    assert not plan.whole and plan.peak_bytes <= budget and seen[0] == "whole" and seen.count("whole") == 1
+    again = planned(case, budget)  # the plan is known now
+    again(fresh(case[1]), case[2])
+    assert again.plan(*case[1:]).segments == plan.segments and seen.count("whole") == 1
+
+
+def test_a_budget_that_no_other_plan_keeps_is_tried_with_plain_jits_step() -> None:
+    case = kernel(320)
+    predicted, compiled = peaks(planned(case, "1TiB"), *case[1:])
+    assert predicted > 1.4 * compiled
+    function = planned(case, compiled)
+    check_same(case, function)
+    assert function.plan(*case[1:]).whole
+
+
+def test_once_plain_jits_step_is_known_to_fit_no_earlier_plan_is_taken() -> None:
+    case = dense(544)
+    function = planned(case, "95%")
+    function(fresh(case[1]), case[2])
+    plan = function.plan(*case[1:])
+    assert not plan.whole and plan.budget_bytes is not None
+    assert function.jit_peak_bytes(*case[1:]) <= plan.budget_bytes
+    other = planned(case, plan.budget_bytes)
+    other(fresh(case[1]), case[2])
+    assert other.plan(*case[1:]).whole
+
+
+def test_no_error_names_more_than_plain_jit_needs() -> None:
+    case = kernel(336)
+    with pytest.raises(tensile.BudgetTooSmall) as refused:
+        planned(case, 100_000)(fresh(case[1]), case[2])
+    function = planned(case, refused.value.floor_bytes)
+    assert refused.value.floor_bytes <= function.jit_peak_bytes(*case[1:])
+    check_same(case, function)
+
+
+def test_compiled_segments_may_show_that_plain_jits_step_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = curved(512)
+    predicted, compiled = peaks(planned(case, "1TiB"), *case[1:])
+    assert predicted > 1.4 * compiled
+    seen = counted(monkeypatch)
+    function = planned(case, int(1.05 * compiled))
+    check_same(case, function)
+    assert function.plan(*case[1:]).whole and seen[0] == "segments" and seen[-1] == "whole"
+
+
+def test_a_share_of_plain_jits_peak_does_not_compile_plain_jits_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = dense(536)
+    seen = counted(monkeypatch)
+    function = planned(case, "95%")
+    function(fresh(case[1]), case[2])
+    assert not function.plan(*case[1:]).whole and "whole" not in seen
