@@ -83,7 +83,8 @@ class PlannedFunction:
         """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s). Runs nothing, and compiles no segment.
 
         If the function has been called with such arguments, the result is the plan in use. Before the first call, the result is a
-        plan with estimated workspaces. If the function has a saved plan for these arguments, the result is the saved plan.
+        plan with estimated workspaces. If the function has a saved plan for these arguments, the result is the saved plan. Before
+        a budget is refused, plain `jax.jit` is compiled, if that may need less.
 
         Raises:
             PlanFileError: the function has a saved plan for other arguments or another program.

@@ -41,7 +41,7 @@ from tensile_jax.exec.step.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan, package_version
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.exec.step.transfer import Device, Transfer, divided_as, in_device_memory, to_device
-from tensile_jax.exec.step.variants import fastest_variant, prepare_fastest, prepare_for_less, variant_of
+from tensile_jax.exec.step.variants import predict_fastest, prepare_fastest, prepare_for_less, variant_of
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace import shape_struct, trace_step
 
@@ -213,7 +213,7 @@ class PlannedCalls:
         traced, saved = self._trace(call, args, kwargs), self._request.saved_plan
         prepared = traced.prepared
         if saved is None:
-            return self._within(self._free(traced, call), prepared, lambda: fastest_variant(prepared).predict())
+            return self._within(self._free(traced, call), prepared, lambda: predict_fastest(prepared))
         refuse_saved(variant_of(prepared, saved), saved)
         return saved
 

@@ -153,6 +153,18 @@ texts a device and a budget of 141 GB (`python -m benchmarks.mesh_largest --how 
 again whose results the plan keeps, and the step multiplies 5 % more; with 1000, none."""
 
 
+def memory_of(device: Device) -> float:
+    """The limit of the device's allocator in bytes; infinite if it has none, or if the device is not at hand.
+
+    Where a step needs more, XLA for GPUs may compute tensors of plain jit's executable again by itself.
+    """
+    try:
+        stats = device.memory_stats()
+    except RuntimeError:  # of a device of another process, or of one for which XLA only compiles
+        return float("inf")
+    return float(stats["bytes_limit"]) if stats and "bytes_limit" in stats else float("inf")
+
+
 def options_on(platform: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The options with which segments are compiled for devices of a platform: those given, and on GPUs two more.
 

@@ -24,7 +24,7 @@ import jax
 from tensile_jax.budget import Budget, too_small_for_step
 from tensile_jax.errors import BudgetTooSmall, InvalidPlan
 from tensile_jax.exec.step.agreement import ALONE, Agreement
-from tensile_jax.exec.step.compile import GPUS, Compiler, Executable, peak_of
+from tensile_jax.exec.step.compile import GPUS, Compiler, Executable, memory_of, peak_of
 from tensile_jax.exec.step.confirmed_plans import Confirmed, confirmed_for
 from tensile_jax.exec.step.executor import Executor, Observation
 from tensile_jax.exec.step.instructions import instructions_of
@@ -252,15 +252,22 @@ class PreparedStep:
         else:
             self.measured = replace(self.measured, whole=confirmed.whole_bytes)
 
+    def whole_may_need_less(self, floor_bytes: int) -> bool:
+        """Whether plain jit's step should be compiled before a budget is refused of which no other plan needs less than this."""
+        return self._may_run_whole(lambda predicted: predicted <= floor_bytes / _NEAR_FLOOR)
+
     def _may_run_whole(self, is_likely: Callable[[int], bool]) -> bool:
         """Whether plain jit's peak is not known yet, matters for the plan, and `is_likely` says so of the predicted one.
 
-        A share of plain jit's peak never suffices for it.
+        A share of plain jit's peak never suffices for it. A peak that may be above the device's memory does not count: XLA may
+        then compute tensors of plain jit's step again by itself, which is slower than a plan (docs/results.md, "XLA's own
+        rematerialization").
         """
         options = self.options
         if self.measured.whole is not None or self.budget is None or self.budget.share is not None or options.policy != "auto":
             return False
-        return self._compiles_for_profile and is_likely(self.planner.whole_peak_bytes(self.measured))
+        predicted = self.planner.whole_peak_bytes(self.measured)
+        return self._compiles_for_profile and predicted <= memory_of(self.compiler.device) and is_likely(predicted)
 
     @property
     def _compiles_for_profile(self) -> bool:
@@ -623,8 +630,7 @@ class PreparedStep:
         if best is None:
             raise self.planner.no_verified_plan()
         if best.plan.peak_bytes > goal.limit:
-            most = best.plan.peak_bytes / _NEAR_FLOOR
-            whole = self.compiled(WHOLE, goal) if self._may_run_whole(lambda predicted: predicted <= most) else None
+            whole = self.compiled(WHOLE, goal) if self.whole_may_need_less(best.plan.peak_bytes) else None
             if whole is not None and whole.plan.peak_bytes < best.plan.peak_bytes:
                 best = whole
         if best.plan.peak_bytes > goal.limit:

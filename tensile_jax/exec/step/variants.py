@@ -102,6 +102,24 @@ def prepare_fastest(prepared: PreparedStep) -> RunningPlan:
     return fastest_variant(prepared).prepare()
 
 
+def predict_fastest(prepared: PreparedStep) -> Plan:
+    """The plan of the fastest variant under the budget, with estimated workspaces. Nothing is compiled, but before a refusal.
+
+    Then plain jit's step is compiled, if that may need less than all plans.
+
+    Raises:
+        BudgetTooSmall: no plan keeps the budget.
+    """
+    try:
+        return fastest_variant(prepared).predict()
+    except BudgetTooSmall as refusal:
+        alone = len(prepared.agreement.processes) == 1  # others do not wait for orders now
+        if not alone or not prepared.whole_may_need_less(refusal.floor_bytes):
+            raise
+    prepared.whole_executable()
+    return fastest_variant(prepared).predict()
+
+
 def _next_higher(kind: Hashable, limit: float) -> Entry | None:
     """What was confirmed for the lowest budget that is not below the limit."""
     return next((entry for entry in confirmed_for(kind).entries if entry.limit >= limit), None)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import tensile_jax as tensile
+from tensile_jax.exec.step import prepared_step
 from tensile_jax.exec.step.prepared_step import PreparedStep
 from tensile_jax.plan import Measured
 from tests.builders import fresh, numbers
@@ -128,8 +129,20 @@ def test_a_budget_that_no_other_plan_keeps_is_tried_with_plain_jits_step() -> No
     predicted, compiled = peaks(planned(case, "1TiB"), *case[1:])
     assert predicted > 1.4 * compiled
     function = planned(case, compiled)
+    assert function.plan(*case[1:]).whole  # before the call, too
     check_same(case, function)
     assert function.plan(*case[1:]).whole
+
+
+@pytest.mark.parametrize("ask", ["plan", "call"])
+def test_no_error_names_more_than_plain_jit_needs(ask: str) -> None:
+    case = kernel(336 if ask == "plan" else 352)
+    refusing = planned(case, 100_000)
+    with pytest.raises(tensile.BudgetTooSmall) as refused:
+        refusing.plan(*case[1:]) if ask == "plan" else refusing(fresh(case[1]), case[2])
+    function = planned(case, refused.value.floor_bytes)
+    assert refused.value.floor_bytes <= function.jit_peak_bytes(*case[1:])
+    check_same(case, function)
 
 
 def test_once_plain_jits_step_is_known_to_fit_no_earlier_plan_is_taken() -> None:
@@ -142,15 +155,6 @@ def test_once_plain_jits_step_is_known_to_fit_no_earlier_plan_is_taken() -> None
     other = planned(case, plan.budget_bytes)
     other(fresh(case[1]), case[2])
     assert other.plan(*case[1:]).whole
-
-
-def test_no_error_names_more_than_plain_jit_needs() -> None:
-    case = kernel(336)
-    with pytest.raises(tensile.BudgetTooSmall) as refused:
-        planned(case, 100_000)(fresh(case[1]), case[2])
-    function = planned(case, refused.value.floor_bytes)
-    assert refused.value.floor_bytes <= function.jit_peak_bytes(*case[1:])
-    check_same(case, function)
 
 
 def test_compiled_segments_may_show_that_plain_jits_step_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,5 +171,15 @@ def test_a_share_of_plain_jits_peak_does_not_compile_plain_jits_step(monkeypatch
     case = dense(536)
     seen = counted(monkeypatch)
     function = planned(case, "95%")
+    function(fresh(case[1]), case[2])
+    assert not function.plan(*case[1:]).whole and "whole" not in seen
+
+
+def test_a_step_that_may_exceed_the_device_is_not_left_to_xlas_own_rematerialization(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = dense(552)
+    predicted, compiled = peaks(planned(case, "1TiB"), *case[1:])
+    monkeypatch.setattr(prepared_step, "memory_of", lambda _: predicted - 1)
+    seen = counted(monkeypatch)
+    function = planned(case, compiled)
     function(fresh(case[1]), case[2])
     assert not function.plan(*case[1:]).whole and "whole" not in seen
