@@ -318,7 +318,9 @@ class Planner:
         if self._latest is None or self._latest[:3] != (goal, matters, runs_whole):
             self._latest = goal, matters, runs_whole, self._planned(goal, measured)
         found = self._latest[3]
-        return None if found is None else found._replace(plan=replace(found.plan, jit_peak_bytes=measured.whole))
+        if found is None or found.plan.jit_peak_bytes == measured.whole:
+            return found
+        return found._replace(plan=replace(found.plan, jit_peak_bytes=measured.whole))
 
     def _planned(self, goal: Goal, measured: Measured) -> Planned | None:
         if self._is_below_floor(goal.limit, measured):

@@ -63,6 +63,8 @@ def test_a_plan_that_was_just_found_is_not_sought_again() -> None:
     found = planner.plan(goal, NOTHING)
     assert found is not None and planner.plan(goal, NOTHING) is found
     assert planner.plan(goal, Measured()) is found
+    known = planner.plan(goal, Measured(whole=10**9))  # plain jit needs more than the limit, as was predicted
+    assert known is not None and known.choice is found.choice and known.plan.jit_peak_bytes == 10**9
     assert planner.plan(goal, Measured(margin=1)) is not found
     assert planner.plan(Goal(goal.limit + 1), NOTHING) is not found
 
