@@ -32,6 +32,7 @@ from tensile_jax.exec.checkpoint.format import (
     Manifest,
     Unreadable,
     erase,
+    erase_unfinished,
     has_others,
     is_checkpoint,
     load_state,
@@ -100,7 +101,7 @@ class Checkpoints:
                     sync(self.folder)
                 except BaseException:
                     with suppress(OSError):  # files that are left are removed when the folder is used next
-                        erase(writing)
+                        erase_unfinished(writing)
                     raise
                 self._whole[final] = manifest
             try:

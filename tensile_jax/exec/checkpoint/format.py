@@ -10,9 +10,11 @@ the form of the mark, so every version of tensile_jax can recognise a checkpoint
 of a disk; they do not protect from an attacker.
 """
 
+import errno
 import hashlib
 import os
 import platform
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -29,6 +31,8 @@ from tensile_jax.exec.checkpoint.leaves import Leaf
 FORMAT = 3
 """Of checkpoints. Format 1 had no mark and was never released; format 2 had the bytes of all leaves in one file."""
 
+_ORBAX_UNFINISHED = f"{STATE}.orbax-checkpoint-tmp*"  # the name under which orbax itself writes
+_PATIENCE_S = 2.0  # not tuned: so long is waited for orbax's threads after it has failed
 _MANIFEST_BEFORE_3 = "checkpoint.json"
 _WHAT = "checkpoints of tensile_jax"
 
@@ -212,7 +216,7 @@ def erase(folder: Path) -> None:
     if folder.is_symlink() or not folder.is_dir():
         return
     states = [folder / STATE] if (folder / MARK).is_file() else []
-    for state in (*states, *folder.glob(f"{STATE}.orbax-checkpoint-tmp*")):  # the name under which orbax itself writes
+    for state in (*states, *folder.glob(_ORBAX_UNFINISHED)):
         for parent, folders, names in os.walk(state, topdown=False):
             for name in names:
                 os.unlink(os.path.join(parent, name))
@@ -224,6 +228,21 @@ def erase(folder: Path) -> None:
         path.unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
+
+
+def erase_unfinished(folder: Path) -> None:
+    """Remove a checkpoint that could not be written, in which threads of orbax may still make and remove files for a moment."""
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            erase(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > end:
+                raise
+        else:
+            if not any(folder.glob(_ORBAX_UNFINISHED)) or time.monotonic() > end:
+                return
+        time.sleep(0.01)
 
 
 # -- the disk -------------------------------------------------------------------------------------------------------------------

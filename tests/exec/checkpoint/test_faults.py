@@ -4,12 +4,16 @@ After each fault the checkpoint before it is restored bit for bit, what the user
 resumed ends as one that nothing has disturbed.
 """
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +23,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.errors import CheckpointError
+from tensile_jax.exec.checkpoint import checkpoints as checkpoints_module
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tests.exec.checkpoint.faulty_disk import FaultyDisk
 from tests.exec.checkpoint.test_checkpoints import contents
@@ -55,6 +60,36 @@ def save_all(folder: Path) -> int | None:
         except CheckpointError:
             continue
     return last
+
+
+def test_what_threads_still_write_after_a_failure_is_removed_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As threads of tensorstore do on a busy machine, when one of them has found the disk full."""
+    writers: list[threading.Thread] = []
+
+    def failing(folder: Path, **_: Any) -> None:
+        state = folder / "state.orbax-checkpoint-tmp-1" / "d"
+        state.mkdir(parents=True)
+        end = time.monotonic() + 0.3
+
+        def write() -> None:
+            number = 0
+            while time.monotonic() < end:
+                with suppress(FileNotFoundError):
+                    state.mkdir(exist_ok=True)
+                    (state / str(number)).write_text("late")
+                number += 1
+
+        writers.append(threading.Thread(target=write))
+        writers[0].start()
+        while not any(state.iterdir()):
+            time.sleep(0.001)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints_module, "write_checkpoint", failing)
+    with pytest.raises(CheckpointError, match="No space left"):
+        Checkpoints(tmp_path / "job").save(1, state_of(1))
+    writers[0].join()
+    assert not [name for name in os.listdir(tmp_path / "job") if name.startswith(".tensile")]
 
 
 def expect_nothing_lost(folder: Path, users: dict[str, bytes | None], saved: int | None) -> None:
