@@ -27,7 +27,7 @@ from tensile_jax.exec.actor.local_actor import LocalActor, program_under
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.runtime.runtime import Runtime
 from tensile_jax.exec.runtime.submission import refuse_unfit_state
-from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.compile import Compiler, memory_of
 from tensile_jax.exec.step.prepared_step import Options
 from tensile_jax.exec.step.transfer import Transfer, is_divided
 from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
@@ -235,7 +235,7 @@ def _other_devices(work: Work, state: Any) -> str:
 
 def _memory_of(device: Any, neighbours: int) -> int:
     """The memory of a device, in bytes: of a CPU, an equal part of the node's memory."""
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"])
+    nbytes = memory_of(device)
+    if nbytes < float("inf"):
+        return int(nbytes)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(neighbours, 1)

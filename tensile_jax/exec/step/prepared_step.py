@@ -243,7 +243,7 @@ class PreparedStep:
 
         It is then the plan, and no other is sought. Of equal steps, one is compiled so.
         """
-        if not self._may_run_whole(lambda predicted: predicted <= _NEAR * self.limit()):
+        if self._untried_whole_bytes() > _NEAR * self.limit():
             return
         confirmed = confirmed_for(self.kind)
         if confirmed.whole_bytes is None:
@@ -254,20 +254,20 @@ class PreparedStep:
 
     def whole_may_need_less(self, floor_bytes: int) -> bool:
         """Whether plain jit's step should be compiled before a budget is refused of which no other plan needs less than this."""
-        return self._may_run_whole(lambda predicted: predicted <= floor_bytes / _NEAR_FLOOR)
+        return self._untried_whole_bytes() <= floor_bytes / _NEAR_FLOOR
 
-    def _may_run_whole(self, is_likely: Callable[[int], bool]) -> bool:
-        """Whether plain jit's peak is not known yet, matters for the plan, and `is_likely` says so of the predicted one.
+    def _untried_whole_bytes(self) -> float:
+        """Plain jit's peak as predicted; infinite if it is known already, or if plain jit's step is not to be tried.
 
         A share of plain jit's peak never suffices for it. A peak that may be above the device's memory does not count: XLA may
         then compute tensors of plain jit's step again by itself, which is slower than a plan (docs/results.md, "XLA's own
         rematerialization").
         """
-        options = self.options
-        if self.measured.whole is not None or self.budget is None or self.budget.share is not None or options.policy != "auto":
-            return False
+        in_bytes = self.budget is not None and self.budget.share is None
+        if self.measured.whole is not None or not in_bytes or self.options.policy != "auto" or not self._compiles_for_profile:
+            return float("inf")
         predicted = self.planner.whole_peak_bytes(self.measured)
-        return self._compiles_for_profile and predicted <= memory_of(self.compiler.device) and is_likely(predicted)
+        return predicted if predicted <= memory_of(self.compiler.device) else float("inf")
 
     @property
     def _compiles_for_profile(self) -> bool:
@@ -543,7 +543,7 @@ class PreparedStep:
         if found is not None:
             return found
         found = self._within(goal, _MOST_ATTEMPTS) or self._smallest_plan(goal)
-        if not found.plan.whole and self._may_run_whole(lambda predicted: self._as_shown(predicted) <= goal.limit):
+        if not found.plan.whole and self._untried_whole_bytes() * self._shown_ratio() <= goal.limit:
             whole = self.compiled(WHOLE, goal)
             if whole is not None and whole.plan.peak_bytes <= goal.limit:
                 return whole
@@ -556,11 +556,11 @@ class PreparedStep:
             found = other
         return found
 
-    def _as_shown(self, predicted: int) -> float:
-        """A predicted peak of plain jit, wrong by the same factor as the predicted workspaces of the compiled segments."""
+    def _shown_ratio(self) -> float:
+        """What the segments compiled so far have needed as workspace, over what was predicted; 1 if that was nothing."""
         shown = self.measured.workspaces.values()
         needed, expected = sum(one.nbytes for one in shown), sum(one.predicted for one in shown)
-        return predicted * needed / expected if expected > 0 else predicted
+        return needed / expected if expected > 0 else 1.0
 
     def _within(self, goal: Goal, attempts: int, faster_than: float = float("inf")) -> Compiled | None:
         """The planner's choice, compiled; if that exceeds the limit, the same choice with as few changes as possible.

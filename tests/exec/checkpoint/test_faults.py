@@ -62,36 +62,6 @@ def save_all(folder: Path) -> int | None:
     return last
 
 
-def test_what_threads_still_write_after_a_failure_is_removed_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As threads of tensorstore do on a busy machine, when one of them has found the disk full."""
-    writers: list[threading.Thread] = []
-
-    def failing(folder: Path, **_: Any) -> None:
-        state = folder / "state.orbax-checkpoint-tmp-1" / "d"
-        state.mkdir(parents=True)
-        end = time.monotonic() + 0.3
-
-        def write() -> None:
-            number = 0
-            while time.monotonic() < end:
-                with suppress(FileNotFoundError):
-                    state.mkdir(exist_ok=True)
-                    (state / str(number)).write_text("late")
-                number += 1
-
-        writers.append(threading.Thread(target=write))
-        writers[0].start()
-        while not any(state.iterdir()):
-            time.sleep(0.001)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoints_module, "write_checkpoint", failing)
-    with pytest.raises(CheckpointError, match="No space left"):
-        Checkpoints(tmp_path / "job").save(1, state_of(1))
-    writers[0].join()
-    assert not [name for name in os.listdir(tmp_path / "job") if name.startswith(".tensile")]
-
-
 def expect_nothing_lost(folder: Path, users: dict[str, bytes | None], saved: int | None) -> None:
     """What was saved last can be restored by whoever comes next, and so can what is saved then."""
     reopened = Checkpoints(folder)
@@ -304,3 +274,33 @@ def test_a_run_that_is_killed_at_any_write_is_resumed(runtime: MakeRuntime, tmp_
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == -signal.SIGKILL, done.stderr
         expect_resumed(runtime, folder, users)
+
+
+def test_what_threads_still_write_after_a_failure_is_removed_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As threads of tensorstore do on a busy machine, when one of them has found the disk full."""
+    writers: list[threading.Thread] = []
+
+    def failing(folder: Path, **_: Any) -> None:
+        state = folder / "state.orbax-checkpoint-tmp-1" / "d"
+        state.mkdir(parents=True)
+        end = time.monotonic() + 0.3
+
+        def write() -> None:
+            number = 0
+            while time.monotonic() < end:
+                with suppress(FileNotFoundError, FileExistsError):  # the folder is removed between two calls of the system
+                    state.mkdir(exist_ok=True)
+                    (state / str(number)).write_text("late")
+                number += 1
+
+        writers.append(threading.Thread(target=write))
+        writers[0].start()
+        while not any(state.iterdir()):
+            time.sleep(0.001)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints_module, "write_checkpoint", failing)
+    with pytest.raises(CheckpointError, match="No space left"):
+        Checkpoints(tmp_path / "job").save(1, state_of(1))
+    writers[0].join()
+    assert not [name for name in os.listdir(tmp_path / "job") if name.startswith(".tensile")]
