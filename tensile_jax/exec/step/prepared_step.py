@@ -243,7 +243,8 @@ class PreparedStep:
 
         It is then the plan, and no other is sought. Of equal steps, one is compiled so.
         """
-        if self._untried_whole_bytes() > _NEAR * self.limit():
+        predicted = self._untried_whole_bytes()
+        if predicted is None or predicted > _NEAR * self.limit():
             return
         confirmed = confirmed_for(self.kind)
         if confirmed.whole_bytes is None:
@@ -254,10 +255,11 @@ class PreparedStep:
 
     def whole_may_need_less(self, floor_bytes: int) -> bool:
         """Whether plain jit's step should be compiled before a budget is refused of which no other plan needs less than this."""
-        return self._untried_whole_bytes() <= floor_bytes / _NEAR_FLOOR
+        predicted = self._untried_whole_bytes()
+        return predicted is not None and predicted <= floor_bytes / _NEAR_FLOOR
 
-    def _untried_whole_bytes(self) -> float:
-        """Plain jit's peak as predicted; infinite if it is known already, or if plain jit's step is not to be tried.
+    def _untried_whole_bytes(self) -> int | None:
+        """Plain jit's peak as predicted; None if it is known already, or if plain jit's step is not to be tried.
 
         A share of plain jit's peak never suffices for it. A peak that may be above the device's memory does not count: XLA may
         then compute tensors of plain jit's step again by itself, which is slower than a plan (docs/results.md, "XLA's own
@@ -265,9 +267,9 @@ class PreparedStep:
         """
         in_bytes = self.budget is not None and self.budget.share is None
         if self.measured.whole is not None or not in_bytes or self.options.policy != "auto" or not self._compiles_for_profile:
-            return float("inf")
+            return None
         predicted = self.planner.whole_peak_bytes(self.measured)
-        return predicted if predicted <= memory_of(self.compiler.device) else float("inf")
+        return predicted if predicted <= memory_of(self.compiler.device) else None
 
     @property
     def _compiles_for_profile(self) -> bool:
@@ -543,7 +545,8 @@ class PreparedStep:
         if found is not None:
             return found
         found = self._within(goal, _MOST_ATTEMPTS) or self._smallest_plan(goal)
-        if not found.plan.whole and self._untried_whole_bytes() * self._shown_ratio() <= goal.limit:
+        predicted = None if found.plan.whole else self._untried_whole_bytes()
+        if predicted is not None and predicted * self._shown_ratio() <= goal.limit:
             whole = self.compiled(WHOLE, goal)
             if whole is not None and whole.plan.peak_bytes <= goal.limit:
                 return whole

@@ -183,3 +183,12 @@ def test_a_step_that_may_exceed_the_device_is_not_left_to_xlas_own_rematerializa
     function = planned(case, compiled)
     function(fresh(case[1]), case[2])
     assert not function.plan(*case[1:]).whole and "whole" not in seen
+
+
+@pytest.mark.parametrize("asked", [{"policy": "none"}, {"max_slowdown": 1.5}], ids=["none", "max_slowdown"])
+def test_without_a_budget_in_bytes_plain_jits_step_is_not_compiled(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    case = dense(568)
+    seen = counted(monkeypatch)
+    function = tensile.jit(case[0], donate_argnums=0, **asked)
+    function(fresh(case[1]), case[2])
+    assert not function.plan(*case[1:]).whole and "whole" not in seen
