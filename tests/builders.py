@@ -342,6 +342,10 @@ def running(function: tensile.PlannedFunction) -> RunningPlan:
     return calls._planned[calls._latest].running
 
 
+def within_budget(plan: Plan) -> bool:
+    return plan.budget_bytes is not None and plan.peak_bytes <= plan.budget_bytes
+
+
 def wrap_launches(function: tensile.PlannedFunction, wrap: Callable[[int, Callable[..., Any]], Callable[..., Any]]) -> None:
     """Put `wrap(index, call)` in the place of the executable of each segment."""
     executor = running(function).executor

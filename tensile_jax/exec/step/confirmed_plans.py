@@ -33,7 +33,7 @@ class Confirmed:
     """The choices that were compiled for one program, in the order of their budgets, which is also the order of their peaks.
 
     `variants` are the keys of the programs that its step was brought into (`variants.py`), if any plan of them is confirmed.
-    `whole_bytes` is plain jit's peak, if it was compiled to see whether it keeps a budget.
+    `whole_bytes` is plain jit's peak, if it was compiled.
     """
 
     entries: list[Entry]

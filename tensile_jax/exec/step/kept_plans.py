@@ -1,8 +1,9 @@
 """Keeps what compiling a step has shown for the processes that come after: beside JAX's own persistent compilation cache.
 
 If the user has set `jax_compilation_cache_dir`, the folder `tensile_jax` in it has one JSON file for each program, device and set
-of options: the choices whose plans were confirmed by compiling them (`confirmed_plans.py`), the workspaces that XLA reported, and
-the smallest budget. A later process then makes the same plan without a search, and what it compiles is in JAX's cache.
+of options: the choices whose plans were confirmed by compiling them (`confirmed_plans.py`), the workspaces that XLA reported, the
+smallest budget, and plain jit's peak, if that was compiled. A later process then makes the same plan without a search, and what
+it compiles is in JAX's cache.
 
 A file that is damaged, or that another version has written, is as good as none. If a file cannot be written, there is a warning,
 and training goes on.
@@ -54,6 +55,7 @@ class _Content(msgspec.Struct, frozen=True):
     choices: list[_Choice]
     workspaces: list[_Workspace]
     floor_bytes: int
+    whole_bytes: int | None = None
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -63,11 +65,13 @@ class _File(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept of a program. `floor_bytes` is the smallest budget, as far as these workspaces show."""
+    """What is kept of a program. `floor_bytes` is the smallest budget, as far as these workspaces show, and `whole_bytes` plain
+    jit's peak, if plain jit was compiled."""
 
     choices: Sequence[Entry]
     workspaces: Mapping[SegmentKey, Compared]
     floor_bytes: int
+    whole_bytes: int | None = None
 
 
 def kept_file(program: str) -> Path | None:
@@ -91,7 +95,7 @@ def load(file: Path) -> Kept | None:
         (w.begin, w.end, frozenset(w.again), frozenset(w.wanted)): Compared(w.nbytes, w.predicted) for w in content.workspaces
     }
     choices = [Entry(c.limit, c.peak_bytes, Choice(_layout(c), c.barriers)) for c in content.choices]
-    return Kept(choices, workspaces, content.floor_bytes)
+    return Kept(choices, workspaces, content.floor_bytes, content.whole_bytes)
 
 
 def keep(file: Path, kept: Kept) -> None:
@@ -103,6 +107,7 @@ def keep(file: Path, kept: Kept) -> None:
             for (begin, end, again, wanted), found in kept.workspaces.items()
         ],
         kept.floor_bytes,
+        kept.whole_bytes,
     )
     encoded = msgspec.json.encode(content)
     try:

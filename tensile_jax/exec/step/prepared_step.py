@@ -64,7 +64,13 @@ _NEAR = 1.3
 """Times the budget, if that is a number of bytes: a step that is predicted to need no more as one executable is compiled so,
 since it may need less. Not tuned, but seen on 2026-11-27: plain jit's peak is predicted more than 1.3 times too high for 9 of 64
 kinds of training steps on a CPU and for 1 of 53 that were compiled for an H200, and more than 1.1 times for 18 and 7."""
-_NEAR_FLOOR = 0.5  # of plain jit's predicted peak: if no plan needs less, the step is compiled as one executable before a refusal
+_NEAR_FLOOR = 0.5
+"""A budget in bytes is not refused before the step is compiled as one executable, if no plan is known to need less than this part
+of plain jit's predicted peak; nor is a share of that, if it is this part of what some plan needs. Not tuned."""
+_MISJUDGED = 0.6
+"""If the budget is a share, and the segments need less than this part of the workspaces that were predicted for them, plain jit
+is compiled: its predicted peak may be as wrong. Not tuned, but seen on 2026-11-27 of 55 kinds of training steps under 60 % on a
+CPU: the segments of 25 needed less, and the plans of 15 of these had 63 to 106 % of plain jit's peak. 4 others had 64 to 83 %."""
 
 _MOST_PROGRAMS = 3  # that are compiled of a step, each with a plan of its own (`next_try.py`)
 _FAST = 1.02
@@ -237,36 +243,46 @@ class PreparedStep:
             self.jit_compile_s = time.perf_counter() - began
             self._tell("compiling plain jit", 1, 1)
         self.measured = replace(self.measured, whole=max(self.agreement.gather(peak_of(self._whole))))
+        confirmed_for(self.kind).whole_bytes = self.measured.whole
+
+    def recall_whole(self) -> None:
+        """Take over plain jit's peak from an equal step, if plain jit was compiled for that."""
+        known = confirmed_for(self.kind).whole_bytes
+        if self.measured.whole is None and self.options.policy == "auto" and self._compiles_for_profile:
+            self.measured = replace(self.measured, whole=known)
 
     def try_whole(self) -> None:
         """Compile plain `jax.jit`'s executable if the budget in bytes is hardly below its predicted peak: it may keep the budget.
 
         It is then the plan, and no other is sought. Of equal steps, one is compiled so.
         """
+        self.recall_whole()
         predicted = self._untried_whole_bytes()
-        if predicted is None or predicted > _NEAR * self.limit():
-            return
-        confirmed = confirmed_for(self.kind)
-        if confirmed.whole_bytes is None:
+        if predicted is not None and not self._is_share and predicted <= _NEAR * self.limit():
             self.whole_executable()
-            confirmed.whole_bytes = self.measured.whole
-        else:
-            self.measured = replace(self.measured, whole=confirmed.whole_bytes)
 
-    def whole_may_need_less(self, floor_bytes: int) -> bool:
-        """Whether plain jit's step should be compiled before a budget is refused of which no other plan needs less than this."""
+    def whole_may_help(self, floor_bytes: int) -> bool:
+        """Whether plain jit's step should be compiled before a budget is refused of which no other plan needs less than this.
+
+        It may need less than was predicted, and keep a budget in bytes; or more, so that a share of its peak suffices.
+        """
         predicted = self._untried_whole_bytes()
-        return predicted is not None and predicted <= floor_bytes / _NEAR_FLOOR
+        if predicted is None:
+            return False
+        return floor_bytes <= self.limit() / _NEAR_FLOOR if self._is_share else predicted <= floor_bytes / _NEAR_FLOOR
+
+    @property
+    def _is_share(self) -> bool:
+        return self.budget is not None and self.budget.share is not None
 
     def _untried_whole_bytes(self) -> int | None:
         """Plain jit's peak as predicted; None if it is known already, or if plain jit's step is not to be tried.
 
-        A share of plain jit's peak never suffices for it. A peak that may be above the device's memory does not count: XLA may
-        then compute tensors of plain jit's step again by itself, which is slower than a plan (docs/results.md, "XLA's own
-        rematerialization").
+        A peak that may be above the device's memory does not count: XLA may then compute tensors of plain jit's step again by
+        itself, which is slower than a plan (docs/results.md, "XLA's own rematerialization").
         """
-        in_bytes = self.budget is not None and self.budget.share is None
-        if self.measured.whole is not None or not in_bytes or self.options.policy != "auto" or not self._compiles_for_profile:
+        known = self.measured.whole is not None or self.budget is None
+        if known or self.options.policy != "auto" or not self._compiles_for_profile:
             return None
         predicted = self.planner.whole_peak_bytes(self.measured)
         return predicted if predicted <= memory_of(self.compiler.device) else None
@@ -443,16 +459,16 @@ class PreparedStep:
             return self._chosen_before() or self._choose(self._fast_enough)
         if self.budget is not None and self.budget.share is not None and self.budget.share >= 1:
             self.whole_executable()  # it will run, so the budget is a share of its own peak and not of a prediction
-        goal = self._goal()
-        limit = goal.limit
         if self.options.policy != "auto":
-            return self._chosen_before() or self._choose(lambda: self._search(goal))
+            return self._chosen_before() or self._choose(lambda: self._search(self._goal()))
         confirmed = confirmed_for(self.kind)
         file = self._take_over(confirmed)
+        goal = self._goal()
         found = self._in_line_with(confirmed, goal, self._search, self.compiled)
         confirmed_for(self.origin.kind).variants.add(self.kind)
-        if confirmed.add(limit, found.plan.peak_bytes, found.choice) and file is not None:
-            keep(file, Kept(confirmed.entries, self.measured.workspaces, self.planner.floor_bytes(self.measured)))
+        if confirmed.add(goal.limit, found.plan.peak_bytes, found.choice) and file is not None:
+            floor = self.planner.floor_bytes(self.measured)
+            keep(file, Kept(confirmed.entries, self.measured.workspaces, floor, self.measured.whole))
         return found
 
     def _choose(self, search: Callable[[], Compiled]) -> Compiled:
@@ -515,7 +531,8 @@ class PreparedStep:
             return file
         for entry in kept.choices:
             confirmed.add(*entry)
-        self.measured = replace(self.measured, workspaces={**kept.workspaces, **self.measured.workspaces})
+        whole = self.measured.whole or kept.whole_bytes
+        self.measured = replace(self.measured, workspaces={**kept.workspaces, **self.measured.workspaces}, whole=whole)
         self.planner.remember_floor(self.measured, kept.floor_bytes)
         return file
 
@@ -538,26 +555,37 @@ class PreparedStep:
         """The plan of the planner's choice, compiled, within the limit.
 
         If the planner has no choice that compiling confirms, the plan with the least peak is compiled. Where compiling shows that
-        predictions were too high, the step may fit as one executable, or the planner may have a faster plan by then.
+        predictions were too high, the step may fit as one executable, or the planner may have a faster plan by then. If the
+        budget is a share of plain jit's peak, that is compiled then, and the plan may exceed what the share is found to be.
         """
         chosen = self.planner.plan(goal, self.measured) if self.in_one_program else None
         found = None if chosen is None else self._as_program(chosen, goal)
         if found is not None:
             return found
         found = self._within(goal, _MOST_ATTEMPTS) or self._smallest_plan(goal)
-        predicted = None if found.plan.whole else self._untried_whole_bytes()
+        predicted = None if found.plan.whole or self._is_share else self._untried_whole_bytes()
         if predicted is not None and predicted * self._shown_ratio() <= goal.limit:
             whole = self.compiled(WHOLE, goal)
             if whole is not None and whole.plan.peak_bytes <= goal.limit:
                 return whole
+        limit = goal.limit
         for _ in range(_MORE_SEARCHES):
-            if found.plan.peak_bytes > (1 - _ROOM) * goal.limit or found.plan.step_us <= _FAST * self.planner.step.whole_us:
+            goal = self._goal_as_shown()
+            slow = found.plan.step_us > _FAST * self.planner.step.whole_us
+            if not slow or found.plan.peak_bytes > (1 - _ROOM) * goal.limit:
                 break
             other = self._within(goal, _MORE_ATTEMPTS, faster_than=_FASTER * found.plan.step_us)
             if other is None or other.plan.step_us >= found.plan.step_us:
                 break
             found = other
-        return found
+        goal = self._goal_as_shown()
+        return found if goal.limit == limit else self.compiled(found.choice, goal) or found
+
+    def _goal_as_shown(self) -> Goal:
+        """The limit, which is a share of plain jit's own peak where the compiled segments show that it was misjudged."""
+        if self._is_share and self._shown_ratio() < _MISJUDGED and self._untried_whole_bytes() is not None:
+            self.whole_executable()
+        return self._goal()
 
     def _shown_ratio(self) -> float:
         """What the segments compiled so far have needed as workspace, over what was predicted; 1 if that was nothing."""
@@ -633,7 +661,8 @@ class PreparedStep:
         if best is None:
             raise self.planner.no_verified_plan()
         if best.plan.peak_bytes > goal.limit:
-            whole = self.compiled(WHOLE, goal) if self.whole_may_need_less(best.plan.peak_bytes) else None
+            tried = not self._is_share and self.whole_may_help(best.plan.peak_bytes)
+            whole = self.compiled(WHOLE, goal) if tried else None
             if whole is not None and whole.plan.peak_bytes < best.plan.peak_bytes:
                 best = whole
         if best.plan.peak_bytes > goal.limit:

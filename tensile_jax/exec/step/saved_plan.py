@@ -84,7 +84,8 @@ def _compiled(prepared: PreparedStep, plan: Plan) -> tuple[list[Executable] | No
 
 def _corrected(segment: Segment, resident: int, workspace: int) -> Segment:
     """The segment with these sizes. If the file says the same, the segment is unchanged: its `device_bytes` may then be more."""
-    if (segment.resident_bytes, segment.workspace_bytes) == (resident, workspace):
+    same = (segment.resident_bytes, segment.workspace_bytes) == (resident, workspace)
+    if same and segment.device_bytes >= resident + workspace:
         return segment
     return replace(segment, resident_bytes=resident, workspace_bytes=workspace, device_bytes=resident + workspace)
 

@@ -95,29 +95,48 @@ def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> Prep
 def prepare_fastest(prepared: PreparedStep) -> RunningPlan:
     """The plan of the fastest variant under the budget, compiled; that of the step as one executable, if it fits.
 
+    Where plain jit's peak, of which the budget is a share, turns out to be another one than was predicted, and the plan exceeds
+    the share, or none was found, another plan is made.
+
     Raises:
         BudgetTooSmall: no plan keeps the budget.
     """
     prepared.try_whole()
-    return fastest_variant(prepared).prepare()
+    try:
+        running = fastest_variant(prepared).prepare()
+    except BudgetTooSmall as refusal:
+        if not _more_is_known(prepared, refusal):
+            raise
+        running = None
+    if running is None or (prepared.budget is not None and running.plan.peak_bytes > prepared.limit()):
+        return fastest_variant(prepared).prepare()
+    return running
 
 
 def predict_fastest(prepared: PreparedStep) -> Plan:
     """The plan of the fastest variant under the budget, with estimated workspaces. Nothing is compiled, but before a refusal.
 
-    Then plain jit's step is compiled, if that may need less than all plans.
+    Then plain jit's step is compiled, if that may need less than all plans, or so much more that the budget, a share of it, is
+    enough.
 
     Raises:
         BudgetTooSmall: no plan keeps the budget.
     """
+    prepared.recall_whole()
     try:
         return fastest_variant(prepared).predict()
     except BudgetTooSmall as refusal:
         alone = len(prepared.agreement.processes) == 1  # others do not wait for orders now
-        if not alone or not prepared.whole_may_need_less(refusal.floor_bytes):
+        if not alone or not _more_is_known(prepared, refusal):
             raise
-    prepared.whole_executable()
     return fastest_variant(prepared).predict()
+
+
+def _more_is_known(prepared: PreparedStep, refusal: BudgetTooSmall) -> bool:
+    """Whether plain jit's step, compiled now if that may help, keeps the budget or names a smaller one, or makes it suffice."""
+    if not prepared.whole_may_help(refusal.floor_bytes):
+        return False
+    return prepared.jit_peak_bytes < refusal.floor_bytes or refusal.floor_bytes <= prepared.limit()
 
 
 def _next_higher(kind: Hashable, limit: float) -> Entry | None:

@@ -12,6 +12,7 @@ import tensile_jax as tensile
 from tensile_jax.exec.step import confirmed_plans, prepared_step
 from tensile_jax.exec.step.confirmed_plans import Entry
 from tensile_jax.exec.step.kept_plans import Kept, keep, kept_file, load
+from tensile_jax.exec.step.prepared_step import PreparedStep
 from tensile_jax.ir import TensorId
 from tensile_jax.plan import Choice, Planner
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Layout, Residency
@@ -38,7 +39,7 @@ def budget() -> int:
     return low_budget(sgd_step, weights(5), X, part=0.5, donate_argnums=0)
 
 
-def run(budget: int) -> tuple[Any, list[np.ndarray]]:
+def run(budget: int | str) -> tuple[Any, list[np.ndarray]]:
     """The function after its first call, and what that returned; nothing is known of the program but what is on the disk."""
     confirmed_plans._OF_PROGRAM.clear()
     function = tensile.jit(sgd_step, budget=budget, donate_argnums=0)
@@ -63,6 +64,17 @@ def test_a_later_process_makes_the_same_plan_without_a_search(cache: Path, budge
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a, b)
     assert running(second).plan.workspaces == "compiled"
+
+
+def test_a_share_of_plain_jits_peak_is_known_to_a_later_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PreparedStep, "_shown_ratio", lambda self: 0.1)  # as if far too much were predicted
+    first, _ = run("85%")
+    monkeypatch.setattr(Planner, "plan", no_search)
+    second, _ = run("85%")
+    plan = running(second).plan
+    assert plan == running(first).plan
+    assert plan.budget_basis is not None and plan.budget_basis.endswith("as compiled")
+    assert plan.budget_bytes == int(0.85 * second.jit_peak_bytes(fresh(weights(5)), X))
 
 
 def test_other_budgets_of_the_program_join_the_file(cache: Path, budget: int) -> None:
@@ -127,11 +139,11 @@ def test_what_is_kept_is_what_is_loaded(tmp_path: Path) -> None:
     several = (Residency(0, -1, BEGINS, True), Residency(3, 4, COPIED, False))
     layout = Layout((0, 7, 9), {TensorId(3): several, TensorId(5): (Residency(1, 2, MADE, False),)})
     shown = {(0, 7, frozenset({TensorId(3)}), frozenset({TensorId(5), TensorId(4)})): Compared(100, 92.5)}
-    kept = Kept([Entry(10.0, 9, Choice(layout)), Entry(20.0, 19, Choice(None))], shown, 8)
+    kept = Kept([Entry(10.0, 9, Choice(layout)), Entry(20.0, 19, Choice(None))], shown, 8, 30)
     keep(tmp_path / "new" / "file.json", kept)
     found = load(tmp_path / "new" / "file.json")
     assert found is not None
-    assert found.workspaces == shown and found.floor_bytes == 8
+    assert found.workspaces == shown and found.floor_bytes == 8 and found.whole_bytes == 30
     assert [(e.limit, e.peak_bytes, e.choice.key) for e in found.choices] == [
         (e.limit, e.peak_bytes, e.choice.key) for e in kept.choices
     ]
