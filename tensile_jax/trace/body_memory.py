@@ -24,13 +24,17 @@ from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.jaxprs import closed
 from tensile_jax.trace.loops import scan_of
 from tensile_jax.trace.program import Equation, Program
+from tensile_jax.trace.ragged_products import RAGGED_PRODUCT, ragged_bytes
 
 _UPDATES = frozenset("dynamic_update_slice scatter scatter-add scatter-max scatter-min scatter-mul".split())
 """They give their first operand with a part of it changed, in its memory if nothing else needs it afterwards."""
 
 
 def inner_bytes(program: Program, equation: Equation) -> int:
-    """The most that the body of a loop, or a branch of a `cond`, holds of what its own equations make and write to memory."""
+    """The most that the body of a loop, or a branch of a `cond`, holds of what its own equations make and write to memory.
+
+    Likewise what a product of ragged groups writes beside its operands and its result.
+    """
     params = equation.params
     name = equation.primitive.name
     if name == "scan":
@@ -45,7 +49,7 @@ def inner_bytes(program: Program, equation: Equation) -> int:
     if name == "cond":
         branches = [flatten(closed(branch)) for branch in params["branches"]]
         return max(_most_held(branch, elsewhere=branch.outputs) for branch in branches)
-    return 0
+    return ragged_bytes(program, equation) if name == RAGGED_PRODUCT else 0
 
 
 def _most_held(body: Program, *, elsewhere: Collection[int], elements: Collection[int] = ()) -> int:

@@ -4,7 +4,7 @@
                      reduction  light, but the equation passes over its whole input at once
                      light      XLA fuses the equation into its neighbours
     flops_of         floating-point operations; a multiplication and an addition count as two
-    bytes_touched    bytes of inputs + bytes of outputs, each tensor once
+    bytes_touched    bytes of inputs + bytes of outputs, each tensor once, and of copies that every backend makes, twice
     reduces_rows     whether it reduces each row of its input, as a softmax does
     relaid_operands  operands of a `dot_general` that XLA copies, on any device, since their dimensions must be in another order
     relayout_bytes   bytes that XLA:CPU, alone, copies around the equation, to give operands and results another layout or dtype
@@ -21,6 +21,7 @@ from typing import Any
 from tensile_jax.ir import OUTER_PRODUCTS, Kind
 from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
 from tensile_jax.trace.program import Equation, Program
+from tensile_jax.trace.ragged_products import RAGGED_PRODUCT, ragged_bytes, ragged_flops
 
 ELEMENTWISE = frozenset(
     """
@@ -68,7 +69,8 @@ def reduces_rows(program: Program, equation: Equation) -> bool:
 def bytes_touched(program: Program, equation: Equation) -> int:
     """Bytes read and written by the equation if it ran alone."""
     reads = {v for v in equation.inputs if isinstance(v, int)}
-    return sum(nbytes_of(program.avals[v]) for v in (*reads, *equation.outputs))
+    copied = 2 * ragged_bytes(program, equation) if equation.primitive.name == RAGGED_PRODUCT else 0
+    return copied + sum(nbytes_of(program.avals[v]) for v in (*reads, *equation.outputs))
 
 
 def relaid_operands(program: Program, equation: Equation) -> list[int]:
@@ -105,6 +107,8 @@ def relayout_bytes(program: Program, equation: Equation) -> int:
         return 8 * sum(map(nbytes_of, results))
     if name == "random_bits":
         return 3 * sum(map(nbytes_of, results)) if dtype_of(program.aval(equation.inputs[0])) == "key<fry>" else 0
+    if name == RAGGED_PRODUCT:
+        return 2 * ragged_bytes(program, equation) if results[0].dtype in ("bfloat16", "float16") else 0
     if name not in ("dot_general", "conv_general_dilated"):
         return 0
     operands = [program.aval(equation.inputs[0]), program.aval(equation.inputs[1])]
@@ -205,6 +209,7 @@ def body_flops(closed_jaxpr: Any) -> int:
 _FLOPS: Mapping[str, Callable[[Program, Equation], int]] = {
     "dot_general": _dot_general,
     OUTER_PRODUCTS: _dot_general,
+    RAGGED_PRODUCT: ragged_flops,
     "conv_general_dilated": _convolution,
     "reduce_window_sum": _reduce_window,
     "reduce_window_max": _reduce_window,

@@ -18,6 +18,7 @@ from tensile_jax.trace.collectives import exchange_of
 from tensile_jax.trace.mapped import Mapped
 from tensile_jax.trace.program import Program
 from tensile_jax.trace.propagation import StepShardings, propagated
+from tensile_jax.trace.ragged_products import RAGGED_PRODUCT
 from tensile_jax.trace.step import TracedStep
 
 
@@ -49,7 +50,8 @@ def _local(step: TracedStep, program: Program, whole: Graph, divided: StepShardi
     for equation, mine, its in zip(program.equations, local.operators, whole.operators, strict=True):
         exchange = exchange_of(local_program, equation, divided.of)
         flops, inner = mine.flops * exchange.work, mine.inner
-        if its.inner and not isinstance(equation.primitive, Mapped):  # a body with the shapes of all devices together
+        of_body = its.inner and its.primitive != RAGGED_PRODUCT
+        if of_body and not isinstance(equation.primitive, Mapped):  # it has the shapes of all devices together
             share = mine.nbytes / max(its.nbytes, 1)
             flops, inner = int(flops * share), int(inner * share)
         operators.append(replace(mine, flops=flops, inner=inner + exchange.gathered, exchanged=exchange.nbytes))
