@@ -26,6 +26,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.step.fitting_plan import choose_and_compile
 from tensile_jax.exec.step.prepared_step import LaunchName, Options, PreparedStep
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
@@ -99,7 +100,7 @@ def _case(step: Any, compiler: H200Compiler, peak: int, share: float | None, lau
     prepared.measured = Measured(whole=peak)
     began = time.perf_counter()
     try:
-        found = prepared.choose_and_compile()
+        found = choose_and_compile(prepared)
     except BudgetTooSmall as error:
         return {"share": share, "floor_bytes": error.floor_bytes}
     plan, executables = found.plan, found.executables

@@ -22,6 +22,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.step.fitting_plan import choose_and_compile
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.plan import Measured
@@ -93,7 +94,7 @@ def _planned(layers: int, budget: float, plain_bytes: int) -> dict[str, Any]:
     prepared = fastest_variant(prepared)
     planning_s = time.perf_counter() - began
     try:
-        found = prepared.choose_and_compile()
+        found = choose_and_compile(prepared)
     except BudgetTooSmall as error:
         return (
             _planned(layers, error.floor_bytes, plain_bytes) if budget < error.floor_bytes else {"floor_bytes": error.floor_bytes}

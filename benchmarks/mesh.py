@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -36,6 +37,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import DeviceProfile, load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.step.fitting_plan import choose_and_compile, predict
 from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep
 from tensile_jax.plan import Goal, Measured
 from tensile_jax.plan_format import Barriers
@@ -124,7 +126,7 @@ def _chosen(step: TracedStep, compiler: H200Compiler, peak: int, moved: int, by_
             continue
         prepared, rounds = prepared_under(step, compiler, budget, peak), compiler.rounds
         try:
-            seconds, found = timed(prepared.choose_and_compile)
+            seconds, found = timed(partial(choose_and_compile, prepared))
         except BudgetTooSmall as error:
             yield {"how": "chosen", "budget": name, "budget_bytes": budget, "floor_bytes": error.floor_bytes}
             continue
@@ -186,7 +188,7 @@ def _planning() -> Iterator[_Row]:
         traced_s = time.process_time() - began
         options, compiler = Options("auto", load_profile("h200"), "device"), H200Compiler(decoder.devices[0])
         prepared = PreparedStep(step, Budget(None, 0.5), options, compiler)
-        prepared.predict()
+        predict(prepared)
         seconds = time.process_time() - began
         row = {
             "way": way, "devices": devices, "layers": 24, "operators": len(step.graph.operators),

@@ -17,6 +17,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from benchmarks.sharded_decoder import POLICIES, ShardedDecoder
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.step.fitting_plan import choose_and_compile
 from tensile_jax.plan import Measured
 
 _RESULTS = Path(__file__).parent / "results" / "mesh-largest-h200.json"
@@ -157,7 +159,7 @@ def _planned(decoder: ShardedDecoder, compiler: H200Compiler) -> _Try:
     sequences = decoder.batch // _DEVICES
     prepared = prepared_under(decoder.traced(), compiler, _LIMIT, None)
     try:
-        seconds, found = timed(prepared.choose_and_compile)
+        seconds, found = timed(partial(choose_and_compile, prepared))
     except BudgetTooSmall as error:
         return _Try(sequences, None, {"floor_bytes": error.floor_bytes})
     executables = [prepared.whole_executable()] if found.executables is None else [one.call for one in found.executables]

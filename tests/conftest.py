@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from tensile_jax.device_profiles import load_profile
-from tensile_jax.exec.step import prepared_step
+from tensile_jax.exec.step import fitting_plan
 
 _CACHES = count()
 
@@ -50,7 +50,7 @@ def calibrations_of_this_machine_are_not_used(caches: Path, monkeypatch: pytest.
 @pytest.fixture(autouse=True)
 def plans_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on what was planned before it; `exec/step/test_kept_plans.py` tests what is kept."""
-    monkeypatch.setattr(prepared_step, "kept_file", lambda program: None)
+    monkeypatch.setattr(fitting_plan, "kept_file", lambda program: None)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.step.fitting_plan import choose_and_compile
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.installed_models import MODELS
@@ -40,7 +41,7 @@ class _Compiled:
         options = Options(policy, load_profile("h200"), "any")
         prepared = PreparedStep(self._step, Budget(budget, None), options, self._compiler)
         prepared.measured = Measured(whole=self.jit_peak)
-        return self._figures(fastest_variant(prepared).choose_and_compile().plan, prepared.planner.step.whole_us)
+        return self._figures(choose_and_compile(fastest_variant(prepared)).plan, prepared.planner.step.whole_us)
 
     def least(self, policy: PolicyName) -> Figures:
         """The figures of the policy's plan with the least memory."""

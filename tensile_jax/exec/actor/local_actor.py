@@ -24,6 +24,7 @@ from tensile_jax.exec.call.devices import on_mesh
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.executor import Executor, Iteration, Observation
+from tensile_jax.exec.step.fitting_plan import choose_and_compile, predicted, try_whole
 from tensile_jax.exec.step.instructions import (
     FinishSwapIn,
     FinishSwapOut,
@@ -118,9 +119,9 @@ def program_under(prepared: PreparedStep, budget_bytes: int, *, compiled: bool) 
 def _fastest_under(prepared: PreparedStep, budget: Budget | None, compiled: bool) -> LocalProgram:
     prepared.budget = budget
     if compiled:
-        prepared.try_whole()
+        try_whole(prepared)
     chosen = fastest_variant(prepared, drive_loops=False)
-    return program_of(chosen, chosen.choose_and_compile() if compiled else chosen.predicted())
+    return program_of(chosen, choose_and_compile(chosen) if compiled else predicted(chosen))
 
 
 def code_of(prepared: PreparedStep, compiled: Compiled) -> Instructions | None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from tensile_jax.budget import Budget
 from tensile_jax.errors import InvalidPlan, PlanFileError
 from tensile_jax.exec.step.compile import Executable
+from tensile_jax.exec.step.fitting_plan import prepare
 from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
 from tensile_jax.ir import Graph
 from tensile_jax.plan.result.check import check
@@ -45,7 +46,7 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
         peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
         needed = segments[peak].device_bytes
     if budget_bytes is not None and needed > budget_bytes:
-        running = prepared.prepare()
+        running = prepare(prepared)
         note = (
             f"Compiled here, the saved plan needs {needed} bytes at its peak, above its budget of {budget_bytes}: the step was "
             "planned again within the budget."

@@ -19,6 +19,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall, PlanFileError
 from tensile_jax.exec.step.confirmed_plans import Entry, confirmed_for
 from tensile_jax.exec.step.driven_step import Body, DrivenStep
+from tensile_jax.exec.step.fitting_plan import predict, prepare, recall_share, try_whole, whole_may_help
 from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.ir import OperatorId
@@ -101,15 +102,15 @@ def prepare_fastest(prepared: PreparedStep) -> RunningPlan:
     Raises:
         BudgetTooSmall: no plan keeps the budget.
     """
-    prepared.try_whole()
+    try_whole(prepared)
     try:
-        running = fastest_variant(prepared).prepare()
+        running = prepare(fastest_variant(prepared))
     except BudgetTooSmall as refusal:
         if not _more_is_known(prepared, refusal):
             raise
         running = None
     if running is None or (prepared.budget is not None and running.plan.peak_bytes > prepared.limit()):
-        return fastest_variant(prepared).prepare()
+        return prepare(fastest_variant(prepared))
     return running
 
 
@@ -122,19 +123,19 @@ def predict_fastest(prepared: PreparedStep) -> Plan:
     Raises:
         BudgetTooSmall: no plan keeps the budget.
     """
-    prepared.recall_whole()
+    recall_share(prepared)
     try:
-        return fastest_variant(prepared).predict()
+        return predict(fastest_variant(prepared))
     except BudgetTooSmall as refusal:
         alone = len(prepared.agreement.processes) == 1  # others do not wait for orders now
         if not alone or not _more_is_known(prepared, refusal):
             raise
-    return fastest_variant(prepared).predict()
+    return predict(fastest_variant(prepared))
 
 
 def _more_is_known(prepared: PreparedStep, refusal: BudgetTooSmall) -> bool:
     """Whether plain jit's step, compiled now if that may help, keeps the budget or names a smaller one, or makes it suffice."""
-    if not prepared.whole_may_help(refusal.floor_bytes):
+    if not whole_may_help(prepared, refusal.floor_bytes):
         return False
     return prepared.jit_peak_bytes < refusal.floor_bytes or refusal.floor_bytes <= prepared.limit()
 
@@ -191,7 +192,7 @@ def prepare_for_less(running: RunningPlan) -> RunningPlan:
         return running
     origin.budget = Budget(int(min(prepared.limit(), running.plan.peak_bytes) * _LOWER), None)
     try:
-        lower = fastest_variant(origin).prepare()
+        lower = prepare(fastest_variant(origin))
     except BudgetTooSmall:
         origin.budget, running.lowest = before, True
         return running
@@ -306,7 +307,7 @@ def _body_under(prepared: PreparedStep, loop: DrivenLoop, beside: float) -> Body
     body.budget = Budget(max(most, 1), None)
     chosen = fastest_variant(body)
     try:
-        plan = chosen.predict()
+        plan = predict(chosen)
     except BudgetTooSmall as refusal:
         most, plan = refusal.floor_bytes, chosen.planner.least_plan(chosen.measured)
     return Body(loop, chosen, plan, partial(_prepared, body, chosen, most))
@@ -315,7 +316,7 @@ def _body_under(prepared: PreparedStep, loop: DrivenLoop, beside: float) -> Body
 def _prepared(body: PreparedStep, chosen: PreparedStep, nbytes: int) -> RunningPlan:
     """The plan of a body under this budget, compiled."""
     body.budget = chosen.budget = Budget(max(nbytes, 1), None)
-    return chosen.prepare()
+    return prepare(chosen)
 
 
 def _driven_as(prepared: PreparedStep, saved: Plan) -> PreparedStep:

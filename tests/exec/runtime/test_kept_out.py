@@ -11,6 +11,7 @@ import tensile_jax as tensile
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.step.fitting_plan import predict
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
@@ -71,7 +72,7 @@ def test_one_jobs_state_makes_room_for_the_other_and_no_bit_changes() -> None:
 def plan_only(prepared: PreparedStep, budget_bytes: int) -> Any:
     """Compiles nothing."""
     prepared.budget = Budget(budget_bytes, None)
-    plan = prepared.predict()
+    plan = predict(prepared)
     return SimpleNamespace(plan=plan, memory=SimpleNamespace(host_bytes=plan.swapped_out_bytes))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import tensile_jax as tensile
+from tensile_jax.exec.step import fitting_plan
 from tensile_jax.exec.step.prepared_step import Compiled, PreparedStep
 from tests.builders import batch, fresh, sgd_step, weights
 
@@ -24,13 +25,13 @@ def test_a_faster_plan_is_sought_once_the_one_with_the_least_peak_was_compiled(
     pessimist: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smallest: list[Compiled] = []
-    search = PreparedStep._smallest_plan
+    search = fitting_plan._smallest_plan
 
-    def watched(self: PreparedStep, goal: Any) -> Compiled:
-        smallest.append(search(self, goal))
+    def watched(prepared: PreparedStep, goal: Any) -> Compiled:
+        smallest.append(search(prepared, goal))
         return smallest[-1]
 
-    monkeypatch.setattr(PreparedStep, "_smallest_plan", watched)
+    monkeypatch.setattr(fitting_plan, "_smallest_plan", watched)
 
     def function(budget: int) -> Any:
         return tensile.jit(sgd_step, budget=budget, device_profile=pessimist, donate_argnums=0)

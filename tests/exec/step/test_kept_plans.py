@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.exec.step import confirmed_plans, prepared_step
+from tensile_jax.exec.step import confirmed_plans, fitting_plan
 from tensile_jax.exec.step.confirmed_plans import Entry
 from tensile_jax.exec.step.kept_plans import Kept, keep, kept_file, load
-from tensile_jax.exec.step.prepared_step import PreparedStep
 from tensile_jax.ir import TensorId
 from tensile_jax.plan import Choice, Planner
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Layout, Residency
@@ -25,7 +24,7 @@ X = batch(rows=152)  # no other test has plans for it
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plans_are_not_kept: None) -> Iterator[Path]:
     """A folder in which JAX keeps what it compiles, and we what we plan."""
-    monkeypatch.setattr(prepared_step, "kept_file", kept_file)
+    monkeypatch.setattr(fitting_plan, "kept_file", kept_file)
     before = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     try:
@@ -67,7 +66,7 @@ def test_a_later_process_makes_the_same_plan_without_a_search(cache: Path, budge
 
 
 def test_a_share_of_plain_jits_peak_is_known_to_a_later_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PreparedStep, "_shown_ratio", lambda self: 0.1)  # as if far too much were predicted
+    monkeypatch.setattr(fitting_plan, "_shown_ratio", lambda prepared: 0.1)  # as if far too much were predicted
     first, _ = run("85%")
     monkeypatch.setattr(Planner, "plan", no_search)
     second, _ = run("85%")
@@ -113,7 +112,7 @@ def test_a_choice_that_is_none_of_the_step_is_not_taken(cache: Path, budget: int
 
 
 def test_nothing_is_written_without_a_local_cache(tmp_path: Path, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared_step, "kept_file", kept_file)
+    monkeypatch.setattr(fitting_plan, "kept_file", kept_file)
     before = jax.config.values["jax_compilation_cache_dir"]
     try:
         jax.config.update("jax_compilation_cache_dir", None)

@@ -13,7 +13,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.errors import PlanFileError
-from tensile_jax.exec.step import prepared_step
+from tensile_jax.exec.step import fitting_plan
 from tensile_jax.exec.step.confirmed_plans import Confirmed
 from tensile_jax.exec.step.prepared_step import Compiled, PreparedStep
 from tensile_jax.installed_models import MODELS
@@ -104,8 +104,8 @@ def let_peaks_be(monkeypatch: pytest.MonkeyPatch, *shares: float) -> list[tuple[
         return dataclasses.replace(found, plan=dataclasses.replace(found.plan, peak_bytes=int(share * goal.limit)))
 
     monkeypatch.setattr(PreparedStep, "compiled", compiled_so)
-    monkeypatch.setattr(prepared_step, "confirmed_for", lambda key: Confirmed([]))  # none from other tests
-    monkeypatch.setattr(PreparedStep, "_shown_ratio", lambda self: 1.0)  # these peaks say nothing of plain jit's
+    monkeypatch.setattr(fitting_plan, "confirmed_for", lambda key: Confirmed([]))  # none from other tests
+    monkeypatch.setattr(fitting_plan, "_shown_ratio", lambda prepared: 1.0)  # these peaks say nothing of plain jit's
     return seen
 
 

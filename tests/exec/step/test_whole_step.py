@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.exec.step import prepared_step
+from tensile_jax.exec.step import fitting_plan
 from tensile_jax.exec.step.compile import peak_of
 from tensile_jax.exec.step.prepared_step import PreparedStep
 from tensile_jax.plan import Measured
@@ -172,7 +172,7 @@ def test_no_error_names_more_than_plain_jit_needs(ask: str) -> None:
 
 
 def test_once_plain_jits_step_is_known_to_fit_no_earlier_plan_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PreparedStep, "_shown_ratio", lambda self: 1.0)
+    monkeypatch.setattr(fitting_plan, "_shown_ratio", lambda prepared: 1.0)
     case = dense(544)
     function = planned(case, "95%")
     function(fresh(case[1]), case[2])
@@ -243,7 +243,7 @@ def test_a_share_of_plain_jits_peak_does_not_compile_plain_jits_step(monkeypatch
 def test_a_step_that_may_exceed_the_device_is_not_left_to_xlas_own_rematerialization(monkeypatch: pytest.MonkeyPatch) -> None:
     case = dense(552)
     predicted, compiled = peaks(planned(case, "1TiB"), *case[1:])
-    monkeypatch.setattr(prepared_step, "memory_of", lambda _: predicted - 1)
+    monkeypatch.setattr(fitting_plan, "memory_of", lambda _: predicted - 1)
     seen = counted(monkeypatch)
     function = planned(case, compiled)
     function(fresh(case[1]), case[2])
