@@ -84,7 +84,7 @@ class PlannedFunction:
 
         If the function has been called with such arguments, the result is the plan in use. Before the first call, the result is a
         plan with estimated workspaces. If the function has a saved plan for these arguments, the result is the saved plan. Before
-        a budget is refused, plain `jax.jit` is compiled, if that may need less.
+        a budget is refused, plain `jax.jit` is compiled, if that may need less, or so much more that a share of it suffices.
 
         Raises:
             PlanFileError: the function has a saved plan for other arguments or another program.
@@ -163,8 +163,8 @@ def jit(
     Args:
         function: the step; for training, the whole of it: loss, gradient and optimizer, `(state, batch) -> (state, metrics)`.
         budget: bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`, which is predicted unless
-            `jit_peak_bytes` has compiled plain jit. If the step runs on several devices, the budget is that of each. None: the
-            memory that is free on the device; on a CPU no limit.
+            plain jit was compiled: by `jit_peak_bytes`, or since the plan has shown that the prediction is far off. If the step
+            runs on several devices, the budget is that of each. None: the memory that is free on the device; on a CPU no limit.
         max_slowdown: a limit on time in the place of a budget. The step gets as little memory as possible, while its predicted
             time is at most `max_slowdown` times that of plain jit (`1.1`: ten per cent longer).
         policy: `"auto"` is the planner. For comparison: `"tensile"`, the paper's algorithms; its baselines `"vdnn"` and

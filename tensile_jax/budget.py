@@ -2,7 +2,8 @@
 
 A budget is a number of bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`. A share becomes a number
 of bytes when a step is planned. Compiling plain jit only to learn its peak could take as long as everything else in the first
-call, so plain jit's peak is predicted, unless plain jit was compiled for another reason.
+call, so plain jit's peak is predicted, unless plain jit was compiled for another reason, or because compiled segments have shown
+that the prediction is far off (`exec/step/fitting_plan.py`).
 """
 
 import re

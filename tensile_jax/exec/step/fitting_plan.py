@@ -116,12 +116,9 @@ def try_whole(prepared: PreparedStep) -> None:
 
     It is then the plan, and no other is sought. Of equal steps, one is compiled so.
     """
-    recall_share(prepared)
-    predicted = None if _is_share(prepared) else _untried_whole_bytes(prepared)
-    if predicted is None or predicted > _NEAR * prepared.limit():
-        return
     prepared.recall_whole()
-    if prepared.measured.whole is None:
+    predicted = None if _is_share(prepared) else _untried_whole_bytes(prepared)
+    if predicted is not None and predicted <= _NEAR * prepared.limit():
         prepared.whole_executable()
 
 

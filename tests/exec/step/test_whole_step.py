@@ -1,5 +1,7 @@
 """A step that fits the budget as one executable runs so, also if it is predicted to need more."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -112,18 +114,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def check_same(case: Case, function: tensile.PlannedFunction) -> None:
+def check_same(
+    case: Case, function: tensile.PlannedFunction, compare: Callable[[Any, Any], None] = np.testing.assert_array_equal
+) -> None:
     step, state, batch = case
     state, expected = fresh(state), jax.jit(step)(state, batch)
     for a, b in zip(numbers(function(state, batch)), numbers(expected), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def check_close(case: Case, function: tensile.PlannedFunction) -> None:
-    step, state, batch = case
-    state, expected = fresh(state), jax.jit(step)(state, batch)
-    for a, b in zip(numbers(function(state, batch)), numbers(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+        compare(a, b)
 
 
 def test_a_budget_just_below_what_is_predicted_is_tried_with_plain_jits_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +169,7 @@ def test_no_error_names_more_than_plain_jit_needs(ask: str) -> None:
 
 
 def test_once_plain_jits_step_is_known_to_fit_no_earlier_plan_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting_plan, "_shown_ratio", lambda prepared: 1.0)
+    monkeypatch.setattr(fitting_plan, "_shown_ratio", lambda prepared: 1.0)  # the share is one of the predicted peak
     case = dense(544)
     function = planned(case, "95%")
     function(fresh(case[1]), case[2])
@@ -200,7 +197,7 @@ def test_a_share_is_one_of_plain_jits_own_peak_where_segments_show_that_it_was_m
     predicted, compiled = peaks(planned(case, "1TiB"), *case[1:])
     assert predicted > 1.4 * compiled
     function = planned(case, f"{share:.0%}")
-    check_close(case, function)
+    check_same(case, function, partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6))
     plan = function.plan(*case[1:])
     assert not plan.whole and plan.budget_bytes == int(share * compiled) and within_budget(plan)
     assert plan.budget_basis is not None and plan.budget_basis.endswith("as compiled")
@@ -233,7 +230,7 @@ def test_a_share_that_is_too_small_of_either_peak_is_refused_without_another_sea
 
 
 def test_a_share_of_plain_jits_peak_does_not_compile_plain_jits_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = halves(536)
+    case = dense(536)
     seen = counted(monkeypatch)
     function = planned(case, "95%")
     function(fresh(case[1]), case[2])
