@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean bench-mesh bench-mesh-largest
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean bench-mesh bench-mesh-largest bench-workloads
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -118,6 +118,9 @@ bench-predictor: $(VENV)/.installed ## predicted latencies of operators beside m
 
 bench-training: $(VENV)/.installed ## a decoder trains on English text under 40 %, beside plain jit; and in one call
 	$(BIN)/python -m benchmarks.training
+
+bench-workloads: $(VENV)/.installed ## forty training steps of many kinds under budgets, beside plain jit
+	$(BIN)/python -m benchmarks.workloads
 
 bench-workspaces: $(VENV)/.installed ## predicted workspaces beside XLA's, on this CPU
 	$(BIN)/python -m benchmarks.workspaces

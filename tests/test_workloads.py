@@ -1,0 +1,25 @@
+"""The training steps of `benchmarks/workloads` train under a budget with plain jit's losses."""
+
+import jax
+import pytest
+
+from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads.case import measured
+
+QUICK = ("replay", "curvature")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in WORKLOADS])
+def test_a_workload_trains_under_its_budget_with_plain_jits_losses(name: str) -> None:
+    found = measured(WORKLOADS[name](), "60%", compared=4, timed_steps=1)
+    assert found["peak_ratio"] <= (found["budget_ratio"] if found["refused"] else 0.6)
+    assert found["loss_difference"] < 1e-3  # gradients are rounded differently, and grow apart over four steps
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_is_a_training_step(name: str) -> None:
+    workload = WORKLOADS[name]()
+    state, batch = jax.eval_shape(workload.init), jax.eval_shape(lambda: workload.batch(0))
+    after, loss = jax.eval_shape(workload.step, state, batch)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), after) == jax.tree.map(lambda a: (a.shape, a.dtype), state)
+    assert loss.shape == ()
