@@ -66,9 +66,9 @@ class H200Compiler(Compiler):
         self.rounds += 1
         return super().compile(codes, progress)
 
-    def compile_whole(self, traced: Any) -> Any:
-        """Plain jit's executable; `traced` must have been traced on `placed` shapes."""
-        return traced.lower(lowering_platforms=("cuda",)).compile()
+    def _lower_whole(self, traced: Any) -> Any:
+        """`traced` must have been traced on `placed` shapes."""
+        return traced.lower(lowering_platforms=("cuda",))
 
     def _lower(self, code: SegmentCode) -> tuple[Any, Any]:
         if code.out_shardings is not None:

@@ -119,7 +119,7 @@ class PlannedFunction:
     def jit_peak_bytes(self, /, *args: Any, **kwargs: Any) -> int:
         """The peak of plain `jax.jit` for these arguments, in bytes. The first call compiles the plain function.
 
-        A budget that is a share, of a step that has no plan yet, is then a share of this peak and not of a prediction.
+        A budget that is a share is then one of this peak also before the first call, and not one of a prediction.
         """
         return self._calls.prepared(args, kwargs).jit_peak_bytes
 
@@ -162,9 +162,9 @@ def jit(
 
     Args:
         function: the step; for training, the whole of it: loss, gradient and optimizer, `(state, batch) -> (state, metrics)`.
-        budget: bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`, which is predicted unless
-            plain jit was compiled: by `jit_peak_bytes`, or since the plan has shown that the prediction is far off. If the step
-            runs on several devices, the budget is that of each. None: the memory that is free on the device; on a CPU no limit.
+        budget: bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`, for which the first call
+            compiles plain jit. If the step runs on several devices, the budget is that of each. None: the
+            memory that is free on the device; on a CPU no limit.
         max_slowdown: a limit on time in the place of a budget. The step gets as little memory as possible, while its predicted
             time is at most `max_slowdown` times that of plain jit (`1.1`: ten per cent longer).
         policy: `"auto"` is the planner. For comparison: `"tensile"`, the paper's algorithms; its baselines `"vdnn"` and

@@ -15,12 +15,13 @@ to the memory that is in use while the executable runs.
 
 import os
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import SingleDeviceSharding
@@ -45,6 +46,13 @@ class Executable:
     def workspace(self, *, outputs: int, donated: int) -> int:
         """The workspace, by the formula above, where the plan counts `outputs` and `donated` bytes."""
         return self.temporary_bytes + (self.output_bytes - self.aliased_bytes) - (outputs - donated)
+
+
+class Whole(NamedTuple):
+    """The executable of a whole step, as plain `jax.jit` makes it, and how many seconds that took."""
+
+    executable: Any
+    seconds: float
 
 
 class Compiler:
@@ -98,8 +106,16 @@ class Compiler:
 
     def compile_whole(self, traced: Any) -> Any:
         """The executable of a whole step, as plain `jax.jit` makes it."""
-        with _short_compilations_cached():
-            return traced.lower().compile()
+        return self.begin_whole(traced).result().executable
+
+    def begin_whole(self, traced: Any) -> Future[Whole]:
+        """Begin to compile a whole step, as plain `jax.jit` does, in a thread of its own."""
+        began = time.perf_counter()
+        lowered = self._lower_whole(traced)
+        pool = ThreadPoolExecutor(1, thread_name_prefix="tensile-compile-whole")
+        compiling = pool.submit(_compile_whole, lowered, time.perf_counter() - began)
+        pool.shutdown(wait=False)
+        return compiling
 
     def identity(self, values: Sequence[jax.Array]) -> Callable[..., Sequence[jax.Array]]:
         """An executable that returns its arguments in the same memory. The results are committed as this compiler's are."""
@@ -109,6 +125,9 @@ class Compiler:
         out_shardings = tuple(value.sharding for value in values) if several else None
         code = SegmentCode(lambda *xs: xs, avals, tuple(range(len(avals))), content, out_shardings)
         return self.compile([code])[0].call
+
+    def _lower_whole(self, traced: Any) -> Any:
+        return traced.lower()
 
     def _lower(self, code: SegmentCode) -> tuple[Any, Any]:
         """The segment's code as a jitted function, and what it is lowered to."""
@@ -230,6 +249,13 @@ def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:
         int(memory.output_size_in_bytes),
         int(memory.alias_size_in_bytes),
     )
+
+
+def _compile_whole(lowered: Any, lowering_s: float) -> Whole:
+    began = time.perf_counter()
+    with _short_compilations_cached():
+        compiled = lowered.compile()
+    return Whole(compiled, lowering_s + time.perf_counter() - began)
 
 
 def peak_of(compiled: Any) -> int:

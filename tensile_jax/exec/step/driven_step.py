@@ -77,7 +77,7 @@ class DrivenStep(PreparedStep):
             body.running = body.prepare()
             body.plan = body.running.plan
             self.plan_s += body.running.prepared.plan_s
-            self.compile_s += body.running.prepared.compile_s + body.running.prepared.jit_compile_s
+            self.compile_s += body.running.prepared.compile_s + body.running.prepared.origin.jit_compile_s
 
     def _loop(self, body: Body, segment: Segment) -> Executable:
         assert body.running is not None

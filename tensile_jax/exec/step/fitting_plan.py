@@ -5,8 +5,8 @@
 The planner (`plan/planner.py`) estimates each segment's workspace until XLA has compiled that segment. XLA's figure then replaces
 the estimate. If the plan with these figures exceeds the budget, the planner chooses again, with what is known now, until a plan's
 *compiled* peak is within the budget. If no choice is left, plans with the least peaks are compiled, so that the error can name a
-budget that is known to work. Plain jit's own step is compiled where it may keep the budget, or where its predicted peak, of which
-the budget is a share, seems to be wrong.
+budget that is known to work. Plain jit's own step is compiled first where the budget is a share of its peak, or where it may keep
+a budget in bytes.
 """
 
 import time
@@ -45,10 +45,6 @@ kinds of training steps on a CPU and for 1 of 53 that were compiled for an H200,
 _NEAR_FLOOR = 0.5
 """A budget in bytes is not refused before the step is compiled as one executable, if no plan is known to need less than this part
 of plain jit's predicted peak; nor is a share of that, if it is this part of what some plan needs. Not tuned."""
-_MISJUDGED = 0.6
-"""If the budget is a share, and the segments need less than this part of the workspaces that were predicted for them, plain jit
-is compiled: its predicted peak may be as wrong. Not tuned, but seen on 2026-11-27 of 55 kinds of training steps under 60 % on a
-CPU: the segments of 25 needed less, and the plans of 15 of these had 63 to 106 % of plain jit's peak. 4 others had 64 to 83 %."""
 _MOST_PROGRAMS = 3  # that are compiled of a step, each with a plan of its own (`next_try.py`)
 _FAST = 1.02
 """Times the step as one executable: a plan that keeps the limit and is no slower is taken. A better one would gain less than
@@ -96,8 +92,6 @@ def choose_and_compile(prepared: PreparedStep) -> Compiled:
     """
     if prepared.budget is None and prepared.options.max_slowdown is not None:
         return _chosen_before(prepared) or _choose(prepared, lambda: _fast_enough(prepared))
-    if prepared.budget is not None and prepared.budget.share is not None and prepared.budget.share >= 1:
-        prepared.whole_executable()  # it will run, so the budget is a share of its own peak and not of a prediction
     if prepared.options.policy != "auto":
         return _chosen_before(prepared) or _choose(prepared, lambda: _search(prepared, prepared.goal()))
     confirmed = confirmed_for(prepared.kind)
@@ -112,13 +106,23 @@ def choose_and_compile(prepared: PreparedStep) -> Compiled:
 
 
 def try_whole(prepared: PreparedStep) -> None:
-    """Compile plain `jax.jit`'s executable if the budget in bytes is hardly below its predicted peak: it may keep the budget.
+    """Compile plain `jax.jit`'s executable if the budget is a share of its peak, or hardly below its predicted peak.
 
-    It is then the plan, and no other is sought. Of equal steps, one is compiled so.
+    In the second case it may keep the budget: it is then the plan, and no other is sought. In the first case the planner
+    meanwhile finds the smallest budget, which it needs in any case. Of equal steps, one is compiled so.
     """
     prepared.recall_whole()
-    predicted = None if _is_share(prepared) else _untried_whole_bytes(prepared)
-    if predicted is not None and predicted <= _NEAR * prepared.limit():
+    if _is_share(prepared) and prepared.options.policy == "auto":
+        _take_over(prepared, confirmed_for(prepared.kind))
+    share = None if prepared.budget is None else prepared.budget.share
+    predicted = untried_whole_bytes(prepared)
+    if share is not None and share >= 1:
+        prepared.whole_executable()  # it will run
+    elif share is not None and predicted is not None:
+        prepared.begin_whole()
+        prepared.planner.floor_bytes(prepared.measured)
+        prepared.whole_executable()
+    elif predicted is not None and prepared.options.policy == "auto" and predicted <= _NEAR * prepared.limit():
         prepared.whole_executable()
 
 
@@ -133,10 +137,22 @@ def whole_may_help(prepared: PreparedStep, floor_bytes: int) -> bool:
 
     It may need less than was predicted, and keep a budget in bytes; or more, so that a share of its peak suffices.
     """
-    predicted = _untried_whole_bytes(prepared)
-    if predicted is None:
+    predicted = untried_whole_bytes(prepared)
+    if predicted is None or prepared.options.policy != "auto":
         return False
     return floor_bytes <= prepared.limit() / _NEAR_FLOOR if _is_share(prepared) else predicted <= floor_bytes / _NEAR_FLOOR
+
+
+def untried_whole_bytes(prepared: PreparedStep) -> int | None:
+    """Plain jit's peak as predicted; None if it is known already, or if plain jit's step is not to be tried.
+
+    A peak that may be above the device's memory does not count: XLA may then compute tensors of plain jit's step again by
+    itself, which is slower than a plan (docs/results.md, "XLA's own rematerialization").
+    """
+    if prepared.measured.whole is not None or prepared.budget is None or not prepared.compiles_for_profile:
+        return None
+    predicted = prepared.planner.whole_peak_bytes(prepared.measured)
+    return predicted if predicted <= memory_of(prepared.compiler.device) else None
 
 
 # -- predicted ----------------------------------------------------------------------------------------------------------------
@@ -256,22 +272,19 @@ def _search(prepared: PreparedStep, goal: Goal) -> Compiled:
     """The plan of the planner's choice, compiled, within the limit.
 
     If the planner has no choice that compiling confirms, the plan with the least peak is compiled. Where compiling shows that
-    predictions were too high, the step may fit as one executable, or the planner may have a faster plan by then. If the
-    budget is a share of plain jit's peak, that is compiled then, and the plan may exceed what the share is found to be.
+    predictions were too high, the step may fit as one executable, or the planner may have a faster plan by then.
     """
     chosen = prepared.planner.plan(goal, prepared.measured) if prepared.in_one_program else None
     found = None if chosen is None else _as_program(prepared, chosen, goal)
     if found is not None:
         return found
     found = _within(prepared, goal, _MOST_ATTEMPTS) or _smallest_plan(prepared, goal)
-    predicted = None if found.plan.whole or _is_share(prepared) else _untried_whole_bytes(prepared)
+    predicted = None if found.plan.whole or prepared.options.policy != "auto" else untried_whole_bytes(prepared)
     if predicted is not None and predicted * _shown_ratio(prepared) <= goal.limit:
         whole = prepared.compiled(WHOLE, goal)
         if whole is not None and whole.plan.peak_bytes <= goal.limit:
             return whole
-    limit = goal.limit
     for _ in range(_MORE_SEARCHES):
-        goal = _goal_as_shown(prepared)
         slow = found.plan.step_us > _FAST * prepared.planner.step.whole_us
         if not slow or found.plan.peak_bytes > (1 - _ROOM) * goal.limit:
             break
@@ -279,15 +292,7 @@ def _search(prepared: PreparedStep, goal: Goal) -> Compiled:
         if other is None or other.plan.step_us >= found.plan.step_us:
             break
         found = other
-    goal = _goal_as_shown(prepared)
-    return found if goal.limit == limit else prepared.compiled(found.choice, goal) or found
-
-
-def _goal_as_shown(prepared: PreparedStep) -> Goal:
-    """The limit, which is a share of plain jit's own peak where the compiled segments show that it was misjudged."""
-    if _is_share(prepared) and _shown_ratio(prepared) < _MISJUDGED and _untried_whole_bytes(prepared) is not None:
-        prepared.whole_executable()
-    return prepared.goal()
+    return found
 
 
 def _shown_ratio(prepared: PreparedStep) -> float:
@@ -295,19 +300,6 @@ def _shown_ratio(prepared: PreparedStep) -> float:
     shown = prepared.measured.workspaces.values()
     needed, expected = sum(one.nbytes for one in shown), sum(one.predicted for one in shown)
     return needed / expected if expected > 0 else 1.0
-
-
-def _untried_whole_bytes(prepared: PreparedStep) -> int | None:
-    """Plain jit's peak as predicted; None if it is known already, or if plain jit's step is not to be tried.
-
-    A peak that may be above the device's memory does not count: XLA may then compute tensors of plain jit's step again by
-    itself, which is slower than a plan (docs/results.md, "XLA's own rematerialization").
-    """
-    known = prepared.measured.whole is not None or prepared.budget is None
-    if known or prepared.options.policy != "auto" or not prepared.compiles_for_profile:
-        return None
-    predicted = prepared.planner.whole_peak_bytes(prepared.measured)
-    return predicted if predicted <= memory_of(prepared.compiler.device) else None
 
 
 def _is_share(prepared: PreparedStep) -> bool:

@@ -9,6 +9,7 @@ largest workspace in any of the processes counts.
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -19,7 +20,7 @@ import jax
 from tensile_jax.budget import Budget, too_small_for_step
 from tensile_jax.errors import BudgetTooSmall, InvalidPlan
 from tensile_jax.exec.step.agreement import ALONE, Agreement
-from tensile_jax.exec.step.compile import GPUS, Compiler, Executable, peak_of
+from tensile_jax.exec.step.compile import GPUS, Compiler, Executable, Whole, peak_of
 from tensile_jax.exec.step.confirmed_plans import confirmed_for
 from tensile_jax.exec.step.executor import Executor, Observation
 from tensile_jax.exec.step.instructions import instructions_of
@@ -138,10 +139,12 @@ class PreparedStep:
         self.measured = Measured() if same is None else same.measured
         self.chosen: dict[Budget | None, Choice] = {} if same is None else same.chosen
         self.plan_s = 0.0
+        self.ranking_s = 0.0  # what choosing this one of the step's variants has taken
         self.compile_s = 0.0
         self.jit_compile_s = 0.0
         self.out_of_memory = 0  # how often, under earlier plans
         self._whole: Any = None
+        self._compiling_whole: Future[Whole] | None = None
         self._without_swaps: PreparedStep | None = None
         self.origin = self  # the step of which this one is a variant (`variants.py`)
         self.variants: dict[str, list[PreparedStep]] = {}  # of this step, by what was rewritten, once they were made
@@ -194,19 +197,27 @@ class PreparedStep:
         if self._whole is None and self.origin is not self:
             self._whole = self.origin.whole_executable()
             self.measured = replace(self.measured, whole=self.origin.measured.whole)
-            self.jit_compile_s = self.origin.jit_compile_s
         elif self._whole is None:
             self.agreement.tell(CompileWhole())
             self.compile_whole()
         return self._whole
 
+    def begin_whole(self) -> None:
+        """Begin to compile plain `jax.jit`'s executable in a thread, beside the planning; `whole_executable` waits for it.
+
+        If other processes are to compile it, too, nothing is done: they wait for orders then.
+        """
+        origin = self.origin
+        if origin._whole is None and origin._compiling_whole is None and len(origin.agreement.processes) == 1:
+            origin._compiling_whole = origin.compiler.begin_whole(origin.step.traced)
+
     def compile_whole(self) -> None:
         """Compile plain `jax.jit`'s executable, if that was not done yet, and learn its peak, the largest of all processes."""
         if self._whole is None:
             self._tell("compiling plain jit", 0, 1)
-            began = time.perf_counter()
-            self._whole = self.compiler.compile_whole(self.step.traced)
-            self.jit_compile_s = time.perf_counter() - began
+            compiling = self._compiling_whole or self.compiler.begin_whole(self.step.traced)
+            self._whole, self.jit_compile_s = compiling.result()
+            self._compiling_whole = None
             self._tell("compiling plain jit", 1, 1)
         self.measured = replace(self.measured, whole=max(self.agreement.gather(peak_of(self._whole))))
         confirmed_for(self.kind).whole_bytes = self.measured.whole

@@ -14,7 +14,7 @@ from dataclasses import replace
 from tensile_jax.budget import Budget
 from tensile_jax.errors import InvalidPlan, PlanFileError
 from tensile_jax.exec.step.compile import Executable
-from tensile_jax.exec.step.fitting_plan import prepare
+from tensile_jax.exec.step.fitting_plan import prepare, untried_whole_bytes
 from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
 from tensile_jax.ir import Graph
 from tensile_jax.plan.result.check import check
@@ -31,6 +31,8 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
         BudgetTooSmall: compiled here, the plan needs more than its budget, and no other plan keeps it.
     """
     refuse_saved(prepared, plan)
+    if prepared.budget is not None and prepared.budget.share is not None and untried_whole_bytes(prepared) is not None:
+        prepared.whole_executable()
     own = None if plan.budget_bytes is None else Budget(plan.budget_bytes, None, plan.budget_basis)
     budgets = [budget for budget in (own, prepared.budget_in_bytes()) if budget is not None]
     prepared.budget = min(budgets, key=lambda budget: budget.resolve(0), default=None)
