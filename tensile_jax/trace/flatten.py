@@ -3,11 +3,12 @@
 A jaxpr nests: an equation such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` or `checkpoint` holds another
 jaxpr. In the program, the equations of that inner jaxpr take the place of the equation, which changes no result. The iterations
 of a `scan` take its place if it is opened, and so do all branches of a `cond`, with a selection of the results (`opening.py` says
-which are). If the step itself says which branch of a `cond` is taken, as in `optax.MultiSteps`, that branch takes its place. Any
-other `scan`, `while` and `cond` stay one equation each. `jax.checkpoint` makes JAX repeat equations in the backward pass. The
-repeated equations are merged with their originals, so the user's choice of what to recompute is dropped and the planner makes its
-own choice; unless the user's choice is to be respected. Then they stay, and what they repeat is not kept for the backward pass.
-The same holds for copies to host memory and back, which a policy of `jax.checkpoint` may ask for.
+which are); and shorter scans, if it is split. If the step itself says which branch of a `cond` is taken, as in
+`optax.MultiSteps`, that branch takes its place. Any other `scan`, `while` and `cond` stay one equation each. `jax.checkpoint`
+makes JAX repeat equations in the backward pass. The repeated equations are merged with their originals, so the user's choice of
+what to recompute is dropped and the planner makes its own choice; unless the user's choice is to be respected. Then they stay,
+and what they repeat is not kept for the backward pass. The same holds for copies to host memory and back, which a policy of
+`jax.checkpoint` may ask for.
 
 An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never
 removed, and the equations with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program
@@ -40,7 +41,7 @@ from tensile_jax.trace.avals import is_extended, is_weak, shape_of, strong
 from tensile_jax.trace.donation import taken_inputs
 from tensile_jax.trace.jaxprs import closed, converts_nothing, copy_of, inner_jaxpr, read_from_references, selection_of
 from tensile_jax.trace.known_values import known_scalar
-from tensile_jax.trace.loops import Loop, Stacked, element, layer, loop_of, stack
+from tensile_jax.trace.loops import Loop, Pieces, Stacked, element, joined, layer, loop_of, piece, stack
 from tensile_jax.trace.mapped import Map, Mapped, Placed, map_of
 from tensile_jax.trace.mutable_references import Discharged, Reference, is_reference, touches_all, writes
 from tensile_jax.trace.program import Atom, Equation, Immediate, Program
@@ -53,23 +54,27 @@ JAX has no public names for the classes of effects. What is not in this list cou
 """
 
 
-Value = Atom | Reference | Stacked
+Bounds = Sequence[tuple[int, int]]
+"""Half-open intervals of the iterations of a scan, which together are all of them; none if the scan stays whole."""
+
+Value = Atom | Reference | Stacked | Pieces
 """What a variable of a jaxpr stands for while the program is built."""
 
 
 class _Builder:
     """The program under construction.
 
-    `opens` says of each scan and each conditional, as an equation of a jaxpr, whether it is opened, and `respects_checkpoints`
-    whether what a checkpoint repeats stays.
+    `opens` says of each scan and each conditional, as an equation of a jaxpr, whether it is opened, `splits` of each other scan
+    into which iterations it is split, if it is, and `respects_checkpoints` whether what a checkpoint repeats stays.
     """
 
-    def __init__(self, opens: Callable[[Any], bool], *, respects_checkpoints: bool) -> None:
+    def __init__(self, opens: Callable[[Any], bool], splits: Callable[[Any], Bounds], *, respects_checkpoints: bool) -> None:
         self.equations: list[Equation] = []
         self.avals: list[Any] = []
         self.constants: dict[int, Any] = {}
         self.opened = 0
         self._opens = opens
+        self._splits = splits
         self._respects_checkpoints = respects_checkpoints
         self._repeats = self._repeat = 0  # how many checkpoints so far, and the number of the one inside of which we are
         self._counts = [0]  # of equations so far: outside of loops, in this iteration of the outermost loop, and so on
@@ -131,13 +136,13 @@ class _Builder:
         if equation.primitive.name == "optimization_barrier" and not self._respects_checkpoints:
             return values
         loop = loop_of(equation)
-        if (
-            loop is not None
-            and self._map is None
-            and not any(isinstance(value, Reference) for value in values)
-            and self._opens(equation)
-        ):
-            return self._open(loop, equation, values, scope)
+        if loop is not None and self._map is None and not any(isinstance(value, Reference) for value in values):
+            if self._opens(equation):
+                return self._open(loop, equation, values, scope)
+            known = (v.bounds for v in values if isinstance(v, Pieces) and v.bounds[-1][1] == loop.length)
+            bounds = () if self._iterations else next(known, self._splits(equation))
+            if bounds:
+                return self._split(loop, bounds, equation, values, scope)
         whole = [self.whole(value) for value in values]
         if equation.primitive.name == "cond":
             branch = self._taken_branch(equation, whole[0])
@@ -206,21 +211,14 @@ class _Builder:
         return outputs
 
     def _open(self, loop: Loop, equation: Any, values: Sequence[Value], scope: str) -> list[Value]:
-        """Add the iterations of a scan one after another, and return the scan's results.
-
-        A number that the first iteration is given becomes a constant, so that the first iteration is a piece of code like the
-        others.
-        """
+        """Add the iterations of a scan one after another, and return the scan's results."""
         self.opened += 1
         self._counts[-1] += 1
         outside = self._iterations
         first, last = loop.constants, loop.constants + loop.carried
         captured = [self.constant(c) for c in loop.body_consts]
         constants, stacks = values[:first], values[last:]
-        carry: Sequence[Value] = [
-            self.constant(np.asarray(v.value, v.aval.dtype)) if isinstance(v, Immediate) and not is_extended(v.aval.dtype) else v
-            for v in values[first:last]
-        ]
+        carry: Sequence[Value] = self._as_constants(values[first:last])
         made = [
             Stacked(v.aval, [None] * loop.length, scope, (*self._counts, -1 - i), outside)  # a position that no equation has
             for i, v in enumerate(equation.outvars[loop.carried :])
@@ -236,6 +234,48 @@ class _Builder:
             self._counts.pop()
         self._iterations = outside
         return [*carry, *made]
+
+    def _split(
+        self, loop: Loop, bounds: Sequence[tuple[int, int]], equation: Any, values: Sequence[Value], scope: str
+    ) -> list[Value]:
+        """Add shorter scans, each for the iterations in one of the half-open `bounds`, and return the scan's results."""
+        self.opened += 1
+        first, last = loop.constants, loop.constants + loop.carried
+        constants = [self.whole(value) for value in values[:first]]
+        carry = [self.whole(value) for value in self._as_constants(values[first:last])]
+        avals = [v.aval for v in equation.outvars]
+        made = [Pieces(aval, [None] * len(bounds), tuple(bounds), scope) for aval in avals[loop.carried :]]
+        places = range(len(bounds))
+        for i in reversed(places) if loop.reverse else places:
+            begin, end = bounds[i]
+            given = [*constants, *carry, *(self._piece(value, i, begin, end, scope) for value in values[last:])]
+            of_piece = [*avals[: loop.carried], *(a.update(shape=(end - begin, *shape_of(a)[1:])) for a in avals[loop.carried :])]
+            results = [self.variable(aval) for aval in of_piece]
+            inside = _inside(scope, f"iterations_{begin}_{end}")
+            self._add(equation, equation.primitive, given, results, inside, length=end - begin)
+            carry = results[: loop.carried]
+            for several, result in zip(made, results[loop.carried :], strict=True):
+                several.parts[i] = result
+        return [*carry, *made]
+
+    def _piece(self, value: Value, place: int, begin: int, end: int, scope: str) -> Any:
+        """The elements `begin` to `end` of a stacked value."""
+        if isinstance(value, Pieces) and value.whole is None and value.bounds[place] == (begin, end):
+            return value.parts[place]
+        stacked = self.whole(value)
+        assert isinstance(stacked, int), "what has an axis is no number"
+        shape, dtype = shape_of(self.avals[stacked]), self.avals[stacked].dtype
+        key = shape, dtype, end - begin
+        if key not in self._helpers:
+            self._helpers[key] = piece(shape, dtype, end - begin)
+        return self.walk(self._helpers[key].jaxpr, (), [stacked, self._index(begin)], scope)[0]
+
+    def _as_constants(self, values: Sequence[Value]) -> list[Value]:
+        """Numbers as constants, so that the first iterations are a piece of code like the others."""
+        return [
+            self.constant(np.asarray(v.value, v.aval.dtype)) if isinstance(v, Immediate) and not is_extended(v.aval.dtype) else v
+            for v in values
+        ]
 
     def _taken_branch(self, cond: Any, index: Any) -> Any | None:
         """The branch that a conditional takes, a closed jaxpr; None if the step does not say which it is."""
@@ -263,37 +303,50 @@ class _Builder:
         """Element `index` of a stacked value."""
         if isinstance(value, Stacked):
             return value.parts[index]
+        value = self.whole(value)
         assert isinstance(value, int), "what has an axis is no number"
-        if index not in self._indices:
-            self._indices[index] = self.variable(jax.typeof(np.int32(index)))
-            self.constants[self._indices[index]] = np.asarray(index, np.int32)
         shape, dtype = shape_of(self.avals[value]), self.avals[value].dtype
         if (shape, dtype) not in self._helpers:
             self._helpers[shape, dtype] = element(shape, dtype)
         taken = self._helpers[shape, dtype]
-        return self.walk(taken.jaxpr, (), [value, self._indices[index]], scope)[0]
+        return self.walk(taken.jaxpr, (), [value, self._index(index)], scope)[0]
+
+    def _index(self, index: int) -> int:
+        """A variable that holds this index."""
+        if index not in self._indices:
+            self._indices[index] = self.variable(jax.typeof(np.int32(index)))
+            self.constants[self._indices[index]] = np.asarray(index, np.int32)
+        return self._indices[index]
 
     def whole(self, value: Value) -> Atom | Reference:
-        """The value; for the results of an opened scan, the array that stacks them."""
+        """The value; for the results of an opened or a split scan, the array that stacks them."""
+        if isinstance(value, Pieces) and value.whole is None:
+            shapes = [shape_of(self.avals[part]) for part in value.parts]
+            value.whole = self.walk(joined(shapes, value.aval.dtype).jaxpr, (), value.parts, value.scope)[0]
+        if isinstance(value, Pieces):
+            return value.whole
         if not isinstance(value, Stacked):
             return value
         if value.whole is None:
             shape, dtype = shape_of(value.aval)[1:], value.aval.dtype
-            one, joined = layer(shape, dtype), stack(len(value.parts), (1, *shape), dtype)
+            one, all_of_them = layer(shape, dtype), stack(len(value.parts), (1, *shape), dtype)
             iterations, counts = self._iterations, self._counts  # of whoever needs the stack first
             layers: list[Value] = []
             for i, part in enumerate(value.parts):
                 self._iterations, self._counts = (*value.outside, i), [*value.position[:-1], value.position[-1] - 1]
                 layers += self.walk(one.jaxpr, (), [part], _inside(value.scope, f"iteration_{i}"))
             self._iterations, self._counts = (), [0]
-            value.whole = self.walk(joined.jaxpr, [self.constant(c) for c in joined.consts], layers, value.scope)[0]
+            constants = [self.constant(c) for c in all_of_them.consts]
+            value.whole = self.walk(all_of_them.jaxpr, constants, layers, value.scope)[0]
             self._iterations, self._counts = iterations, counts
         return value.whole
 
-    def _add(self, equation: Any, primitive: Any, inputs: Sequence[Any], outputs: Sequence[int], scope: str) -> None:
-        """Add a jaxpr's equation to the program, with `primitive` in the place of the equation's own primitive."""
+    def _add(
+        self, equation: Any, primitive: Any, inputs: Sequence[Any], outputs: Sequence[int], scope: str, **changed: Any
+    ) -> None:
+        """Add a jaxpr's equation to the program, with `primitive` in the place of its own, and these parameters changed."""
         acts = any(type(effect).__name__ not in _INNER_EFFECTS for effect in equation.effects)
-        params = dict(equation.params)
+        params = {**equation.params, **changed}
         if equation.primitive is primitives.convert_element_type_p:
             params["weak_type"] = False
         self._counts[-1] += 1
@@ -371,12 +424,17 @@ def _opens_nothing(equation: Any) -> bool:
     return False
 
 
+def _splits_nothing(equation: Any) -> Bounds:
+    return ()
+
+
 def flatten(
     closed_jaxpr: Any,
     *,
     donated: Sequence[bool] | None = None,
     keep_unused: bool = False,
     opens: Callable[[Any], bool] = _opens_nothing,
+    splits: Callable[[Any], Bounds] = _splits_nothing,
     respect_checkpoint: bool = False,
 ) -> Program:
     """The flat program of a closed jaxpr, without dead or repeated equations.
@@ -389,9 +447,10 @@ def flatten(
         donated: for each input, whether the caller donates it. None: no input is donated.
         keep_unused: whether inputs that nothing uses count as used, as in `jax.jit`.
         opens: for a scan or a conditional, as an equation of a jaxpr, whether its iterations or branches take its place.
+        splits: for another scan, the iterations of the shorter scans that take its place, half-open; none if it is not split.
         respect_checkpoint: whether what `jax.checkpoint` repeats in the backward pass is not merged with its originals.
     """
-    builder = _Builder(opens, respects_checkpoints=respect_checkpoint)
+    builder = _Builder(opens, splits, respects_checkpoints=respect_checkpoint)
     jaxpr = closed_jaxpr.jaxpr
     inputs = [builder.variable(v.aval) for v in jaxpr.invars]
     results = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")

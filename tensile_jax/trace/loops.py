@@ -9,7 +9,8 @@ inputs and outputs of a scan, and those of its body, are
 
 where xs have one axis more than x, the first, of `length`; so have ys. An *opened* scan is one whose iterations stand in the
 program, one after another, instead of the scan (`flatten.py`). Nothing is then stacked that nobody needs as a stack: what an
-iteration of the forward pass leaves for the same iteration of the backward pass is a variable like any other.
+iteration of the forward pass leaves for the same iteration of the backward pass is a variable like any other. A *split* scan is
+one in whose place shorter scans stand, each for some of the iterations, so that the stacks of each are variables.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,17 @@ class Stacked:
     whole: Any = None
 
 
+@dataclass(slots=True, eq=False)
+class Pieces:
+    """A stacked output of a split scan: `parts[i]` is the stack of the iterations in `bounds[i]`, half-open."""
+
+    aval: Any
+    parts: list[Any]
+    bounds: tuple[tuple[int, int], ...]
+    scope: str
+    whole: Any = None
+
+
 def loop_of(equation: Any) -> Loop | None:
     """The loop of a jaxpr's equation; None if it is no scan."""
     if equation.primitive.name != "scan":
@@ -91,6 +103,20 @@ def element(shape: tuple[int, ...], dtype: Any) -> Any:
         return jax.lax.dynamic_index_in_dim(stack, index, 0, keepdims=False, allow_negative_indices=False)
 
     return jax.make_jaxpr(take)(jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), np.int32))
+
+
+def piece(shape: tuple[int, ...], dtype: Any, length: int) -> Any:
+    """A jaxpr that takes a stacked array and an index (int32), and gives so many elements from that one on."""
+
+    def take(stack: Any, index: Any) -> Any:
+        return jax.lax.dynamic_slice_in_dim(stack, index, length, 0)
+
+    return jax.make_jaxpr(take)(jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), np.int32))
+
+
+def joined(shapes: Sequence[tuple[int, ...]], dtype: Any) -> Any:
+    """A jaxpr that concatenates arrays of these shapes along their first axis."""
+    return jax.make_jaxpr(lambda *parts: jax.lax.concatenate(parts, 0))(*(jax.ShapeDtypeStruct(s, dtype) for s in shapes))
 
 
 def layer(shape: tuple[int, ...], dtype: Any) -> Any:

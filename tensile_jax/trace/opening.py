@@ -14,6 +14,12 @@ Layers of a network and parts of a batch are like that. Time steps of a recurren
 `open_loops=True` opens every scan, and `open_loops=False` none. Loops without a fixed number of iterations stay whole, and so do
 those that work on mutable references. Of the scans that stay whole, some run under a plan of their body (`driven_loops.py`).
 
+A scan that is not opened can be *split* into up to 16 shorter ones, if it leaves stacks, most likely for a backward pass, that
+are much larger than what is carried from each of these to the next. The loop of the backward pass, which reads these stacks, is
+then split in the same way. So what some iterations leave can be dropped, and these iterations run again, as if each part were
+inside of `jax.checkpoint`. Time steps of recurrent networks, solvers of differential equations, and very many layers are like
+that. Whether a step's loops are split depends on the budget (`exec/step/variants.py`). With `open_loops` True or False, none is.
+
 A conditional that stays whole is one operator, too: all its operands and all its results are on the device at once, and XLA
 copies what it updates. The optimizers that may refuse a step are like that (`optax.apply_if_finite`), and so are steps that
 update an average of their weights now and then: most of the state is in one conditional. If a conditional is opened, all its
@@ -39,6 +45,9 @@ _MOST_STEPS = 32  # of a recurrence
 _MOST_EQUATIONS = 20_000  # planning so many takes about as long as compiling a step
 _LEAST_FLOPS = 1_000_000
 _LEAST_BYTES = 256 * 2**10
+_MOST_PIECES = 16  # of a loop that is split: what one of them leaves is a sixteenth of a stack
+_LEAST_STACK = 2**20  # bytes of the stacks that a loop leaves, to be split
+_LEAST_SHARE = 4  # times what is carried between its pieces
 _MOST_READ = 4  # times the bytes of a conditional's results
 _MOST_COMPUTED = 2  # times the operations of the branch that computes most
 
@@ -57,6 +66,18 @@ class Opening:
 
     def __call__(self, equation: Any) -> bool:
         return self._opens_conditional(equation) if equation.primitive.name == "cond" else self._opens_loop(equation)
+
+    def splits(self, scan: Any) -> tuple[tuple[int, int], ...]:
+        """The iterations of the shorter scans into which a scan that is not opened is split; none if it stays whole."""
+        loop = loop_of(scan)
+        if self._open_loops is not None or loop is None or scan.effects or loop.length < 2 * _MOST_PIECES:
+            return ()
+        carried, stacks = (sum(map(nbytes_of, avals)) for avals in _results(loop, scan))
+        if stacks < max(_LEAST_STACK, _LEAST_SHARE * _MOST_PIECES * carried):
+            return ()
+        least = -(-loop.length // _MOST_PIECES)
+        length = next((n for n in range(least, 2 * least) if loop.length % n == 0), least)
+        return tuple((begin, min(begin + length, loop.length)) for begin in range(0, loop.length, length))
 
     def _opens_conditional(self, cond: Any) -> bool:
         if cond.effects:
@@ -94,6 +115,12 @@ class Opening:
     def _count(self, scan: Any) -> int:
         """The equations of an iteration, in which loops are opened by the same rule."""
         return len(flatten(closed(scan.params["jaxpr"]), opens=Opening(self._open_loops)).equations)
+
+
+def _results(loop: Loop, scan: Any) -> tuple[list[Any], list[Any]]:
+    """The abstract values of what a scan carries to its end, and of the stacks that it leaves."""
+    avals = [v.aval for v in scan.outvars]
+    return avals[: loop.carried], avals[loop.carried :]
 
 
 _SAME, _CARRIED, _OWN = 1, 2, 4  # what a value of a body is computed from: what is the same in every iteration, and so on

@@ -44,7 +44,7 @@ class TracedStep:
     another program of the step. `notes` are sentences about the trace that its user should know. `open_loops` and
     `respect_checkpoint` are what `trace_step` was given. `divided` says how values are divided among several devices; the graphs
     then have the sizes of one device (`per_device.py`). `row_chunks` is the number of chunks in which a part of the step is
-    evaluated, or 0.
+    evaluated, or 0. `split` makes the program in which long loops are split.
     """
 
     traced: Any
@@ -61,6 +61,7 @@ class TracedStep:
     respect_checkpoint: bool = False
     divided: StepShardings | None = None
     row_chunks: int = 0
+    split: Callable[[], Program] | None = None
 
     @property
     def devices(self) -> int:
@@ -77,6 +78,16 @@ class TracedStep:
         if program is None:
             return None
         note = "Large products of few terms, such as gradients for a small batch, are computed where they are used."
+        return replace(self, program=program, graph=self.graph_of(program), notes=(*self.notes, note))
+
+    def with_split_loops(self) -> "TracedStep | None":
+        """The same step with its long loops split, and with outer products (`opening.py`); None if none is split."""
+        loops = any(e.primitive.name == "scan" for e in self.program.equations)
+        split = self.split() if self.split is not None and self.divided is None and loops else None
+        if split is None or split.opened == self.program.opened:
+            return None
+        program = with_outer_products(split) or split
+        note = "Long loops run as several shorter ones, so that what some iterations leave for the backward pass can be dropped."
         return replace(self, program=program, graph=self.graph_of(program), notes=(*self.notes, note))
 
     def in_row_chunks(self, chunks: int) -> "TracedStep | None":
@@ -136,7 +147,12 @@ def trace_step(
     refuse_outer_references([jax.typeof(c) for c in closed.consts], ["A captured value"] * len(closed.consts), name)
     donated = [bool(info.donated) for info in tree_leaves(traced.args_info)]
     opening = Opening(open_loops)
-    program = flatten(closed, donated=donated, keep_unused=keep_unused, opens=opening, respect_checkpoint=respect_checkpoint)
+
+    def flat(**rewritten: Any) -> Program:
+        kept = {"donated": donated, "keep_unused": keep_unused, "respect_checkpoint": respect_checkpoint}
+        return flatten(closed, opens=opening, **kept, **rewritten)
+
+    program = flat()
     _warn_of_unusable(traced, program, donated)
 
     def graph_of(program: Program) -> Graph:
@@ -165,6 +181,7 @@ def trace_step(
         tuple(dict.fromkeys(opening.notes)),
         open_loops,
         respect_checkpoint,
+        split=lambda: flat(splits=opening.splits),
     )
 
 

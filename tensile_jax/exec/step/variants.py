@@ -2,6 +2,7 @@
 
     with outer products  large products of few terms are computed where they are used (`outer_products.py`): wherever there are
                          any, since they then need no memory
+    with split loops     long loops run as several shorter ones (`opening.py`)
     in chunks of rows    its largest product or convolution, and what is computed from that, is evaluated in 2, 4 or 8 chunks
                          (`row_chunks.py`)
     with driven loops    long loops run under plans of their own (`driven_step.py`)
@@ -32,6 +33,10 @@ from tensile_jax.trace.driven_loops import DrivenLoop, driven_loops
 # Not tuned: with chunks, results are rounded differently, so they must gain something.
 _FASTER = 0.98  # times the time with fewer chunks or without any
 _CHUNKS = (2, 4, 8)  # of rows
+_SLOW = 1.2
+"""Times the step as one executable: loops are split where plans without that are slower. Not tuned, but seen on 2026-11-28: an
+LSTM of two layers and 64 steps under 60 % takes 1.16 times plain jit's time without. Its first call takes 12 seconds where
+splitting is tried, in the place of 4, for nothing. Under 30 % there is no plan without, and with it one of 1.8 times."""
 _LARGE_TENSOR = 1 / 32  # of plain jit's peak: if all tensors are smaller, they are in chunks only where no plan fits without
 _MANY_EQUATIONS = 200  # likewise, if the part that could be in chunks has more: each number of chunks is planned
 _LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their inputs and outputs are not driven
@@ -64,12 +69,14 @@ def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> Prep
         return prepared
     whole = with_outer_products(prepared)
     in_chunks, loops = _may_need_chunks(whole, limit), _loops_that_need_plans(prepared, limit) if drive_loops else []
-    if not in_chunks and not loops:
+    split = _with_split_loops(prepared)
+    if not split and not in_chunks and not loops:
         return whole
 
     @cache
     def others() -> list[PreparedStep]:
-        return [*(_in_row_chunks(prepared, whole) if in_chunks else ()), *(_driven(prepared, loops, limit) if loops else ())]
+        rewritten = [*split, *(_in_row_chunks(prepared, whole) if in_chunks else ())]
+        return [*rewritten, *(_driven(prepared, loops, limit) if loops else ())]
 
     known = any(_next_higher(kind, limit) for kind in (whole.kind, *confirmed_for(prepared.kind).variants))
     if known and (found := _confirmed([whole, *others()], limit)):
@@ -80,7 +87,7 @@ def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> Prep
     with_fewer_us, enough = best_us, False
     for variant in others():
         chunks = variant.step.row_chunks
-        if chunks and enough:
+        if (chunks and enough) or (variant in split and best_us < _SLOW * prepared.planner.step.whole_us):
             continue
         upper = _FASTER * best_us if best_us < float("inf") else best_us
         variant_us = variant.quick_us(upper)
@@ -213,7 +220,13 @@ def _with_other_programs(prepared: PreparedStep) -> Iterator[PreparedStep]:
     yield prepared
     whole = with_outer_products(prepared)
     yield whole
+    yield from _with_split_loops(prepared)
     yield from _in_row_chunks(prepared, whole)
+
+
+def _with_split_loops(prepared: PreparedStep) -> list[PreparedStep]:
+    """The step with its long loops split, if it has any."""
+    return _made(prepared, "split loops", lambda: [prepared.step.with_split_loops()])
 
 
 def _in_row_chunks(prepared: PreparedStep, whole: PreparedStep) -> list[PreparedStep]:

@@ -1,0 +1,135 @@
+"""Long loops are split into shorter ones: the same results, and what some iterations leave can be dropped under a budget."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import tensile_jax as tensile
+from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.opening import Opening
+from tests.builders import fresh, numbers, within_budget
+from tests.test_loops import FORMS, STACK, WIDTH, X, descent
+from tests.trace.test_flatten import names, run
+
+ROWS = 64
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("first", [2, 3, 1])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_split_loop_gives_what_the_loop_gives(form: str, first: int) -> None:
+    step = descent(FORMS[form])
+    traced = jax.make_jaxpr(step)(STACK, X)
+
+    def splits(scan: Any) -> Any:
+        length = scan.params["length"]
+        return ((0, first), (first, length)) if first < length else ()
+
+    program = flatten(traced, splits=splits)
+    assert program.opened or (form, first) in (("nested", 2), ("nested", 3))  # two iterations of loops
+    for found, expected in zip(run(program, STACK, X), jax.tree.leaves(step(STACK, X)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-7)
+
+
+def repeated(w: Any, x: Any, length: int) -> Any:
+    return lax.scan(lambda y, _: (jnp.tanh(y @ w), None), x, None, length=length)[0]
+
+
+def recurrent(length: int) -> Any:
+    """Descent on a recurrence of so many steps."""
+    return descent(lambda w, x: jnp.mean(repeated(w, x, length) ** 2))
+
+
+def weights_and_rows(rows: int = ROWS) -> tuple[Any, Any]:
+    draw = np.random.default_rng(rows)
+    return jnp.asarray(draw.normal(size=(WIDTH, WIDTH)) / 6, jnp.float32), jnp.asarray(
+        draw.normal(size=(rows, WIDTH)), jnp.float32
+    )
+
+
+def lengths(step: Any, *arguments: Any, open_loops: bool | None = None) -> list[int]:
+    """How many iterations each scan of the split step has."""
+    opening = Opening(open_loops)
+    program = flatten(jax.make_jaxpr(step)(*arguments), opens=opening, splits=opening.splits)
+    return [e.params["length"] for e in program.equations if e.primitive.name == "scan"]
+
+
+def test_the_loops_of_both_passes_are_split_at_the_same_places_and_nothing_is_joined() -> None:
+    step = recurrent(200)
+    assert lengths(step, *weights_and_rows(512)) == [20] * 10 + [20] * 10
+    opening = Opening(None)
+    program = flatten(jax.make_jaxpr(step)(*weights_and_rows(512)), opens=opening, splits=opening.splits)
+    assert "concatenate" not in names(program)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(64, [4] * 16), (97, [7] * 13 + [6]), (40, [4] * 10), (33, [3] * 11)])
+def test_loops_are_split_into_equal_parts_where_that_is_possible(length: int, expected: list[int]) -> None:
+    forward_and_backward = lengths(recurrent(length), *weights_and_rows(4096))
+    assert forward_and_backward == expected + expected[::-1]
+
+
+def test_a_loop_that_leaves_little_stays_whole() -> None:
+    assert lengths(recurrent(200), *weights_and_rows(8)) == [200, 200]
+    assert lengths(lambda w, x: repeated(w, x, 200), *weights_and_rows(512)) == [200]
+
+
+def test_a_training_written_as_one_loop_stays_whole() -> None:
+    def training(w: Any, batches: Any) -> Any:
+        return lax.scan(lambda w, x: recurrent(4)(w, x), w, batches)
+
+    w, x = weights_and_rows(512)
+    assert 200 in lengths(training, w, jnp.stack([x] * 200))
+
+
+@pytest.mark.parametrize("open_loops", [True, False])
+def test_with_a_choice_of_the_user_no_loop_is_split(open_loops: bool) -> None:
+    assert lengths(recurrent(40), *weights_and_rows(4096), open_loops=open_loops) == ([] if open_loops else [40, 40])
+
+
+def test_a_loop_with_an_effect_stays_whole() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        def body(y: Any, _: None) -> Any:
+            jax.debug.callback(lambda v: None, y[0, 0])
+            return jnp.tanh(y @ w), None
+
+        return jnp.mean(lax.scan(body, x, None, length=64)[0] ** 2)
+
+    assert 4 not in lengths(descent(loss), *weights_and_rows(4096))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("budget", ["50%", "20%"])
+def test_a_long_recurrence_trains_in_a_part_of_its_memory(budget: str) -> None:
+    step, (w, x) = recurrent(96), weights_and_rows(512 if budget == "50%" else 528)
+    function, plain = tensile.jit(step, budget=budget, donate_argnums=0), jax.jit(step, donate_argnums=0)
+    mine, theirs = fresh(w), fresh(w)
+    for _ in range(3):
+        mine, loss = function(mine, x)
+        theirs, expected = plain(theirs, x)
+        np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    for a, b in zip(numbers(mine), numbers(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    plan = function.plan(w, x)
+    assert within_budget(plan) and function.report().peak_bytes == plan.peak_bytes
+    assert any("shorter ones" in note for note in plan.notes) and any(s.recomputes for s in plan.segments)
+
+
+def test_a_loop_is_not_split_where_a_plan_without_that_is_fast() -> None:
+    step, arguments = recurrent(96), weights_and_rows(544)
+    plan = tensile.jit(step, budget="99%", donate_argnums=0).plan(*arguments)
+    assert not any("shorter ones" in note for note in plan.notes)
+
+
+def test_a_saved_plan_with_split_loops_runs_again(tmp_path: Path) -> None:
+    step, (w, x) = recurrent(96), weights_and_rows(560)
+    plan = tensile.jit(step, budget="40%", donate_argnums=0).plan(w, x)
+    plan.save(tmp_path / "plan.json")
+    function = tensile.jit(step, plan=tensile.Plan.load(tmp_path / "plan.json"), donate_argnums=0)
+    _, loss = function(fresh(w), x)
+    np.testing.assert_allclose(loss, jax.jit(step)(w, x)[1], rtol=1e-6)
+    assert function.plan(w, x).fingerprint == plan.fingerprint and any(s.recomputes for s in function.plan(w, x).segments)
