@@ -163,8 +163,8 @@ def jit(
     Args:
         function: the step; for training, the whole of it: loss, gradient and optimizer, `(state, batch) -> (state, metrics)`.
         budget: bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`, for which the first call
-            compiles plain jit. If the step runs on several devices, the budget is that of each. None: the
-            memory that is free on the device; on a CPU no limit.
+            compiles plain jit. If the step runs on several devices, the budget is that of each. None: the memory that is free
+            on the device; on a CPU no limit.
         max_slowdown: a limit on time in the place of a budget. The step gets as little memory as possible, while its predicted
             time is at most `max_slowdown` times that of plain jit (`1.1`: ten per cent longer).
         policy: `"auto"` is the planner. For comparison: `"tensile"`, the paper's algorithms; its baselines `"vdnn"` and
@@ -178,8 +178,9 @@ def jit(
             `"segments"` elsewhere (XLA for CPUs drops the barriers, and so would keep few budgets).
         open_loops: whether the iterations of a loop (`lax.scan`, `nn.scan`, `nnx.scan`, `fori_loop` with constant bounds) are
             planned one by one, so that what each of them keeps can be dropped or swapped. True: of every such loop. False: of
-            none. None: where it is worth it (`tensile_jax/trace/opening.py`). Unless it is False, a long loop that does not fit
-            under the budget may run under a plan of its body (`tensile_jax/trace/driven_loops.py`).
+            none. None: where it is worth it; then a long loop may also be split into shorter ones
+            (`tensile_jax/trace/opening.py`). Unless it is False, a long loop that does not fit under the budget may run under a
+            plan of its body (`tensile_jax/trace/driven_loops.py`).
         respect_checkpoint: whether nothing is kept that `jax.checkpoint` (`nn.remat`) in the step says to compute again. By
             default the planner decides for itself what is computed again.
         plan: a saved plan to run, instead of making one (`tensile_jax.Plan.load`). Its segments are compiled, and its sizes are

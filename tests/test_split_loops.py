@@ -36,6 +36,21 @@ def test_a_split_loop_gives_what_the_loop_gives(form: str, first: int) -> None:
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-7)
 
 
+def test_an_opened_loop_reads_the_stack_of_a_split_one() -> None:
+    def step(w: Any, x: Any) -> Any:
+        _, several = lax.scan(lambda y, _: (jnp.tanh(y @ w), y), x, None, length=6)
+        return lax.scan(lambda y, part: (y * part, y.sum()), x, several, reverse=True)
+
+    program = flatten(
+        jax.make_jaxpr(step)(STACK[0], X),
+        opens=lambda scan: scan.params["reverse"],
+        splits=lambda scan: ((0, 4), (4, 6)),
+    )
+    assert names(program).count("scan") == 2 and program.opened == 2
+    for found, expected in zip(run(program, STACK[0], X), jax.tree.leaves(step(STACK[0], X)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def repeated(w: Any, x: Any, length: int) -> Any:
     return lax.scan(lambda y, _: (jnp.tanh(y @ w), None), x, None, length=length)[0]
 

@@ -140,7 +140,7 @@ class _Builder:
             if self._opens(equation):
                 return self._open(loop, equation, values, scope)
             known = (v.bounds for v in values if isinstance(v, Pieces) and v.bounds[-1][1] == loop.length)
-            bounds = () if self._iterations else next(known, self._splits(equation))
+            bounds = () if self._iterations or equation.effects else next(known, self._splits(equation))
             if bounds:
                 return self._split(loop, bounds, equation, values, scope)
         whole = [self.whole(value) for value in values]
@@ -320,17 +320,16 @@ class _Builder:
 
     def whole(self, value: Value) -> Atom | Reference:
         """The value; for the results of an opened or a split scan, the array that stacks them."""
-        if isinstance(value, Pieces) and value.whole is None:
+        if not isinstance(value, (Stacked, Pieces)):
+            return value
+        iterations, counts = self._iterations, self._counts  # of whoever needs the stack first
+        if value.whole is None and isinstance(value, Pieces):
+            self._iterations, self._counts = (), [0]
             shapes = [shape_of(self.avals[part]) for part in value.parts]
             value.whole = self.walk(joined(shapes, value.aval.dtype).jaxpr, (), value.parts, value.scope)[0]
-        if isinstance(value, Pieces):
-            return value.whole
-        if not isinstance(value, Stacked):
-            return value
-        if value.whole is None:
+        elif value.whole is None and isinstance(value, Stacked):
             shape, dtype = shape_of(value.aval)[1:], value.aval.dtype
             one, all_of_them = layer(shape, dtype), stack(len(value.parts), (1, *shape), dtype)
-            iterations, counts = self._iterations, self._counts  # of whoever needs the stack first
             layers: list[Value] = []
             for i, part in enumerate(value.parts):
                 self._iterations, self._counts = (*value.outside, i), [*value.position[:-1], value.position[-1] - 1]
@@ -338,7 +337,8 @@ class _Builder:
             self._iterations, self._counts = (), [0]
             constants = [self.constant(c) for c in all_of_them.consts]
             value.whole = self.walk(all_of_them.jaxpr, constants, layers, value.scope)[0]
-            self._iterations, self._counts = iterations, counts
+        self._iterations, self._counts = iterations, counts
+        assert value.whole is not None
         return value.whole
 
     def _add(
