@@ -39,7 +39,12 @@ def test_a_split_loop_gives_what_the_loop_gives(form: str, first: int) -> None:
 def test_an_opened_loop_reads_the_stack_of_a_split_one() -> None:
     def step(w: Any, x: Any) -> Any:
         _, several = lax.scan(lambda y, _: (jnp.tanh(y @ w), y), x, None, length=6)
-        return lax.scan(lambda y, part: (y * part, y.sum()), x, several, reverse=True)
+
+        def body(y: Any, part: Any) -> Any:
+            jax.debug.callback(lambda v: None, y[0, 0])  # so it is not split
+            return y * part, y.sum()
+
+        return lax.scan(body, x, several, reverse=True)
 
     program = flatten(
         jax.make_jaxpr(step)(STACK[0], X),
@@ -49,6 +54,21 @@ def test_an_opened_loop_reads_the_stack_of_a_split_one() -> None:
     assert names(program).count("scan") == 2 and program.opened == 2
     for found, expected in zip(run(program, STACK[0], X), jax.tree.leaves(step(STACK[0], X)), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_backward_loop_that_could_be_opened_is_split_as_the_forward_loop() -> None:
+    """The backward pass of actions by chance is no recurrence, since no gradient flows from a place to the one before."""
+
+    def loss(w: Any, x: Any) -> Any:
+        def act(place: Any, _: None) -> Any:
+            chances = jax.nn.log_softmax(place @ w)
+            return jnp.tanh(place + jnp.argmax(chances, -1)[:, None]), chances.max(-1)
+
+        return jnp.mean(lax.scan(act, x, None, length=64)[1])
+
+    step, arguments = descent(loss), weights_and_rows(4096)
+    assert names(flatten(jax.make_jaxpr(step)(*arguments), opens=Opening(None))).count("scan") == 1
+    assert lengths(step, *arguments) == [4] * 32
 
 
 def repeated(w: Any, x: Any, length: int) -> Any:

@@ -65,7 +65,8 @@ class _Builder:
     """The program under construction.
 
     `opens` says of each scan and each conditional, as an equation of a jaxpr, whether it is opened, `splits` of each other scan
-    into which iterations it is split, if it is, and `respects_checkpoints` whether what a checkpoint repeats stays.
+    into which iterations it is split, if it is, and `respects_checkpoints` whether what a checkpoint repeats stays. A scan that
+    reads the stacks of a split one is split as that, without being asked for.
     """
 
     def __init__(self, opens: Callable[[Any], bool], splits: Callable[[Any], Bounds], *, respects_checkpoints: bool) -> None:
@@ -137,10 +138,13 @@ class _Builder:
             return values
         loop = loop_of(equation)
         if loop is not None and self._map is None and not any(isinstance(value, Reference) for value in values):
-            if self._opens(equation):
+            may_split = not (self._iterations or equation.effects)
+            given = (v.bounds for v in values if isinstance(v, Pieces) and v.bounds[-1][1] == loop.length)
+            bounds: Bounds = next(given, ()) if may_split else ()
+            if not bounds and self._opens(equation):
                 return self._open(loop, equation, values, scope)
-            known = (v.bounds for v in values if isinstance(v, Pieces) and v.bounds[-1][1] == loop.length)
-            bounds = () if self._iterations or equation.effects else next(known, self._splits(equation))
+            if not bounds and may_split:
+                bounds = self._splits(equation)
             if bounds:
                 return self._split(loop, bounds, equation, values, scope)
         whole = [self.whole(value) for value in values]

@@ -15,10 +15,11 @@ Layers of a network and parts of a batch are like that. Time steps of a recurren
 those that work on mutable references. Of the scans that stay whole, some run under a plan of their body (`driven_loops.py`).
 
 A scan that is not opened can be *split* into up to 16 shorter ones, if it leaves stacks, most likely for a backward pass, that
-are much larger than what is carried from each of these to the next. The loop of the backward pass, which reads these stacks, is
-then split in the same way. So what some iterations leave can be dropped, and these iterations run again, as if each part were
-inside of `jax.checkpoint`. Time steps of recurrent networks, solvers of differential equations, and very many layers are like
-that. Whether a step's loops are split depends on the budget (`exec/step/variants.py`). With `open_loops` True or False, none is.
+are much larger than what is carried from each of these to the next. The loop of the backward pass, which reads these stacks,
+is then split in the same way, also if it would be opened by the rules above. So what some iterations leave can be dropped, and
+these iterations run again, as if each part were inside of `jax.checkpoint`. Time steps of recurrent networks, solvers of
+differential equations, and very many layers are like that. Whether a step's loops are split depends on the budget
+(`exec/step/variants.py`). With `open_loops` True or False, none is.
 
 A conditional that stays whole is one operator, too: all its operands and all its results are on the device at once, and XLA
 copies what it updates. The optimizers that may refuse a step are like that (`optax.apply_if_finite`), and so are steps that
