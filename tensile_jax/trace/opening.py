@@ -63,6 +63,7 @@ class Opening:
 
     def __init__(self, open_loops: bool | None) -> None:
         self.notes: list[str] = []
+        self._noted: Any = None  # the scan of the last note
         self._open_loops = open_loops
 
     def __call__(self, equation: Any) -> bool:
@@ -78,6 +79,9 @@ class Opening:
             return ()
         least = -(-loop.length // _MOST_PIECES)
         length = next((n for n in range(least, 2 * least) if loop.length % n == 0), least)
+        if self._noted is scan:  # it does not stay whole
+            self.notes.pop()
+            self._noted = None
         return tuple((begin, min(begin + length, loop.length)) for begin in range(0, loop.length, length))
 
     def _opens_conditional(self, cond: Any) -> bool:
@@ -107,6 +111,7 @@ class Opening:
         if loop.length <= most and loop.length * equations <= _MOST_EQUATIONS:
             return True
         where = f" at {scan.source_info.name_stack}" if str(scan.source_info.name_stack) else ""
+        self._noted = scan
         self.notes.append(
             f"A loop of {loop.length} iterations of {equations} equations{where} stays one operator: loops like it are "
             f"opened up to {most} iterations and {_MOST_EQUATIONS} equations. open_loops=True opens it."

@@ -44,7 +44,8 @@ class TracedStep:
     another program of the step. `notes` are sentences about the trace that its user should know. `open_loops` and
     `respect_checkpoint` are what `trace_step` was given. `divided` says how values are divided among several devices; the graphs
     then have the sizes of one device (`per_device.py`). `row_chunks` is the number of chunks in which a part of the step is
-    evaluated, or 0. `split` makes the program in which long loops are split.
+    evaluated, or 0. `split` makes the program in which long loops are split, and the
+    notes about loops that stay whole in it.
     """
 
     traced: Any
@@ -61,7 +62,7 @@ class TracedStep:
     respect_checkpoint: bool = False
     divided: StepShardings | None = None
     row_chunks: int = 0
-    split: Callable[[], Program] | None = None
+    split: Callable[[], tuple[Program, tuple[str, ...]]] | None = None
 
     @property
     def devices(self) -> int:
@@ -83,12 +84,14 @@ class TracedStep:
     def with_split_loops(self) -> "TracedStep | None":
         """The same step with its long loops split, and with outer products (`opening.py`); None if none is split."""
         loops = any(e.primitive.name == "scan" for e in self.program.equations)
-        split = self.split() if self.split is not None and self.divided is None and loops else None
-        if split is None or split.opened == self.program.opened:
+        if self.split is None or self.divided is not None or not loops:
+            return None
+        split, notes = self.split()
+        if split.opened == self.program.opened:
             return None
         program = with_outer_products(split) or split
         note = "Long loops run as several shorter ones, so that what some iterations leave for the backward pass can be dropped."
-        return replace(self, program=program, graph=self.graph_of(program), notes=(*self.notes, note))
+        return replace(self, program=program, graph=self.graph_of(program), notes=(*notes, note))
 
     def in_row_chunks(self, chunks: int) -> "TracedStep | None":
         """The same step with that part in so many chunks; None if it has none, or if its rows cannot be divided so."""
@@ -146,13 +149,16 @@ def trace_step(
     refuse_outer_references(closed.in_avals, [f"The argument {name}" for name in boundary.arguments], name)
     refuse_outer_references([jax.typeof(c) for c in closed.consts], ["A captured value"] * len(closed.consts), name)
     donated = [bool(info.donated) for info in tree_leaves(traced.args_info)]
-    opening = Opening(open_loops)
 
-    def flat(**rewritten: Any) -> Program:
-        kept = {"donated": donated, "keep_unused": keep_unused, "respect_checkpoint": respect_checkpoint}
-        return flatten(closed, opens=opening, **kept, **rewritten)
+    def flat(*, splits_loops: bool) -> tuple[Program, tuple[str, ...]]:
+        """The flat program, and sentences about the loops that stay whole in it."""
+        opening = Opening(open_loops)
+        kept: dict[str, Any] = {"donated": donated, "keep_unused": keep_unused, "respect_checkpoint": respect_checkpoint}
+        if splits_loops:
+            kept["splits"] = opening.splits
+        return flatten(closed, opens=opening, **kept), tuple(dict.fromkeys(opening.notes))
 
-    program = flat()
+    program, notes = flat(splits_loops=False)
     _warn_of_unusable(traced, program, donated)
 
     def graph_of(program: Program) -> Graph:
@@ -178,10 +184,10 @@ def trace_step(
         tree_structure(traced.out_info),
         shardings_in(closed.jaxpr),
         graph_of,
-        tuple(dict.fromkeys(opening.notes)),
+        notes,
         open_loops,
         respect_checkpoint,
-        split=lambda: flat(splits=opening.splits),
+        split=lambda: flat(splits_loops=True),
     )
 
 
