@@ -44,8 +44,8 @@ class TracedStep:
     another program of the step. `notes` are sentences about the trace that its user should know. `open_loops` and
     `respect_checkpoint` are what `trace_step` was given. `divided` says how values are divided among several devices; the graphs
     then have the sizes of one device (`per_device.py`). `row_chunks` is the number of chunks in which a part of the step is
-    evaluated, or 0. `split` makes the program in which long loops are split, and the
-    notes about loops that stay whole in it.
+    evaluated, or 0. `split` makes the program in which long loops are split, and notes on the
+    loops that stay whole in it.
     """
 
     traced: Any
