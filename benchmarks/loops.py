@@ -1,23 +1,28 @@
-"""`make bench-loops`: decoders whose layers are one loop, compiled for an NVIDIA H200, with the loop opened. Nothing runs.
+"""`make bench-loops`: steps with loops, compiled for an NVIDIA H200, with the loops opened or split. Nothing runs.
 
 GPT-2-small's shapes, batch 8 x 1024 tokens, bf16 compute, AdamW. Peak and traffic (bytes that kernels read and write) of plain
 jit: with the layers in a loop (`nn.scan`), unrolled, and with `nn.remat` for every layer; and of the scanned step under budgets,
 which are shares of the unrolled step's peak. Then, for 12, 24 and 48 layers, the seconds to plan and to compile, and the number
-of distinct executables. Writes `benchmarks/results/loops.json`.
+of distinct executables. Then long loops of time steps: a recurrent network and a differential equation, under shares of plain
+jit's peak. Writes `benchmarks/results/loops.json`.
 """
 
 import json
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+import jax
 import jax.numpy as jnp
 import optax
+from flax import linen as nn
 from tensile_models.gpt import gpt2_small
 
-from benchmarks.h200_device import H200Compiler, h200, traced_for, traffic, write_compiled
+from benchmarks.h200_device import H200Compiler, h200, placed, traced_for, traffic, write_compiled
+from benchmarks.workloads.workload import Workload, applied, cross_entropy, params_of, trained
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
@@ -26,11 +31,12 @@ from tensile_jax.exec.step.fitting_plan import choose_and_compile
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.plan import Measured
-from tensile_jax.trace import TracedStep
+from tensile_jax.trace import TracedStep, trace_step
 
 _RESULTS = Path(__file__).parent / "results" / "loops.json"
 _SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3)
 _DEPTHS = (12, 24, 48)
+_LONG_SHARES = (0.5, 0.25, 0.125)
 
 
 @click.command()
@@ -43,8 +49,9 @@ def main(layers: int, depths: tuple[int, ...], output: Path) -> None:
     plain = {form: _plain(layers, **options) for form, options in _FORMS.items()}
     unrolled = plain["unrolled"]
     scanned = plain["scan"]["peak_bytes"]
-    budgets = [_planned(layers, share * unrolled["peak_bytes"], scanned) for share in _SHARES]
-    budgets.append(_planned(layers, 1, scanned))
+    step = _step(layers, scan=True)
+    budgets = [_planned(step, share * unrolled["peak_bytes"], scanned) for share in _SHARES]
+    budgets.append(_planned(step, 1, scanned))
     for share, row in zip((*_SHARES, None), budgets, strict=True):
         row["share"] = share
         if "traffic_bytes" in row:
@@ -53,10 +60,11 @@ def main(layers: int, depths: tuple[int, ...], output: Path) -> None:
     deep = []
     for depth in depths:
         known = _plain(depth, scan=True)
-        planned = _planned(depth, 0.6 * known["peak_bytes"], known["peak_bytes"])
+        planned = _planned(_step(depth, scan=True), 0.6 * known["peak_bytes"], known["peak_bytes"])
         deep.append({"layers": depth, "plain": known, "unrolled": _plain(depth), **planned})
         print(json.dumps(deep[-1]), flush=True)
-    write_compiled(output, "make bench-loops", layers=layers, plain=plain, planned=budgets, depths=deep)
+    long = [row for name, workload in _LONG.items() for row in _rows_of_a_long_loop(name, workload())]
+    write_compiled(output, "make bench-loops", layers=layers, plain=plain, planned=budgets, depths=deep, long=long)
 
 
 _FORMS: dict[str, dict[str, bool]] = {
@@ -71,23 +79,87 @@ def _step(layers: int, **options: bool) -> TracedStep:
     return traced_for(model, h200())
 
 
+class _Recurrent(nn.Module):
+    """Two layers of 1,024 LSTM cells over characters."""
+
+    @nn.compact
+    def __call__(self, text: jax.Array) -> jax.Array:
+        x: Any = nn.Embed(256, 1024)(text)
+        for _ in range(2):
+            x = nn.RNN(nn.OptimizedLSTMCell(1024))(x)
+        return nn.Dense(256)(x)
+
+
+def _recurrent() -> Workload:
+    """512 time steps of 128 texts."""
+    net = _Recurrent()
+    return trained(
+        lambda: params_of(net, jnp.zeros((1, 4), jnp.int32)),
+        lambda params, text, key: cross_entropy(applied(net, params, text[:, :-1]), text[:, 1:]),
+        lambda number: jnp.zeros((128, 513), jnp.int32),
+    )
+
+
+def _equation() -> Workload:
+    """100 Runge-Kutta steps of a differential equation of 64 unknowns, from 8,192 beginnings."""
+    field, h = nn.Sequential([nn.Dense(1024), nn.tanh, nn.Dense(1024), nn.tanh, nn.Dense(64)]), 1 / 100
+
+    def loss(params: Any, pairs: tuple[jax.Array, jax.Array], key: jax.Array) -> jax.Array:
+        def slope(x: jax.Array) -> jax.Array:
+            return applied(field, params, x)
+
+        def move(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            a = slope(x)
+            b = slope(x + h / 2 * a)
+            c = slope(x + h / 2 * b)
+            return x + h / 6 * (a + 2 * b + 2 * c + slope(x + h * c)), None
+
+        return jnp.mean((jax.lax.scan(move, pairs[0], None, length=100)[0] - pairs[1]) ** 2)
+
+    zeros = jnp.zeros((8192, 64))
+    return trained(lambda: params_of(field, zeros[0]), loss, lambda number: (zeros, zeros))
+
+
+_LONG: dict[str, Callable[[], Workload]] = {"recurrent network": _recurrent, "differential equation": _equation}
+
+
+def _rows_of_a_long_loop(name: str, workload: Workload) -> list[dict[str, Any]]:
+    """Plain jit's figures, and those of plans under `_LONG_SHARES` of its peak."""
+    shapes = jax.eval_shape(workload.init), jax.eval_shape(lambda: workload.batch(0))
+    step = trace_step(jax.jit(workload.step, donate_argnums=0), workload.step, placed(shapes, h200()), {})
+    plain = _plain_of(step)
+    rows = [{"step": name, **plain}]
+    for share in _LONG_SHARES:
+        row = _planned(step, share * plain["peak_bytes"], plain["peak_bytes"])
+        if "traffic_bytes" in row:
+            row["traffic_ratio"] = row["traffic_bytes"] / plain["traffic_bytes"]
+        rows.append({"step": name, "share": share, **row})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
 def _plain(layers: int, **options: bool) -> dict[str, Any]:
-    """Plain jit's peak, traffic and seconds of compiling. The bodies of loops count as often as they run."""
-    step, compiler = _step(layers, **options), H200Compiler(h200())
-    began = time.perf_counter()
-    compiled = compiler.compile_whole(step.traced)
-    row = {
-        "peak_bytes": peak_of(compiled),
-        "traffic_bytes": traffic(compiled),
-        "compile_s": time.perf_counter() - began,
-    }
+    """Plain jit's figures of a decoder."""
+    row = _plain_of(_step(layers, **options))
     print(layers, options, json.dumps(row), flush=True)
     return row
 
 
-def _planned(layers: int, budget: float, plain_bytes: int) -> dict[str, Any]:
-    """The scanned step under a budget in bytes, or under the least one if that is too small; plain jit needs `plain_bytes`."""
-    step, compiler = _step(layers, scan=True), H200Compiler(h200())
+def _plain_of(step: TracedStep) -> dict[str, Any]:
+    """Plain jit's peak, traffic and seconds of compiling. The bodies of loops count as often as they run."""
+    compiler = H200Compiler(h200())
+    began = time.perf_counter()
+    compiled = compiler.compile_whole(step.traced)
+    return {
+        "peak_bytes": peak_of(compiled),
+        "traffic_bytes": traffic(compiled),
+        "compile_s": time.perf_counter() - began,
+    }
+
+
+def _planned(step: TracedStep, budget: float, plain_bytes: int) -> dict[str, Any]:
+    """The step under a budget in bytes, or under the least one if that is too small; plain jit needs `plain_bytes`."""
+    compiler = H200Compiler(h200())
     prepared = PreparedStep(step, Budget(int(budget), None), Options("auto", load_profile("h200"), "device"), compiler)
     prepared.measured = Measured(whole=plain_bytes)
     began = time.perf_counter()
@@ -97,7 +169,7 @@ def _planned(layers: int, budget: float, plain_bytes: int) -> dict[str, Any]:
         found = choose_and_compile(prepared)
     except BudgetTooSmall as error:
         return (
-            _planned(layers, error.floor_bytes, plain_bytes) if budget < error.floor_bytes else {"floor_bytes": error.floor_bytes}
+            _planned(step, error.floor_bytes, plain_bytes) if budget < error.floor_bytes else {"floor_bytes": error.floor_bytes}
         )
     plan, executables = found.plan, found.executables
     assert executables is not None
