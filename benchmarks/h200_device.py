@@ -80,8 +80,12 @@ class H200Compiler(Compiler):
 
 def traced_for(model: Model, device: Any) -> TracedStep:
     """The step of a model, traced for the device, with its state donated."""
-    arguments = placed((model.state_shape, model.batch_shape), device)
-    return trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
+    return traced_on(device, model.step, (model.state_shape, model.batch_shape))
+
+
+def traced_on(device: Any, step: Callable[..., Any], shapes: tuple[Any, ...]) -> TracedStep:
+    """A step, traced for the device and arguments of these shapes, of which it takes over the first."""
+    return trace_step(jax.jit(step, donate_argnums=0), step, placed(shapes, device), {})
 
 
 def write_compiled(file: Path, command: str, *, devices: int = 1, **figures: Any) -> None:

@@ -11,6 +11,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ import click
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen as nn
 from tensile_models.gpt import gpt2_small
 
-from benchmarks.h200_device import H200Compiler, h200, placed, traced_for, traffic, write_compiled
-from benchmarks.workloads.workload import Workload, applied, cross_entropy, params_of, trained
+from benchmarks.h200_device import H200Compiler, h200, traced_for, traced_on, traffic, write_compiled
+from benchmarks.workloads import Workload
+from benchmarks.workloads.sequences import differential_equation, lstm
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
@@ -31,7 +32,7 @@ from tensile_jax.exec.step.fitting_plan import choose_and_compile
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.plan import Measured
-from tensile_jax.trace import TracedStep, trace_step
+from tensile_jax.trace import TracedStep
 
 _RESULTS = Path(__file__).parent / "results" / "loops.json"
 _SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3)
@@ -79,54 +80,16 @@ def _step(layers: int, **options: bool) -> TracedStep:
     return traced_for(model, h200())
 
 
-class _Recurrent(nn.Module):
-    """Two layers of 1,024 LSTM cells over characters."""
-
-    @nn.compact
-    def __call__(self, text: jax.Array) -> jax.Array:
-        x: Any = nn.Embed(256, 1024)(text)
-        for _ in range(2):
-            x = nn.RNN(nn.OptimizedLSTMCell(1024))(x)
-        return nn.Dense(256)(x)
-
-
-def _recurrent() -> Workload:
-    """512 time steps of 128 texts."""
-    net = _Recurrent()
-    return trained(
-        lambda: params_of(net, jnp.zeros((1, 4), jnp.int32)),
-        lambda params, text, key: cross_entropy(applied(net, params, text[:, :-1]), text[:, 1:]),
-        lambda number: jnp.zeros((128, 513), jnp.int32),
-    )
-
-
-def _equation() -> Workload:
-    """100 Runge-Kutta steps of a differential equation of 64 unknowns, from 8,192 beginnings."""
-    field, h = nn.Sequential([nn.Dense(1024), nn.tanh, nn.Dense(1024), nn.tanh, nn.Dense(64)]), 1 / 100
-
-    def loss(params: Any, pairs: tuple[jax.Array, jax.Array], key: jax.Array) -> jax.Array:
-        def slope(x: jax.Array) -> jax.Array:
-            return applied(field, params, x)
-
-        def move(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-            a = slope(x)
-            b = slope(x + h / 2 * a)
-            c = slope(x + h / 2 * b)
-            return x + h / 6 * (a + 2 * b + 2 * c + slope(x + h * c)), None
-
-        return jnp.mean((jax.lax.scan(move, pairs[0], None, length=100)[0] - pairs[1]) ** 2)
-
-    zeros = jnp.zeros((8192, 64))
-    return trained(lambda: params_of(field, zeros[0]), loss, lambda number: (zeros, zeros))
-
-
-_LONG: dict[str, Callable[[], Workload]] = {"recurrent network": _recurrent, "differential equation": _equation}
+_LONG: dict[str, Callable[[], Workload]] = {
+    "recurrent network": partial(lstm, width=1024, texts=128, length=512),
+    "differential equation": partial(differential_equation, unknowns=64, width=1024, beginnings=8192, steps=100),
+}
 
 
 def _rows_of_a_long_loop(name: str, workload: Workload) -> list[dict[str, Any]]:
     """Plain jit's figures, and those of plans under `_LONG_SHARES` of its peak."""
     shapes = jax.eval_shape(workload.init), jax.eval_shape(lambda: workload.batch(0))
-    step = trace_step(jax.jit(workload.step, donate_argnums=0), workload.step, placed(shapes, h200()), {})
+    step = traced_on(h200(), workload.step, shapes)
     plain = _plain_of(step)
     rows = [{"step": name, **plain}]
     for share in _LONG_SHARES:

@@ -25,9 +25,9 @@ class _Recurrent(nn.Module):
         return nn.Dense(self.outputs)(x)
 
 
-def lstm() -> Workload:
+def lstm(*, width: int = 128, texts: int = 32, length: int = 64) -> Workload:
     """The next of 64 letters is predicted (Hochreiter and Schmidhuber, 1997)."""
-    net = _Recurrent((nn.OptimizedLSTMCell(128), nn.OptimizedLSTMCell(128)), 64)
+    net = _Recurrent((nn.OptimizedLSTMCell(width), nn.OptimizedLSTMCell(width)), 64)
 
     def loss(params: Any, letters: jax.Array, key: jax.Array) -> jax.Array:
         del key
@@ -36,7 +36,10 @@ def lstm() -> Workload:
 
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.rmsprop(1e-3))
     return trained(
-        lambda: params_of(net, normal(0, 1, 4, 64)), loss, lambda number: integers(number, 64, 32, 65), optimizer=optimizer
+        lambda: params_of(net, normal(0, 1, 4, 64)),
+        loss,
+        lambda number: integers(number, 64, texts, length + 1),
+        optimizer=optimizer,
     )
 
 
@@ -126,9 +129,9 @@ def sound() -> Workload:
     return trained(lambda: params_of(net, normal(0, 1, 8, 32)), loss, lambda number: integers(number, 32, 4, 1025))
 
 
-def differential_equation() -> Workload:
-    """A field is learned from where its flow leads, by 40 Runge-Kutta steps in a loop (Chen et al., 2018)."""
-    field = nn.Sequential([nn.Dense(128), nn.tanh, nn.Dense(128), nn.tanh, nn.Dense(8)])
+def differential_equation(*, unknowns: int = 8, width: int = 128, beginnings: int = 512, steps: int = 40) -> Workload:
+    """A field is learned from where its flow leads, by Runge-Kutta steps in a loop (Chen et al., 2018)."""
+    field = nn.Sequential([nn.Dense(width), nn.tanh, nn.Dense(width), nn.tanh, nn.Dense(unknowns)])
 
     def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
         del key
@@ -138,18 +141,20 @@ def differential_equation() -> Workload:
             return applied(field, params, x)
 
         def forward(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-            h = 1 / 40
+            h = 1 / steps
             a = slope(x)
             b = slope(x + h / 2 * a)
             c = slope(x + h / 2 * b)
             d = slope(x + h * c)
             return x + h / 6 * (a + 2 * b + 2 * c + d), None
 
-        found, _ = lax.scan(forward, begin, None, length=40)
+        found, _ = lax.scan(forward, begin, None, length=steps)
         return jnp.mean((found - end) ** 2)
 
     return trained(
-        lambda: params_of(field, normal(0, 1, 8)), loss, lambda number: (normal(number, 512, 8), normal(number + 1, 512, 8))
+        lambda: params_of(field, normal(0, 1, unknowns)),
+        loss,
+        lambda number: (normal(number, beginnings, unknowns), normal(number + 1, beginnings, unknowns)),
     )
 
 

@@ -141,10 +141,10 @@ class _Builder:
             may_split = not (self._iterations or equation.effects)
             given = (v.bounds for v in values if isinstance(v, Pieces) and v.bounds[-1][1] == loop.length)
             bounds: Bounds = next(given, ()) if may_split else ()
-            if not bounds and self._opens(equation):
-                return self._open(loop, equation, values, scope)
-            if not bounds and may_split:
-                bounds = self._splits(equation)
+            if not bounds:
+                if self._opens(equation):
+                    return self._open(loop, equation, values, scope)
+                bounds = self._splits(equation) if may_split else ()
             if bounds:
                 return self._split(loop, bounds, equation, values, scope)
         whole = [self.whole(value) for value in values]

@@ -70,7 +70,10 @@ class Opening:
         return self._opens_conditional(equation) if equation.primitive.name == "cond" else self._opens_loop(equation)
 
     def splits(self, scan: Any) -> tuple[tuple[int, int], ...]:
-        """The iterations of the shorter scans into which a scan that is not opened is split; none if it stays whole."""
+        """The iterations of the shorter scans into which a scan that is not opened is split; none if it stays whole.
+
+        If it is split, `notes` no longer says that it stays whole.
+        """
         loop = loop_of(scan)
         if self._open_loops is not None or loop is None or scan.effects or loop.length < 2 * _MOST_PIECES:
             return ()
@@ -79,7 +82,7 @@ class Opening:
             return ()
         least = -(-loop.length // _MOST_PIECES)
         length = next((n for n in range(least, 2 * least) if loop.length % n == 0), least)
-        if self._noted is scan:  # it does not stay whole
+        if self._noted is scan:
             self.notes.pop()
             self._noted = None
         return tuple((begin, min(begin + length, loop.length)) for begin in range(0, loop.length, length))

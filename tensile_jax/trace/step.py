@@ -44,8 +44,7 @@ class TracedStep:
     another program of the step. `notes` are sentences about the trace that its user should know. `open_loops` and
     `respect_checkpoint` are what `trace_step` was given. `divided` says how values are divided among several devices; the graphs
     then have the sizes of one device (`per_device.py`). `row_chunks` is the number of chunks in which a part of the step is
-    evaluated, or 0. `split` makes the program in which long loops are split, and notes on the
-    loops that stay whole in it.
+    evaluated, or 0. `split` makes the program in which long loops are split, and notes on the loops that stay whole in it.
     """
 
     traced: Any
@@ -153,10 +152,15 @@ def trace_step(
     def flat(*, splits_loops: bool) -> tuple[Program, tuple[str, ...]]:
         """The flat program, and sentences about the loops that stay whole in it."""
         opening = Opening(open_loops)
-        kept: dict[str, Any] = {"donated": donated, "keep_unused": keep_unused, "respect_checkpoint": respect_checkpoint}
-        if splits_loops:
-            kept["splits"] = opening.splits
-        return flatten(closed, opens=opening, **kept), tuple(dict.fromkeys(opening.notes))
+        program = flatten(
+            closed,
+            opens=opening,
+            splits=opening.splits if splits_loops else lambda scan: (),
+            donated=donated,
+            keep_unused=keep_unused,
+            respect_checkpoint=respect_checkpoint,
+        )
+        return program, tuple(dict.fromkeys(opening.notes))
 
     program, notes = flat(splits_loops=False)
     _warn_of_unusable(traced, program, donated)
