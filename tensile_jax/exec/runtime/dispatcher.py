@@ -210,13 +210,17 @@ class Dispatcher:
         self._metrics.join()
 
     def end(self) -> None:
-        """Let the thread end once everything in the queue is done. Takes no lock, so a finalizer may call it in any thread."""
+        """Let the thread end once everything in the queue is done, and after the ends of the last runs in flight are reported.
+
+        Takes no lock, so a finalizer may call it in any thread.
+        """
         self._inbox.put(None)
 
     def abandon(self) -> None:
         """End without waiting for launches and copies that are under way."""
         self.end()
         self._lane.abandon()
+        self._inbox.put(None)  # in the place of the one that the launches' thread would send
         self._copies.shutdown(wait=False, cancel_futures=True)
         self._metrics.abandon()
 
@@ -251,12 +255,17 @@ class Dispatcher:
     # -- the thread -------------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        ending = False
         while True:
             event = self._inbox.get()
-            if event is None:
-                self._lane.end()
+            if event is None and ending:
                 self._metrics.end()
                 return
+            if event is None:  # the state of a job can be on the host before the end of the job's last run is reported
+                self._lane.put(self.end)
+                self._lane.end()
+                ending = True
+                continue
             try:
                 if callable(event):
                     event()

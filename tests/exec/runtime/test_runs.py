@@ -12,6 +12,7 @@ import tensile_jax as tensile
 from tensile_jax.exec.actor.local_actor import LocalActor
 from tensile_jax.exec.controller.state import State
 from tensile_jax.exec.runtime import runtime as runtimes
+from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job import Job
 from tensile_jax.exec.step.executor import WATCHED_FIRST, Iteration, is_watched
 from tensile_jax.exec.step.instructions import Instruction, Launch
@@ -107,6 +108,31 @@ def test_runs_of_several_iterations_in_flight_are_recorded_each_with_its_own_ste
     launches = len(job.plan.segments) or 1
     spans = Counter(span.step for span in run.record().spans if span.lane == "compute")
     assert spans == {step: launches if is_watched(step + 1) else 1 for step in range(steps)}
+
+
+def test_a_runtime_ends_after_the_end_of_its_last_run_is_reported(
+    runtime: MakeRuntime, monkeypatch: pytest.MonkeyPatch, in_order: None
+) -> None:
+    # the last state may be on the host, and the job over, while the launches' thread is about to report the end of the last run
+    ending, late = threading.Event(), list[bool]()
+    end, call = Dispatcher.end, Dispatcher.call
+
+    def ends(self: Dispatcher) -> None:
+        end(self)
+        ending.set()
+
+    def slowly(self: Dispatcher, what: Any) -> None:
+        if threading.current_thread().name == "tensile-launches" and what.args[2].step == 4:
+            late.append(ending.wait(PATIENCE_S))
+        call(self, what)
+
+    monkeypatch.setattr(Dispatcher, "end", ends)
+    monkeypatch.setattr(Dispatcher, "call", slowly)
+    with runtime() as run:
+        job = submit(run, steps=5)
+    assert late == [True]
+    assert_lonely(WORK, job)
+    assert run._dispatcher.state.in_flight == () and run._dispatcher.state.held_bytes == 0
 
 
 def test_runs_that_are_issued_at_once_give_the_same_and_a_failure_in_one_costs_its_job_only(
