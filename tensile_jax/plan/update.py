@@ -43,6 +43,7 @@ _LEAST_COPIED = 1_000_000  # bytes: the time of smaller copies says nothing of t
 _CONFIRMING = 2  # measured iterations, one after another, whose drift must exceed the threshold
 _FASTER = 0.95  # times the predicted time of the plan in use: what a plan with other segments or copies must reach
 _SETTLING = 3  # iterations whose pace is known before one is called unusual
+_REMEMBERED = 5  # iterations of which the pace is the median: two unusual ones change it little, three in a row are usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,26 +119,29 @@ def _sum_us(plan: Plan) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long iterations take from one's begin to the next one's, which is known without measuring: a moving average.
+    """How long iterations take from begin to begin, which is known without measuring: the median of the latest ones.
 
     An unusual iteration is a reason to measure the next ones, and nothing more. The user's own work between two iterations counts
-    here, too.
+    here, too. One unusual iteration changes the median little, so that a load that comes right after it is noticed as well.
     """
 
-    average_us: float = 0.0
-    iterations: int = 0
+    latest_us: tuple[float, ...] = ()
+
+    @property
+    def median_us(self) -> float:
+        """The median of the latest iterations; 0 if there are none."""
+        return sorted(self.latest_us)[len(self.latest_us) // 2] if self.latest_us else 0.0
 
     def with_iteration(self, us: float) -> "Pace":
         """The pace after one more iteration."""
-        if not 0 < us < math.inf:
-            return self
-        average = us if not self.iterations else (1 - _WEIGHT) * self.average_us + _WEIGHT * us
-        return Pace(average, self.iterations + 1)
+        return Pace((*self.latest_us[-_REMEMBERED + 1 :], us)) if 0 < us < math.inf else self
 
     def is_unusual(self, us: float, threshold: float) -> bool:
         """Whether an iteration that took `us` differs from those before it by more than the threshold."""
-        known = self.iterations >= _SETTLING and 0 < us < math.inf
-        return known and abs(us - self.average_us) > threshold * self.average_us
+        if len(self.latest_us) < _SETTLING or not 0 < us < math.inf:
+            return False
+        median_us = self.median_us
+        return abs(us - median_us) > threshold * median_us
 
 
 def corrections_from(planner: Planner, plan: Plan, tracked: Tracked) -> Corrections:

@@ -81,7 +81,7 @@ def test_a_clock_that_jumps_is_not_a_measurement(wrong: float) -> None:
     kept = known.with_iteration(plan, predicted_us(plan), out=copied, into=copied, threshold=0.3)
     assert kept.out == kept.into == Copied()
     assert Pace().with_iteration(wrong) == Pace()
-    assert not Pace(10.0, 5).is_unusual(wrong, 0.3)
+    assert not Pace((10.0,) * 5).is_unusual(wrong, 0.3)
 
 
 def test_the_pace_is_known_after_some_iterations() -> None:
@@ -89,8 +89,19 @@ def test_the_pace_is_known_after_some_iterations() -> None:
     for _ in range(3):
         assert not pace.is_unusual(1000.0, 0.3)
         pace = pace.with_iteration(10.0)
-    assert pace.average_us == pytest.approx(10.0)
+    assert pace.median_us == pytest.approx(10.0)
     assert pace.is_unusual(14.0, 0.3) and pace.is_unusual(6.0, 0.3) and not pace.is_unusual(12.0, 0.3)
+
+
+def test_a_load_that_stays_is_noticed_after_another_unusual_iteration_and_is_usual_in_the_end() -> None:
+    pace = Pace()
+    for _ in range(5):
+        pace = pace.with_iteration(10.0)
+    pace = pace.with_iteration(15.0)  # once, for no reason
+    unusual = 0
+    while pace.is_unusual(100.0, 0.3):
+        pace, unusual = pace.with_iteration(100.0), unusual + 1
+    assert unusual == 3 and pace.median_us == 100.0
 
 
 @pytest.mark.parametrize("seed", range(6))

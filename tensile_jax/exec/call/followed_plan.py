@@ -78,7 +78,7 @@ class FollowedPlan:
         if self._called is not None:
             us = (now - self._called) * 1e6
             if self._pace.is_unusual(us, self.threshold) and not self._watch_next:
-                self._watch_next, self._pace = WATCHED_AFTER_UNUSUAL, Pace()
+                self._watch_next = WATCHED_AFTER_UNUSUAL
             self._pace = self._pace.with_iteration(us)
         self._called = now
         self._calls += 1

@@ -141,7 +141,7 @@ class DispatchedJob:
         if self.renew_above is None or iteration.watched:  # the launches of a watched iteration are further apart
             return
         if self.pace.is_unusual(iteration.launched_us, self.renew_above):
-            self.watch_next, self.pace = WATCHED_AFTER_UNUSUAL, Pace()
+            self.watch_next = WATCHED_AFTER_UNUSUAL
         self.pace = self.pace.with_iteration(iteration.launched_us)
 
 
