@@ -1,5 +1,6 @@
 """Long loops are split into shorter ones: the same results, and what some iterations leave can be dropped under a budget."""
 
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from jax import lax
 
 import tensile_jax as tensile
+from tensile_jax.exec.step import variants
 from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.opening import Opening
 from tests.builders import fresh, numbers, within_budget
@@ -108,6 +110,20 @@ def test_loops_are_split_into_equal_parts_where_that_is_possible(length: int, ex
     assert forward_and_backward == expected + expected[::-1]
 
 
+def lengthy(equations: int) -> Any:
+    """Descent on a recurrence of 64 steps, each of so many equations."""
+
+    def body(y: Any, _: None) -> Any:
+        return reduce(lambda z, _: jnp.sin(z), range(equations), y), None
+
+    return descent(lambda w, x: jnp.mean(lax.scan(lambda y, _: body(jnp.tanh(y @ w), None), x, None, length=64)[0] ** 2))
+
+
+@pytest.mark.parametrize(("equations", "expected"), [(100, 4), (1500, 8)])
+def test_a_loop_of_many_equations_is_split_into_fewer_parts_since_each_is_compiled(equations: int, expected: int) -> None:
+    assert lengths(lengthy(equations), *weights_and_rows()) == [expected] * (128 // expected)
+
+
 def test_a_loop_that_leaves_little_stays_whole() -> None:
     assert lengths(recurrent(200), *weights_and_rows(8)) == [200, 200]
     assert lengths(lambda w, x: repeated(w, x, 200), *weights_and_rows(512)) == [200]
@@ -159,6 +175,19 @@ def test_a_loop_is_not_split_where_a_plan_without_that_is_fast() -> None:
     step, arguments = recurrent(96), weights_and_rows(544)
     plan = tensile.jit(step, budget="99%", donate_argnums=0).plan(*arguments)
     assert not any("shorter ones" in note for note in plan.notes)
+
+
+def test_no_loop_is_planned_alone_whose_stacks_exceed_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise AssertionError("its body is planned for nothing")
+
+    monkeypatch.setattr(variants, "_driven", fail)
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(lax.scan(lambda y, _: (jnp.tanh(jnp.tanh(y @ w) @ w), None), x, None, length=40)[0] ** 2)
+
+    plan = tensile.jit(descent(loss), budget="30%", donate_argnums=0).plan(*weights_and_rows(576))
+    assert any("shorter ones" in note for note in plan.notes)
 
 
 def test_a_saved_plan_with_split_loops_runs_again(tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ Layers of a network and parts of a batch are like that. Time steps of a recurren
 those that work on mutable references. Of the scans that stay whole, some run under a plan of their body (`driven_loops.py`).
 
 A scan that is not opened can be *split* into up to 16 shorter ones, if it leaves stacks, most likely for a backward pass, that
-are much larger than what is carried from each of these to the next. The loop of the backward pass, which reads these stacks,
-is then split in the same way, also if it would be opened by the rules above. So what some iterations leave can be dropped, and
-these iterations run again, as if each part were inside of `jax.checkpoint`. Time steps of recurrent networks, solvers of
-differential equations, and very many layers are like that. Whether a step's loops are split depends on the budget
-(`exec/step/variants.py`). With `open_loops` True or False, none is.
+are much larger than what is carried from each of these to the next. Each of them is compiled, so there are fewer if an
+iteration has more than 1,250 equations, and up to 8 if it has more than 2,500, such as one of a physics engine. The loop of
+the backward pass, which reads these stacks, is then split in the same way, also if it would be opened by the rules above. So
+what some iterations leave can be dropped, and these iterations run again, as if each part were inside of `jax.checkpoint`.
+Time steps of recurrent networks, solvers of differential equations, and very many layers are like that. Whether a step's loops
+are split depends on the budget (`exec/step/variants.py`). With `open_loops` True or False, none is.
 
 A conditional that stays whole is one operator, too: all its operands and all its results are on the device at once, and XLA
 copies what it updates. The optimizers that may refuse a step are like that (`optax.apply_if_finite`), and so are steps that
@@ -47,6 +48,7 @@ _MOST_EQUATIONS = 20_000  # planning so many takes about as long as compiling a 
 _LEAST_FLOPS = 1_000_000
 _LEAST_BYTES = 256 * 2**10
 _MOST_PIECES = 16  # of a loop that is split: what one of them leaves is a sixteenth of a stack
+_LEAST_PIECES = 8  # likewise, if all of them together have more than `_MOST_EQUATIONS`
 _LEAST_STACK = 2**20  # bytes of the stacks that a loop leaves, to be split
 _LEAST_SHARE = 4  # times what is carried between its pieces
 _MOST_READ = 4  # times the bytes of a conditional's results
@@ -64,6 +66,7 @@ class Opening:
     def __init__(self, open_loops: bool | None) -> None:
         self.notes: list[str] = []
         self._noted: Any = None  # the scan of the last note
+        self._counted: tuple[Any, int] = None, 0  # the last scan whose equations were counted, and their number
         self._open_loops = open_loops
 
     def __call__(self, equation: Any) -> bool:
@@ -75,12 +78,15 @@ class Opening:
         If it is split, `notes` no longer says that it stays whole.
         """
         loop = loop_of(scan)
-        if self._open_loops is not None or loop is None or scan.effects or loop.length < 2 * _MOST_PIECES:
+        if self._open_loops is not None or loop is None or scan.effects or loop.length < 2 * _LEAST_PIECES:
             return ()
         carried, stacks = (sum(map(nbytes_of, avals)) for avals in _results(loop, scan))
-        if stacks < max(_LEAST_STACK, _LEAST_SHARE * _MOST_PIECES * carried):
+        if stacks < max(_LEAST_STACK, _LEAST_SHARE * _LEAST_PIECES * carried):
             return ()
-        least = -(-loop.length // _MOST_PIECES)
+        pieces = min(max(_MOST_EQUATIONS // max(self._count(scan), 1), _LEAST_PIECES), _MOST_PIECES)
+        if loop.length < 2 * pieces or stacks < _LEAST_SHARE * pieces * carried:
+            return ()
+        least = -(-loop.length // pieces)
         length = next((n for n in range(least, 2 * least) if loop.length % n == 0), least)
         if self._noted is scan:
             self.notes.pop()
@@ -123,7 +129,9 @@ class Opening:
 
     def _count(self, scan: Any) -> int:
         """The equations of an iteration, in which loops are opened by the same rule."""
-        return len(flatten(closed(scan.params["jaxpr"]), opens=Opening(self._open_loops)).equations)
+        if self._counted[0] is not scan:
+            self._counted = scan, len(flatten(closed(scan.params["jaxpr"]), opens=Opening(self._open_loops)).equations)
+        return self._counted[1]
 
 
 def _results(loop: Loop, scan: Any) -> tuple[list[Any], list[Any]]:

@@ -74,9 +74,15 @@ def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> Prep
         return whole
 
     @cache
-    def others() -> list[PreparedStep]:
-        rewritten = [*split, *(_in_row_chunks(prepared, whole) if in_chunks else ())]
-        return [*rewritten, *(_driven(prepared, loops, limit) if loops else ())]
+    def driven() -> list[PreparedStep]:
+        return _driven(prepared, loops, limit) if loops else []
+
+    def others(*, that_may_fit: bool = False) -> Iterator[PreparedStep]:
+        """Each is made when it is asked for: the bodies of driven loops are planned."""
+        yield from split
+        yield from _in_row_chunks(prepared, whole) if in_chunks else ()
+        if not that_may_fit or all(_bytes_around(prepared, loop) <= limit for loop in loops):
+            yield from driven()
 
     known = any(_next_higher(kind, limit) for kind in (whole.kind, *confirmed_for(prepared.kind).variants))
     if known and (found := _confirmed([whole, *others()], limit)):
@@ -85,7 +91,7 @@ def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> Prep
     if _FASTER * best_us <= prepared.planner.step.whole_us:
         return whole  # no variant computes less than the whole step
     with_fewer_us, enough = best_us, False
-    for variant in others():
+    for variant in others(that_may_fit=True):
         chunks = variant.step.row_chunks
         if (chunks and enough) or (variant in split and best_us < _SLOW * prepared.planner.step.whole_us):
             continue
