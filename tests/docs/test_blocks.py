@@ -226,5 +226,5 @@ def read(reader: Reader, page: Path) -> None:
 
 def test_the_page_of_frameworks_has_a_program_for_each() -> None:
     page = ROOT / "docs" / "frameworks.md"
-    assert re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE) == ["Flax Linen", "Flax NNX", "Equinox"]
-    assert len(programs(page)) == 4
+    assert re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE) == ["Flax Linen", "Flax NNX", "Equinox", "Keras"]
+    assert len(programs(page)) == 5
