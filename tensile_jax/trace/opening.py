@@ -81,7 +81,7 @@ class Opening:
         if self._open_loops is not None or loop is None or scan.effects or loop.length < 2 * _LEAST_PIECES:
             return ()
         carried, stacks = (sum(map(nbytes_of, avals)) for avals in _results(loop, scan))
-        if stacks < max(_LEAST_STACK, _LEAST_SHARE * _LEAST_PIECES * carried):
+        if stacks < _LEAST_STACK:
             return ()
         pieces = min(max(_MOST_EQUATIONS // max(self._count(scan), 1), _LEAST_PIECES), _MOST_PIECES)
         if loop.length < 2 * pieces or stacks < _LEAST_SHARE * pieces * carried:

@@ -258,10 +258,11 @@ class Dispatcher:
         ending = False
         while True:
             event = self._inbox.get()
-            if event is None and ending:
-                self._metrics.end()
-                return
-            if event is None:  # the state of a job can be on the host before the end of the job's last run is reported
+            if event is None:
+                if ending:
+                    self._metrics.end()
+                    return
+                # The state of a job can be on the host before the end of the job's last run is reported.
                 self._lane.put(self.end)
                 self._lane.end()
                 ending = True

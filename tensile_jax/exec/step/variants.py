@@ -78,7 +78,7 @@ def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> Prep
         return _driven(prepared, loops, limit) if loops else []
 
     def others(*, that_may_fit: bool = False) -> Iterator[PreparedStep]:
-        """Each is made when it is asked for: the bodies of driven loops are planned."""
+        """Each is made when it is asked for; with `that_may_fit`, no driven loops whose stacks exceed the limit."""
         yield from split
         yield from _in_row_chunks(prepared, whole) if in_chunks else ()
         if not that_may_fit or all(_bytes_around(prepared, loop) <= limit for loop in loops):
