@@ -5,7 +5,8 @@
     Graph    ::= Operator*  Tensor*  inputs=(TensorId*)  outputs=(TensorId*)  carried=(Carried*)
     Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes relayout relaid=(TensorId*)
                  effectful over_rows inner position=(int*) iterations=(int*) alone least_us features=(float*) exchanged
-    Tensor   ::= id name role nbytes shape dtype producer=(OperatorId | none)
+                 bytes_out bytes_in
+    Tensor   ::= id name role nbytes shape dtype producer=(OperatorId | none) host_bytes
     Carried  ::= input=TensorId output=TensorId
     kind     ::= "heavy" | "reduction" | "light"
     role     ::= "parameter" | "optimizer_state" | "state" | "batch" | "constant"
@@ -18,6 +19,10 @@ operators into their neighbours. A *reduction* is light, except that it reads it
 An *effectful* operator does more than make its outputs: it prints, or calls back into Python. It runs exactly once in an
 iteration and is never recomputed. Effectful operators run in the order in which the step has them. An operator that is *alone*
 is a segment by itself: a loop whose iterations run under a plan of their own (`trace/driven_loops.py`). It counts as effectful.
+
+A tensor is in device memory, or in host memory if the step's caller or the step itself puts it there. In host memory it takes no
+device memory, so its `nbytes` are 0, it is never swapped, and `host_bytes` are its size. What brings values from one memory to
+the other is a heavy operator.
 
 A tensor without producer is an input of the step or a constant. `carried` pairs an input of the step with the output that takes
 its place in the next iteration. The step may reuse the memory of donated inputs. All other inputs belong to the caller and stay
@@ -45,7 +50,10 @@ Role = Literal["parameter", "optimizer_state", "state", "batch", "constant", "ac
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A value between operators; `producer` is None for inputs of the step and for constants."""
+    """A value between operators; `producer` is None for inputs of the step and for constants.
+
+    `nbytes` is what it takes in device memory. If it is in host memory, that is 0, and `host_bytes` are what it takes there.
+    """
 
     id: TensorId
     name: str
@@ -54,10 +62,18 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: str
     producer: OperatorId | None
+    host_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.nbytes < 0:
-            raise ValueError(f"Tensor {self.name} must have a size of 0 bytes or more: got {self.nbytes}.")
+        if self.nbytes < 0 or (self.host_bytes or 0) < 0:
+            raise ValueError(f"Tensor {self.name} must have a size of 0 bytes or more: got {self.nbytes}, {self.host_bytes}.")
+        if self.nbytes and self.host_bytes is not None:
+            raise ValueError(f"Tensor {self.name} is in host memory and has {self.nbytes} bytes on the device.")
+
+    @property
+    def in_host_memory(self) -> bool:
+        """Whether the step has it in host memory."""
+        return self.host_bytes is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +87,8 @@ class Operator:
     of its iterations, from the outermost loop to the innermost one; operators with the same `position` are the same in each.
     `least_us` are microseconds that the operator takes at least, whatever its flops and bytes say. `features` describe a heavy
     operator to those who predict its latency (`trace/features.py`); none if it cannot be predicted. `exchanged` are the bytes
-    that a device sends to other devices for it, if the step runs on several.
+    that a device sends to other devices for it, if the step runs on several. `bytes_out` and `bytes_in` are the bytes that it
+    copies to host memory and from there.
     """
 
     id: OperatorId
@@ -93,6 +110,8 @@ class Operator:
     least_us: float = 0.0
     features: tuple[float, ...] = ()
     exchanged: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
 
     @property
     def in_backward_pass(self) -> bool:

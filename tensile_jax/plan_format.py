@@ -40,7 +40,11 @@ PolicyName = Literal["auto", "capuchin", "checkpoint", "none", "tensile", "vdnn"
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor that is in memory between segments, or that an event names."""
+    """A tensor that is in memory between segments, or that an event names.
+
+    `nbytes` are what it takes in device memory. If the step itself has it in host memory, they are 0, and it takes `host_bytes`
+    there.
+    """
 
     id: TensorId
     name: str
@@ -48,6 +52,7 @@ class PlannedTensor:
     nbytes: int
     shape: tuple[int, ...]
     dtype: str
+    host_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,26 @@ The package takes a function and its arguments. It gives a *flat program*, which
 (`program.py`, made by `flatten.py`), and the graph of the operators and tensors of that program (`graph.py`).
 """
 
-from tensile_jax.trace.avals import is_packed, nbytes_of, shape_struct, shard_of
+from tensile_jax.trace.avals import (
+    array_type,
+    in_host_memory,
+    is_packed,
+    nbytes_of,
+    shape_struct,
+    shard_of,
+    size_of,
+    type_on_host,
+)
 from tensile_jax.trace.graph import variable_ids
 from tensile_jax.trace.keys import atom_key, params_key
 from tensile_jax.trace.per_device import per_device
 from tensile_jax.trace.program import Equation, Immediate, Program
 from tensile_jax.trace.propagation import StepShardings
 from tensile_jax.trace.run_equations import run_all
-from tensile_jax.trace.step import TracedStep, trace_step
+from tensile_jax.trace.step import TracedStep, trace_step, trace_where_arguments_are
 
 __all__ = [
-    "Equation", "Immediate", "Program", "StepShardings", "TracedStep", "atom_key", "is_packed", "nbytes_of", "params_key",
-    "per_device", "run_all", "shape_struct", "shard_of", "trace_step", "variable_ids",
+    "Equation", "Immediate", "Program", "StepShardings", "TracedStep", "array_type", "atom_key", "in_host_memory", "is_packed",
+    "nbytes_of", "params_key", "per_device", "run_all", "shape_struct", "shard_of", "size_of", "trace_step",
+    "trace_where_arguments_are", "type_on_host", "variable_ids",
 ]  # fmt: skip

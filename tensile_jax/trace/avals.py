@@ -1,8 +1,8 @@
-"""Reads the shape, the dtype and the size in bytes of a value from its abstract value.
+"""Reads the shape, the dtype, the size in bytes and the memory of a value from its abstract value.
 
 An *abstract value* (aval) is JAX's record of the shape and the dtype of a value. A *token*, by which JAX orders effects, has
 neither a shape nor a dtype. A dtype is *packed* if its numbers are smaller than a byte, such as `int4`: several numbers share a
-byte.
+byte. A value is in device memory, or in host memory if the step's caller or the step itself has put it there.
 """
 
 import math
@@ -24,11 +24,40 @@ def shape_struct(value: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
 
 def shard_of(aval: Any, sharding: Any) -> Any:
     """The abstract value of what one device has of a value that is divided like this."""
-    return jax.core.ShapedArray(sharding.shard_shape(aval.shape), aval.dtype)
+    return array_type(aval, sharding.shard_shape(aval.shape))
+
+
+def array_type(aval: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """The strongly typed abstract value of this shape (by default, its own) with the dtype and the memory of `aval`."""
+    space = jax.memory.Space.Host if in_host_memory(aval) else jax.memory.Space.Device
+    return jax.core.ShapedArray(aval.shape if shape is None else shape, aval.dtype, memory_space=space)
+
+
+def type_on_host(shape: Any) -> Any:
+    """The abstract value in host memory of a `ShapeDtypeStruct`."""
+    aval = jax.typeof(shape)
+    if isinstance(shape.sharding, jax.sharding.NamedSharding):  # then JAX itself reads the memory from it
+        return shape
+    return aval.update(memory_space=jax.memory.Space.Host)
+
+
+def in_host_memory(aval: Any) -> bool:
+    """Whether the value is in host memory."""
+    return getattr(aval, "memory_space", None) is jax.memory.Space.Host
 
 
 def nbytes_of(aval: Any) -> int:
-    """The size of a value in device memory, as XLA lays it out.
+    """The bytes that a value takes in device memory: its size, or nothing if it is in host memory."""
+    return 0 if in_host_memory(aval) else size_of(aval)
+
+
+def host_bytes_of(aval: Any) -> int:
+    """The bytes that a value takes in host memory: its size, or nothing if it is in device memory."""
+    return size_of(aval) if in_host_memory(aval) else 0
+
+
+def size_of(aval: Any) -> int:
+    """The size of a value, in whichever memory it is, as XLA lays it out.
 
     Packed numbers count by their bits: two numbers of `int4` are one byte. (An array's own `nbytes` counts a byte for each of
     them.) Tokens have no size, and neither has `float0`, for which JAX keeps no buffer.

@@ -5,6 +5,7 @@
                      light      XLA fuses the equation into its neighbours
     flops_of         floating-point operations; a multiplication and an addition count as two
     bytes_touched    bytes of inputs + bytes of outputs, each tensor once, and of copies that every backend makes, twice
+    copied_bytes     bytes that it copies between device memory and host memory
     reduces_rows     whether it reduces each row of its input, as a softmax does
     relaid_operands  operands of a `dot_general` that XLA copies, on any device, since their dimensions must be in another order
     relayout_bytes   bytes that XLA:CPU, alone, copies around the equation, to give operands and results another layout or dtype
@@ -15,11 +16,13 @@ expect a fusion that does not happen.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jax.extend.core import jaxprs_in_params
 
 from tensile_jax.ir import OUTER_PRODUCTS, Kind
-from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
+from tensile_jax.trace.avals import dtype_of, host_bytes_of, in_host_memory, nbytes_of, shape_of
 from tensile_jax.trace.program import Equation, Program
 from tensile_jax.trace.ragged_products import RAGGED_PRODUCT, ragged_bytes, ragged_flops
 
@@ -71,6 +74,38 @@ def bytes_touched(program: Program, equation: Equation) -> int:
     reads = {v for v in equation.inputs if isinstance(v, int)}
     copied = 2 * ragged_bytes(program, equation) if equation.primitive.name == RAGGED_PRODUCT else 0
     return copied + sum(nbytes_of(program.avals[v]) for v in (*reads, *equation.outputs))
+
+
+class CopiedBytes(NamedTuple):
+    """The bytes that an equation copies from device memory to host memory, and from there."""
+
+    out: int
+    into: int
+
+
+def copied_bytes(program: Program, equation: Equation) -> CopiedBytes:
+    """What the equation copies between the memories; what a loop copies, in all of its iterations (one, if it is a `while`)."""
+    if equation.primitive.name == "device_put":
+        return _copied([program.aval(v) for v in equation.inputs], [program.avals[v] for v in equation.outputs])
+    return _copied_inside(equation.params)
+
+
+def _copied_inside(params: Mapping[str, Any]) -> CopiedBytes:
+    """What the equations in the parameters of an equation copy. Of a conditional, each branch counts."""
+    out = into = 0
+    for jaxpr in jaxprs_in_params(dict(params)):
+        for inner in jaxpr.eqns:
+            is_copy = inner.primitive.name == "device_put"
+            avals = [[v.aval for v in some] for some in (inner.invars, inner.outvars)]
+            copied = _copied(*avals) if is_copy else _copied_inside(inner.params)
+            out, into = out + copied.out, into + copied.into
+    turns = int(params.get("length", 1))
+    return CopiedBytes(turns * out, turns * into)
+
+
+def _copied(before: Sequence[Any], after: Sequence[Any]) -> CopiedBytes:
+    pairs = [(a, b) for a, b in zip(before, after, strict=True) if in_host_memory(a) != in_host_memory(b)]
+    return CopiedBytes(sum(host_bytes_of(b) for _, b in pairs), sum(host_bytes_of(a) for a, _ in pairs))
 
 
 def relaid_operands(program: Program, equation: Equation) -> list[int]:

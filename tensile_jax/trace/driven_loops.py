@@ -18,7 +18,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
 from tensile_jax.ir import OperatorId, TensorId
-from tensile_jax.trace.avals import shape_struct
+from tensile_jax.trace.avals import in_host_memory, shape_struct
 from tensile_jax.trace.cost import kind_of
 from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.graph import variable_ids
@@ -88,7 +88,7 @@ class _Body:
 def driven_loops(step: TracedStep) -> list[DrivenLoop]:
     """The loops of a step that stayed whole and can be driven: scans without mutable references that do heavy work.
 
-    There are none if the step was traced with `open_loops=False`, or runs on several devices.
+    They neither read nor make values in host memory. There are none if the step was traced with `open_loops=False`, or runs on several devices.
     """
     if step.open_loops is False or step.divided is not None:
         return []
@@ -96,7 +96,10 @@ def driven_loops(step: TracedStep) -> list[DrivenLoop]:
     return [
         _driven(step, OperatorId(o), equation, ids)
         for o, equation in enumerate(step.program.equations)
-        if isinstance(equation.primitive, Primitive) and equation.primitive.name == "scan" and _is_heavy(equation)
+        if isinstance(equation.primitive, Primitive)
+        and equation.primitive.name == "scan"
+        and _is_heavy(equation)
+        and not any(in_host_memory(step.program.aval(atom)) for atom in (*equation.inputs, *equation.outputs))
     ]
 
 

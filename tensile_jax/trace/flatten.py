@@ -37,7 +37,7 @@ import numpy as np
 from jax.extend.core import Literal, primitives
 
 from tensile_jax.errors import TraceError
-from tensile_jax.trace.avals import is_extended, is_weak, shape_of, strong
+from tensile_jax.trace.avals import array_type, in_host_memory, is_extended, is_weak, shape_of, strong
 from tensile_jax.trace.donation import taken_inputs
 from tensile_jax.trace.jaxprs import closed, converts_nothing, copy_of, inner_jaxpr, read_from_references, selection_of
 from tensile_jax.trace.known_values import known_scalar
@@ -45,6 +45,7 @@ from tensile_jax.trace.loops import Loop, Pieces, Stacked, element, joined, laye
 from tensile_jax.trace.mapped import Map, Mapped, Placed, map_of
 from tensile_jax.trace.mutable_references import Discharged, Reference, is_reference, touches_all, writes
 from tensile_jax.trace.program import Atom, Equation, Immediate, Program
+from tensile_jax.trace.shardings import names_memory
 from tensile_jax.trace.simplify import with_rectified_conditions, without_dead, without_offloading, without_repeated
 
 _INNER_EFFECTS = frozenset({"ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect", "NamedAxisEffect"})
@@ -66,10 +67,12 @@ class _Builder:
 
     `opens` says of each scan and each conditional, as an equation of a jaxpr, whether it is opened, `splits` of each other scan
     into which iterations it is split, if it is, and `respects_checkpoints` whether what a checkpoint repeats stays. A scan that
-    reads the stacks of a split one is split as that, without being asked for.
+    reads the stacks of a split one is split as that, without being asked for. With `one_memory`, everything is in device memory.
     """
 
-    def __init__(self, opens: Callable[[Any], bool], splits: Callable[[Any], Bounds], *, respects_checkpoints: bool) -> None:
+    def __init__(
+        self, opens: Callable[[Any], bool], splits: Callable[[Any], Bounds], *, respects_checkpoints: bool, one_memory: bool
+    ) -> None:
         self.equations: list[Equation] = []
         self.avals: list[Any] = []
         self.constants: dict[int, Any] = {}
@@ -77,6 +80,7 @@ class _Builder:
         self._opens = opens
         self._splits = splits
         self._respects_checkpoints = respects_checkpoints
+        self._one_memory = one_memory
         self._repeats = self._repeat = 0  # how many checkpoints so far, and the number of the one inside of which we are
         self._counts = [0]  # of equations so far: outside of loops, in this iteration of the outermost loop, and so on
         self._iterations: tuple[int, ...] = ()
@@ -88,6 +92,8 @@ class _Builder:
         self._placed: dict[int, Placed] = {}  # how shards lie in the variables that are read in it
 
     def variable(self, aval: Any) -> int:
+        if self._one_memory and in_host_memory(aval):
+            aval = aval.update(memory_space=jax.memory.Space.Device)
         self.avals.append(strong(aval))
         return len(self.avals) - 1
 
@@ -138,11 +144,11 @@ class _Builder:
             return values
         loop = loop_of(equation)
         if loop is not None and self._map is None and not any(isinstance(value, Reference) for value in values):
-            may_split = not (self._iterations or equation.effects)
+            may_split = not (self._iterations or equation.effects or _uses_host_memory(equation))
             given = (v.bounds for v in values if isinstance(v, Pieces) and v.bounds[-1][1] == loop.length)
             bounds: Bounds = next(given, ()) if may_split else ()
             if not bounds:
-                if self._opens(equation):
+                if _can_be_opened(loop, equation, values) and self._opens(equation):
                     return self._open(loop, equation, values, scope)
                 bounds = self._splits(equation) if may_split else ()
             if bounds:
@@ -153,7 +159,7 @@ class _Builder:
             if branch is not None:
                 return self.walk(branch.jaxpr, [self.constant(c) for c in branch.consts], whole[1:], scope)
             referred = any(isinstance(value, Reference) for value in whole)
-            if self._map is None and not referred and self._opens(equation):
+            if self._map is None and not referred and not _uses_host_memory(equation) and self._opens(equation):
                 return self._select(equation, whole, scope)
         if any(is_reference(v.aval) for v in equation.outvars):
             return [self._new_reference(equation, whole, scope)]
@@ -332,8 +338,8 @@ class _Builder:
             shapes = [shape_of(self.avals[part]) for part in value.parts]
             value.whole = self.walk(joined(shapes, value.aval.dtype).jaxpr, (), value.parts, value.scope)[0]
         elif value.whole is None and isinstance(value, Stacked):
-            shape, dtype = shape_of(value.aval)[1:], value.aval.dtype
-            one, all_of_them = layer(shape, dtype), stack(len(value.parts), (1, *shape), dtype)
+            part = array_type(value.aval, shape_of(value.aval)[1:])
+            one, all_of_them = layer(part), stack(len(value.parts), part)
             layers: list[Value] = []
             for i, part in enumerate(value.parts):
                 self._iterations, self._counts = (*value.outside, i), [*value.position[:-1], value.position[-1] - 1]
@@ -420,6 +426,19 @@ class _Builder:
         return list(outputs)
 
 
+def _uses_host_memory(equation: Any) -> bool:
+    """Whether the equation reads or makes values in host memory. JAX takes no element of these by an index on the device."""
+    return any(in_host_memory(v.aval) for v in (*equation.invars, *equation.outvars))
+
+
+def _can_be_opened(loop: Loop, scan: Any, values: Sequence[Value]) -> bool:
+    """Whether the iterations of a scan can take what they need from its stacks, and leave what they make on its own."""
+    stacks = values[loop.constants + loop.carried :]
+    arrays = [v for v, value in zip(scan.invars[-len(stacks) :], stacks, strict=False) if not isinstance(value, Stacked)]
+    made = scan.outvars if loop.length == 0 else ()
+    return not any(in_host_memory(v.aval) for v in (*arrays, *made))
+
+
 def _inside(scope: str, own: str) -> str:
     return f"{scope}/{own}" if scope and own else scope or own
 
@@ -454,8 +473,8 @@ def flatten(
         splits: for another scan, the iterations of the shorter scans that take its place, half-open; none if it is not split.
         respect_checkpoint: whether what `jax.checkpoint` repeats in the backward pass is not merged with its originals.
     """
-    builder = _Builder(opens, splits, respects_checkpoints=respect_checkpoint)
     jaxpr = closed_jaxpr.jaxpr
+    builder = _Builder(opens, splits, respects_checkpoints=respect_checkpoint, one_memory=not names_memory(jaxpr))
     inputs = [builder.variable(v.aval) for v in jaxpr.invars]
     results = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
     returned: list[Any] = [builder.whole(value) for value in results]
@@ -471,7 +490,7 @@ def flatten(
     weak_result = [is_weak(atom.aval) and id(atom) not in from_references for atom in jaxpr.outvars]
     weak_inputs = {v for v, given in zip(inputs, jaxpr.invars, strict=True) if is_weak(given.aval)}
     retyped = {v for v, weak in zip(returned, weak_result, strict=True) if isinstance(v, int) and weak != (v in weak_inputs)}
-    kept = {v for v, is_taken in zip(inputs, taken, strict=True) if not is_taken or v in retyped}
+    kept = {v for v, is_taken in zip(inputs, taken.inputs, strict=True) if not is_taken or v in retyped}
     outputs = builder.separate(returned, kept)
     read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)}
     return Program(
@@ -481,7 +500,8 @@ def flatten(
         constants={v: c for v, c in builder.constants.items() if v in read},
         outputs=tuple(outputs),
         used=tuple(used),
-        taken=tuple(taken),
+        taken=tuple(taken.inputs),
+        crossed=tuple(taken.crossed),
         weak=frozenset(v for v, weak in zip(outputs, weak_result, strict=True) if weak),
         opened=builder.opened,
     )

@@ -24,9 +24,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tensile_jax.ir import Carried, Graph, Operator, OperatorId, Role, Tensor, TensorId
-from tensile_jax.trace.avals import dtype_of, nbytes_of, shape_of
+from tensile_jax.trace.avals import dtype_of, host_bytes_of, in_host_memory, nbytes_of, shape_of
 from tensile_jax.trace.body_memory import inner_bytes
-from tensile_jax.trace.cost import bytes_touched, flops_of, kind_of, reduces_rows, relaid_operands, relayout_bytes
+from tensile_jax.trace.cost import bytes_touched, copied_bytes, flops_of, kind_of, reduces_rows, relaid_operands, relayout_bytes
 from tensile_jax.trace.features import features_of
 from tensile_jax.trace.keys import atom_key, params_key
 from tensile_jax.trace.program import Program
@@ -63,9 +63,11 @@ def build_graph(
             shape=shape_of(program.avals[v]),
             dtype=dtype_of(program.avals[v]),
             producer=OperatorId(producer[v]) if v in producer else None,
+            host_bytes=host_bytes_of(program.avals[v]) if in_host_memory(program.avals[v]) else None,
         )
         for v in ids
     )
+    copies = [copied_bytes(program, e) for e in program.equations]
     operators = tuple(
         Operator(
             id=OperatorId(o),
@@ -84,6 +86,8 @@ def build_graph(
             position=e.position,
             iterations=e.iterations,
             features=features_of(program, e) if kind_of(e) == "heavy" else (),
+            bytes_out=copies[o].out,
+            bytes_in=copies[o].into,
         )
         for o, e in enumerate(program.equations)
     )

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.extend.core import primitives
 
-from tensile_jax.trace.avals import strong
+from tensile_jax.trace.avals import array_type, strong
 
 _INNER_JAXPR = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 WRAPPERS = {
@@ -84,5 +84,5 @@ def copy_of(aval: Any) -> Any:
 
 def selection_of(aval: Any, cases: int) -> Any:
     """A jaxpr's equation that takes an index (int32) and so many values, and gives the value of the index."""
-    given = [jax.ShapeDtypeStruct(aval.shape, aval.dtype)] * cases
+    given = [array_type(aval)] * cases
     return jax.make_jaxpr(jax.lax.select_n)(jax.ShapeDtypeStruct((), np.int32), *given).jaxpr.eqns[-1]

@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensile_jax.trace.avals import array_type
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
@@ -119,14 +121,14 @@ def joined(shapes: Sequence[tuple[int, ...]], dtype: Any) -> Any:
     return jax.make_jaxpr(lambda *parts: jax.lax.concatenate(parts, 0))(*(jax.ShapeDtypeStruct(s, dtype) for s in shapes))
 
 
-def layer(shape: tuple[int, ...], dtype: Any) -> Any:
-    """A jaxpr that takes an array and gives it one more axis, the first, of length 1."""
-    return jax.make_jaxpr(lambda part: jax.lax.expand_dims(part, (0,)))(jax.ShapeDtypeStruct(shape, dtype))
+def layer(part: Any) -> Any:
+    """A jaxpr that takes an array of this type and gives it one more axis, the first, of length 1."""
+    return jax.make_jaxpr(lambda part: jax.lax.expand_dims(part, (0,)))(part)
 
 
-def stack(count: int, shape: tuple[int, ...], dtype: Any) -> Any:
-    """A jaxpr that takes as many layers of this shape and concatenates them; if there are none, it gives an empty stack."""
+def stack(count: int, part: Any) -> Any:
+    """A jaxpr that takes as many layers of arrays of this type and concatenates them; if there are none, an empty stack."""
     if count == 0:
-        return jax.make_jaxpr(lambda: jnp.zeros((0, *shape[1:]), dtype))()
-    layers = [jax.ShapeDtypeStruct(shape, dtype)] * count
+        return jax.make_jaxpr(lambda: jnp.zeros((0, *part.shape), part.dtype))()
+    layers = [array_type(part, (1, *part.shape))] * count
     return jax.make_jaxpr(lambda *layers: jax.lax.concatenate(layers, 0))(*layers)

@@ -24,7 +24,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.passmanager import PassManager
 
-from tensile_jax.trace.avals import shape_of, shape_struct
+from tensile_jax.trace.avals import in_host_memory, shape_of, shape_struct
 from tensile_jax.trace.mapped import Mapped
 from tensile_jax.trace.program import Program
 from tensile_jax.trace.run_equations import run_all
@@ -55,7 +55,9 @@ def propagated(program: Program, given: Sequence[Any], wanted: Sequence[Any], me
     whole = NamedSharding(mesh, PartitionSpec())
     captured = [_own(value, mesh) or whole for value in program.constants.values()]
     avals = [
-        shape_struct(program.avals[v], sharding) if hasattr(program.avals[v], "shape") else program.avals[v]
+        shape_struct(program.avals[v], _in_memory_of(program.avals[v], sharding, whole))
+        if hasattr(program.avals[v], "shape")
+        else program.avals[v]
         for v, sharding in zip(reads, [*given, *captured], strict=True)
     ]
     asked = {v: sharding for v, sharding in zip(program.outputs, wanted, strict=True) if sharding is not None}
@@ -87,7 +89,12 @@ def propagated(program: Program, given: Sequence[Any], wanted: Sequence[Any], me
             of.update((v, NamedSharding(of[v].mesh, place.spec)) for v, place in zip(e.outputs, e.primitive.outputs, strict=True))
     of.update({v: s for v, s in zip(program.inputs, given, strict=True) if s is not None and v in of})
     of.update({v: s for v, s in asked.items() if v in of})
-    return StepShardings(mesh, of)
+    return StepShardings(mesh, {v: _in_memory_of(program.avals[v], sharding) for v, sharding in of.items()})
+
+
+def _in_memory_of(aval: Any, sharding: Any, by_default: Any = None) -> Any:
+    """The sharding, in host memory if the value is there; `by_default` is then the sharding if there is none."""
+    return (sharding or by_default).with_memory_kind("pinned_host") if in_host_memory(aval) else sharding
 
 
 def _own(value: Any, mesh: Mesh) -> NamedSharding | None:
@@ -111,13 +118,13 @@ def _make_transparent(module: Any, operations: Sequence[Any]) -> None:
     """Take away what the propagation cannot look through. The module is never run.
 
     The body of a called function takes the place of each call. An elementwise operation of the dialect `chlo`, which XLA expands
-    before its propagation, is replaced by its operand, which is divided as its result is.
+    before its propagation, is replaced by its operand, which is divided as its result is; so is a copy to the other memory.
     """
     functions = _functions(module)
     waiting = list(operations)
     while waiting:
         op = waiting.pop()
-        if op.operation.name.startswith("chlo.") and len(op.results) == 1:
+        if (op.operation.name.startswith("chlo.") and len(op.results) == 1) or _is_copy(op):
             alike = [operand for operand in op.operands if operand.type == op.results[0].type]
             if alike:
                 op.results[0].replace_all_uses_with(alike[0])
@@ -138,6 +145,13 @@ def _make_transparent(module: Any, operations: Sequence[Any]) -> None:
         op.operation.erase()
         copy.erase()
         waiting += inner
+
+
+def _is_copy(op: Any) -> bool:
+    """Whether an operation copies a value between device memory and host memory."""
+    if op.operation.name != "stablehlo.custom_call":
+        return False
+    return ir.StringAttr(op.operation.attributes["call_target_name"]).value == "annotate_device_placement"
 
 
 def _spec(attributes: Any) -> tuple[tuple[str, ...] | None, _Spec]:

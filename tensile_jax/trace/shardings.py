@@ -14,12 +14,30 @@ import jax
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from tensile_jax.trace.avals import in_host_memory
+
 
 def shardings_in(jaxpr: Any) -> tuple[Any, ...]:
     """Every `Sharding` and `jax.memory.Space` that an equation of the jaxpr has among its parameters, each once."""
     found: dict[Any, None] = {}
     _collect(jaxpr, found)
     return tuple(found)
+
+
+def names_memory(jaxpr: Any) -> bool:
+    """Whether an argument of the jaxpr is in host memory, or an equation in it, or in an inner jaxpr, names another memory than
+    the device's. If not, `jax.jit` puts every result in device memory, also what it computes from captured arrays in host memory.
+    """
+    return any(in_host_memory(v.aval) for v in jaxpr.invars) or _moves_something(jaxpr)
+
+
+def _moves_something(jaxpr: Any) -> bool:
+    for equation in jaxpr.eqns:
+        if any(in_host_memory(v.aval) for v in equation.outvars) and not any(in_host_memory(v.aval) for v in equation.invars):
+            return True
+        if any(_moves_something(inner) for inner in jaxprs_in_params(equation.params)):
+            return True
+    return False
 
 
 def _collect(jaxpr: Any, found: dict[Any, None]) -> None:

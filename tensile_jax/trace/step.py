@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure, treedef_is_leaf
 
+from tensile_jax.errors import TraceError
 from tensile_jax.ir import Graph
+from tensile_jax.trace.avals import in_host_memory
 from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.graph import build_graph
 from tensile_jax.trace.mutable_references import refuse_outer_references
@@ -45,6 +47,7 @@ class TracedStep:
     `respect_checkpoint` are what `trace_step` was given. `divided` says how values are divided among several devices; the graphs
     then have the sizes of one device (`per_device.py`). `row_chunks` is the number of chunks in which a part of the step is
     evaluated, or 0. `split` makes the program in which long loops are split, and notes on the loops that stay whole in it.
+    `moved` are the pairs (argument, result) of positions of state that the step returns in the other memory than it takes it from.
     """
 
     traced: Any
@@ -62,6 +65,24 @@ class TracedStep:
     divided: StepShardings | None = None
     row_chunks: int = 0
     split: Callable[[], tuple[Program, tuple[str, ...]]] | None = None
+    moved: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def on_host(self) -> frozenset[int]:
+        """The positions of the arguments that the step takes from host memory."""
+        return frozenset(i for i, t in enumerate(self.graph.inputs) if self.graph.tensors[t].in_host_memory)
+
+    def refuse_crossed_donations(self) -> None:
+        """Raises TraceError if `jax.jit` would put a result on the device into the memory of an argument on the host, or the other
+        way round, since the argument is donated: that ends the process (`donation.py`)."""
+        for i, o in self.program.crossed:
+            given, result = (self.graph.tensors[t] for t in (self.graph.inputs[i], self.graph.outputs[o]))
+            there, then = ("host", "device") if given.in_host_memory else ("device", "host")
+            raise TraceError(
+                f"{given.name} is donated in {there} memory, and jax.jit gives its memory to {result.name}, which the step "
+                f"returns in {then} memory. XLA then ends the process. Do not donate {given.name}, give it in {then} memory, or "
+                f"return the result in {there} memory (jax.device_put in the step, with a sharding or a jax.memory.Space)."
+            )
 
     @property
     def devices(self) -> int:
@@ -164,6 +185,10 @@ def trace_step(
 
     program, notes = flat(splits_loops=False)
     _warn_of_unusable(traced, program, donated)
+    moved = tuple(
+        (i, o) for i, o in boundary.carried if _on_host(program, program.inputs[i]) != _on_host(program, program.outputs[o])
+    )
+    carried = [pair for pair in boundary.carried if pair not in moved]
 
     def graph_of(program: Program) -> Graph:
         return build_graph(
@@ -171,7 +196,7 @@ def trace_step(
             name=name,
             input_names=boundary.arguments,
             output_names=boundary.results,
-            carried=boundary.carried,
+            carried=carried,
             donated=program.taken,
         )
 
@@ -192,7 +217,44 @@ def trace_step(
         open_loops,
         respect_checkpoint,
         split=lambda: flat(splits_loops=True),
+        moved=moved,
     )
+
+
+def trace_where_arguments_are(trace: Callable[[frozenset[int]], TracedStep], on_host: frozenset[int]) -> TracedStep:
+    """The step traced with its arguments in the memories in which they are, as `jax.jit` traces it, if that is possible.
+
+    JAX refuses operators that mix values of the two memories. State may be in host memory although the step does not expect it
+    there: a plan has left it there, or it comes from a checkpoint. So if JAX refuses the step, those arguments are taken to be in
+    device memory whose new values are not in host memory; they are then copied there when the step is called.
+
+    Args:
+        trace: traces the step with the arguments at these flat positions in host memory, and all others in device memory.
+        on_host: the positions of the arguments that are in host memory.
+
+    Raises:
+        ValueError: what `trace` raises for the arguments as they are, if it refuses them in device memory, too.
+    """
+    if not on_host:
+        return trace(on_host)
+    try:
+        return trace(on_host)
+    except ValueError as error:
+        try:
+            step = trace(frozenset())
+        except ValueError:
+            raise error from None
+    returned_there = frozenset(i for i, _ in step.moved) & on_host
+    if not returned_there:
+        return step
+    try:
+        return trace(returned_there)
+    except ValueError:
+        return step
+
+
+def _on_host(program: Program, variable: int) -> bool:
+    return in_host_memory(program.avals[variable])
 
 
 def _boundary(named: Sequence[str], args_info: Any, out_info: Any) -> Boundary:

@@ -37,7 +37,7 @@ from tensile_jax.exec.step.instructions import (
 )
 from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep, constants_of
 from tensile_jax.exec.step.renewal import renew
-from tensile_jax.exec.step.transfer import Transfer, in_device_memory, is_divided, nbytes_on_a_device, on_host
+from tensile_jax.exec.step.transfer import Transfer, in_device_memory, is_divided, nbytes_on_a_device, on_host, places_on_host
 from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.exec.step.whole_step import LaunchWhole, WholeIteration, WholeStep
 from tensile_jax.ir import TensorId
@@ -45,7 +45,15 @@ from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfil
 from tensile_jax.plan.update import Tracked
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import LaneName
-from tensile_jax.trace import nbytes_of, shape_struct, shard_of, trace_step
+from tensile_jax.trace import (
+    TracedStep,
+    shape_struct,
+    shard_of,
+    size_of,
+    trace_step,
+    trace_where_arguments_are,
+    type_on_host,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,10 +147,21 @@ def _nothing(*arguments: Any) -> tuple[()]:
 
 
 class LocalActor:
-    """A job in this process; see `Actor`."""
+    """A job in this process; see `Actor`.
+
+    Args:
+        given_on_host: the positions of the arrays of the state that the user has put in host memory; by default, of those that are
+            there. A state from a checkpoint may be anywhere.
+    """
 
     def __init__(
-        self, function: Callable[..., Any], state: Any, transfer: Transfer, *, write_to_objects: PutBack | None = None
+        self,
+        function: Callable[..., Any],
+        state: Any,
+        transfer: Transfer,
+        *,
+        write_to_objects: PutBack | None = None,
+        given_on_host: frozenset[int] | None = None,
     ) -> None:
         self._function = getattr(function, "__wrapped__", function)
         self._put_back = write_to_objects
@@ -151,6 +170,7 @@ class LocalActor:
         meshes = dict.fromkeys(leaf.sharding.mesh for leaf in self._leaves if is_divided(leaf))
         self._meshes: tuple[Any, ...] = tuple(meshes)  # of the devices among which the state is divided; none on one device
         self._shapes = [shape_struct(leaf, self._sharding_of(leaf)) for leaf in self._leaves]
+        self._given_on_host = places_on_host(self._leaves) if given_on_host is None else given_on_host
         self._batch_shardings: list[Any] = []  # on several devices, as of the batch for which the step was traced
         self._program: LocalProgram | None = None
         self._renewed: LocalProgram | None = None
@@ -169,7 +189,7 @@ class LocalActor:
     @property
     def state_bytes(self) -> int:
         if self._meshes:
-            return sum(nbytes_of(shard_of(shape, shape.sharding)) for shape in self._shapes)
+            return sum(size_of(shard_of(shape, shape.sharding)) for shape in self._shapes)
         return sum(shape.size * shape.dtype.itemsize for shape in self._shapes)
 
     @property
@@ -190,20 +210,61 @@ class LocalActor:
             self._put_back(tree_unflatten(self._tree, self._leaves))
 
     def trace(self, batch: Any, options: Options, compiler: Compiler) -> PreparedStep:
-        jitted = jax.jit(self._function, donate_argnums=0)
-        state = tree_unflatten(self._tree, self._shapes)
-        shapes = (state, jax.tree.map(lambda leaf: shape_struct(leaf, self._sharding_of(leaf)), batch))
         with jax.default_device(self._transfer.device):
-            seen = jitted.trace(*shapes).out_info  # look before lowering, in which JAX warns of unusable donated arguments
-            self._refuse_other_state(jax.tree.structure(seen), jax.tree.leaves(seen))
-            if not self._meshes:
-                step = trace_step(jitted, self._function, shapes, {})
-            else:  # the state stays divided as it was given
-                divided = jax.tree.map(lambda shape: shape.sharding, state), None
-                jitted = jax.jit(self._function, donate_argnums=0, out_shardings=divided)
-                step = on_mesh(trace_step(jitted, self._function, shapes, {}), self._meshes, tree_leaves(shapes), None, divided)
+            step = self._trace_in_memories(batch, self._given_on_host)
+            step.refuse_crossed_donations()
+            if self._meshes:
+                shapes = self._arguments(batch, step.on_host)
+                step = on_mesh(step, self._meshes, tree_leaves(shapes), None, self._divided(shapes[0]))
                 self._batch_shardings = [shape.sharding for shape in tree_leaves(shapes[1])]
         return PreparedStep(step, None, options, compiler)
+
+    def _trace_in_memories(self, batch: Any, on_host: frozenset[int]) -> TracedStep:
+        """The step, which takes each array of the state from the memory in which it returns the array.
+
+        `on_host` are the positions of the arrays that were given in host memory. The others may be there, too, while the job waits.
+        """
+
+        def trace(there: frozenset[int]) -> TracedStep:
+            shapes = self._arguments(batch, there)
+            jitted = jax.jit(self._function, donate_argnums=0)
+            seen = jitted.trace(*shapes).out_info  # look before lowering, in which JAX warns of unusable donated arguments
+            self._refuse_other_state(jax.tree.structure(seen), jax.tree.leaves(seen))
+            if self._meshes:  # the state stays divided as it was given
+                jitted = jax.jit(self._function, donate_argnums=0, out_shardings=self._divided(shapes[0]))
+            return trace_step(jitted, self._function, shapes, {})
+
+        step = trace_where_arguments_are(trace, on_host)
+        if not step.moved:
+            return step
+        settled = trace(step.on_host ^ {i for i, _ in step.moved})
+        if settled.moved:
+            names = [keystr(path) for path, _ in tree_flatten_with_path(tree_unflatten(self._tree, self._shapes))[0]]
+            raise TraceError(
+                f"state{names[settled.moved[0][0]]} is returned in the other memory than it is taken from, whether it is given in "
+                "device memory or in host memory. A job's state must be returned in the memory from which the next step takes it."
+            )
+        return settled
+
+    def _arguments(self, batch: Any, on_host: frozenset[int]) -> tuple[Any, Any]:
+        """The state and a batch for tracing, with the arrays of the state at these positions in host memory."""
+        shapes = [
+            self._there(leaf, shape) if i in on_host else shape
+            for i, (leaf, shape) in enumerate(zip(self._leaves, self._shapes, strict=True))
+        ]
+        batch_shapes = jax.tree.map(lambda leaf: shape_struct(leaf, self._sharding_of(leaf)), batch)
+        return tree_unflatten(self._tree, shapes), batch_shapes
+
+    def _there(self, leaf: Any, shape: Any) -> Any:
+        """What stands for an array in host memory when the step is traced (`planned_calls.py`)."""
+        if on_host(leaf):
+            return leaf
+        return type_on_host(shape) if isinstance(leaf, jax.ShapeDtypeStruct) else self._transfer.out(leaf)
+
+    @staticmethod
+    def _divided(state: Any) -> tuple[Any, None]:
+        """The shardings of the results of a step on several devices: the state's, and any for the metrics."""
+        return jax.tree.map(lambda leaf: leaf.sharding, state), None
 
     def _sharding_of(self, leaf: Any) -> Any:
         """In a job on several devices, how an array of the state or of a batch is divided; one that is not is whole on each."""
@@ -249,8 +310,7 @@ class LocalActor:
         plan, prepared = program.plan, program.prepared
         instructions = code_of(prepared, program.compiled)
         if instructions is None:
-            compiled, in_tree = prepared.whole_executable(), prepared.step.in_tree
-            self._executor = WholeStep(compiled, in_tree, plan.peak_bytes, self._transfer)
+            self._executor = WholeStep(prepared.whole_executable(), prepared.step, plan.peak_bytes, self._transfer)
         else:
             constants = constants_of(prepared)
             # `issue` waits for a launch where that is needed, so the executor itself waits for nothing
@@ -383,7 +443,7 @@ class LocalActor:
     def unpark(self) -> Wait:
         executor = self._executor
         assert executor is not None
-        stay = executor.rest_on_host  # the iteration itself copies these in
+        stay = executor.rest_on_host  # the iteration itself copies these in, or the step has them there
         here = [i for i in range(len(self._leaves)) if i not in stay]
         copies = self._transfer.into([self._leaves[i] for i in here])
         self._leaves = list(self._leaves)

@@ -12,6 +12,8 @@ The moves of an iteration are the plan's instructions (`exec/step/instructions.p
     Free           removes arguments that were donated to the step
     end            leaves the state for the next iteration, and the metrics until they are read
 
+What the step itself has in host memory counts there all the time.
+
 The metrics of the last iteration are always counted, also between iterations and while the job is parked. So are the constants of
 a plan with segments. A step that runs whole has one launch between `begin` and `end`. That launch needs plain jit's peak, plus
 the arguments that plain jit leaves out of its peak because nothing reads them.
@@ -40,15 +42,17 @@ _ARRAY_US = 31.0  # to issue the copy of one array, however small (measured)
 
 def memory_profile_of(plan: Plan, graph: Graph, instructions: Instructions | None, profile: DeviceProfile) -> MemoryProfile:
     """The memory profile of one iteration of `plan`; `instructions` are None for a step that runs whole."""
-    state_bytes = sum(graph.tensors[pair.output].nbytes for pair in graph.carried)
+    new_state = [graph.tensors[pair.output] for pair in graph.carried]
+    state_bytes = sum(t.nbytes + (t.host_bytes or 0) for t in new_state)
+    there = sum(t.host_bytes or 0 for t in plan.tensors)
     if instructions is None:
-        moves = _whole(plan, graph, state_bytes)
+        moves = _whole(plan, graph)
     else:
         moves = _segmented(plan, graph, instructions)
     moved = moves.holds[0] - moves.parked_bytes
     switch_us = copy_out_us(moved, profile) + copy_in_us(moved, profile)
     switch_us += 2 * _ARRAY_US * len({pair.output for pair in graph.carried})
-    host_bytes = max(moves.host_bytes, state_bytes)
+    host_bytes = max(moves.host_bytes + there, state_bytes)
     labels = tuple(s.name for s in plan.segments)
     return MemoryProfile(*moves[:4], state_bytes, host_bytes, plan.step_us, switch_us, labels)
 
@@ -61,12 +65,12 @@ class _Moves(NamedTuple):
     host_bytes: int
 
 
-def _whole(plan: Plan, graph: Graph, state_bytes: int) -> _Moves:
+def _whole(plan: Plan, graph: Graph) -> _Moves:
     metrics = metrics_bytes(graph)
-    idle = state_bytes + metrics
+    idle = sum(graph.tensors[pair.output].nbytes for pair in graph.carried) + metrics
     begun = max(sum(graph.tensors[t].nbytes for t in graph.inputs) + metrics, idle)
     launch = max(plan.peak_bytes + metrics + unused_bytes(graph), begun)
-    return _Moves((INSTANT, LAUNCH, INSTANT), (begun, launch, begun), (idle, begun, begun, idle), metrics, state_bytes)
+    return _Moves((INSTANT, LAUNCH, INSTANT), (begun, launch, begun), (idle, begun, begun, idle), metrics, 0)
 
 
 def _segmented(plan: Plan, graph: Graph, instructions: Instructions) -> _Moves:

@@ -30,8 +30,8 @@ class Placement:
     Attributes:
         device: the device on which all segments run; if there are several, the first one of this process in the mesh.
         committed: whether results are committed to the device, as far as the call's arguments and options say.
-        plain: whether every result of `jax.jit` has a `SingleDeviceSharding` in device memory. If not, the whole step must be
-            compiled to find out its results' shardings, unless it runs on several devices.
+        plain: whether every result of `jax.jit` has a `SingleDeviceSharding` in the memory that the step gives it. If not, the
+            whole step must be compiled to find out its results' shardings, unless it runs on several devices.
         meshes: the meshes that the call names, if it runs on several devices; all have the same devices.
     """
 
@@ -190,6 +190,8 @@ def _meshes(places: Sequence[tuple[str, Any]], named_by: Mapping[Device, str]) -
 
 
 def _is_plain(sharding: Any) -> bool:
+    if isinstance(sharding, jax.memory.Space):
+        return True
     return isinstance(sharding, SingleDeviceSharding) and sharding.memory_kind in (DEVICE, HOST, None)
 
 

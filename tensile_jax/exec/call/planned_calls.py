@@ -40,10 +40,10 @@ from tensile_jax.exec.step.executor import WATCHED_FIRST, Executor, Observation,
 from tensile_jax.exec.step.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan, package_version
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
-from tensile_jax.exec.step.transfer import Device, Transfer, divided_as, in_device_memory, to_device
+from tensile_jax.exec.step.transfer import Device, Transfer, divided_as, in_device_memory, on_host, to_device
 from tensile_jax.exec.step.variants import predict_fastest, prepare_fastest, prepare_for_less, variant_of
 from tensile_jax.plan_format import Plan, PolicyName
-from tensile_jax.trace import shape_struct, trace_step
+from tensile_jax.trace import TracedStep, shape_struct, trace_step, trace_where_arguments_are, type_on_host
 
 _PACES = 100  # the latest calls whose pace is kept for the report
 _Made = TypeVar("_Made")
@@ -59,6 +59,20 @@ class _Traced:
     placement: Placement
     settings: Hashable
     trace_s: float
+
+    @property
+    def on_host(self) -> frozenset[int]:
+        """The positions of the arguments that the step takes from host memory."""
+        return self.prepared.step.on_host
+
+    def may_have_left(self, signature: Signature) -> bool:
+        """Whether the arguments of a call are where the step takes them from, but for state that a plan may have left on the host."""
+        if self.prepared.options.state_memory != "any":
+            return False
+        graph = self.prepared.graph
+        state = {pair.input for pair in graph.carried}
+        left = signature.on_host - self.on_host
+        return self.on_host <= signature.on_host and all(graph.inputs[place] in state for place in left)
 
 
 @dataclass(slots=True, eq=False)
@@ -126,11 +140,26 @@ class PlannedCalls:
         step = self._planned.get(signature)
         if step is None:
             with self._preparing:
-                step = self._planned.get(signature) or self._plan(call, args, kwargs)
+                step = self._known(signature) or self._plan(call, args, kwargs)
         self._latest = signature
         if step.running.executor is not None:
             refuse_unusable(call, step.traced.prepared.graph)
         return step
+
+    def _known(self, signature: Signature) -> PlannedStep | None:
+        """The step with a plan for calls with this signature. It is remembered for the next such call.
+
+        A plan with `state_memory="any"` leaves state in host memory. The next call, which takes that state, runs under the same
+        plan.
+        """
+        for known, step in self._planned.items():
+            if known == signature:
+                return step
+            taken = step.traced.on_host == signature.on_host or step.traced.may_have_left(signature)
+            if taken and known.differs_in_memory_only(signature):
+                self._planned[signature] = step
+                return step
+        return None
 
     def run(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
         """Run the call and return its result. Once this is called, donated arguments may be deleted."""
@@ -150,7 +179,7 @@ class PlannedCalls:
         step.unwatched = now
         if step.running.executor is None:
             try:
-                return self._run_whole(step, call.any_on_host, args, kwargs)
+                return self._run_whole(step, call, args, kwargs)
             except Exception as error:
                 if step.agrees or not _plan_for_less(step, call, error):
                     raise
@@ -186,10 +215,14 @@ class PlannedCalls:
         if self._folder is not None and step.traced.prepared.agreement.leads:
             self._folder.add(step.running.plan)
 
-    def _run_whole(self, step: PlannedStep, any_on_host: bool, args: _Args, kwargs: _Kwargs) -> Any:
+    def _run_whole(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
         began = time.perf_counter()
-        if any_on_host:
-            args, kwargs = self._signatures.map_dynamic(to_device, args, kwargs)
+        elsewhere = call.signature.on_host - step.traced.on_host
+        if elsewhere:
+            wanted = {id(call.leaves[place]) for place in elsewhere}
+            args, kwargs = self._signatures.map_dynamic(
+                lambda leaf: to_device(leaf) if id(leaf) in wanted else leaf, args, kwargs
+            )
         result = self._jitted(*args, **kwargs)
         watched = step.iterations <= WATCHED_FIRST
         if step.agrees and step.traced.placement.device.platform == "cpu":
@@ -336,17 +369,26 @@ class PlannedCalls:
     def _trace_anew(self, call: Call, args: _Args, kwargs: _Kwargs) -> _Traced:
         request, jit_options = self._request, self._jit_options
         began = time.perf_counter()
-        shapes, named_shapes = self._signatures.map_dynamic(_shape_of, args, kwargs)
-        step = trace_step(
-            self._jitted,
-            self._function,
-            shapes,
-            named_shapes,
-            static=self._signatures.static_positions(len(args)),
-            keep_unused=bool(jit_options.get("keep_unused")),
-            open_loops=request.open_loops,
-            respect_checkpoint=request.respect_checkpoint,
-        )
+
+        def trace(on_host: frozenset[int]) -> TracedStep:
+            there = {id(call.leaves[place]) for place in on_host}
+            shapes, named_shapes = self._signatures.map_dynamic(
+                lambda leaf: _shape_of(leaf, on_host=id(leaf) in there), args, kwargs
+            )
+            return trace_step(
+                self._jitted,
+                self._function,
+                shapes,
+                named_shapes,
+                static=self._signatures.static_positions(len(args)),
+                keep_unused=bool(jit_options.get("keep_unused")),
+                open_loops=request.open_loops,
+                respect_checkpoint=request.respect_checkpoint,
+            )
+
+        known = self._expected_on_host(call.signature)
+        step = trace_where_arguments_are(trace, call.signature.on_host) if known is None else trace(known)
+        step.refuse_crossed_donations()
         used = [leaf for leaf, is_used in zip(call.leaves, step.program.used, strict=True) if is_used]
         try:
             placement = placement_of(used, jit_options, step.shardings)
@@ -390,6 +432,13 @@ class PlannedCalls:
         prepared = PreparedStep(step, request.budget, options, compiler, same=same, agreement=agreement)
         return _Traced(prepared, placement, settings, trace_s)
 
+    def _expected_on_host(self, signature: Signature) -> frozenset[int] | None:
+        """What an earlier trace takes from host memory, if its plan may have left the rest of what is there now."""
+        for known, traced in self._traced.items():
+            if known.shapes == signature.shapes and traced.may_have_left(signature):
+                return traced.on_host
+        return None
+
 
 def _placer_of(traced: _Traced, running: RunningPlan) -> Callable[[list[Any]], list[Any]]:
     """What gives the results of a plan the sharding that `jax.jit` gives them."""
@@ -402,7 +451,8 @@ def _placer_of(traced: _Traced, running: RunningPlan) -> Callable[[list[Any]], l
         shardings = [prepared.step.divided.of.get(v) for v in prepared.step.program.outputs]
     else:
         shardings = None if traced.placement.plain else jax.tree.leaves(prepared.whole_executable().output_shardings)
-    return ResultPlacer(prepared.compiler, passed_on, shardings)
+    on_host = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].in_host_memory]
+    return ResultPlacer(prepared.compiler, passed_on, shardings, on_host)
 
 
 def _shown(budget: Budget | None) -> str:
@@ -495,16 +545,22 @@ def _brought(call: Call, traced: _Traced) -> list[Any]:
 
 def _copied_to_device(leaves: Sequence[Any], device: Device) -> list[Any]:
     """The arguments, with copies of those that are on another device, to which they are not committed."""
-    into = Transfer(device).into
-    return [into(leaf) if isinstance(leaf, jax.Array) and leaf.sharding.device_set != {device} else leaf for leaf in leaves]
+    transfer = Transfer(device)
+    return [
+        (transfer.out if on_host(leaf) else transfer.into)(leaf)
+        if isinstance(leaf, jax.Array) and leaf.sharding.device_set != {device}
+        else leaf
+        for leaf in leaves
+    ]
 
 
-def _shape_of(leaf: Any) -> Any:
-    """What stands for an argument in tracing: for an array its shape, so that a trace refers to no array of the caller.
-
-    State may be in host memory, which a program for the device cannot read: it is traced as if it were on the device.
+def _shape_of(leaf: Any, *, on_host: bool) -> Any:
+    """What stands for an argument in tracing: for an array its shape. For one in host memory it is the array, since JAX does not
+    read the memory from a shape; a trace keeps no reference to it.
     """
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return leaf
+    if on_host:
+        return leaf if isinstance(leaf, jax.Array) else type_on_host(leaf)
     sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) or leaf.committed else None
     return shape_struct(leaf, None if sharding is None else in_device_memory(sharding))

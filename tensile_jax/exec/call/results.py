@@ -28,12 +28,21 @@ class ResultPlacer:
         compiler: the compiler of the plan's segments; it knows the device, and whether results are committed.
         passed_on: the positions of the results that are donated arguments, returned unchanged.
         shardings: the sharding of every result, as `jax.jit` states it (None for a token); None if the results have it already.
+        always_on_host: the positions of the results that the step itself has in host memory. Others that are there belong to a
+            plan, and stay as they are.
     """
 
-    def __init__(self, compiler: Compiler, passed_on: Sequence[int], shardings: Sequence[Any] | None) -> None:
+    def __init__(
+        self,
+        compiler: Compiler,
+        passed_on: Sequence[int],
+        shardings: Sequence[Any] | None,
+        always_on_host: Sequence[int] = (),
+    ) -> None:
         self._compiler = compiler
         self._passed_on = frozenset(passed_on)
         self._shardings = shardings
+        self._always_on_host = frozenset(always_on_host)
 
     def __call__(self, results: list[Any]) -> list[Any]:
         """The results as `jax.jit` would return them. An array in `results` that must be replaced is deleted."""
@@ -50,7 +59,7 @@ class ResultPlacer:
             for i, value in enumerate(results)
             if (i in self._passed_on or (uncommitted and getattr(value, "committed", False)))
             and isinstance(value, jax.Array)
-            and not on_host(value)
+            and (i in self._always_on_host or not on_host(value))
         ]
         if not wrong:
             return results

@@ -3,7 +3,8 @@
 Two calls with equal signatures run the same program on the same device, so they share a plan. A signature consists of
 
     tree        the structure of the arguments that are traced
-    leaves      shape, dtype and weak type of each of them, and its sharding if it is committed to a device
+    leaves      shape, dtype and weak type of each of them, its sharding if it is committed to a device, and whether it is in host
+                memory
     static      the static arguments, and every setting of JAX on which a trace depends
 
 This module keeps no list of those settings. It asks JAX by a *probe*, a function jitted as `jax.jit(lambda *static: None,
@@ -35,14 +36,19 @@ _FACTS = attrgetter("aval", "sharding", "committed")
 class Signature:
     """The hashable signature of a call; equal signatures share a plan."""
 
-    __slots__ = ("shapes", "placements", "_held", "_hash", "_key")
+    __slots__ = ("shapes", "placements", "on_host", "_held", "_hash", "_key")
 
-    def __init__(self, tree: Any, leaves: Sequence[tuple[Hashable, Hashable]], names: Hashable, probe: Any) -> None:
+    def __init__(
+        self, tree: Any, leaves: Sequence[tuple[Hashable, Hashable]], names: Hashable, probe: Any, on_host: frozenset[int]
+    ) -> None:
         self.shapes: Hashable = (tree, tuple(shape for shape, _ in leaves), names, id(probe))
         """The signature without the places where the arguments lie."""
         self.placements = tuple(placement for _, placement in leaves)
+        """The sharding of each argument that is committed, as if it were in device memory."""
+        self.on_host = on_host
+        """The positions of the arguments in host memory."""
         self._held = probe  # a reference, since the id of a jaxpr may be used again once it is freed
-        self._key = (self.shapes, self.placements)
+        self._key = (self.shapes, self.placements, on_host)
         self._hash = hash(self._key)
 
     def __hash__(self) -> int:
@@ -50,6 +56,10 @@ class Signature:
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Signature) and self._key == other._key)
+
+    def differs_in_memory_only(self, other: "Signature") -> bool:
+        """Whether the two are equal but for the memories in which arguments are."""
+        return (self.shapes, self.placements) == (other.shapes, other.placements)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,14 +70,12 @@ class Call:
         signature: equal for calls that share a plan.
         leaves: the traced arguments, flat.
         all_arrays: whether every leaf is a `jax.Array`.
-        any_on_host: whether any leaf is in host memory.
         devices: the devices of all leaves, also of those that are not committed.
     """
 
     signature: Signature
     leaves: list[Any]
     all_arrays: bool
-    any_on_host: bool
     devices: frozenset[Device]
 
 
@@ -96,7 +104,6 @@ class _Latest:
     names: Hashable
     probe: Any
     signature: Signature
-    any_on_host: bool
     devices: frozenset[Device]
 
 
@@ -143,12 +150,12 @@ class SignatureReader:
             facts, all_arrays = list(map(_facts_of, leaves)), False
         latest = self._latest
         if latest is None or latest.probe is not probe or latest.names != names or latest.facts != facts or latest.tree != tree:
-            signature = Signature(tree, [_normal(*fact) for fact in facts], names, probe)
-            any_on_host = any(sharding is not None and sharding.memory_kind == HOST for _, sharding, _ in facts)
+            on_host = frozenset(i for i, (_, place, _) in enumerate(facts) if place is not None and place.memory_kind == HOST)
+            signature = Signature(tree, [_normal(*fact) for fact in facts], names, probe, on_host)
             devices = frozenset(device for _, sharding, _ in facts if sharding is not None for device in sharding.device_set)
-            self._latest = latest = _Latest(tree, facts, names, probe, signature, any_on_host, devices)
+            self._latest = latest = _Latest(tree, facts, names, probe, signature, devices)
         latest.facts = facts
-        return Call(latest.signature, leaves, all_arrays, latest.any_on_host, latest.devices)
+        return Call(latest.signature, leaves, all_arrays, latest.devices)
 
     def settings(self) -> Hashable:
         """A value that is equal at two moments if all settings of JAX on which traces and segments depend are so, too."""
@@ -206,10 +213,7 @@ def _facts_of(leaf: Any) -> tuple[Any, Any, bool]:
 
 
 def _normal(aval: Any, sharding: Any, committed: bool) -> tuple[Hashable, Hashable]:
-    """((shape, dtype, weak type), sharding if committed), the same for device memory and host memory.
-
-    A call may return state in host memory. The next call, which takes that state, must run under the same plan.
-    """
+    """((shape, dtype, weak type), sharding if committed), the same for device memory and host memory."""
     shape = getattr(aval, "shape", None), getattr(aval, "dtype", aval), bool(getattr(aval, "weak_type", False))
     if not committed or sharding is None:
         return shape, None

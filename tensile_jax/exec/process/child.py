@@ -35,7 +35,7 @@ from tensile_jax.exec.process.payload import PackedTree, Payload, pack_structure
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.instructions import StartSwapIn, StartSwapOut
 from tensile_jax.exec.step.prepared_step import Options
-from tensile_jax.exec.step.transfer import Device, Transfer
+from tensile_jax.exec.step.transfer import Device, Transfer, places_on_host
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.update import Tracked
@@ -100,9 +100,10 @@ class _Work:
         step, state, _ = pure_job(step, state)  # nobody else sees the user's objects here, so no state is written into them
         structure = None if payload.state is not None else pack_structure(state)
         self._checkpoints: Checkpoints | None = None
+        given_on_host = payload.given_on_host if payload.state is not None else places_on_host(state)
         if payload.checkpoints is not None:
             state = self._checkpoints_in(payload.checkpoints).restore(payload.first, state)
-        self._actor = LocalActor(step, state, Transfer(device))
+        self._actor = LocalActor(step, state, Transfer(device), given_on_host=given_on_host)
         self._actor.own()
         self._compiler = Compiler(device)
         self._feed = Feed(batches, skip=payload.first, on_step=None, tell=self._heard, name=payload.name)

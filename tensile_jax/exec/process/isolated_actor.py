@@ -168,11 +168,14 @@ class IsolatedActor:
         device: Device,
         first: int,
         checkpoints: Path | None,
+        given_on_host: frozenset[int] = frozenset(),
         lock: int | None,
         died: Callable[[BaseException], None],
     ) -> None:
         resumed = checkpoints if first else None
-        payload = pack_job(step, state, batches, name=name, device=device, first=first, checkpoints=resumed)
+        payload = pack_job(
+            step, state, batches, name=name, device=device, first=first, checkpoints=resumed, given_on_host=given_on_host
+        )
         self.structure = jax.tree.structure(state)
         self.state_bytes = 0 if payload.state is None else payload.state.nbytes
         self.process = JobProcess(payload, lock=lock, receive=self._heard, died=died)

@@ -119,7 +119,7 @@ class Payload:
     """The first message to a process. `job` is a pickled `Entrypoint`, or (step, batches, structure of the state), each pickled.
 
     `first` steps are done already. If `checkpoints` is not None, the state after them is in that folder; otherwise it is `state`,
-    or the entrypoint makes it.
+    or the entrypoint makes it. The arrays of the state at the positions `given_on_host` were given in host memory.
     """
 
     name: str
@@ -128,6 +128,7 @@ class Payload:
     state: PackedTree | None
     first: int
     checkpoints: Path | None
+    given_on_host: frozenset[int] = frozenset()
 
     def open(self) -> tuple[Callable[..., Any], Any, Any]:
         """(step, state, batches), as they were submitted or as the entrypoint makes them."""
@@ -139,7 +140,17 @@ class Payload:
         return step, self.state.unpack(jax.tree.structure(skeleton)), batches
 
 
-def pack_job(step: Any, state: Any, batches: Any, *, name: str, device: Device, first: int, checkpoints: Path | None) -> Payload:
+def pack_job(
+    step: Any,
+    state: Any,
+    batches: Any,
+    *,
+    name: str,
+    device: Device,
+    first: int,
+    checkpoints: Path | None,
+    given_on_host: frozenset[int] = frozenset(),
+) -> Payload:
     """The payload of a job that runs on `device`. `step` may be an `Entrypoint`; then state and batches are not used.
 
     Raises:
@@ -149,7 +160,7 @@ def pack_job(step: Any, state: Any, batches: Any, *, name: str, device: Device, 
         job = _pack("step", step)
         return Payload(name, _environment(job, device), job, None, first, checkpoints)
     job = _pack("step", step), _pack("batches", batches), pack_structure(state)
-    return Payload(name, _environment(job, device), job, pack_tree(state), first, None)
+    return Payload(name, _environment(job, device), job, pack_tree(state), first, None, given_on_host)
 
 
 def pack_structure(tree: Any) -> bytes:

@@ -56,7 +56,7 @@ from tensile_jax.exec.runtime.status import status
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.exec.runtime.submission import Isolation, Submission, bytes_of, refuse_incomplete_job, refuse_unfit_state
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.transfer import Transfer, placed_like
+from tensile_jax.exec.step.transfer import Transfer, placed_like, places_on_host
 from tensile_jax.plan_format import PolicyName
 from tensile_jax.runtime_records import JobEvent, Record, Status
 from tensile_jax.units import format_bytes
@@ -205,10 +205,11 @@ class Runtime:
                     'isolation="thread", or an Entrypoint, which makes the objects in the job\'s own process.'
                 )
             refuse_unfit_state(asked.name, state, self._devices, isolation)
+            on_host = places_on_host(state)
             # in its own process, an entrypoint makes the state there
             if checkpoints is not None and asked.first and not isinstance(step, Entrypoint):
                 state = placed_like(checkpoints.restore(asked.first, state), state)
-            job = self._make_job(asked, step, state, batches, write_to_objects, on_step, checkpoints, lock, resumed)
+            job = self._make_job(asked, step, state, batches, on_host, write_to_objects, on_step, checkpoints, lock, resumed)
             lock = None  # the job will release it
         finally:
             if lock is not None:
@@ -222,6 +223,7 @@ class Runtime:
         step: Callable[..., Any] | Entrypoint,
         state: Any,
         batches: Any,
+        on_host: frozenset[int],
         write_to_objects: PutBack | None,
         on_step: Callable[[int, Any], None] | None,
         checkpoints: Checkpoints | None,
@@ -240,6 +242,7 @@ class Runtime:
                 device=self._device,
                 first=asked.first,
                 checkpoints=checkpoints.folder if checkpoints is not None else None,
+                given_on_host=on_host,
                 lock=None if lock is None else lock.descriptor,
                 died=lambda error: self._hear(number, messages.ProcessDied(error)),
             )
@@ -247,7 +250,7 @@ class Runtime:
         else:
             # the entrypoint was made above, and the batches were checked
             assert not isinstance(step, Entrypoint) and batches is not None
-            actor = LocalActor(step, state, self._transfer, write_to_objects=write_to_objects)
+            actor = LocalActor(step, state, self._transfer, write_to_objects=write_to_objects, given_on_host=on_host)
             given, skip = batches, asked.first
         feed = Feed(
             given,

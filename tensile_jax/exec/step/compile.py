@@ -27,8 +27,8 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from tensile_jax.exec.step.lower import SegmentCode
-from tensile_jax.exec.step.transfer import Device
-from tensile_jax.trace import is_packed, shape_struct
+from tensile_jax.exec.step.transfer import DEVICE, HOST, Device, on_host
+from tensile_jax.trace import array_type, in_host_memory, is_packed, shape_struct, shard_of, size_of
 
 GPUS = ("gpu", "cuda", "rocm")
 """The names that JAX has for GPUs as platforms."""
@@ -120,10 +120,15 @@ class Compiler:
     def identity(self, values: Sequence[jax.Array]) -> Callable[..., Sequence[jax.Array]]:
         """An executable that returns its arguments in the same memory. The results are committed as this compiler's are."""
         several = any(len(value.sharding.device_set) > 1 for value in values)
-        avals = tuple(shape_struct(value, value.sharding if several else None) for value in values)
-        content = ("identity", tuple((a.shape, a.dtype, a.weak_type, a.sharding) for a in avals))
+        there = tuple(map(on_host, values))
+        avals = tuple(
+            array_type(value.aval) if host and not several else shape_struct(value, value.sharding if several else None)
+            for value, host in zip(values, there, strict=True)
+        )
+        content = ("identity", there, tuple((a.shape, a.dtype, a.weak_type, a.sharding) for a in avals))
         out_shardings = tuple(value.sharding for value in values) if several else None
-        code = SegmentCode(lambda *xs: xs, avals, tuple(range(len(avals))), content, out_shardings)
+        memories = there if any(there) and not several else None
+        code = SegmentCode(lambda *xs: xs, avals, tuple(range(len(avals))), content, out_shardings, memories)
         return self.compile([code])[0].call
 
     def _lower_whole(self, traced: Any) -> Any:
@@ -134,6 +139,9 @@ class Compiler:
         if code.out_shardings is not None:
             jitted = self._jitted(code, out_shardings=code.out_shardings)
             return jitted, jitted.lower(*code.avals)
+        if code.on_host is not None:
+            jitted = self._jitted(code, **self._memories(code, code.on_host))
+            return jitted, jitted.lower(*code.avals)
         sharding = SingleDeviceSharding(self.device) if self.committed else None
         avals = [shape_struct(a, sharding) if isinstance(a, jax.ShapeDtypeStruct) else a for a in code.avals]
         # without inputs, only the sharding of the outputs names the device
@@ -141,6 +149,12 @@ class Compiler:
         jitted = self._jitted(code, **placed)
         with nullcontext() if self.committed else jax.default_device(self.device):
             return jitted, jitted.lower(*avals)
+
+    def _memories(self, code: SegmentCode, on_host: Sequence[bool]) -> dict[str, Any]:
+        """The shardings of arguments and results on one device, which say in which of its memories they are."""
+        memory = {host: SingleDeviceSharding(self.device, memory_kind=HOST if host else DEVICE) for host in (True, False)}
+        given = tuple(memory[in_host_memory(a)] if hasattr(a, "shape") else None for a in code.avals)
+        return {"in_shardings": given, "out_shardings": tuple(memory[there] for there in on_host)}
 
     def _jitted(self, code: SegmentCode, **placed: Any) -> Any:
         return jax.jit(
@@ -153,7 +167,7 @@ class Compiler:
 
     def _call_of(self, code: SegmentCode, jitted: Any) -> Callable[..., Any]:
         """A call of `jitted` on this device, with arguments so placed that JAX finds what it has compiled already."""
-        if code.out_shardings is not None:
+        if code.out_shardings is not None or code.on_host is not None:
             return jitted
         if not self.committed:
             return partial(_on, self.device, jitted)
@@ -231,7 +245,7 @@ def _is_refused(code: SegmentCode) -> bool:
     Tokens, which have no shape, are such inputs. In jax 0.10.2 arrays with several numbers in a byte are as well: "Computation
     was compiled for input layouts that disagree with the layouts of arguments passed to it".
     """
-    return any(not isinstance(a, jax.ShapeDtypeStruct) or is_packed(a) for a in code.avals)
+    return any(not hasattr(a, "shape") or is_packed(a) for a in code.avals)
 
 
 def _is_free(value: Any) -> bool:
@@ -261,9 +275,26 @@ def _compile_whole(lowered: Any, lowering_s: float) -> Whole:
 def peak_of(compiled: Any) -> int:
     """The peak of an executable that runs alone: arguments, outputs and temporaries, less outputs in the memory of arguments."""
     memory = compiled.memory_analysis()
-    return int(
-        memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
-    )
+    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    return int(peak) - (0 if memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes else _host_bytes(compiled))
+
+
+def _host_bytes(compiled: Any) -> int:
+    """What arguments and results take in host memory. XLA for CPUs, unlike others, counts it as if it were device memory.
+
+    A donated argument and the result that takes over its memory count once.
+    """
+    there = [
+        place for place in jax.tree.leaves((compiled.input_shardings, compiled.output_shardings)) if place.memory_kind == HOST
+    ]
+    if not there:
+        return 0
+    places = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda place: place is None)  # there is none for what is not used
+    given = zip(jax.tree.leaves(compiled.args_info), places, strict=True)
+    made = jax.tree.leaves(compiled.out_info)
+    kept = [(info, place) for info, place in given if place is not None and not info.donated]
+    several = [*kept, *((info, info.sharding) for info in made)]
+    return sum(size_of(shard_of(info, place)) for info, place in several if place.memory_kind == HOST)
 
 
 _CACHED_FROM = ("jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")

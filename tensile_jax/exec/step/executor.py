@@ -88,9 +88,10 @@ class Executor:
         agreement: Agreement = ALONE,
     ) -> None:
         self._program = instructions
-        self._constants = [
-            transfer.copy_into(c) for c in constants
-        ]  # copies, since the user may donate or delete the arrays that the step captured
+        self._constants = [  # copies, since the user may donate or delete the arrays that the step captured
+            transfer.copy_out(c) if slot in instructions.always_on_host else transfer.copy_into(c)
+            for (slot, _), c in zip(instructions.constants, constants, strict=True)
+        ]
         self._transfer = transfer
         self._used = _slots_used(instructions)
         self._run_ahead = run_ahead
@@ -131,7 +132,9 @@ class Executor:
         results = [env[slot] if env[slot] is not None else host[slot] for slot in program.outputs]
         if self.needs_lower_budget:  # copy back what recovery sent to the host, but not what the plan leaves there
             results = [
-                self._transfer.into(value) if on_host(value) and slot not in host else value
+                self._transfer.into(value)
+                if on_host(value) and slot not in host and slot not in program.always_on_host
+                else value
                 for slot, value in zip(program.outputs, results, strict=True)
             ]
         return results
@@ -139,7 +142,8 @@ class Executor:
     @property
     def rest_on_host(self) -> frozenset[int]:
         """Positions of the results that an iteration leaves on the host."""
-        return frozenset(place for place, slot in enumerate(self._program.outputs) if slot in self._program.left_on_host)
+        left = self._program.left_on_host | self._program.always_on_host
+        return frozenset(place for place, slot in enumerate(self._program.outputs) if slot in left)
 
     @property
     def code(self) -> tuple[Instruction, ...]:
@@ -147,15 +151,11 @@ class Executor:
         return self._program.code
 
     def _arrive(self, slot: int, value: Any, env: list[Any], host: dict[int, Any]) -> None:
-        """Copy an argument to where the plan expects it: on the device, or on the host for state that the plan keeps there."""
+        """Copy an argument to where the plan expects it: on the device, or on the host if the plan or the step has it there."""
         if slot in self._program.arrive_on_host:
-            if on_host(value):
-                host[slot] = value
-            else:  # in the first iteration the state is still on the device
-                host[slot] = self._transfer.out(value)
-                if isinstance(value, jax.Array) and slot not in self._program.keep:
-                    jax.block_until_ready(host[slot])
-                    value.delete()
+            host[slot] = self._on_host(slot, value)
+        elif slot in self._program.always_on_host:
+            env[slot] = self._on_host(slot, value)
         elif on_host(value):
             self.passive_swap_ins += 1
             env[slot] = self._transfer.into(value)
@@ -163,6 +163,16 @@ class Executor:
             env[slot] = value
         elif slot in self._used:  # like `jax.jit`, do not copy what nothing reads
             env[slot] = self._transfer.into(value)
+
+    def _on_host(self, slot: int, value: Any) -> Any:
+        """An argument in host memory. In the first iteration, state may still be on the device; it is then moved."""
+        if on_host(value):
+            return value
+        copy = self._transfer.out(value)
+        if isinstance(value, jax.Array) and slot not in self._program.keep:
+            jax.block_until_ready(copy)
+            value.delete()
+        return copy
 
 
 def _with_copies(before: tuple[int, float], copies: Sequence[Any], began: float) -> tuple[int, float]:
@@ -263,10 +273,11 @@ class Iteration:
         return [value for slot, value in enumerate(self.env) if slot not in others]
 
     def _fetch(self, inputs: Sequence[int]) -> None:
-        """Copy to the device what the segment reads and is not there: passive swap-ins."""
+        """Copy to the device what the segment reads there and is not there: passive swap-ins."""
         env, host = self.env, self.host
+        always_on_host = self._executor._program.always_on_host
         for slot in inputs:
-            if env[slot] is None or on_host(env[slot]):
+            if slot not in always_on_host and (env[slot] is None or on_host(env[slot])):
                 self._executor.passive_swap_ins += 1
                 env[slot] = self._transfer.into(env[slot] if env[slot] is not None else host.pop(slot))
                 env[slot].block_until_ready()
@@ -310,7 +321,10 @@ class Iteration:
         if watch.timed:
             self._executor._waits_for(made)
             watch.segment_us.append((time.perf_counter() - began) * 1e6)
-        held = [v for v in self.env if isinstance(v, jax.Array) and not on_host(v) and not v.is_deleted()]
-        live = sum(nbytes_on_a_device(v) for v in (*held, *made) if isinstance(v, jax.Array))
+        live = sum(
+            nbytes_on_a_device(v)
+            for v in (*self.env, *made)
+            if isinstance(v, jax.Array) and not on_host(v) and not v.is_deleted()
+        )
         watch.live_bytes = live + workspace_bytes
         watch.peak_bytes = max(watch.peak_bytes, watch.live_bytes)

@@ -90,12 +90,13 @@ class Instructions:
 
     Attributes:
         code: the instructions, in order.
-        nbytes: the size of the tensor in each slot.
+        nbytes: the size of the tensor in each slot, in device memory.
         inputs: the slots of the step's arguments.
         outputs: the slots of the step's results.
         constants: (slot, tensor) for each array that the step captures from outside.
         arrive_on_host: the slots of arguments that an iteration expects in host memory.
         left_on_host: the slots of results that an iteration leaves in host memory.
+        always_on_host: the slots of tensors that the step itself has in host memory; no instruction copies them.
         keep: the slots of constants and of arguments that are not donated, whose memory must not be freed.
         effectful: whether an iteration must be over before the next one begins.
     """
@@ -109,6 +110,7 @@ class Instructions:
     left_on_host: frozenset[int]
     keep: frozenset[int]
     effectful: bool
+    always_on_host: frozenset[int] = frozenset()
 
 
 def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructions:
@@ -177,6 +179,7 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
         left_on_host=frozenset(of(t for t in graph.outputs if t in resting)),
         keep=frozenset(of(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)),
         effectful=any(operator.effectful for operator in graph.operators),
+        always_on_host=frozenset(slot for slot, t in enumerate(held_by) if graph.tensors[t].in_host_memory),
         nbytes=tuple(graph.tensors[t].nbytes for t in held_by),  # last, since by now every tensor has its slot
     )
 

@@ -20,7 +20,17 @@ from jax.extend.core.primitives import convert_element_type_p
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tensile_jax.ir import OperatorId, TensorId
-from tensile_jax.trace import Program, StepShardings, atom_key, params_key, run_all, shape_struct, variable_ids
+from tensile_jax.trace import (
+    Program,
+    StepShardings,
+    array_type,
+    atom_key,
+    in_host_memory,
+    params_key,
+    run_all,
+    shape_struct,
+    variable_ids,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,10 +39,11 @@ class SegmentCode:
 
     Attributes:
         function: takes the inputs and returns the tuple of outputs, and with effects one number more.
-        avals: for each input a `jax.ShapeDtypeStruct`, or a token.
+        avals: for each input a `jax.ShapeDtypeStruct`, or an abstract value in host memory, or a token.
         donated: the positions of the inputs that are donated.
         content: equal for segments that can share an executable.
         out_shardings: for each result its sharding, if the step runs on several devices; `avals` then have shardings, too.
+        on_host: for each result whether it is in host memory, if any input or result is, and the step runs on one device.
     """
 
     function: Callable[..., tuple[Any, ...]]
@@ -40,6 +51,7 @@ class SegmentCode:
     donated: tuple[int, ...]
     content: Hashable
     out_shardings: tuple[Any, ...] | None = None
+    on_host: tuple[bool, ...] | None = None
 
 
 class SegmentBuilder:
@@ -82,12 +94,13 @@ class SegmentBuilder:
         placed = {} if self._divided is None else self._divided.of
         avals = tuple(_struct(program.avals[v], placed.get(v)) for v in reads)
         shapes = tuple(
-            (a.shape, a.dtype, a.weak_type, a.sharding) if isinstance(a, jax.ShapeDtypeStruct) else type(a) for a in avals
+            (a.shape, a.dtype, a.weak_type, a.sharding, in_host_memory(a)) if hasattr(a, "shape") else type(a) for a in avals
         )
         out_shardings = self.out_shardings(outputs, effectful=effectful)
         results = tuple((number[v], v in program.weak) for v in writes)
         content = (shapes, tuple(body), results, positions, out_shardings)
-        return SegmentCode(segment, avals, positions, content, out_shardings)
+        on_host = self.on_host(inputs, outputs, effectful=effectful)
+        return SegmentCode(segment, avals, positions, content, out_shardings, on_host)
 
     def out_shardings(self, outputs: Sequence[TensorId], *, effectful: bool) -> tuple[Any, ...] | None:
         """The shardings of the results of a segment with these outputs; None if the step runs on one device."""
@@ -95,6 +108,13 @@ class SegmentBuilder:
             return None
         at_the_end = (NamedSharding(self._divided.mesh, PartitionSpec()),) if effectful else ()
         return (*(self._divided.of.get(self._variables[t]) for t in outputs), *at_the_end)
+
+    def on_host(self, inputs: Sequence[TensorId], outputs: Sequence[TensorId], *, effectful: bool) -> tuple[bool, ...] | None:
+        """`SegmentCode.on_host` of a segment with these inputs and outputs."""
+        there = [in_host_memory(self._program.avals[self._variables[t]]) for t in (*inputs, *outputs)]
+        if self._divided is not None or not any(there):
+            return None
+        return (*there[len(inputs) :], *((False,) if effectful else ()))
 
 
 def _typed(value: Any, *, weak: bool) -> Any:
@@ -105,5 +125,7 @@ def _typed(value: Any, *, weak: bool) -> Any:
 
 
 def _struct(aval: Any, sharding: Any) -> Any:
-    """What stands for a value when a segment is lowered: its shape, or, for a token, which has no shape, a token."""
-    return shape_struct(aval, sharding) if hasattr(aval, "shape") else jax.jit(jax.lax.create_token)()
+    """What stands for a value when a segment is lowered: its shape; in host memory, its type; for a token, a token."""
+    if not hasattr(aval, "shape"):
+        return jax.jit(jax.lax.create_token)()
+    return array_type(aval) if sharding is None and in_host_memory(aval) else shape_struct(aval, sharding)

@@ -77,7 +77,8 @@ def program_code(
     around = builder.code([], joined.inputs, (), joined.donated)
     content = ("program", form, around.content, _wiring(parts, copies, joined), tuple(code.content for code in codes))
     out_shardings = builder.out_shardings(joined.outputs, effectful=effectful)
-    return SegmentCode(function, around.avals, around.donated, content, out_shardings)
+    on_host = builder.on_host(joined.inputs, joined.outputs, effectful=effectful)
+    return SegmentCode(function, around.avals, around.donated, content, out_shardings, on_host)
 
 
 def _wiring(parts: Sequence[Segment], copies: Sequence[Event], joined: Segment) -> Hashable:

@@ -439,7 +439,8 @@ class PreparedStep:
         return self._workspaces_of(plan.segments, executables)
 
     def _workspaces_of(self, segments: Sequence[Segment], executables: Sequence[Executable]) -> list[int]:
-        size = [t.nbytes for t in self.graph.tensors]
+        counts_host = self.compiler.device.platform == "cpu"  # XLA for CPUs counts host memory as if it were the device's
+        size = [t.nbytes + (t.host_bytes or 0 if counts_host else 0) for t in self.graph.tensors]
         own = [
             max(0, e.workspace(outputs=sum(size[t] for t in s.outputs), donated=sum(size[t] for t in s.donated)))
             for s, e in zip(segments, executables, strict=True)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from tensile_jax.trace import nbytes_of, shard_of
+from tensile_jax.trace import shard_of, size_of
 
 Device = Any
 """A `jax.Device`, which is a variable and not a type to a type checker."""
@@ -42,6 +42,10 @@ class Transfer:
     def copy_into(self, array: Any) -> Any:
         """A copy in device memory that shares no memory with `array`."""
         return jax.device_put(array, self._device_of(array), may_alias=False)
+
+    def copy_out(self, array: Any) -> Any:
+        """A copy in pinned host memory that shares no memory with `array`."""
+        return jax.device_put(array, self._host_of(array), may_alias=False)
 
     def _host_of(self, array: Any) -> Any:
         return array.sharding.with_memory_kind(HOST) if is_divided(array) else self._to_host
@@ -77,9 +81,14 @@ def placed_like(tree: Any, like: Any) -> Any:
     return jax.tree.map(placed, tree, like)
 
 
+def places_on_host(tree: Any) -> frozenset[int]:
+    """The flat positions of the arrays in pinned host memory."""
+    return frozenset(i for i, leaf in enumerate(jax.tree.leaves(tree)) if on_host(leaf))
+
+
 def nbytes_on_a_device(array: Any) -> int:
-    """The bytes that an array takes on each of its devices."""
-    return nbytes_of(shard_of(array.aval, array.sharding) if is_divided(array) else array.aval)
+    """The bytes that an array takes on each of its devices, be it in device memory or in the host memory of the device."""
+    return size_of(shard_of(array.aval, array.sharding) if is_divided(array) else array.aval)
 
 
 def in_device_memory(sharding: Any) -> Any:

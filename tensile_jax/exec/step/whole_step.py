@@ -9,6 +9,7 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from tensile_jax.exec.step.executor import Observation
 from tensile_jax.exec.step.transfer import Transfer, on_host
+from tensile_jax.trace import TracedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,13 @@ class WholeStep:
     """Runs a step with one launch for each iteration. `compiled` takes and returns the trees of the user's function."""
 
     code = (LaunchWhole(),)
-    rest_on_host: frozenset[int] = frozenset()
 
-    def __init__(self, compiled: Any, in_tree: Any, peak_bytes: int, transfer: Transfer) -> None:
+    def __init__(self, compiled: Any, step: TracedStep, peak_bytes: int, transfer: Transfer) -> None:
         self._compiled = compiled
-        self._in_tree = in_tree
+        self._in_tree = step.in_tree
+        self._from_host = step.on_host
+        graph = step.graph
+        self.rest_on_host = frozenset(i for i, t in enumerate(graph.outputs) if graph.tensors[t].in_host_memory)
         self._peak_bytes = peak_bytes
         self._transfer = transfer
         self.passive_swap_ins = 0
@@ -32,9 +35,14 @@ class WholeStep:
         self.needs_lower_budget = False
 
     def begin(self, arguments: Sequence[Any], watch: Observation | None = None) -> "WholeIteration":
-        """Begin an iteration on `arguments`, which are copied to the device."""
-        ready = [v if isinstance(v, jax.Array) and not on_host(v) else self._transfer.into(v) for v in arguments]
+        """Begin an iteration on `arguments`, which are copied to the device, or to the host if the step takes them from there."""
+        ready = [self._brought(place, value) for place, value in enumerate(arguments)]
         return WholeIteration(self, ready, watch)
+
+    def _brought(self, place: int, value: Any) -> Any:
+        if place in self._from_host:
+            return value if on_host(value) else self._transfer.out(value)
+        return value if isinstance(value, jax.Array) and not on_host(value) else self._transfer.into(value)
 
     def end(self, iteration: "WholeIteration") -> list[Any]:
         """The results, flat."""

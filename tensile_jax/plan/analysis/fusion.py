@@ -136,7 +136,8 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
         own_bytes = sum(size[u] for u in read if u not in liveness.kept_by_caller)
         is_view = op.primitive in _VIEWS and len(op.inputs) == 1 and size[op.inputs[0]] == out <= _SMALL_VIEW
         for t in op.outputs:
-            virtual[t] = (own_bytes * _SMALL <= size[t] or t in statistics or is_view) and t not in results
+            never_stored = own_bytes * _SMALL <= size[t] or t in statistics or is_view
+            virtual[t] = never_stored and t not in results and not graph.tensors[t].in_host_memory
             if not read_by_heavy[t] and t not in shared and len(read) <= _MOST_LEAVES:
                 leaves[t], leaf_bytes[t] = read, read_bytes
         before = max((joined[u] for u in op.inputs if size[u] * _SMALL > out), default=(0, -1))

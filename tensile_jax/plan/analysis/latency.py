@@ -1,9 +1,11 @@
 """Predicts, from a device profile, how long each operator of a step takes on a device.
 
     kernel_latency(w)   = max(w + kernel_us, host_kernel_us)      a kernel with so many microseconds of work
-    operator_latency(o) = kernel_latency(max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o))) + exchange_us(o)
+    operator_latency(o) = kernel_latency(max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o), link_us(o)))
+                          + exchange_us(o)
                           by itself: a roofline, and what devices exchange for it: exchanged(o) / interconnect_bytes_per_us.
-                          If all floating-point operands have 16 bits, operations take 1 / half_speedup of the time
+                          If all floating-point operands have 16 bits, operations take 1 / half_speedup of the time.
+                          link_us is what the step's own copies between the memories take, in the slower direction
     own_latencies       what the latency model of the device predicts of its heavy operators, and the roofline of all others
 
 In an executable, XLA fuses light operators and reductions into the operators that use them, so that they cost what they add to
@@ -31,6 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensile_jax.ir import OUTER_PRODUCTS, Graph, Operator
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.liveness import Liveness
@@ -65,7 +68,8 @@ def kernel_latencies(work_us: np.ndarray, profile: DeviceProfile) -> np.ndarray:
 def operator_latency(operator: Operator, profile: DeviceProfile, *, half: bool = False) -> float:
     """Microseconds that the operator takes by itself; `half` says that its floating-point operands have 16 bits."""
     flops_per_us = profile.flops_per_us * (profile.half_speedup if half else 1.0)
-    work_us = max(operator.flops / flops_per_us, operator.nbytes / profile.bytes_per_us, operator.least_us)
+    link_us = max(copy_out_us(operator.bytes_out, profile), copy_in_us(operator.bytes_in, profile))
+    work_us = max(operator.flops / flops_per_us, operator.nbytes / profile.bytes_per_us, operator.least_us, link_us)
     return kernel_latency(work_us, profile) + exchange_us(operator, profile)
 
 

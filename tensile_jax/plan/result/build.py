@@ -245,4 +245,4 @@ def _event(kind: EventKind, graph: Graph, t: TensorId, trigger: int, until: int,
 
 def _planned(graph: Graph, t: TensorId) -> PlannedTensor:
     tensor = graph.tensors[t]
-    return PlannedTensor(tensor.id, tensor.name, tensor.role, tensor.nbytes, tensor.shape, tensor.dtype)
+    return PlannedTensor(tensor.id, tensor.name, tensor.role, tensor.nbytes, tensor.shape, tensor.dtype, tensor.host_bytes)

@@ -11,6 +11,7 @@ those on the device and those on the host. It checks that
       last iteration left there
     - a copy starts from where the tensor is and not before it is triggered, no two copies of one direction overlap, and none ends
       after it is needed
+    - no tensor is copied that the step itself has in host memory
     - what is donated to a segment is an input of it, and one of its outputs is the state that takes over the memory
     - for each segment, the replay's sum (tensors on the device + workspace) is at most the segment's `device_bytes`, and
       `device_bytes` is at most the plan's peak (if the segments are compiled into one program, XLA orders their operators, and
@@ -148,11 +149,14 @@ def _check_ids(plan: Plan, graph: Graph, operator_of: dict[OperatorId, Operator]
             raise InvalidPlan(f"names tensors {unknown} and operators {missing}, which do not exist", segment=index)
     for tensor in plan.tensors:
         true = graph.tensors[tensor.id] if 0 <= tensor.id < len(graph.tensors) else None
-        if true is None or (true.nbytes, true.shape, true.dtype) != (tensor.nbytes, tensor.shape, tensor.dtype):
+        mine = (tensor.nbytes, tensor.host_bytes, tensor.shape, tensor.dtype)
+        if true is None or (true.nbytes, true.host_bytes, true.shape, true.dtype) != mine:
             raise InvalidPlan(f"the plan has another {tensor.name} than the step", segment=0, tensor=tensor.name)
     for event in plan.events:
         if not 0 <= event.tensor < len(graph.tensors):
             raise InvalidPlan(f"an event names tensor {event.tensor}, which does not exist", segment=event.until)
+        if event.kind in ("swap_out", "swap_in") and graph.tensors[event.tensor].in_host_memory:
+            raise InvalidPlan(f"copies {event.name}, which the step has in host memory", segment=event.until, tensor=event.name)
 
 
 def _arrives_on_host(plan: Plan, graph: Graph) -> set[TensorId]:

@@ -115,7 +115,8 @@ def _shortest_path(
     path = [k - 1]
     while path[-1]:
         path.append(back[path[-1]])
-    return _Cut([possible[p] for p in path[::-1]], over[-1])
+    reached = total[-1] < float("inf")  # not if a segment between all of them cannot compute again what is absent at its begin
+    return _Cut([possible[p] for p in path[::-1]], over[-1] if reached else float("inf"))
 
 
 def _segments(
