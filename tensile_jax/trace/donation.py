@@ -19,8 +19,14 @@ class Taken(NamedTuple):
     crossed: list[tuple[int, int]]
 
 
-def taken_inputs(avals: Sequence[Any], inputs: Sequence[int], outputs: Sequence[Atom], usable: Sequence[bool]) -> Taken:
-    """The inputs that are taken; `usable` says which are donated and used.
+def taken_inputs(
+    avals: Sequence[Any], inputs: Sequence[int], outputs: Sequence[Atom], usable: Sequence[bool], *, by_memory: bool = False
+) -> Taken:
+    """The inputs that are taken.
+
+    Args:
+        usable: for each input, whether it is donated and used.
+        by_memory: whether JAX knows the memory of every argument and every result. Then it looks at that.
 
     The rule is that of JAX's lowering (`_set_up_aliases`). First, each output in turn takes over the memory of the first usable
     input of its shape and dtype that is left. Then JAX gives each usable input that is left to XLA if an output that is left has
@@ -30,14 +36,14 @@ def taken_inputs(avals: Sequence[Any], inputs: Sequence[int], outputs: Sequence[
     waiting: dict[Any, list[int]] = {}
     for place, (v, is_usable) in enumerate(zip(inputs, usable, strict=True)):
         if is_usable:
-            waiting.setdefault(_form(avals[v]), []).append(place)
+            waiting.setdefault(_form(avals[v], by_memory), []).append(place)
     taken = [False] * len(inputs)
     crossed: list[tuple[int, int]] = []
     sizes_left: Counter[int] = Counter()
     bytes_left: Counter[tuple[int, bool]] = Counter()
     for result, atom in enumerate(outputs):
         aval = avals[atom] if isinstance(atom, int) else atom.aval
-        fitting = waiting.get(_form(aval))
+        fitting = waiting.get(_form(aval, by_memory))
         if fitting:
             place = fitting.pop(0)
             taken[place] = True
@@ -61,6 +67,6 @@ def _room(aval: Any) -> tuple[int, bool]:
     return size_of(aval), in_host_memory(aval)
 
 
-def _form(aval: Any) -> Any:
-    """Shape and dtype. A token has neither; the result is then the abstract value itself."""
-    return (aval.shape, aval.dtype) if hasattr(aval, "shape") else aval
+def _form(aval: Any, by_memory: bool) -> Any:
+    """Shape and dtype, and the memory if it counts. A token has none of them; the result is then the abstract value itself."""
+    return (aval.shape, aval.dtype, by_memory and in_host_memory(aval)) if hasattr(aval, "shape") else aval

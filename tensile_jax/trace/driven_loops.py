@@ -88,7 +88,8 @@ class _Body:
 def driven_loops(step: TracedStep) -> list[DrivenLoop]:
     """The loops of a step that stayed whole and can be driven: scans without mutable references that do heavy work.
 
-    They neither read nor make values in host memory. There are none if the step was traced with `open_loops=False`, or runs on several devices.
+    They neither read nor make values in host memory. There are none if the step was traced with `open_loops=False`, or runs on
+    several devices.
     """
     if step.open_loops is False or step.divided is not None:
         return []

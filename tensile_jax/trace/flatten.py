@@ -39,7 +39,15 @@ from jax.extend.core import Literal, primitives
 from tensile_jax.errors import TraceError
 from tensile_jax.trace.avals import array_type, in_host_memory, is_extended, is_weak, shape_of, strong
 from tensile_jax.trace.donation import taken_inputs
-from tensile_jax.trace.jaxprs import closed, converts_nothing, copy_of, inner_jaxpr, read_from_references, selection_of
+from tensile_jax.trace.jaxprs import (
+    closed,
+    converts_nothing,
+    copy_of,
+    inner_jaxpr,
+    move_of,
+    read_from_references,
+    selection_of,
+)
 from tensile_jax.trace.known_values import known_scalar
 from tensile_jax.trace.loops import Loop, Pieces, Stacked, element, joined, layer, loop_of, piece, stack
 from tensile_jax.trace.mapped import Map, Mapped, Placed, map_of
@@ -375,6 +383,16 @@ class _Builder:
             )
         )
 
+    def moved(self, atom: Any, to_host: bool | None) -> Any:
+        """The value in the memory in which it is wanted."""
+        aval = self.avals[atom] if isinstance(atom, int) else atom.aval
+        if to_host is None or not hasattr(aval, "shape") or in_host_memory(aval) == to_host:
+            return atom
+        move = move_of(aval, to_host=to_host)
+        result = self.variable(move.outvars[0].aval)
+        self._add(move, move.primitive, [atom], (result,), "output")
+        return result
+
     def separate(self, outputs: Sequence[Atom], kept: Collection[int]) -> list[int]:
         """Copy each output that is returned twice, is an immediate, a constant, or an input that the caller keeps."""
         separate: dict[int, None] = {}  # in order
@@ -459,6 +477,8 @@ def flatten(
     opens: Callable[[Any], bool] = _opens_nothing,
     splits: Callable[[Any], Bounds] = _splits_nothing,
     respect_checkpoint: bool = False,
+    results_on_host: Sequence[bool | None] | None = None,
+    all_placed: bool = False,
 ) -> Program:
     """The flat program of a closed jaxpr, without dead or repeated equations.
 
@@ -472,12 +492,17 @@ def flatten(
         opens: for a scan or a conditional, as an equation of a jaxpr, whether its iterations or branches take its place.
         splits: for another scan, the iterations of the shorter scans that take its place, half-open; none if it is not split.
         respect_checkpoint: whether what `jax.checkpoint` repeats in the backward pass is not merged with its originals.
+        results_on_host: for each result whether its caller wants it in host memory; None: where the step has it.
+        all_placed: whether the caller says of every argument and every result where it is.
     """
     jaxpr = closed_jaxpr.jaxpr
-    builder = _Builder(opens, splits, respects_checkpoints=respect_checkpoint, one_memory=not names_memory(jaxpr))
+    builder = _Builder(
+        opens, splits, respects_checkpoints=respect_checkpoint, one_memory=not (names_memory(jaxpr) or any(results_on_host or ()))
+    )
     inputs = [builder.variable(v.aval) for v in jaxpr.invars]
     results = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
-    returned: list[Any] = [builder.whole(value) for value in results]
+    wanted = results_on_host or [None] * len(results)
+    returned: list[Any] = [builder.moved(builder.whole(v), to_host) for v, to_host in zip(results, wanted, strict=True)]
     equations, returned = without_repeated(builder.equations, returned)
     if not respect_checkpoint:
         equations, returned = without_offloading(equations, returned)
@@ -485,7 +510,7 @@ def flatten(
     read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)} | {v for v in returned if isinstance(v, int)}
     used = [keep_unused or v in read for v in inputs]
     usable = [u and d for u, d in zip(used, donated or [False] * len(inputs), strict=True)]
-    taken = taken_inputs(builder.avals, inputs, returned, usable)
+    taken = taken_inputs(builder.avals, inputs, returned, usable, by_memory=all_placed)
     from_references = read_from_references(jaxpr)
     weak_result = [is_weak(atom.aval) and id(atom) not in from_references for atom in jaxpr.outvars]
     weak_inputs = {v for v, given in zip(inputs, jaxpr.invars, strict=True) if is_weak(given.aval)}

@@ -82,6 +82,12 @@ def copy_of(aval: Any) -> Any:
     return jax.make_jaxpr(jax.numpy.copy)(aval).jaxpr.eqns[-1]
 
 
+def move_of(aval: Any, *, to_host: bool) -> Any:
+    """A jaxpr's equation that copies a value to host memory, or to device memory."""
+    space = jax.memory.Space.Host if to_host else jax.memory.Space.Device
+    return jax.make_jaxpr(lambda value: jax.device_put(value, space))(array_type(aval)).jaxpr.eqns[-1]
+
+
 def selection_of(aval: Any, cases: int) -> Any:
     """A jaxpr's equation that takes an index (int32) and so many values, and gives the value of the index."""
     given = [array_type(aval)] * cases

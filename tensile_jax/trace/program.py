@@ -62,9 +62,9 @@ class Program:
     """A flat step.
 
     `avals[v]` is the abstract value of variable `v`, strongly typed. `used[i]` says whether input i counts as used. `taken[i]`
-    says whether input i is donated and an output takes over its memory, and `crossed` are the pairs (input, output) of which one is
-    in host memory and the other is not (`donation.py`). `weak` are the outputs that are returned weakly typed.
-    `opened` is the number of loops and conditionals whose iterations or branches stand in the program.
+    says whether input i is donated and an output takes over its memory, and `crossed` are the pairs (input, output) of which one
+    is in host memory and the other is not (`donation.py`). `weak` are the outputs that are returned weakly typed. `opened` is the
+    number of loops and conditionals whose iterations or branches stand in the program.
     """
 
     equations: tuple[Equation, ...]

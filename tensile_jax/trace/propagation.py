@@ -93,8 +93,14 @@ def propagated(program: Program, given: Sequence[Any], wanted: Sequence[Any], me
 
 
 def _in_memory_of(aval: Any, sharding: Any, by_default: Any = None) -> Any:
-    """The sharding, in host memory if the value is there; `by_default` is then the sharding if there is none."""
-    return (sharding or by_default).with_memory_kind("pinned_host") if in_host_memory(aval) else sharding
+    """The sharding, in host memory if the value is there; `by_default` is then the sharding if there is none.
+
+    What the caller asks for is there already, and may also say the layout.
+    """
+    place = sharding or by_default
+    if not in_host_memory(aval) or not isinstance(place, NamedSharding):
+        return sharding
+    return place.with_memory_kind("pinned_host")
 
 
 def _own(value: Any, mesh: Mesh) -> NamedSharding | None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure, treedef_is_leaf
 
 from tensile_jax.errors import TraceError
@@ -47,7 +48,7 @@ class TracedStep:
     `respect_checkpoint` are what `trace_step` was given. `divided` says how values are divided among several devices; the graphs
     then have the sizes of one device (`per_device.py`). `row_chunks` is the number of chunks in which a part of the step is
     evaluated, or 0. `split` makes the program in which long loops are split, and notes on the loops that stay whole in it.
-    `moved` are the pairs (argument, result) of positions of state that the step returns in the other memory than it takes it from.
+    `moved` are the pairs (argument, result) of positions of state that the step returns in another memory than it takes it from.
     """
 
     traced: Any
@@ -73,8 +74,10 @@ class TracedStep:
         return frozenset(i for i, t in enumerate(self.graph.inputs) if self.graph.tensors[t].in_host_memory)
 
     def refuse_crossed_donations(self) -> None:
-        """Raises TraceError if `jax.jit` would put a result on the device into the memory of an argument on the host, or the other
-        way round, since the argument is donated: that ends the process (`donation.py`)."""
+        """Raises TraceError if an argument is donated in one memory and `jax.jit` gives its memory to a result in the other one.
+
+        Such a step ends the process (`donation.py`).
+        """
         for i, o in self.program.crossed:
             given, result = (self.graph.tensors[t] for t in (self.graph.inputs[i], self.graph.outputs[o]))
             there, then = ("host", "device") if given.in_host_memory else ("device", "host")
@@ -169,6 +172,9 @@ def trace_step(
     refuse_outer_references(closed.in_avals, [f"The argument {name}" for name in boundary.arguments], name)
     refuse_outer_references([jax.typeof(c) for c in closed.consts], ["A captured value"] * len(closed.consts), name)
     donated = [bool(info.donated) for info in tree_leaves(traced.args_info)]
+    stated = [_stated(info) for info in tree_leaves(traced.out_info)]
+    results_on_host = [None if place is None else place.memory_kind == "pinned_host" for place in stated]
+    all_placed = None not in stated and all(_is_placed(leaf) for leaf in tree_leaves((args, kwargs)))
 
     def flat(*, splits_loops: bool) -> tuple[Program, tuple[str, ...]]:
         """The flat program, and sentences about the loops that stay whole in it."""
@@ -180,6 +186,8 @@ def trace_step(
             donated=donated,
             keep_unused=keep_unused,
             respect_checkpoint=respect_checkpoint,
+            results_on_host=results_on_host,
+            all_placed=all_placed,
         )
         return program, tuple(dict.fromkeys(opening.notes))
 
@@ -201,7 +209,11 @@ def trace_step(
         )
 
     graph = graph_of(program)
-    whole_program = flatten(closed, donated=donated, keep_unused=keep_unused) if program.opened else program
+    whole_program = program
+    if program.opened:
+        whole_program = flatten(
+            closed, donated=donated, keep_unused=keep_unused, results_on_host=results_on_host, all_placed=all_placed
+        )
     whole_graph = graph_of(whole_program) if program.opened else graph
     return TracedStep(
         traced,
@@ -251,6 +263,17 @@ def trace_where_arguments_are(trace: Callable[[frozenset[int]], TracedStep], on_
         return trace(returned_there)
     except ValueError:
         return step
+
+
+def _stated(result: Any) -> Any:
+    """The sharding that the caller asks for; None if there is none. A sharding that is part of a type names no device."""
+    place = getattr(result, "sharding", None)
+    return None if isinstance(place, NamedSharding) and isinstance(place.mesh, AbstractMesh) else place
+
+
+def _is_placed(argument: Any) -> bool:
+    """Whether the caller says where the argument is."""
+    return getattr(argument, "committed", True) and getattr(argument, "sharding", None) is not None
 
 
 def _on_host(program: Program, variable: int) -> bool:

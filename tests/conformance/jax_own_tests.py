@@ -1,10 +1,12 @@
 """Runs JAX's own tests of `jit` with `tensile_jax.jit` in the place of `jax.jit`.
 
     python -m tests.conformance.jax_own_tests PATH/TO/jax/tests/api_test.py [pytest's options]
+    python -m tests.conformance.jax_own_tests PATH/TO/jax/tests/memories_test.py [pytest's options]
 
-The file is JAX's and is never part of this repository: take it from JAX's repository at the tag of the installed version
-(`git show jax-v0.10.2:tests/api_test.py`). Every `jit` and `jax.jit` in that file becomes `tensile_jax.jit(policy="none")`, so
-that segments run, and not plain `jax.jit`. The classes `JitTest` and `BufferDonationTest` are run unless `-k` selects others.
+The files are JAX's and are never part of this repository: take them from JAX's repository at the tag of the installed version
+(`git show jax-v0.10.2:tests/api_test.py`). Every `jit` and `jax.jit` in such a file becomes `tensile_jax.jit(policy="none")`, so
+that segments run, and not plain `jax.jit`. The classes of `CLASSES` are run unless `-k` selects others. JAX skips those of
+`memories_test.py` on a CPU. They are run there all the same, since most of them pass under `jax.jit`.
 
 The tests in `EXCEPTIONS` are expected to fail, each for the reason given there; docs/jit.md lists them for users. If one of them
 passes, it is reported as an error, because the list is then out of date.
@@ -22,11 +24,13 @@ import pytest
 
 import tensile_jax
 
-CLASSES = "JitTest or BufferDonationTest"
+_OF_MEMORIES = ("DevicePutTest", "ComputeOffload", "ActivationOffloadingTest")
+CLASSES = " or ".join(("JitTest", "BufferDonationTest", *_OF_MEMORIES))
 
 _PRIVATE_CACHE = "calls the private method _cache_size"
 _REPR = "expects the name PjitFunction"
 _COUNTS = "counts compilations and cache misses of jit's own"
+_ON_A_CPU = "fails on a CPU under jax.jit as well"
 
 EXCEPTIONS: dict[str, str] = {
     "test_cache_key_defaults": _PRIVATE_CACHE,
@@ -36,6 +40,16 @@ EXCEPTIONS: dict[str, str] = {
     "test_jit_repr_errors": _REPR,
     "test_jit_compile_with_compiler_options_multiple": _COUNTS,
     "test_jit_lower_no_pruning": _COUNTS,
+    "test_jit_cpp_cache_hit": _COUNTS,
+    "test_jit_cpp_cache_output_hit": _COUNTS,
+    "test_jit_cache_hit_with_default_and_specified_mem_kind": _COUNTS,
+    "test_diff_mem_space_error": "copies an argument in host memory to the device where jit refuses it",
+    "test_compute_offload_mesh_with_linear_layout": "asks for a memory layout on a mesh, which is refused",
+    "test_device_put_transpose_auto_mode": _ON_A_CPU,
+    "test_remat_checkpoint_dots_with_no_batch_dims": _ON_A_CPU,
+    "test_remat_jaxpr_offloadable": _ON_A_CPU,
+    "test_remat_scan_jaxpr_offloadable": _ON_A_CPU,
+    "test_remat_scan_layout_change_offloadable": _ON_A_CPU,
 }
 """Name of a test of JAX's, and why `tensile_jax.jit` does not pass it."""
 
@@ -68,6 +82,9 @@ def load(path: Path) -> ModuleType:
     sys.modules["api_test"] = module
     spec.loader.exec_module(module)
     module.__dict__["jit"] = segmented_jit
+    for name in _OF_MEMORIES:
+        if (tests := getattr(module, name, None)) is not None:
+            tests.setUp = tests.__mro__[1].setUp  # its own skips all tests on a CPU
     module.__dict__["jax"] = JaxWithSegmentedJit()
     return module
 

@@ -5,10 +5,6 @@ with them in both memories, moves values between these in every way that JAX has
 returns the new state, each array of it in a memory that is drawn. Arrays have 64 KiB, so that plans may swap them.
 """
 
-import os
-import subprocess
-import sys
-import textwrap
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -141,16 +137,14 @@ def called(function: Any, case: dict[str, Any], calls: int = 2) -> Any:
     state, batch = arguments(case)
     seen: list[Any] = []
     for _ in range(calls):
-        given, raised = jax.tree.leaves((state, batch)), ""
+        given = jax.tree.leaves((state, batch))
         try:
             state, metric = jax.block_until_ready(function(state, batch))
         except Exception as error:
             if isinstance(error, tensile.BudgetTooSmall) or "is donated in" in str(error):
                 raise
-            raised = type(error).__name__
+            return [*seen, (type(error).__name__, [array.is_deleted() for array in given])]
         deleted = [array.is_deleted() for array in given]
-        if raised:
-            return [*seen, (raised, deleted)]
         results = [*state, metric]
         seen.append((
             [a.sharding.memory_kind for a in results],

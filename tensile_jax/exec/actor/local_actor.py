@@ -150,8 +150,8 @@ class LocalActor:
     """A job in this process; see `Actor`.
 
     Args:
-        given_on_host: the positions of the arrays of the state that the user has put in host memory; by default, of those that are
-            there. A state from a checkpoint may be anywhere.
+        given_on_host: the positions of the arrays of the state that the user has put in host memory; by default, of those that
+            are there. A state from a checkpoint may be anywhere.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class LocalActor:
     def _trace_in_memories(self, batch: Any, on_host: frozenset[int]) -> TracedStep:
         """The step, which takes each array of the state from the memory in which it returns the array.
 
-        `on_host` are the positions of the arrays that were given in host memory. The others may be there, too, while the job waits.
+        `on_host` are the positions of the arrays that were given in host memory. While the job waits, the others are there, too.
         """
 
         def trace(there: frozenset[int]) -> TracedStep:
@@ -241,8 +241,8 @@ class LocalActor:
         if settled.moved:
             names = [keystr(path) for path, _ in tree_flatten_with_path(tree_unflatten(self._tree, self._shapes))[0]]
             raise TraceError(
-                f"state{names[settled.moved[0][0]]} is returned in the other memory than it is taken from, whether it is given in "
-                "device memory or in host memory. A job's state must be returned in the memory from which the next step takes it."
+                f"state{names[settled.moved[0][0]]} is returned in host memory if it is given in device memory, and the other "
+                "way round. A job's state must be returned in the memory from which the next step takes it."
             )
         return settled
 

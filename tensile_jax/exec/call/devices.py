@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.experimental.layout import Format
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.tree_util import tree_unflatten
 
@@ -158,10 +159,17 @@ def _first_here(devices: Iterable[Device]) -> Device:
 
 
 def _is_stated(place: Any) -> bool:
-    return place is None or isinstance(place, Sharding | PartitionSpec)
+    return place is None or isinstance(place, Sharding | PartitionSpec | Format)
 
 
 def _named(place: Any) -> Any:
+    if isinstance(place, Format):
+        if place.layout is not None:
+            raise TraceError(
+                f"{place} asks for a memory layout, on a mesh. tensile_jax.jit does that on one device only: leave the layout out "
+                "(pass the sharding), or use jax.jit for this step."
+            )
+        return place.sharding
     if not isinstance(place, PartitionSpec):
         return place
     mesh = mesh_in_force()

@@ -40,7 +40,7 @@ from tensile_jax.exec.step.executor import WATCHED_FIRST, Executor, Observation,
 from tensile_jax.exec.step.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan, package_version
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
-from tensile_jax.exec.step.transfer import Device, Transfer, divided_as, in_device_memory, on_host, to_device
+from tensile_jax.exec.step.transfer import HOST, Device, Transfer, divided_as, in_device_memory, on_host, to_device
 from tensile_jax.exec.step.variants import predict_fastest, prepare_fastest, prepare_for_less, variant_of
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace import TracedStep, shape_struct, trace_step, trace_where_arguments_are, type_on_host
@@ -66,7 +66,7 @@ class _Traced:
         return self.prepared.step.on_host
 
     def may_have_left(self, signature: Signature) -> bool:
-        """Whether the arguments of a call are where the step takes them from, but for state that a plan may have left on the host."""
+        """Whether a call's arguments are where the step takes them from, but for state that a plan may have left on the host."""
         if self.prepared.options.state_memory != "any":
             return False
         graph = self.prepared.graph
@@ -386,6 +386,8 @@ class PlannedCalls:
                 respect_checkpoint=request.respect_checkpoint,
             )
 
+        if any(getattr(place, "memory_kind", None) == HOST for place in jax.tree.leaves(jit_options.get("in_shardings"))):
+            self._jitted.lower(*args, **kwargs)  # raises the error that `jax.jit` raises for arguments in another memory
         known = self._expected_on_host(call.signature)
         step = trace_where_arguments_are(trace, call.signature.on_host) if known is None else trace(known)
         step.refuse_crossed_donations()

@@ -48,8 +48,10 @@ class ResultPlacer:
         """The results as `jax.jit` would return them. An array in `results` that must be replaced is deleted."""
         if self._shardings is not None:
             results = [
-                value if on_host(value) or sharding is None else jax.device_put(value, sharding)
-                for value, sharding in zip(results, self._shardings, strict=True)
+                value
+                if sharding is None or (on_host(value) and i not in self._always_on_host)
+                else jax.device_put(value, sharding)
+                for i, (value, sharding) in enumerate(zip(results, self._shardings, strict=True))
             ]
         if self._compiler.committed and not self._passed_on:
             return results

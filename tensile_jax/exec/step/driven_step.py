@@ -51,7 +51,7 @@ class DrivenStep(PreparedStep):
         step = with_driven(origin.step, {o: (body.loop, body.nbytes, body.us) for o, body in bodies.items()})
         super().__init__(step, origin.budget, origin.options, origin.compiler)
         self.measured = Measured(whole=origin.measured.whole)
-        self.origin = origin
+        self.variant_of = origin
         self.bodies = dict(bodies)
         self._for_less = for_less
 

@@ -146,18 +146,23 @@ class PreparedStep:
         self._whole: Any = None
         self._compiling_whole: Future[Whole] | None = None
         self._without_swaps: PreparedStep | None = None
-        self.origin = self  # the step of which this one is a variant (`variants.py`)
+        self.variant_of: PreparedStep | None = None  # the step of which this one is a variant (`variants.py`)
         self.variants: dict[str, list[PreparedStep]] = {}  # of this step, by what was rewritten, once they were made
         self.loops: list[DrivenLoop] | None = None  # those that could be driven, once they were sought
         self.traced_bodies: dict[OperatorId, PreparedStep] = {}  # of these loops, by the loop's operator, once they were traced
+
+    @property
+    def origin(self) -> "PreparedStep":
+        """The step of which this one is a variant; itself, if it is none."""
+        return self if self.variant_of is None else self.variant_of
 
     def without_swaps(self) -> "PreparedStep":
         """The same step, from which only plans without swaps are made."""
         if self._without_swaps is None:
             made = PreparedStep(self.step, None, replace(self.options, may_swap=False), self.compiler)
             made = made.corrected(self.planner.step.corrections)
-            if self.origin is not self:
-                made.origin = self.origin.without_swaps()
+            if self.variant_of is not None:
+                made.variant_of = self.variant_of.without_swaps()
             self._without_swaps = made
         return self._without_swaps
 
@@ -169,6 +174,7 @@ class PreparedStep:
         made = copy(self)
         made.planner = self.planner.corrected(corrections)
         made.chosen, made.variants = {}, {}
+        made.variant_of = self.origin
         return made
 
     def swapping_accesses(self) -> AccessSequence | None:
@@ -194,9 +200,9 @@ class PreparedStep:
 
     def whole_executable(self) -> Any:
         """Plain `jax.jit`'s own executable of the step, which is that of its variants, too."""
-        if self._whole is None and self.origin is not self:
-            self._whole = self.origin.whole_executable()
-            self.measured = replace(self.measured, whole=self.origin.measured.whole)
+        if self._whole is None and self.variant_of is not None:
+            self._whole = self.variant_of.whole_executable()
+            self.measured = replace(self.measured, whole=self.variant_of.measured.whole)
         elif self._whole is None:
             self.agreement.tell(CompileWhole())
             self.compile_whole()

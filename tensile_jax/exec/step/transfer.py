@@ -109,7 +109,11 @@ def may_move(value: Any) -> bool:
 
 
 def to_device(tree: Any) -> Any:
-    """`tree` with every array in pinned host memory copied to device memory; all other leaves are unchanged."""
+    """`tree` with every array in pinned host memory copied to device memory; all other leaves are unchanged.
+
+    That includes arrays that a step itself keeps in host memory. A step that returns its state there, and to which they are given
+    on the device, is another step, as it is for `jax.jit`.
+    """
     return jax.tree.map(lambda leaf: Transfer(_device_of(leaf)).into(leaf) if on_host(leaf) else leaf, tree)
 
 

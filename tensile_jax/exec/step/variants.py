@@ -256,7 +256,7 @@ def _made(prepared: PreparedStep, what: str, rewritten: Callable[[], Iterable[Tr
 
 def _variant(prepared: PreparedStep, step: TracedStep) -> PreparedStep:
     variant = PreparedStep(step, prepared.budget, prepared.options, prepared.compiler)
-    variant.origin = prepared
+    variant.variant_of = prepared
     return variant
 
 
