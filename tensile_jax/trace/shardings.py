@@ -1,27 +1,35 @@
-"""Finds the devices and memory spaces that the code of a step names: the shardings in its jaxpr and in all inner jaxprs.
+"""Finds the places that the code of a step names: the shardings and memory spaces for which `jax.jit` commits its results.
 
-Four things in a step name a device or a memory space: `jax.lax.with_sharding_constraint`, `jax.device_put` to a sharding or a
-memory space, `jax.shard_map`, and an inner call of `jax.jit` with shardings. If a step names devices, `jax.jit` commits all
-results of the step to these devices.
+If a step names a place, `jax.jit` commits all results of the step, and runs the step on the devices that are named. These
+equations name places, also in inner jaxprs:
 
-Where no mesh is in force, JAX notes a sharding on a mesh without axes beside some operators, such as the casts of a gradient that
-is computed in fewer bits. Such a sharding names nothing.
+    sharding_constraint   its sharding, unless that is on an abstract mesh
+    device_put            a sharding or a memory space; but not a device or a `Format`, for which `jax.jit` commits nothing
+    jit                   the shardings of an inner call
+    shard_map             its mesh, if it has arguments or results and the mesh is not abstract
+    compute_on            the memory spaces of its results
+    call_exported         the memory spaces of its results
+
+Other equations have such parameters, too, and name no place. JAX writes the memory space of the device beside the values that
+the branch of a `cond` does not have for the backward pass (`empty2`), and a sharding without axes beside some casts. Dead
+equations name no place either, since `jax.jit` removes them first.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.interpreters.partial_eval import dce_jaxpr
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from tensile_jax.trace.avals import in_host_memory
 
 
 def shardings_in(jaxpr: Any) -> tuple[Any, ...]:
-    """Every `Sharding` and `jax.memory.Space` that an equation of the jaxpr has among its parameters, each once."""
-    found: dict[Any, None] = {}
-    _collect(jaxpr, found)
-    return tuple(found)
+    """Every `Sharding` and `jax.memory.Space` that the step names, each once."""
+    live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return tuple(dict.fromkeys(_places(live)))
 
 
 def names_memory(jaxpr: Any) -> bool:
@@ -40,18 +48,30 @@ def _moves_something(jaxpr: Any) -> bool:
     return False
 
 
-def _collect(jaxpr: Any, found: dict[Any, None]) -> None:
+def _places(jaxpr: Any) -> Iterable[Any]:
     for equation in jaxpr.eqns:
-        for value in equation.params.values():
-            for item in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(item, Sharding | jax.memory.Space) and not _names_nothing(item):
-                    found[item] = None
-        mesh = equation.params.get("mesh")
-        if equation.primitive.name == "shard_map" and isinstance(mesh, Mesh):
-            found[NamedSharding(mesh, PartitionSpec())] = None
+        yield from _named(equation)
         for inner in jaxprs_in_params(equation.params):
-            _collect(inner, found)
+            yield from _places(inner)
 
 
-def _names_nothing(place: Any) -> bool:
-    return isinstance(place, NamedSharding) and isinstance(place.mesh, AbstractMesh) and not place.mesh.axis_names
+def _named(equation: Any) -> Iterable[Any]:
+    """The places that the equation itself names."""
+    params = equation.params
+    match equation.primitive.name:
+        case "sharding_constraint":
+            sharding = params["sharding"]
+            return () if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh) else (sharding,)
+        case "device_put":
+            return [place for place in params["devices"] if isinstance(place, Sharding | jax.memory.Space)]
+        case "jit" | "pjit":
+            return [place for place in (*params["in_shardings"], *params["out_shardings"]) if isinstance(place, Sharding)]
+        case "shard_map":
+            mesh, specs = params["mesh"], (*params["in_specs"], *params["out_specs"])
+            return [NamedSharding(mesh, spec) for spec in specs] if isinstance(mesh, Mesh) else ()
+        case "compute_on":
+            return params["out_memory_spaces"]
+        case "call_exported":
+            return [aval.memory_space for aval in params["exported"].out_avals]
+        case _:
+            return ()
