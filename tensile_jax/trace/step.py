@@ -40,8 +40,8 @@ from tensile_jax.trace.shardings import shardings_in
 class TracedStep:
     """A step for one set of shapes.
 
-    `traced` is JAX's own trace (its `lower()` gives the plain program). `graph` is that of `program`, in which loops and
-    conditionals may be opened; `whole_graph` is that of `whole_program`, plain jit's, which has each of them as one operator.
+    `traced` is JAX's own trace of `jitted` (its `lower()` gives the plain program). `graph` is that of `program`, in which loops
+    and conditionals may be opened; `whole_graph` is that of `whole_program`, plain jit's, which has each of them as one operator.
     `in_tree` is the structure of `(args, kwargs)` without static arguments, and `out_tree` that of the result. `shardings` are
     the devices and memory spaces that the step itself names (`tensile_jax/trace/shardings.py`). `graph_of` makes the graph of
     another program of the step. `notes` are sentences about the trace that its user should know. `open_loops` and
@@ -51,6 +51,7 @@ class TracedStep:
     `moved` are the pairs (argument, result) of positions of state that the step returns in another memory than it takes it from.
     """
 
+    jitted: Any
     traced: Any
     program: Program
     graph: Graph
@@ -216,6 +217,7 @@ def trace_step(
         )
     whole_graph = graph_of(whole_program) if program.opened else graph
     return TracedStep(
+        jitted,
         traced,
         program,
         graph,

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from tensile_jax.budget import Budget
@@ -267,9 +267,12 @@ class LocalActor:
         return jax.tree.map(lambda leaf: leaf.sharding, state), None
 
     def _sharding_of(self, leaf: Any) -> Any:
-        """In a job on several devices, how an array of the state or of a batch is divided; one that is not is whole on each."""
+        """Where a step of the job reads an array of the state or of a batch.
+
+        In a job on several devices, an array that is not divided is whole on each.
+        """
         if not self._meshes:
-            return None
+            return SingleDeviceSharding(self._transfer.device)
         return in_device_memory(leaf.sharding) if is_divided(leaf) else NamedSharding(self._meshes[0], PartitionSpec())
 
     def prepare(self, prepared: PreparedStep, budget_bytes: int) -> LocalProgram:
@@ -310,7 +313,7 @@ class LocalActor:
         plan, prepared = program.plan, program.prepared
         instructions = code_of(prepared, program.compiled)
         if instructions is None:
-            self._executor = WholeStep(prepared.whole_executable(), prepared.step, plan.peak_bytes, self._transfer)
+            self._executor = WholeStep(prepared.whole_call(), prepared.step, plan.peak_bytes, self._transfer)
         else:
             constants = constants_of(prepared)
             # `issue` waits for a launch where that is needed, so the executor itself waits for nothing

@@ -166,7 +166,7 @@ def _named(place: Any) -> Any:
     if isinstance(place, Format):
         if place.layout is not None:
             raise TraceError(
-                f"{place} asks for a memory layout, on a mesh. tensile_jax.jit does that on one device only: leave the layout out "
+                f"{place} asks for a layout in memory, on a mesh. tensile_jax.jit gives none there: leave the layout out "
                 "(pass the sharding), or use jax.jit for this step."
             )
         return place.sharding

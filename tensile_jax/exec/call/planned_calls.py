@@ -542,12 +542,14 @@ def _brought(call: Call, traced: _Traced) -> list[Any]:
             for leaf, v, used in zip(call.leaves, program.inputs, program.used, strict=True)
         ]
     device = traced.placement.device
-    return call.leaves if call.devices <= {device} else _copied_to_device(call.leaves, device)
+    if call.devices <= {device}:
+        return call.leaves
+    return _copied_to_device(call.leaves, device, committed=traced.placement.committed)
 
 
-def _copied_to_device(leaves: Sequence[Any], device: Device) -> list[Any]:
+def _copied_to_device(leaves: Sequence[Any], device: Device, *, committed: bool) -> list[Any]:
     """The arguments, with copies of those that are on another device, to which they are not committed."""
-    transfer = Transfer(device)
+    transfer = Transfer(device, committed=committed)
     return [
         (transfer.out if on_host(leaf) else transfer.into)(leaf)
         if isinstance(leaf, jax.Array) and leaf.sharding.device_set != {device}

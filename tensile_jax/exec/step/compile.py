@@ -27,8 +27,8 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from tensile_jax.exec.step.lower import SegmentCode
-from tensile_jax.exec.step.transfer import DEVICE, HOST, Device, on_host
-from tensile_jax.trace import array_type, in_host_memory, is_packed, shape_struct, shard_of, size_of
+from tensile_jax.exec.step.transfer import DEVICE, HOST, Device, may_move, on_host
+from tensile_jax.trace import TracedStep, array_type, in_host_memory, is_packed, shape_struct, shard_of, size_of
 
 GPUS = ("gpu", "cuda", "rocm")
 """The names that JAX has for GPUs as platforms."""
@@ -95,7 +95,10 @@ class Compiler:
                 running: dict[Hashable, Future[Executable]] = {}
                 for content, code in missing.items():
                     jitted, lowered = self._lower(code)
-                    running[content] = pool.submit(_compile, lowered, self._call_of(code, jitted) if _is_refused(code) else None)
+                    refused = any(map(self._is_refused, code.avals))
+                    is_placed = code.out_shardings is not None or code.on_host is not None
+                    call = self._call_of(jitted, is_placed=is_placed) if refused else None
+                    running[content] = pool.submit(_compile, lowered, call)
                 for done, (content, future) in enumerate(running.items(), start=1):
                     self._done[content] = self._finished(missing[content], future.result())
                     if progress is not None:
@@ -116,6 +119,11 @@ class Compiler:
         compiling = pool.submit(_compile_whole, lowered, time.perf_counter() - began)
         pool.shutdown(wait=False)
         return compiling
+
+    def whole_call(self, executable: Any, step: TracedStep) -> Callable[..., Any]:
+        """What runs a whole step, of which `executable` was compiled, and takes all its arguments."""
+        refused = any(map(self._is_refused, map(step.program.aval, step.program.inputs)))
+        return self._call_of(step.jitted, is_placed=step.divided is not None) if refused else executable
 
     def identity(self, values: Sequence[jax.Array]) -> Callable[..., Sequence[jax.Array]]:
         """An executable that returns its arguments in the same memory. The results are committed as this compiler's are."""
@@ -165,14 +173,22 @@ class Compiler:
             **placed,
         )
 
-    def _call_of(self, code: SegmentCode, jitted: Any) -> Callable[..., Any]:
+    def _is_refused(self, aval: Any) -> bool:
+        """Whether a compiled function refuses an input that a jitted function accepts.
+
+        Tokens, which have no shape, are such inputs. In jax 0.10.2 arrays with several numbers in a byte are as well, if they
+        are committed to a device: "Computation was compiled for input layouts that disagree with the layouts of arguments
+        passed to it".
+        """
+        return not hasattr(aval, "shape") or (self.committed and is_packed(aval))
+
+    def _call_of(self, jitted: Any, *, is_placed: bool) -> Callable[..., Any]:
         """A call of `jitted` on this device, with arguments so placed that JAX finds what it has compiled already."""
-        if code.out_shardings is not None or code.on_host is not None:
+        if is_placed:
             return jitted
         if not self.committed:
             return partial(_on, self.device, jitted)
-        sharding = SingleDeviceSharding(self.device)
-        return lambda *values: jitted(*[jax.device_put(v, sharding) if _is_free(v) else v for v in values])
+        return partial(_bound_to, SingleDeviceSharding(self.device), jitted)
 
     def _finished(self, code: SegmentCode, executable: Executable) -> Executable:
         if not self._debugs_numbers:
@@ -239,18 +255,15 @@ def _on(device: Device, jitted: Any, *values: Any) -> Any:
         return jitted(*values)
 
 
-def _is_refused(code: SegmentCode) -> bool:
-    """Whether the segment has an input that a compiled function refuses and a jitted function accepts.
+def _bound_to(sharding: SingleDeviceSharding, jitted: Any, *args: Any, **kwargs: Any) -> Any:
+    """The results of `jitted` for these arguments, once those that are not committed to a device are committed to this one."""
 
-    Tokens, which have no shape, are such inputs. In jax 0.10.2 arrays with several numbers in a byte are as well: "Computation
-    was compiled for input layouts that disagree with the layouts of arguments passed to it".
-    """
-    return any(not hasattr(a, "shape") or is_packed(a) for a in code.avals)
+    def bound(value: Any) -> Any:
+        is_free = may_move(value) and not getattr(value, "committed", False)
+        return jax.device_put(value, sharding) if is_free else value
 
-
-def _is_free(value: Any) -> bool:
-    """Whether the value is an array that is not bound to a device yet."""
-    return isinstance(value, jax.Array) and not value.committed
+    args, kwargs = jax.tree.map(bound, (args, kwargs))
+    return jitted(*args, **kwargs)
 
 
 def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:

@@ -55,7 +55,7 @@ class DrivenLoop:
         self._loop = loop
         self._segment = segment
         compiler = running.prepared.compiler
-        self._transfer = Transfer(compiler.device)
+        self._transfer = Transfer(compiler.device, committed=compiler.committed)
         times = Counter(t for t in loop.inputs if not isinstance(t, Immediate))
         self._waits = compiler.device.platform == "cpu"
         self._taken = {t for t in segment.donated if times[t] == 1}
@@ -131,7 +131,7 @@ class DrivenLoop:
         watch = Observation() if watched and len(running.observations) < WATCHED_FIRST else None
         if running.executor is None:
             args, kwargs = tree_unflatten(running.prepared.step.in_tree, arguments)
-            return tree_leaves(running.prepared.whole_executable()(*args, **kwargs))
+            return tree_leaves(running.prepared.whole_call()(*args, **kwargs))
         results = running.executor.run(arguments, watch)
         if watch is not None:
             running.observations.append(watch)

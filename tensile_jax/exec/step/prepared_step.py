@@ -208,6 +208,10 @@ class PreparedStep:
             self.compile_whole()
         return self._whole
 
+    def whole_call(self) -> Callable[..., Any]:
+        """What runs the whole step: plain `jax.jit`'s own executable, called so that it takes all arguments of the step."""
+        return self.compiler.whole_call(self.whole_executable(), self.step)
+
     def begin_whole(self) -> None:
         """Begin to compile plain `jax.jit`'s executable in a thread, beside the planning; `whole_executable` waits for it.
 
@@ -479,7 +483,7 @@ class RunningPlan:
         self.lowest = False  # whether no plan is known that needs less memory
         self.distinct_segments = 1 if executables is None else len(set(map(id, executables)))
         if executables is not None:
-            transfer = Transfer(prepared.compiler.device)
+            transfer = Transfer(prepared.compiler.device, committed=prepared.compiler.committed)
             instructions = instructions_of(joined_plan or plan, prepared.graph, [e.call for e in executables])
             variables = constants_of(prepared)
             run_ahead = prepared.compiler.device.platform != "cpu"

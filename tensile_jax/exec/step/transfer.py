@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from tensile_jax.trace import shard_of, size_of
+from tensile_jax.trace import is_packed, shard_of, size_of
 
 Device = Any
 """A `jax.Device`, which is a variable and not a type to a type checker."""
@@ -24,10 +24,14 @@ class Transfer:
     An array that is divided among devices is copied shard by shard, each to the host memory of its own device. Of an array on
     devices of several processes, each process copies the shards on its own devices. `device` is where everything else is copied
     that is not on a device yet.
+
+    Copies are committed to the device. If not `committed`, those of packed arrays are not, since jax 0.10.2 lets a compiled
+    function take a packed array only if it is not committed (`compile.py`).
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, committed: bool = True) -> None:
         self.device = device
+        self._committed = committed
         self._to_device = SingleDeviceSharding(device, memory_kind=DEVICE)
         self._to_host = SingleDeviceSharding(device, memory_kind=HOST)
 
@@ -37,11 +41,19 @@ class Transfer:
 
     def into(self, arrays: Any) -> Any:
         """Start to copy an array, or a list of arrays, to device memory. Returns the copies at once."""
-        return jax.device_put(arrays, jax.tree.map(self._device_of, arrays))
+        return self._put(arrays)
 
     def copy_into(self, array: Any) -> Any:
         """A copy in device memory that shares no memory with `array`."""
-        return jax.device_put(array, self._device_of(array), may_alias=False)
+        return self._put(array, may_alias=False)
+
+    def _put(self, arrays: Any, *, may_alias: bool | None = None) -> Any:
+        if self._committed or not any(map(_hides_its_bits, jax.tree.leaves(arrays))):
+            return jax.device_put(arrays, jax.tree.map(self._device_of, arrays), may_alias=may_alias)
+        places = jax.tree.map(lambda array: None if _hides_its_bits(array) else self._device_of(array), arrays)
+        values = jax.tree.map(lambda array: np.asarray(array) if _hides_its_bits(array) else array, arrays)
+        with jax.default_device(self.device):  # where JAX puts, without binding it there, what is to go nowhere in particular
+            return jax.device_put(values, places, may_alias=may_alias)
 
     def copy_out(self, array: Any) -> Any:
         """A copy in pinned host memory that shares no memory with `array`."""
@@ -52,6 +64,14 @@ class Transfer:
 
     def _device_of(self, array: Any) -> Any:
         return array.sharding.with_memory_kind(DEVICE) if is_divided(array) else self._to_device
+
+
+def _hides_its_bits(array: Any) -> bool:
+    """Whether the array is packed and its layout does not say so, as in jax 0.10.2."""
+    if not is_packed(array):
+        return False
+    layout = array.format.layout if isinstance(array, jax.Array) else None  # pyright: ignore[reportAttributeAccessIssue] # unknown to it
+    return layout is None or not layout.sub_byte_element_size_in_bits
 
 
 def is_divided(array: Any) -> bool:

@@ -1,6 +1,6 @@
 """Run a step as one executable, compiled by plain `jax.jit`, through the same interface as an `Executor` that runs segments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,12 @@ class LaunchWhole:
 
 
 class WholeStep:
-    """Runs a step with one launch for each iteration. `compiled` takes and returns the trees of the user's function."""
+    """Runs a step with one launch for each iteration. `call` takes and returns the trees of the user's function."""
 
     code = (LaunchWhole(),)
 
-    def __init__(self, compiled: Any, step: TracedStep, peak_bytes: int, transfer: Transfer) -> None:
-        self._compiled = compiled
+    def __init__(self, call: Callable[..., Any], step: TracedStep, peak_bytes: int, transfer: Transfer) -> None:
+        self._call = call
         self._in_tree = step.in_tree
         self._from_host = step.on_host
         graph = step.graph
@@ -66,7 +66,8 @@ class WholeIteration:
         """Run the step, the only instruction that there is."""
         step = self._step
         args, kwargs = tree_unflatten(step._in_tree, self.env)
-        self.env = tree_leaves(step._compiled(*args, **kwargs))
+        with jax.default_device(step._transfer.device):  # as where it was compiled, so that JAX finds that again
+            self.env = tree_leaves(step._call(*args, **kwargs))
         self.latest = self.env[-1] if self.env else None
         if not self.env:  # there is nothing to wait for except the effects
             jax.effects_barrier()

@@ -63,6 +63,14 @@ ODD: dict[str, Odd] = {
         lambda: {"key": jax.random.key(3)},
         None,
     ),
+    **{
+        f"numbers of {dtype}": Odd(
+            lambda s, b: ({"a": s["a"][::-1], "b": s["b"]}, (s["a"].astype("float32") @ b.astype("float32"), b)),
+            lambda dtype=dtype: {"a": jnp.tri(4, dtype=dtype), "b": jnp.ones(4, dtype)},
+            np.tri(4, dtype=dtype),
+        )
+        for dtype in map(jnp.dtype, ("int4", "uint2", "float4_e2m1fn", "float8_e4m3fn"))
+    },
 }
 
 
