@@ -1,6 +1,7 @@
 """Records everything that a caller can see of a call, so that calls of `jax.jit` and of `tensile_jax.jit` can be compared.
 
-results     structure, values, dtypes, weak types, shardings, commitment; whether each has memory of its own
+results     structure, values, dtypes, weak types, shardings with memory kinds, layouts, commitment; whether each has its own
+            memory
 arguments   which of them are deleted afterwards
 warnings    category and first words
 exceptions  their type
@@ -70,27 +71,36 @@ def see(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Seen:
 
 def kind_of(leaf: Any) -> str:
     """Everything of an array but its values; shardings are compared by their type, devices and specification."""
+    if is_token(leaf):
+        return "token"
     if not isinstance(leaf, jax.Array):
         return (
             f"{type(leaf).__name__} {leaf!r}" if not hasattr(leaf, "shape") else f"{type(leaf).__name__} {leaf.dtype}{leaf.shape}"
         )
     committed = "committed" if leaf.committed else "uncommitted"
-    return f"{leaf.aval.str_short()} weak={getattr(leaf, 'weak_type', None)} {committed} {leaf.sharding}"
+    a: Any = leaf  # whose `format` a type checker does not know
+    layout = "" if jax.numpy.issubdtype(a.dtype, jax.dtypes.extended) else a.format.layout  # keys have none
+    return f"{leaf.aval.str_short()} weak={getattr(leaf, 'weak_type', None)} {committed} {leaf.sharding} {layout}"
 
 
 def value_of(leaf: Any) -> Any:
-    """The numbers of an array."""
+    """A copy of the numbers of an array, which may be donated afterwards."""
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return np.asarray(jax.random.key_data(leaf))
-    return np.asarray(leaf)
+        return np.array(jax.random.key_data(leaf))
+    return np.zeros(0) if is_token(leaf) else np.array(leaf)
+
+
+def is_token(leaf: Any) -> bool:
+    """Whether the leaf is a token, which has neither a shape nor numbers."""
+    return hasattr(leaf, "block_until_ready") and not hasattr(leaf, "shape")
 
 
 Scenario = Callable[[Jit], list[Seen]]
 """Calls something that it jits by the function that it is given, and says what it saw."""
 
 
-def expect_same(scenario: Scenario, jit: Jit) -> None:
-    """The scenario looks the same with `jit` as with `jax.jit`."""
+def expect_same(scenario: Scenario, jit: Jit, *, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """The scenario looks the same with `jit` as with `jax.jit`. XLA may fuse otherwise, so values may differ a little."""
     wanted = scenario(jax.jit)
     got = scenario(jit)
     assert len(got) == len(wanted)
@@ -100,6 +110,6 @@ def expect_same(scenario: Scenario, jit: Jit) -> None:
             assert getattr(a, name) == getattr(b, name), f"{where}: {name}"
         for x, y in zip(a.values, b.values, strict=True):
             if x.dtype.kind in "fc":
-                np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6, err_msg=where)
+                np.testing.assert_allclose(x, y, rtol=rtol, atol=atol, err_msg=where)
             else:
                 np.testing.assert_array_equal(x, y, err_msg=where)
