@@ -92,6 +92,7 @@ class _Builder:
         self._repeats = self._repeat = 0  # how many checkpoints so far, and the number of the one inside of which we are
         self._counts = [0]  # of equations so far: outside of loops, in this iteration of the outermost loop, and so on
         self._iterations: tuple[int, ...] = ()
+        self._tracebacks: tuple[Any, ...] = ()  # of the jaxpr's equation that is being added, and of those around it
         self._constant_ids: dict[int, int] = {}
         self._indices: dict[int, int] = {}
         self._helpers: dict[Any, Any] = {}  # jaxprs that take elements of stacks, under the settings of this trace
@@ -128,10 +129,13 @@ class _Builder:
 
         environment.update(zip(jaxpr.constvars, constants, strict=True))
         environment.update(zip(jaxpr.invars, inputs, strict=True))
+        outside = self._tracebacks
         for equation in jaxpr.eqns:
+            self._tracebacks = (equation.source_info.traceback, *outside)
             values = [read(atom) for atom in equation.invars]
             results = self._results(equation, values, _inside(scope, str(equation.source_info.name_stack)))
             environment.update(zip(equation.outvars, results, strict=True))
+        self._tracebacks = outside
         return [read(atom) for atom in jaxpr.outvars]
 
     def _results(self, equation: Any, values: list[Value], scope: str) -> Sequence[Value]:
@@ -380,6 +384,7 @@ class _Builder:
                 position=tuple(self._counts) if self._iterations else (),
                 iterations=self._iterations,
                 repeat=self._repeat,
+                tracebacks=self._tracebacks,
             )
         )
 

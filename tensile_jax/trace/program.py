@@ -36,7 +36,8 @@ class Equation:
     In opened loops, `iterations` are the indices of the equation's iterations, from the outermost loop to the innermost one, and
     `position` says which equation of the loops' bodies it is: equal for the same equation in different iterations. Elsewhere both
     are empty. `repeat` is the number of the checkpoint in whose backward pass the equation repeats another one; 0 if there is
-    none. Only equations with equal numbers are merged.
+    none. Only equations with equal numbers are merged. `tracebacks` are JAX's, of the equation and of the calls around it, from
+    the inside outwards (`source.py`).
     """
 
     primitive: Any
@@ -49,6 +50,7 @@ class Equation:
     position: tuple[int, ...] = ()
     iterations: tuple[int, ...] = ()
     repeat: int = 0
+    tracebacks: tuple[Any, ...] = ()
 
     def run(self, values: Sequence[Any]) -> Sequence[Any]:
         """The results for these operands, which may be tracers, in the equation's own context."""

@@ -23,7 +23,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure, treedef_is_leaf
 
 from tensile_jax.errors import TraceError
-from tensile_jax.ir import Graph
+from tensile_jax.ir import Graph, OperatorId
 from tensile_jax.trace.avals import in_host_memory
 from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.graph import build_graph
@@ -34,6 +34,7 @@ from tensile_jax.trace.program import Program
 from tensile_jax.trace.propagation import StepShardings
 from tensile_jax.trace.row_chunks import Region, find_region, in_row_chunks
 from tensile_jax.trace.shardings import shardings_in
+from tensile_jax.trace.source import source_line
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +93,10 @@ class TracedStep:
     def devices(self) -> int:
         """On how many devices the step runs."""
         return 1 if self.divided is None else self.divided.mesh.size
+
+    def source_of(self, operator: OperatorId) -> str:
+        """Where the user's code has this operator of the graph, such as `train.py:17`; empty if that is not known."""
+        return source_line(self.program.equations[operator].tracebacks)
 
     def region_of_rows(self) -> Region | None:
         """The part of the step that could be evaluated in chunks of rows, if there is one (`row_chunks.py`)."""

@@ -345,6 +345,7 @@ class PreparedStep:
             basis=basis,
             state_memory=self.options.state_memory,
             stored=stored,
+            source=self.step.source_of,
             least=least if least is not None and least.peak_bytes == floor_bytes else None,
             devices=self.step.devices,
         )

@@ -1,0 +1,92 @@
+"""The errors for budgets that are too small: they name what needs the memory, its line in the user's code, and what helps."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+import tensile_jax as tensile
+
+WEIGHT = np.ones((256, 256), np.float32)
+
+
+def _while(w: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda c: jnp.sum(c) < 9, lambda c: jnp.tanh(c @ c), w)
+
+
+def _cond(w: jax.Array) -> jax.Array:
+    return jax.lax.cond(jnp.sum(w) > 0, lambda: jnp.tanh(w @ w) @ w, lambda: w)
+
+
+def _callback(w: jax.Array) -> jax.Array:
+    return jax.pure_callback(lambda a: np.asarray(a) * 2, w, w)
+
+
+def _ordered(w: jax.Array) -> jax.Array:
+    return io_callback(lambda a: np.asarray(a) * 2, w, w, ordered=True)
+
+
+def _product(w: jax.Array) -> jax.Array:
+    return w @ w
+
+
+def _loop(w: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda c, _: (jnp.tanh(c @ c), None), w, length=200)[0]
+
+
+def refusal_of(call: Callable[[], Any]) -> str:
+    with pytest.raises(tensile.BudgetTooSmall) as caught:
+        call()
+    message = str(caught.value)
+    assert f"({caught.value.floor_bytes} bytes)" in message
+    assert message == " ".join(message.split()) and message.endswith((".", ")."))
+    return message
+
+
+@pytest.mark.parametrize("budget", ["50%", 300_000])
+@pytest.mark.parametrize(
+    ("inner", "operator", "remedy"),
+    [
+        (_while, "while", "use jax.lax.scan"),
+        (_cond, "cond", "jax.numpy.where"),
+        (_callback, "pure_callback", "It calls Python"),
+        (_ordered, "io_callback", "It calls Python"),
+        (_product, "dot_general", "smaller arrays"),
+        (_loop, "scan", "open_loops=True"),
+    ],
+)
+def test_the_operator_that_needs_most_is_named_with_its_line_and_what_would_help(
+    inner: Callable[[jax.Array], jax.Array], operator: str, remedy: str, budget: Any
+) -> None:
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return w - x * inner(w), jnp.sum(w)
+
+    line = inspect.getsourcelines(inner)[1] + 1
+    function = tensile.jit(step, budget=budget, donate_argnums=0)
+    for call in (function.plan, function):  # predicted, and compiled
+        message = refusal_of(lambda call=call: call(jnp.asarray(WEIGHT), 0.1))
+        assert f"The operator '{operator}' at test_budget.py:{line} alone needs " in message
+        assert remedy in message
+        assert "Arguments of the step hold 256 KiB, the largest being w (256 KiB)" in message
+        assert "state_memory" not in message  # the operator reads the state, so it would not help
+
+
+def test_where_plain_jit_needs_least_the_error_says_so() -> None:
+    message = refusal_of(lambda: tensile.jit(_while, budget="50%", donate_argnums=0)(jnp.asarray(WEIGHT)))
+    assert "which is the peak of plain jit, and no plan needs less. The operator 'while' at " in message
+
+
+def test_a_job_that_fits_nowhere_says_why() -> None:
+    def train(w: jax.Array, x: Any) -> tuple[jax.Array, jax.Array]:
+        return w - 0.1 * _while(w), jnp.sum(w)
+
+    with tensile.Runtime(budget=300_000) as run:
+        job = run.submit(train, jnp.asarray(WEIGHT), [0.1] * 2, steps=2, name="looped")
+    error = job.exception()
+    assert isinstance(error, tensile.BudgetTooSmall)
+    assert "The operator 'while' at test_budget.py:" in str(error) and "use jax.lax.scan" in str(error)
