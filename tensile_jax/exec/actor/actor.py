@@ -177,7 +177,10 @@ class Actor(Protocol):
         ...
 
     def watched_bytes(self) -> Wait:
-        """A function that returns live bytes plus workspace at the latest launch; None if the iteration is not watched."""
+        """A function that returns live bytes plus workspace at the latest launch, and the most bytes of the iteration so far.
+
+        It returns None if the iteration is not watched.
+        """
         ...
 
     def state(self) -> StateSnapshot:

@@ -37,7 +37,15 @@ from tensile_jax.exec.step.instructions import (
 )
 from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep, constants_of
 from tensile_jax.exec.step.renewal import renew
-from tensile_jax.exec.step.transfer import Transfer, in_device_memory, is_divided, nbytes_on_a_device, on_host, places_on_host
+from tensile_jax.exec.step.transfer import (
+    Transfer,
+    device_bytes,
+    in_device_memory,
+    is_divided,
+    nbytes_on_a_device,
+    on_host,
+    places_on_host,
+)
 from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.exec.step.whole_step import LaunchWhole, WholeIteration, WholeStep
 from tensile_jax.ir import TensorId
@@ -456,13 +464,13 @@ class LocalActor:
 
     def live_bytes(self) -> Wait:
         iteration = self._iteration
-        nbytes = _device_bytes([*self._leaves, *self._going] if iteration is None else iteration.env)
+        nbytes = device_bytes([*self._leaves, *self._going] if iteration is None else iteration.env)
         return lambda: nbytes
 
     def watched_bytes(self) -> Wait:
         watch = self._watch
-        nbytes = None if watch is None or self._iteration is None else watch.live_bytes
-        return lambda: nbytes
+        found = None if watch is None or self._iteration is None else (watch.live_bytes, watch.peak_bytes)
+        return lambda: found
 
     def state(self) -> StateSnapshot:
         return LocalState(tree_unflatten(self._tree, self._leaves), self._put_back)
@@ -513,10 +521,6 @@ class LocalActor:
         """Add the counts of the present executor to the totals, and drop the executor."""
         self._passive_swap_ins, self._out_of_memory = self.counts()
         self._executor = None
-
-
-def _device_bytes(values: Sequence[Any]) -> int:
-    return sum(nbytes_on_a_device(v) for v in values if isinstance(v, jax.Array) and not v.is_deleted() and not on_host(v))
 
 
 def _copies(iteration: "Iteration | WholeIteration", instruction: Instruction | LaunchWhole) -> Wait | None:

@@ -471,7 +471,8 @@ class Dispatcher:
             if iteration.watched:
                 with suppress(Exception):  # another job's process may have died since
                     looks = part.looks if self._in_order else self._look(job, entry)
-                    self.call(partial(self._looked, entry, [look() for look in looks]))
+                    watched, *others = [look() for look in looks]
+                    self.call(partial(self._looked, entry, watched, others))
         self.call(partial(self._run_over, job, entry, iteration, us))
 
     def _waited(self, job: JobId, entry: DispatchedJob, wait: Wait) -> None:
@@ -511,23 +512,24 @@ class Dispatcher:
     # -- what is recorded -------------------------------------------------------------------------------------------------------
 
     def _look(self, job: JobId, entry: DispatchedJob) -> list[Wait]:
-        """Functions that return the bytes on the device at the latest launch: first those of the job, then of each other job.
+        """Functions that return the bytes on the device at the latest launch: of the job, with its most so far, then of the others.
 
         In the launches' thread, if that thread carries out the moves. Other jobs may then begin or end iterations meanwhile.
         """
         others = [one.actor for other, one in self._jobs.copy().items() if other != job]  # the dispatcher's thread changes it
         return [entry.actor.watched_bytes(), *(actor.live_bytes() for actor in others)]
 
-    def _looked(self, entry: DispatchedJob, found: Sequence[int | None]) -> None:
+    def _looked(self, entry: DispatchedJob, watched: tuple[int, int] | None, others: Sequence[int | None]) -> None:
         """Record the bytes that were found. In the dispatcher's thread, before it handles the end of that run."""
-        watched = found[0]
         if watched is None:
             return
-        entry.measured.peak_bytes = max(entry.measured.peak_bytes, watched)
-        known = [nbytes for nbytes in found if nbytes is not None]
-        if len(known) == len(found):
-            self.peak_bytes = max(self.peak_bytes, sum(known))
-            self._record_level(sum(known))
+        own, most = watched
+        entry.measured.peak_bytes = max(entry.measured.peak_bytes, most)
+        self.peak_bytes = max(self.peak_bytes, most)
+        known = [nbytes for nbytes in others if nbytes is not None]
+        if len(known) == len(others):
+            self.peak_bytes = max(self.peak_bytes, own + sum(known))
+            self._record_level(own + sum(known))
 
     def _record_level(self, measured: int | None = None) -> None:
         if self.recorder.add(self.now(), self.state, measured):

@@ -22,7 +22,7 @@ class Measured:
     """What was measured of one job so far. The dispatcher's threads write it; any thread may read it.
 
     Attributes:
-        peak_bytes: the most device memory of this job at any launch at which live bytes were read: its arrays and the workspace.
+        peak_bytes: the most device memory of this job in the iterations in which it was read: live arrays and workspace.
         stall_us: the time that the job has waited for copies, in total.
         loss: the loss of the last step; None if the step returns none.
         step_us: for each of the last steps, the time from the begin of the iteration to its end.

@@ -43,7 +43,7 @@ from tensile_jax.exec.step.instructions import (
     StartSwapOut,
 )
 from tensile_jax.exec.step.out_of_memory import is_out_of_memory
-from tensile_jax.exec.step.transfer import Transfer, may_move, nbytes_on_a_device, on_host
+from tensile_jax.exec.step.transfer import Transfer, device_bytes, may_move, nbytes_on_a_device, on_host
 
 WATCHED_FIRST = 3  # this many first iterations of a plan are watched
 _WATCHED_EVERY = 50
@@ -58,8 +58,9 @@ def is_watched(iteration: int) -> bool:
 class Observation:
     """What was measured in one watched iteration: bytes on the device, microseconds of each segment and of waiting for copies.
 
-    `live_bytes` are the bytes of live arrays plus the workspace at the latest launch, and `peak_bytes` the most of all launches.
-    Unless the iteration is `timed`, only bytes are measured, and the executor does not wait for segments to end. If
+    `live_bytes` are the bytes of live arrays plus the workspace at the latest launch. `peak_bytes` are the most of all launches, of
+    the begin of the iteration, when its arguments have arrived where the plan expects them, and of the times right after copies
+    to the device began; in between, bytes only leave the device. Unless the iteration is `timed`, only bytes are measured, and the executor does not wait for segments to end. If
     `copies_timed` is set, each copy is waited for at once, and `out` and `into` are the (bytes, microseconds) of all copies in
     each direction; `stall_us` then says nothing.
     """
@@ -121,6 +122,8 @@ class Executor:
             self._arrive(slot, value, iteration.env, iteration.host)
         for (slot, _), value in zip(program.constants, self._constants, strict=True):
             iteration.env[slot] = value
+        if watch is not None:
+            watch.peak_bytes = max(watch.peak_bytes, device_bytes(iteration.env))
         return iteration
 
     def end(self, iteration: "Iteration") -> list[Any]:
@@ -232,6 +235,8 @@ class Iteration:
                     env[slot] = value
                 for slot in forgotten:
                     del host[slot]
+                if self.watch is not None:
+                    self.watch.peak_bytes = max(self.watch.peak_bytes, device_bytes(env))
                 if self.watch is not None and self.watch.copies_timed:
                     self.watch.into = _with_copies(self.watch.into, [env[slot] for slot in slots], began)
             case FinishSwapIn(slots):
@@ -258,11 +263,11 @@ class Iteration:
         except Exception as error:
             made = self._launch_again(launch.call, launch.inputs, error)
             self._careful = True
+        outputs = launch.outputs
+        env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects returns one value more
         if watch is not None:
             self._observe(watch, launch.workspace_bytes, made, began)
         self.latest = next((value for value in reversed(made) if isinstance(value, jax.Array)), previous)
-        outputs = launch.outputs
-        env[outputs] = made[: outputs.stop - outputs.start]  # a segment with effects returns one value more
         for slot in launch.drops:
             env[slot] = None
 
@@ -317,14 +322,12 @@ class Iteration:
             ) from again
 
     def _observe(self, watch: Observation, workspace_bytes: int, made: Any, began: float) -> None:
-        """Record the bytes on the device while the segment runs: all live arrays, the segment's outputs and its workspace."""
+        """Record the bytes on the device while the segment runs: all live arrays, its outputs among them, and its workspace.
+
+        The number that a segment with effects returns after its outputs is a part of its workspace.
+        """
         if watch.timed:
             self._executor._waits_for(made)
             watch.segment_us.append((time.perf_counter() - began) * 1e6)
-        live = sum(
-            nbytes_on_a_device(v)
-            for v in (*self.env, *made)
-            if isinstance(v, jax.Array) and not on_host(v) and not v.is_deleted()
-        )
-        watch.live_bytes = live + workspace_bytes
+        watch.live_bytes = device_bytes(self.env) + workspace_bytes
         watch.peak_bytes = max(watch.peak_bytes, watch.live_bytes)

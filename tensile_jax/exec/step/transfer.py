@@ -4,6 +4,7 @@
 before it are done, and it overlaps the programs that are launched after it.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -109,6 +110,11 @@ def places_on_host(tree: Any) -> frozenset[int]:
 def nbytes_on_a_device(array: Any) -> int:
     """The bytes that an array takes on each of its devices, be it in device memory or in the host memory of the device."""
     return size_of(shard_of(array.aval, array.sharding) if is_divided(array) else array.aval)
+
+
+def device_bytes(values: Iterable[Any]) -> int:
+    """The bytes that those of the values take on each device that are arrays in device memory."""
+    return sum(nbytes_on_a_device(v) for v in values if isinstance(v, jax.Array) and not v.is_deleted() and not on_host(v))
 
 
 def in_device_memory(sharding: Any) -> Any:
