@@ -160,6 +160,8 @@ def _what_needs_it(least: Plan | None) -> str:
     if least.whole:
         return ", which is the peak of plain jit, and no plan needs less"
     peak = least.segments[least.peak_segment]
+    if peak.device_bytes > peak.resident_bytes + peak.workspace_bytes:
+        return ", which is what its arguments or its results hold when an iteration begins or ends"
     used = {*peak.inputs, *peak.outputs}
     tensors = [t for t in least.tensors if t.id in used]
     return (

@@ -81,6 +81,16 @@ def test_where_plain_jit_needs_least_the_error_says_so() -> None:
     assert "which is the peak of plain jit, and no plan needs less. The operator 'while' at " in message
 
 
+def test_where_arguments_and_results_need_most_the_error_says_so() -> None:
+    def step(state: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        return [w * 0.9 + jnp.sum(x) for w in state], jnp.sum(x)
+
+    state, x = [jnp.asarray(WEIGHT) for _ in range(4)], jnp.ones((64, 1024))
+    function = tensile.jit(step, budget=500_000, donate_argnums=0)
+    message = refusal_of(lambda: function(state, x))
+    assert "(1310724 bytes), which is what its arguments or its results hold when an iteration begins or ends." in message
+
+
 def test_a_job_that_fits_nowhere_says_why() -> None:
     def train(w: jax.Array, x: Any) -> tuple[jax.Array, jax.Array]:
         return w - 0.1 * _while(w), jnp.sum(w)
