@@ -12,9 +12,9 @@ class Report:
     """What was measured of the latest plan. Bytes and `_us` times are for one iteration; `_s` times are totals in seconds.
 
     Attributes:
-        peak_bytes: the most bytes on the device for the step: at any launch, its live bytes plus the running segment's workspace; and
-            its live bytes whenever copies to the device begin, and when an iteration begins, once state that the plan keeps on the
-            host has gone there. For a step that runs whole, XLA's own figure.
+        peak_bytes: the most bytes on the device for the step: at any launch, its live bytes plus the running segment's workspace;
+            and its live bytes whenever copies to the device begin, and when an iteration begins, once state that the plan keeps
+            on the host has gone there. For a step that runs whole, XLA's own figure.
         first_step_us: the time of the first iteration under this plan, without planning and compiling.
         step_us: the median time over the watched iterations but the first. None before the second iteration. A watched iteration
             waits for each of its segments, so on a GPU, it takes longer than others.

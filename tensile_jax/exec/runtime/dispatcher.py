@@ -512,7 +512,7 @@ class Dispatcher:
     # -- what is recorded -------------------------------------------------------------------------------------------------------
 
     def _look(self, job: JobId, entry: DispatchedJob) -> list[Wait]:
-        """Functions that return the bytes on the device at the latest launch: of the job, with its most so far, then of the others.
+        """Functions that return the bytes on the device at the latest launch: of the job, with its most so far, then of others.
 
         In the launches' thread, if that thread carries out the moves. Other jobs may then begin or end iterations meanwhile.
         """

@@ -58,11 +58,11 @@ def is_watched(iteration: int) -> bool:
 class Observation:
     """What was measured in one watched iteration: bytes on the device, microseconds of each segment and of waiting for copies.
 
-    `live_bytes` are the bytes of live arrays plus the workspace at the latest launch. `peak_bytes` are the most of all launches, of
-    the begin of the iteration, when its arguments have arrived where the plan expects them, and of the times right after copies
-    to the device began; in between, bytes only leave the device. Unless the iteration is `timed`, only bytes are measured, and the executor does not wait for segments to end. If
-    `copies_timed` is set, each copy is waited for at once, and `out` and `into` are the (bytes, microseconds) of all copies in
-    each direction; `stall_us` then says nothing.
+    `live_bytes` are the bytes of live arrays plus the workspace at the latest launch. `peak_bytes` are the most of all launches,
+    of the begin of the iteration, when its arguments have arrived where the plan expects them, and of the times right after
+    copies to the device began; in between, bytes only leave the device. Unless the iteration is `timed`, only bytes are measured,
+    and the executor does not wait for segments to end. If `copies_timed` is set, each copy is waited for at once, and `out` and
+    `into` are the (bytes, microseconds) of all copies in each direction; `stall_us` then says nothing.
     """
 
     peak_bytes: int = 0
