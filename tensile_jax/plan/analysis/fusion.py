@@ -124,6 +124,7 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
     row = [0] * len(operators)
     joined = [(0, -1)] * len(size)  # how many joins in a row lead to it, and the place of the last one
     chain: dict[int, list[int]] = {}  # by the place of each join of a chain, the places of all joins of that chain
+    kernels = _kernels(liveness, materialised)
     own_flops: dict[int, int] = {}  # by the place of a join, the operations that a segment with the join before it adds
     for place, op in enumerate(operators):
         if op.kind != "light" and statistics.isdisjoint(op.outputs):
@@ -148,7 +149,7 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
             own_flops[place] = sum(operators[p].flops for u in read if (p := liveness.begin[u]) > last)
             row[place] = count + 1
             before = count + 1, place
-            reread[place] = joins * max(1, len({p for t in op.outputs for p in _kernels(liveness, t, materialised)}))
+            reread[place] = joins * max(1, len(kernels[place]))
         for t in op.outputs:
             joined[t] = before
     for places in {id(those): those for those in chain.values()}.values():
@@ -277,21 +278,19 @@ def _evaluating(liveness: Liveness, place: int, materialised: list[bool], most: 
     return found
 
 
-def _kernels(liveness: Liveness, tensor: int, materialised: list[bool], most: int = 4) -> set[int]:
-    """Up to `most` places of operators whose kernels evaluate the operator that makes `tensor`.
+def _kernels(liveness: Liveness, materialised: list[bool], most: int = 4) -> list[frozenset[int]]:
+    """For the operator at each place, up to `most` places of operators whose kernels evaluate it.
 
     XLA evaluates a fused operator in each kernel that needs its result. Such a kernel belongs to a heavy operator, or to a light
     operator whose result is written to memory.
     """
     operators = liveness.graph.operators
-    found: set[int] = set()
-    seen: set[int] = set()
-    stack = [liveness.begin[tensor]]
-    while stack and len(found) < most:
-        place = stack.pop()
-        if operators[place].kind == "heavy" or any(materialised[t] for t in operators[place].outputs):
-            found.add(place)
-        elif operators[place].kind == "light" and place not in seen:
-            seen.add(place)
-            stack += [p for t in operators[place].outputs for p in liveness.uses[t]]
+    found = [frozenset[int]()] * len(operators)
+    for place in reversed(range(len(operators))):
+        op = operators[place]
+        if op.kind == "heavy" or any(materialised[t] for t in op.outputs):
+            found[place] = frozenset((place,))
+        elif op.kind == "light":
+            users = {p for t in op.outputs for p in liveness.uses[t]}
+            found[place] = frozenset(sorted(frozenset[int]().union(*(found[p] for p in users)))[:most])
     return found
