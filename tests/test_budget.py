@@ -1,6 +1,8 @@
 """The errors for budgets that are too small: they name what needs the memory, its line in the user's code, and what helps."""
 
 import inspect
+import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from jax.experimental import io_callback
 
 import tensile_jax as tensile
+from tensile_jax.exec.step.compile import Compiler
 
 WEIGHT = np.ones((256, 256), np.float32)
 
@@ -89,6 +92,46 @@ def test_where_arguments_and_results_need_most_the_error_says_so() -> None:
     function = tensile.jit(step, budget=500_000, donate_argnums=0)
     message = refusal_of(lambda: function(state, x))
     assert "(1310724 bytes), which is what its arguments or its results hold when an iteration begins or ends." in message
+
+
+def many_leaves(state: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    return [jnp.tanh(x @ w) * 0.1 + jnp.sum(w) for w in state], jnp.sum(x)
+
+
+@pytest.mark.parametrize("budget", [100_000, "20%"])
+def test_a_large_step_whose_arguments_alone_exceed_the_budget_is_refused_without_compiling(
+    budget: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiles(*given: Any) -> Any:
+        raise AssertionError("nothing is compiled")
+
+    monkeypatch.setattr(Compiler, "compile", compiles)
+    monkeypatch.setattr(Compiler, "begin_whole", compiles)
+    state = [jnp.ones((16, 16)) for _ in range(260)]
+    function = tensile.jit(many_leaves, budget=budget, donate_argnums=0)
+    message = refusal_of(lambda: function(state, jnp.ones((16, 16))))
+    smallest = re.search(r"the smallest that works is about .* \((\d+) bytes\)", message)
+    assert smallest is not None and 261 * 1024 <= int(smallest[1]) < 600 * 1024
+
+
+@pytest.mark.slow
+def test_a_budget_below_the_arguments_of_thousands_of_leaves_is_refused_quickly() -> None:
+    def adam(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+        weights, mean, square = state
+        loss, gradients = jax.value_and_grad(lambda ws: sum(jnp.sum(w * w) for w in ws) * jnp.sum(x))(weights)
+        mean = [0.9 * m + 0.1 * g for m, g in zip(mean, gradients, strict=True)]
+        square = [0.99 * s + 0.01 * g * g for s, g in zip(square, gradients, strict=True)]
+        weights = [w - m / (jnp.sqrt(s) + 1e-8) for w, m, s in zip(weights, mean, square, strict=True)]
+        return (weights, mean, square), loss
+
+    for step, state in (
+        (many_leaves, [jnp.ones((16, 16)) for _ in range(2000)]),
+        (adam, tuple([jnp.ones((16, 16)) for _ in range(2000)] for _ in range(3))),
+    ):
+        function = tensile.jit(step, budget=1_500_000, donate_argnums=0)
+        began = time.process_time()
+        refusal_of(lambda function=function, state=state: function(state, jnp.ones((16, 16))))
+        assert time.process_time() - began < 15  # tracing takes most of it; it was 50 before
 
 
 def test_a_job_that_fits_nowhere_says_why() -> None:

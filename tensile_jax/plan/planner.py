@@ -4,6 +4,7 @@ A `Planner` knows a step's graph, a device profile and a policy. Its methods giv
 
     plan            the plan of the policy under a limit in bytes
     floor_bytes     the smallest limit for which the policy has a plan
+    bytes_at_ends   bytes than which no plan needs less, known at once
     least_limit     the smallest limit with which the step is slower by at most a given factor
     bound_us        a time that no plan under a limit can beat
     offload_state   the same segments with some state on the host between its uses
@@ -30,7 +31,7 @@ from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import revise
-from tensile_jax.plan.policies.registry import POLICIES, floor_bytes, lowest
+from tensile_jax.plan.policies.registry import POLICIES, lowest
 from tensile_jax.plan.policies.tensile.policy import access_sequence_of, tensile
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
@@ -51,6 +52,7 @@ from tensile_jax.plan.search.choice import (
     workspaces_of,
 )
 from tensile_jax.plan.search.lower_bound import least_step_us
+from tensile_jax.plan.search.necessary import bytes_at_ends
 from tensile_jax.plan.search.search import fast
 from tensile_jax.plan.search.state_out import keep_state_out
 from tensile_jax.plan.search.step_model import StepModel
@@ -123,6 +125,7 @@ class Planner:
         self._policy = POLICIES[policy] if agreed_swaps is None else partial(tensile, agreed=agreed_swaps)
         self._version = version
         self._floor: tuple[Measured, int] | None = None  # the latest
+        self._lowest: tuple[Measured, Choice] | None = None  # the latest
         self._least_limit: tuple[float, Measured, float] | None = None  # the latest
         self._no_choice: tuple[float, Measured] | None = None  # the latest limit under which the policy had none
         self._latest: tuple[Goal, Measured, bool, Planned | None] | None = None  # what `plan` has found last
@@ -160,7 +163,8 @@ class Planner:
         """A planner of the same step with these corrections of its latencies, with the same policy and options."""
         made = copy(self)
         made.step = self.step.corrected(corrections)
-        made._floor, made._least_limit, made._no_choice, made._latest, made._faults = None, None, None, None, {}
+        made._floor, made._lowest, made._least_limit, made._no_choice, made._latest = None, None, None, None, None
+        made._faults = {}
         return made
 
     def __reduce__(self) -> Any:
@@ -200,8 +204,12 @@ class Planner:
         """The smallest limit for which the policy has a plan, where no margin is kept."""
         measured = replace(measured, margin=0)
         if self._floor is None or self._floor[0] != measured:
-            self._floor = measured, floor_bytes(self.step, measured, self._policy)
+            self._floor = measured, peak_of(self.step, self.lowest_choice(measured), measured)
         return self._floor[1]
+
+    def bytes_at_ends(self) -> int:
+        """Bytes of arguments and results than which no plan, nor plain jit's step, needs less."""
+        return bytes_at_ends(self.graph, state_may_stay_out=self.step.state_may_stay_out)
 
     def remember_floor(self, measured: Measured, floor_bytes: int) -> None:
         """Take over the smallest limit that another planner of this step has found with these measurements."""
@@ -213,7 +221,9 @@ class Planner:
 
     def lowest_choice(self, measured: Measured) -> Choice:
         """The choice of the policy with the least peak; that of `auto` is found quickly, and may be slow."""
-        return lowest(self.step, measured, self._policy)
+        if self._lowest is None or self._lowest[0] != measured:
+            self._lowest = measured, lowest(self.step, measured, self._policy)
+        return self._lowest[1]
 
     def least_choice(self, measured: Measured) -> Choice:
         """The choice of the policy with the least peak, made as fast as it can be there."""

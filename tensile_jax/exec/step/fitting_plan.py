@@ -45,6 +45,10 @@ kinds of training steps on a CPU and for 1 of 53 that were compiled for an H200,
 _NEAR_FLOOR = 0.5
 """A budget in bytes is not refused before the step is compiled as one executable, if no plan is known to need less than this part
 of plain jit's predicted peak; nor is a share of that, if it is this part of what some plan needs. Not tuned."""
+_MANY_OPERATORS = 1000
+"""A step with more is refused without compiling it if its arguments and results alone exceed the budget; the smallest budget that
+the error names is then a prediction. Not tuned: a step of 2,000 weights of 16 x 16 with Adam, which XLA compiles in half a minute
+as one executable, was refused after more than a minute."""
 _MOST_PROGRAMS = 3  # that are compiled of a step, each with a plan of its own (`next_try.py`)
 _FAST = 1.02
 """Times the step as one executable: a plan that keeps the limit and is no slower is taken. A better one would gain less than
@@ -109,7 +113,8 @@ def try_whole(prepared: PreparedStep) -> None:
     """Compile plain `jax.jit`'s executable if the budget is a share of its peak, or hardly below its predicted peak.
 
     In the second case it may keep the budget: it is then the plan, and no other is sought. In the first case the planner
-    meanwhile finds the smallest budget, which it needs in any case. Of equal steps, one is compiled so.
+    meanwhile finds the smallest budget, which it needs in any case. Of equal steps, one is compiled so. None is compiled for
+    nothing: where arguments and results alone exceed a budget in bytes, or, in a large step, even twice the predicted share.
     """
     prepared.recall_whole()
     if _is_share(prepared) and prepared.options.policy == "auto":
@@ -118,12 +123,13 @@ def try_whole(prepared: PreparedStep) -> None:
     predicted = untried_whole_bytes(prepared)
     if share is not None and share >= 1:
         prepared.whole_executable()  # it will run
-    elif share is not None and predicted is not None:
+    elif share is not None and predicted is not None and not _is_refused_at_once(prepared, prepared.limit() / _NEAR_FLOOR):
         prepared.begin_whole()
         prepared.planner.floor_bytes(prepared.measured)
         prepared.whole_executable()
     elif predicted is not None and prepared.options.policy == "auto" and predicted <= _NEAR * prepared.limit():
-        prepared.whole_executable()
+        if not _exceeded_at_ends(prepared, prepared.limit()):
+            prepared.whole_executable()
 
 
 def recall_share(prepared: PreparedStep) -> None:
@@ -140,7 +146,19 @@ def whole_may_help(prepared: PreparedStep, floor_bytes: int) -> bool:
     predicted = untried_whole_bytes(prepared)
     if predicted is None or prepared.options.policy != "auto":
         return False
+    if not _is_share(prepared) and _is_refused_at_once(prepared, prepared.limit()):
+        return False
     return floor_bytes <= prepared.limit() / _NEAR_FLOOR if _is_share(prepared) else predicted <= floor_bytes / _NEAR_FLOOR
+
+
+def _exceeded_at_ends(prepared: PreparedStep, limit: float) -> bool:
+    """Whether arguments and results alone exceed the limit."""
+    return limit < prepared.planner.bytes_at_ends()
+
+
+def _is_refused_at_once(prepared: PreparedStep, limit: float) -> bool:
+    """Whether a budget of this step is refused without compiling it."""
+    return len(prepared.graph.operators) > _MANY_OPERATORS and _exceeded_at_ends(prepared, limit)
 
 
 def untried_whole_bytes(prepared: PreparedStep) -> int | None:
@@ -278,7 +296,11 @@ def _search(prepared: PreparedStep, goal: Goal) -> Compiled:
     found = None if chosen is None else _as_program(prepared, chosen, goal)
     if found is not None:
         return found
-    found = _within(prepared, goal, _MOST_ATTEMPTS) or _smallest_plan(prepared, goal)
+    if _is_refused_at_once(prepared, goal.limit):
+        raise prepared.too_small(goal.limit, prepared.planner.floor_bytes(prepared.measured), None)
+    if not _exceeded_at_ends(prepared, goal.limit):
+        found = _within(prepared, goal, _MOST_ATTEMPTS)
+    found = found or _smallest_plan(prepared, goal)
     predicted = None if found.plan.whole or prepared.options.policy != "auto" else untried_whole_bytes(prepared)
     if predicted is not None and predicted * _shown_ratio(prepared) <= goal.limit:
         whole = prepared.compiled(WHOLE, goal)

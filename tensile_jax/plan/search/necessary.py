@@ -10,9 +10,11 @@ In the account of memory (`account.py`), a tensor that is written inside a segme
 with the profile's weights (`workspace.py`), and here so does all that the node reads and makes. Updates are not counted, since
 each may take over the memory of the state that it replaces; nor are tensors that XLA does not write.
 
-Where segments were compiled, the ends of an iteration alone count. Sizes in bytes.
+Where segments were compiled, the ends of an iteration alone count. Of these, `bytes_at_ends` knows without a condensed step, and
+also for plain jit's own executable. Sizes in bytes.
 """
 
+from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.search.schedule import Model
 
 
@@ -27,6 +29,19 @@ def necessary_bytes(model: Model) -> int:
         step.bytes_of(ends) + int(step.small_bytes[last, last]),
     )
     return step.base_bytes + (least if model.is_measured else max(least, _of_nodes(model)))
+
+
+def bytes_at_ends(graph: Graph, *, state_may_stay_out: bool) -> int:
+    """Bytes of arguments and results that are on the device when an iteration begins or ends, whatever runs the step.
+
+    Constants and arguments that nothing reads do not count: plain jit's executable holds neither.
+    """
+    used = {t for operator in graph.operators for t in operator.inputs} | set(graph.outputs)
+    away = {t for pair in graph.carried for t in (pair.input, pair.output)} if state_may_stay_out else set[TensorId]()
+    inputs = {t for t in graph.inputs if t in used and t not in away}
+    results = {t for t in graph.outputs if t not in away} | (inputs - graph.donated)
+    begins, ends = (sum(graph.tensors[t].nbytes for t in those) for those in (inputs, results))
+    return max(begins, ends)
 
 
 def _of_nodes(model: Model) -> int:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tensile_jax.plan import Measured
-from tensile_jax.plan.search.necessary import necessary_bytes
+from tensile_jax.plan.search.necessary import bytes_at_ends, necessary_bytes
 from tensile_jax.plan.search.search import fastest, least
 from tests.plan.search.schedules import model_of, odd_step, random_schedule, wander
 
@@ -17,6 +17,7 @@ def test_no_schedule_needs_less(seed: int) -> None:
     first = random_schedule(model, rng)
     for schedule in (first, least(step, Measured()), *(schedule for _, schedule in wander(first, rng, 8))):
         assert necessary_bytes(schedule.model) <= schedule.peak
+        assert bytes_at_ends(step.graph, state_may_stay_out=step.state_may_stay_out) <= schedule.peak
     assert necessary_bytes(model) <= necessary_bytes(model.without_state_out())
 
 
