@@ -126,6 +126,8 @@ class Plan:
         jit_peak_bytes: the peak of plain `jax.jit`, where it has been compiled.
         step_us, stall_us, recomputed_us: predicted time of an iteration, of waiting for copies in it, and of recomputation in it.
         swapped_out_bytes, swapped_in_bytes: bytes copied to the host and to the device in an iteration.
+        host_peak_bytes: the most that is in pinned host memory at once; None if the plan was saved by a version that did not say.
+        host_budget_bytes: the budget of host memory; None for no limit.
         bound_us: no plan under this budget takes less time; None if that was not computed (`PlannedFunction.bound_us`).
         notes: a sentence or two each for people, about how the plan was made: another plan was refused by its replay, or a saved
             plan needed more than its budget and the step was planned again.
@@ -178,6 +180,8 @@ class Plan:
     barriers: Barriers | None = None
     devices: int = 1
     launch_us: float = 0.0
+    host_peak_bytes: int | None = None
+    host_budget_bytes: int | None = None
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
@@ -247,6 +251,8 @@ def contradictions(plan: Plan) -> Iterator[str]:
         yield f"segment {plan.peak_segment}, which is to hold the peak, is not the largest"
     if plan.budget_bytes is not None and plan.peak_bytes > plan.budget_bytes:
         yield f"its peak of {plan.peak_bytes} bytes is above its budget of {plan.budget_bytes}"
+    if plan.host_budget_bytes is not None and (plan.host_peak_bytes or 0) > plan.host_budget_bytes:
+        yield f"its peak of {plan.host_peak_bytes} bytes in host memory is above its host budget of {plan.host_budget_bytes}"
     if plan.max_slowdown is not None and plan.max_slowdown < 1:
         yield f"its max_slowdown is {plan.max_slowdown}, which is below 1"
     if plan.whole and (len(plan.segments) != 1 or plan.events):
@@ -357,7 +363,7 @@ def describe(plan: Plan) -> str:
         lines += [
             f"  segments   {len(plan.segments)}" + _launches(plan),
             f"  swaps      {counts['swap_out']} out ({format_bytes(plan.swapped_out_bytes)}), "
-            f"{counts['swap_in']} in ({format_bytes(plan.swapped_in_bytes)})",
+            f"{counts['swap_in']} in ({format_bytes(plan.swapped_in_bytes)})" + _in_host_memory(plan),
             f"  recomputes {counts['recompute']} tensors ({format_bytes(recomputed)})",
         ]
     for loop in plan.loops:
@@ -373,6 +379,13 @@ def describe(plan: Plan) -> str:
     for note in plan.notes:
         lines += textwrap.wrap(note, _WIDTH, initial_indent="  note       ", subsequent_indent=" " * 13)
     return "\n".join(lines)
+
+
+def _in_host_memory(plan: Plan) -> str:
+    if not plan.host_peak_bytes:
+        return ""
+    limit = "" if plan.host_budget_bytes is None else f" of {format_bytes(plan.host_budget_bytes)}"
+    return f", {format_bytes(plan.host_peak_bytes)}{limit} in host memory at once"
 
 
 def _launches(plan: Plan) -> str:

@@ -17,6 +17,8 @@ What the step itself has in host memory counts there all the time.
 The metrics of the last iteration are always counted, also between iterations and while the job is parked. So are the constants of
 a plan with segments. A step that runs whole has one launch between `begin` and `end`. That launch needs plain jit's peak, plus
 the arguments that plain jit leaves out of its peak because nothing reads them.
+
+The bytes in host memory are those of the plan (`plan/result/memory_curve.py`), or those of the parked state if these are more.
 """
 
 from collections.abc import Sequence
@@ -35,6 +37,7 @@ from tensile_jax.ir import Graph
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, MemoryProfile
+from tensile_jax.plan.result.memory_curve import host_bytes
 from tensile_jax.plan_format import Plan
 
 _ARRAY_US = 31.0  # to issue the copy of one array, however small (measured)
@@ -87,7 +90,6 @@ def _segmented(plan: Plan, graph: Graph, instructions: Instructions) -> _Moves:
     always = constants + metrics  # the metrics are those of the last iteration, until they are read
     idle = always + idle_state
     held = max(always + total(on_device), idle)
-    hosted = host_peak = total(sorted(instructions.arrive_on_host))
     kinds, needs, holds = [INSTANT], [held], [idle, held]
     for instruction in instructions.code:
         need = held
@@ -98,13 +100,11 @@ def _segmented(plan: Plan, graph: Graph, instructions: Instructions) -> _Moves:
                 taken_over = sum(graph.tensors[t].nbytes for t in plan.segments[index].donated if t in graph.donated)
                 held += made - total(drops) - taken_over
                 kind = LAUNCH
-            case StartSwapOut(slots):
-                hosted += total(slots)
+            case StartSwapOut():
                 kind = INSTANT
-            case StartSwapIn(slots, forgotten):
+            case StartSwapIn(slots):
                 held += total(slots)
                 need = held
-                hosted -= total(forgotten)
                 kind = INSTANT
             case FinishSwapOut(slots):
                 held -= total(slots)
@@ -114,14 +114,13 @@ def _segmented(plan: Plan, graph: Graph, instructions: Instructions) -> _Moves:
                 kind = INSTANT
             case FinishSwapIn():
                 kind = WAIT
-        host_peak = max(host_peak, hosted)
         kinds.append(kind)
         needs.append(max(need, held, holds[-1]))
         holds.append(held)
     kinds.append(INSTANT)
     needs.append(max(held, idle))
     holds.append(idle)
-    return _Moves(tuple(kinds), tuple(needs), tuple(holds), always, host_peak)
+    return _Moves(tuple(kinds), tuple(needs), tuple(holds), always, max(host_bytes(graph, plan.segments, plan.events)))
 
 
 def metrics_bytes(graph: Graph) -> int:

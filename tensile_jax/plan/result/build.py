@@ -31,7 +31,7 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import Liveness
 from tensile_jax.plan.result.layout import COPIED, Contents, Layout, contents_of, on_device
-from tensile_jax.plan.result.memory_curve import resident_bytes, with_ends
+from tensile_jax.plan.result.memory_curve import host_bytes, resident_bytes, with_ends
 from tensile_jax.plan.result.segment_names import segment_names
 from tensile_jax.plan.result.simulate import simulate
 from tensile_jax.plan_format import SCHEMA_VERSION, Event, EventKind, Plan, PlannedTensor, Segment, ranges
@@ -109,6 +109,7 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
         recomputed_us=round(sum(s.recomputed_us for s in segments), 3),
         swapped_out_bytes=sum(e.nbytes for e in events if e.kind == "swap_out"),
         swapped_in_bytes=sum(e.nbytes for e in events if e.kind == "swap_in"),
+        host_peak_bytes=max(host_bytes(graph, segments, events)),
         tensors=tuple(_planned(graph, t) for t in sorted(named)),
         segments=tuple(segments),
         events=tuple(events),
@@ -216,7 +217,8 @@ def build_whole_plan(graph: Graph, header: Plan, profile: DeviceProfile, *, peak
     step_us = round(profile.launch_us + latency_us, 3)
     return replace(
         header, whole=True, launch_us=profile.launch_us, peak_bytes=peak_bytes, peak_segment=0, step_us=step_us, stall_us=0.0,
-        recomputed_us=0.0, swapped_out_bytes=0, swapped_in_bytes=0, tensors=tensors, segments=(segment,), events=(),
+        recomputed_us=0.0, swapped_out_bytes=0, swapped_in_bytes=0, host_peak_bytes=0, tensors=tensors, segments=(segment,),
+        events=(),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ those on the device and those on the host. It checks that
       `device_bytes` is at most the plan's peak (if the segments are compiled into one program, XLA orders their operators, and
       the peak is that of the program); what is on the device when the iteration begins and ends is at most the `device_bytes` of
       the first and the last segment
+    - the host never holds more than the plan's `host_peak_bytes`, if the plan says that, nor more than its host budget
     - at the end every result of the step is on the device, or on the host if it is state that may stay there
 
 A plan that leaves the step whole, without segments, has nothing to check.
@@ -130,6 +131,7 @@ def check(plan: Plan, graph: Graph) -> None:
     if at_end > plan.segments[-1].device_bytes:
         raise InvalidPlan(f"holds {at_end} bytes in the end; it says {plan.segments[-1].device_bytes}", segment=last)
     _check_results(plan, graph, device, host)
+    _check_host(plan, graph, arriving, resting=set(graph.outputs) - device)
     if len(ran) != len(graph.operators):
         raise InvalidPlan(f"{len(graph.operators) - len(ran)} operators never ran", segment=last)
     for kind in ("swap_out", "swap_in"):
@@ -226,6 +228,23 @@ def _check_results(plan: Plan, graph: Graph, device: set[TensorId], host: set[Te
             segment=len(plan.segments),
             tensor=graph.tensors[t].name,
         )
+
+
+def _check_host(plan: Plan, graph: Graph, arriving: set[TensorId], *, resting: set[TensorId]) -> None:
+    """The host never holds more than the plan says: `arriving` at the beginning, and every copy until nothing needs it."""
+    if plan.host_peak_bytes is None:
+        return
+    host = set(arriving)
+    later = {e.tensor: e.until for e in sorted(plan.events, key=lambda e: e.trigger) if e.kind == "swap_in"}
+    for index in range(len(plan.segments) + 1):
+        host |= {e.tensor for e in _issued(plan.events, index) if e.kind == "swap_out"}
+        needed = sum(graph.tensors[t].nbytes for t in host)
+        if needed > plan.host_peak_bytes or (plan.host_budget_bytes is not None and needed > plan.host_budget_bytes):
+            raise InvalidPlan(
+                f"needs {needed} bytes in host memory; the plan says {plan.host_peak_bytes}, of {plan.host_budget_bytes}",
+                segment=index,
+            )
+        host -= {t for t in host if later.get(t, index + 1) <= index and t not in resting}
 
 
 def _check_lane(copies: Sequence[Event]) -> None:

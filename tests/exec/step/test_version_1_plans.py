@@ -39,6 +39,8 @@ def test_a_plan_of_version_1_is_read_and_written_with_nothing_but_new_defaults(t
         "barriers": None,
         "devices": 1,
         "launch_us": 0.0,
+        "host_peak_bytes": None,
+        "host_budget_bytes": None,
     }
     assert json.loads((tmp_path / "again.json").read_text()) == {**json.loads(SAVED.read_text()), **new}
 

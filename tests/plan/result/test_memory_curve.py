@@ -7,17 +7,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tensile_jax.errors import InvalidPlan
 from tensile_jax.ir import Graph
 from tensile_jax.plan import POLICIES, Measured
+from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.auto import floor_bytes
 from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
+from tensile_jax.plan.result.memory_curve import host_bytes
 from tensile_jax.plan.search.choice import LEAST, compared, predicted_plan, schedule_of, whole_peak, workspaces_of
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan_format import Plan, contradictions
 from tests.builders import PROFILE, graph_of, header_for, plan_by_hand, tensor_named
 
 _SIZES = (0, 4, 1_000, 65_536, 100_000, 300_000)
@@ -86,6 +89,36 @@ def test_state_that_comes_back_in_the_place_of_other_state_stays_where_it_is() -
             choice = policy(step, limit, Measured())
             if choice is not None and not choice.runs_whole:
                 check(replace(predicted_plan(step, choice, Measured()), state_memory="any"), step.graph)
+
+
+def test_the_host_holds_a_copy_until_the_tensor_is_back_and_state_across_the_iterations() -> None:
+    """w is on the host when an iteration begins, and its update v when it ends; a and c are between two uses of theirs."""
+    sizes = {"w": 1_000, "v": 1_000, "x": 1, "a": 20, "b": 300, "c": 4_000, "d": 50_000}
+    graph = graph_of(
+        ["a = heavy(x)", "b = heavy(a, w)", "c = heavy(b)", "v = heavy(c, w)", "d = heavy(a, v)", "e = heavy(c, d)"],
+        inputs="w x", outputs="v e", carried={"w": "v"}, donated="w", sizes={**sizes, "e": 1},
+    )  # fmt: skip
+    w, v, a, c = (tensor_named(graph, name) for name in "wvac")
+    absences = {
+        w: (Absence(w, -1, 0, 0.0),),
+        a: (Absence(a, 2, 4, 0.0),),
+        c: (Absence(c, 3, 5, 0.0),),
+        v: (Absence(v, 5, 6, 0.0),),
+    }
+    plan = plan_by_hand(graph, retain(find_liveness(graph), {}), range(7), absences, state_memory="any")
+    check(plan, graph)
+    copies = [(e.name, e.kind, e.trigger + 1, e.until) for e in plan.events if e.kind.startswith("swap")]
+    assert copies == [
+        ("w", "swap_in", 0, 1), ("a", "swap_out", 2, 3), ("c", "swap_out", 4, 4), ("a", "swap_in", 4, 4), ("v", "swap_out", 5, 6),
+        ("c", "swap_in", 5, 5),
+    ]  # fmt: skip
+    assert host_bytes(graph, plan.segments, plan.events) == [1_000, 1_000, 20, 20, 4_020, 5_000, 1_000]
+    assert plan.host_peak_bytes == 5_000
+    with pytest.raises(InvalidPlan, match="needs 5000 bytes in host memory; the plan says 4999"):
+        check(replace(plan, host_peak_bytes=4_999), graph)
+    with pytest.raises(InvalidPlan, match="needs 5000 bytes in host memory"):
+        check(replace(plan, host_budget_bytes=4_999), graph)
+    assert next(contradictions(replace(plan, host_budget_bytes=4_999))).startswith("its peak of 5000 bytes in host memory")
 
 
 def random_graph(rng: random.Random) -> Graph:
