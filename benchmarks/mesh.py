@@ -96,7 +96,7 @@ def prepared_under(
     step: TracedStep, compiler: H200Compiler, budget: int, peak: int | None, profile: DeviceProfile | None = None
 ) -> PreparedStep:
     """The step under a budget in bytes. Plain jit's peak is taken as measured; without one, the predicted peak is."""
-    options = Options("auto", profile or load_profile("h200"), "device", may_swap=False, launch="program")
+    options = Options("auto", profile or load_profile("h200"), "device", host_limit=0, launch="program")
     prepared = PreparedStep(step, Budget(budget, None), options, compiler)
     prepared.measured = Measured(whole=peak or prepared.planner.whole_peak_bytes(Measured()))
     return prepared

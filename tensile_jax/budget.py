@@ -18,6 +18,8 @@ from tensile_jax.units import SIZES, format_bytes
 _TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*|%)\s*\Z")
 _REMEDY = 'Give a number of bytes, a size such as "1.2GiB" or "800MB", or a share of plain jit\'s peak such as "60%".'
 
+_HOST_REMEDY = 'Give a number of bytes, or a size such as "8GiB".'
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -55,39 +57,69 @@ def parse_budget(value: Any) -> Budget:
         BudgetError: the budget is not above zero, is too large for any device, or cannot be read.
         TypeError: `value` is neither a number nor a string.
     """
+    return _parse(value, "budget", _REMEDY)
+
+
+def parse_host_budget(value: Any) -> int:
+    """The bytes of host memory that `value` means: a number of bytes, or a text.
+
+    Raises:
+        BudgetError: it is not above zero, is too large for any machine, is a share, or cannot be read.
+        TypeError: `value` is neither a number nor a string.
+    """
+    budget = _parse(value, "host_budget", _HOST_REMEDY)
+    if budget.nbytes is None:
+        raise BudgetError(f"host_budget {shown(value)} is a share, and host memory is not shared out like that. {_HOST_REMEDY}")
+    return budget.nbytes
+
+
+def _parse(value: Any, name: str, remedy: str) -> Budget:
     if isinstance(value, str):
-        return _parse_text(value)
+        return _parse_text(value, name, remedy)
     number = read_number(value)
     if number is None:
-        raise TypeError(f"budget must be a number of bytes or a string, got {shown(value)}. {_REMEDY}")
+        raise TypeError(f"{name} must be a number of bytes or a string, got {shown(value)}. {remedy}")
     if not 0 < number < float("inf"):
-        raise BudgetError(f"budget must be above zero, got {shown(value)}. {_REMEDY}")
+        raise BudgetError(f"{name} must be above zero, got {shown(value)}. {remedy}")
     if number < 1:
-        raise BudgetError(f"budget must be at least one byte, got {shown(value)}. {_REMEDY}")
-    return Budget(int(_refuse_huge(number, MOST, value)), None)
+        raise BudgetError(f"{name} must be at least one byte, got {shown(value)}. {remedy}")
+    return Budget(int(_refuse_huge(number, MOST, value, name)), None)
 
 
-def _parse_text(value: str) -> Budget:
+def _parse_text(value: str, name: str, remedy: str) -> Budget:
     match = _TEXT.match(value)
     if match is None or (match[2] != "%" and match[2].lower() not in SIZES):
-        raise BudgetError(f"budget {shown(value)} cannot be read. {_REMEDY}")
+        raise BudgetError(f"{name} {shown(value)} cannot be read. {remedy}")
     number = float(match[1])  # infinite if there are too many digits
     if match[2] == "%":
-        budget = Budget(None, _refuse_huge(number / 100, _MOST_SHARE, value))
+        budget = Budget(None, _refuse_huge(number / 100, _MOST_SHARE, value, name))
     else:
-        budget = Budget(int(_refuse_huge(number * SIZES[match[2].lower()], MOST, value)), None)
+        budget = Budget(int(_refuse_huge(number * SIZES[match[2].lower()], MOST, value, name)), None)
     if number <= 0 or budget.nbytes == 0:
-        raise BudgetError(f"budget must be above zero, got {shown(value)}. {_REMEDY}")
+        raise BudgetError(f"{name} must be above zero, got {shown(value)}. {remedy}")
     return budget
 
 
-def _refuse_huge(number: float, most: float, value: Any) -> float:
+def _refuse_huge(number: float, most: float, value: Any, name: str) -> float:
     if number > most:
-        raise BudgetError(f"budget {shown(value)} is more than any device has. Leave the budget out if there is no limit.")
+        raise BudgetError(f"{name} {shown(value)} is more than any device has. Leave the {name} out if there is no limit.")
     return number
 
 
 # -- errors for budgets that are too small --------------------------------------------------------------------------------------
+
+
+class HostNeed(NamedTuple):
+    """Why a host budget of `limit_bytes` is a reason for a refusal: with `host_bytes`, the step needs but `device_bytes`.
+
+    `basis` says for people where the limit comes from; it is empty if the user gave it.
+    """
+
+    limit_bytes: float
+    basis: str
+    device_bytes: int
+    host_bytes: int
+
 
 _WORTH_NAMING = 10  # a remedy is named if it could save at least one part in so many of what the budget lacks
 _MAIN_SHARE = 0.5  # of the smallest budget: an operator that needs more is named, also if it would fit alone
@@ -105,6 +137,7 @@ def too_small_for_step(
     source: Callable[[OperatorId], str],
     least: Plan | None = None,
     devices: int = 1,
+    host: HostNeed | None = None,
 ) -> BudgetTooSmall:
     """The error that no plan of a step keeps its budget: the smallest budget that works, what needs it, and what would help.
 
@@ -115,12 +148,19 @@ def too_small_for_step(
         source: where the user's code has an operator, such as "train.py:17"; empty if that is not known.
         least: the plan that needs `floor_bytes`, if it is at hand. Its largest segment is what the budget is too small for.
         devices: on how many devices the step runs; all sizes are those of one of them.
+        host: if the step needs less on the device with more host memory, how much of both.
     """
 
     def worth_naming(saved: int) -> bool:
         return 0 < saved and saved * _WORTH_NAMING >= floor_bytes - limit
 
     hints: list[str] = []
+    if host is not None:
+        hints.append(
+            f"With {format_bytes(host.host_bytes)} of host memory the step needs about {format_bytes(host.device_bytes)} on the "
+            f"device; with host_budget={format_bytes(host.limit_bytes)}{f' ({host.basis})' if host.basis else ''} at least "
+            f"{about}{format_bytes(floor_bytes)}."
+        )
     needs_most = _operator_that_needs_most(graph, least, stored)
     touched: set[TensorId] = set()
     if needs_most is not None and needs_most.nbytes > min(limit, floor_bytes * _MAIN_SHARE):
@@ -242,7 +282,7 @@ def too_small_for_jobs(budget_bytes: int, count: int, smallest_bytes: int, large
     )
 
 
-def host_too_small_for_states(host_budget_bytes: int, states_bytes: int) -> str:
+def host_too_small_for_states(host_budget_bytes: float, states_bytes: int) -> str:
     """The message that the host budget of a jobs file cannot hold the jobs' states and their checkpoints."""
     return (
         f"device.host_budget of {format_bytes(host_budget_bytes)} is too small: the jobs' states come to "

@@ -18,6 +18,7 @@ estimates. Nothing here compiles or runs. A limit for which there is no plan is 
 times in microseconds.
 """
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
@@ -31,6 +32,7 @@ from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import revise
+from tensile_jax.plan.policies.host_limit import host_peak_of
 from tensile_jax.plan.policies.registry import POLICIES, lowest
 from tensile_jax.plan.policies.tensile.policy import access_sequence_of, tensile
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
@@ -91,6 +93,7 @@ class Planner:
 
     Args:
         whole_graph: the graph of the step as plain jit runs it, if loops of `graph` are opened.
+        host_limit: the most bytes that a plan may have in host memory; zero for plans without swaps.
         agreed_swaps: for policy `tensile`, the swaps that were chosen for several jobs together (`multi_job/joint_swaps.py`).
 
     Attributes:
@@ -105,7 +108,7 @@ class Planner:
         *,
         policy: PolicyName = "auto",
         state_memory: Literal["device", "any"] = "device",
-        may_swap: bool = True,
+        host_limit: float = float("inf"),
         version: str = "",
         step: StepModel | None = None,
         whole_graph: Graph | None = None,
@@ -115,7 +118,7 @@ class Planner:
             order(graph),
             profile,
             state_may_stay_out=state_memory == "any",
-            may_swap=may_swap,
+            host_limit=host_limit,
             whole_graph=None if whole_graph is None or whole_graph is graph else order(whole_graph),
         )
         self.graph = self.step.graph
@@ -147,8 +150,8 @@ class Planner:
         if self.state_memory == "any":
             return self
         step = StepModel(
-            self.graph, self.profile, state_may_stay_out=True, whole_graph=self.step.whole_graph,
-            corrections=self.step.corrections,
+            self.graph, self.profile, state_may_stay_out=True, host_limit=self.step.host_limit,
+            whole_graph=self.step.whole_graph, corrections=self.step.corrections,
         )  # fmt: skip
         return Planner(
             self.graph,
@@ -161,8 +164,16 @@ class Planner:
 
     def corrected(self, corrections: Corrections) -> "Planner":
         """A planner of the same step with these corrections of its latencies, with the same policy and options."""
+        return self._with_step(self.step.corrected(corrections))
+
+    def with_host_limit(self, host_limit: float) -> "Planner":
+        """A planner of the same step with another limit of host memory, with the same policy and options."""
+        step = self.step.with_host_limit(host_limit)
+        return self if step is self.step else self._with_step(step)
+
+    def _with_step(self, step: StepModel) -> "Planner":
         made = copy(self)
-        made.step = self.step.corrected(corrections)
+        made.step = step
         made._floor, made._lowest, made._least_limit, made._no_choice, made._latest = None, None, None, None, None
         made._faults = {}
         return made
@@ -170,7 +181,7 @@ class Planner:
     def __reduce__(self) -> Any:
         """A planner is pickled without what it has computed."""
         step = self.step
-        return _remade, (step.graph, step.whole_graph, self.profile, step.state_may_stay_out, step.may_swap, self._kept())
+        return _remade, (step.graph, step.whole_graph, self.profile, step.state_may_stay_out, step.host_limit, self._kept())
 
     def _kept(self) -> dict[str, Any]:
         names = ("policy_name", "state_memory", "_policy", "_version")
@@ -420,6 +431,7 @@ class Planner:
             budget_bytes=None if unlimited else int(goal.limit),
             max_slowdown=goal.max_slowdown,
             jit_peak_bytes=measured.whole,
+            host_budget_bytes=None if self.step.host_limit == float("inf") else int(self.step.host_limit),
             unplanned_peak_bytes=self.step.unplanned_bytes,
             floor_bytes=self.floor_bytes(measured),
             floor_tensors=tuple(t.name for t in held[:_NAMED_TENSORS]),
@@ -438,9 +450,16 @@ class Planner:
     def offload_state(self, choice: Choice, tensors: Collection[TensorId]) -> Choice:
         """The same segments with these state tensors on the host between their uses, across the iteration boundary.
 
-        Nothing else changes, so the results do not change either. No segment holds more than before.
+        Nothing else changes, so the results do not change either. No segment holds more than before. If the host cannot hold all
+        of them beside what the choice swaps, the largest are chosen; ties go to the lower tensor id.
         """
-        return keep_state_out(self.step, choice, tensors)
+        largest_first = sorted(tensors, key=lambda t: (-self.graph.tensors[t].nbytes, t))
+
+        def exceeds(count: int) -> bool:
+            return host_peak_of(self.step, keep_state_out(self.step, choice, largest_first[:count])) > self.step.host_limit
+
+        fitting = bisect_left(range(1, len(largest_first) + 1), True, key=exceeds)
+        return keep_state_out(self.step, choice, largest_first[:fitting]) if fitting else choice
 
     def may_be_offloaded(self, choice: Choice) -> tuple[tuple[TensorId, int], ...]:
         """The state tensors that `offload_state` could still put on the host, and their bytes."""
@@ -456,11 +475,11 @@ def _remade(
     whole_graph: Graph | None,
     profile: DeviceProfile,
     state_may_stay_out: bool,
-    may_swap: bool,
+    host_limit: float,
     kept: dict[str, Any],
 ) -> Planner:
     """The planner that was pickled. Its corrections are not pickled with it."""
-    step = StepModel(graph, profile, state_may_stay_out=state_may_stay_out, may_swap=may_swap, whole_graph=whole_graph)
+    step = StepModel(graph, profile, state_may_stay_out=state_may_stay_out, host_limit=host_limit, whole_graph=whole_graph)
     planner = Planner(graph, profile, step=step)
     planner.__dict__.update(kept)
     return planner

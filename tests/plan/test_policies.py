@@ -119,7 +119,7 @@ def test_what_a_policy_chooses_does_not_depend_on_what_it_was_asked_before(
 def test_a_job_that_may_not_swap_gets_a_plan_without_swaps_from_every_policy(
     name: PolicyName, graph: Graph, profile: DeviceProfile, part: float
 ) -> None:
-    step = StepModel(order(graph), profile, state_may_stay_out=True, may_swap=False)
+    step = StepModel(order(graph), profile, state_may_stay_out=True, host_limit=0)
     for limit in (LEAST, part * whole_peak(step, Measured())):
         choice = POLICIES[name](step, limit, Measured())
         if choice is not None and choice.layout is not None:

@@ -17,6 +17,7 @@ from tensile_jax.cli.run.report import JointPlan, PlannedJob
 from tensile_jax.errors import BudgetTooSmall, JobsFileError, TraceError
 from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, program_under
 from tensile_jax.exec.calibration.calibrate import profile_of
+from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 from tensile_jax.exec.step.transfer import Transfer
@@ -44,7 +45,7 @@ class _Candidate:
 
     def prepare(self, traced: PreparedStep, budget_bytes: int) -> LocalProgram:
         """The program under a budget, with estimated workspaces. Raises: BudgetTooSmall: no plan keeps the budget."""
-        key = (traced.options.may_swap, traced.options.agreed_swaps, budget_bytes)
+        key = (traced.planner.step.host_limit, traced.options.agreed_swaps, budget_bytes)
         if key not in self._known:
             try:
                 self._known[key] = program_under(traced, budget_bytes, compiled=False)
@@ -80,8 +81,8 @@ def plan_jobs_file(jobs: JobsFile, phases: Phases) -> JointPlan:
     candidates = _candidates(jobs.jobs, profile, phases)
     budget_bytes, peaks = resolve_budget(jobs, phases, _peaks_for_another_device(jobs, candidates, profile))
     phases.begin("planning all jobs for one budget")
-    _refuse_host(candidates, jobs.device.host_budget_bytes)
-    host_bytes = float("inf") if jobs.device.host_budget_bytes is None else jobs.device.host_budget_bytes
+    host_bytes = _host_budget_bytes(jobs, candidates[0].traced)
+    _refuse_host(candidates, host_bytes)
     accesses = [candidate.traced.swapping_accesses() for candidate in candidates]
     agreed = agreed_swaps(accesses, [entry.max_swap_rate for entry in jobs.jobs], profile)
     plannable = [c.plannable(entry, swaps) for c, entry, swaps in zip(candidates, jobs.jobs, agreed, strict=True)]
@@ -119,10 +120,18 @@ def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, phases: Pha
     return found
 
 
-def _refuse_host(candidates: Sequence[_Candidate], host_budget_bytes: int | None) -> None:
+def _host_budget_bytes(jobs: JobsFile, traced: PreparedStep) -> float:
+    """What the file says; otherwise what is free on this machine, unless the jobs are planned for a device of another one."""
+    if jobs.device.host_budget_bytes is not None:
+        return jobs.device.host_budget_bytes
+    free = free_host_memory(jax.devices()[:1]) if traced.compiles_for_profile else None
+    return float("inf") if free is None else free.resolve(0)
+
+
+def _refuse_host(candidates: Sequence[_Candidate], host_budget_bytes: float) -> None:
     """Raises: BudgetRefused: the host budget is less than two copies of all states: the states, and checkpoints of them."""
     states = sum(c.state_bytes for c in candidates)
-    if host_budget_bytes is not None and 2 * states > host_budget_bytes:
+    if 2 * states > host_budget_bytes:
         raise BudgetRefused(host_too_small_for_states(host_budget_bytes, states))
 
 

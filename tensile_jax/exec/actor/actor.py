@@ -53,8 +53,8 @@ class StateSnapshot(Protocol):
 class Traced(Protocol):
     """A job's step after tracing, from which plans are made."""
 
-    def without_swaps(self) -> "Traced":
-        """The same traced step, from which only plans without swaps are made."""
+    def with_host_limit(self, host_limit: float) -> "Traced":
+        """The same traced step, from which plans are made that have so many bytes in host memory at most; zero: without swaps."""
         ...
 
     def swapping_accesses(self) -> AccessSequence | None:

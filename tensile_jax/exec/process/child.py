@@ -114,7 +114,7 @@ class _Work:
         self._saver = ThreadPoolExecutor(1, "tensile-saver")
         self._waiters = ThreadPoolExecutor(_WAITING_THREADS, "tensile-waiter")
         self._elsewhere: dict[str, Executor] = {
-            "trace": self._planner, "without_swaps": self._planner, "swapping_accesses": self._planner,
+            "trace": self._planner, "with_host_limit": self._planner, "swapping_accesses": self._planner,
             "with_swaps": self._planner, "prepare": self._planner, "offload_state": self._planner,
             "renew": self._planner,
             "save": self._saver, "fetch": self._saver,
@@ -176,8 +176,8 @@ class _Work:
         self._first_batch = self._feed.take()
         self._kept[key] = self._actor.trace(self._first_batch, options, self._compiler)
 
-    def on_without_swaps(self, key: int, step: int) -> None:
-        self._kept[key] = self._kept[step].without_swaps()
+    def on_with_host_limit(self, key: int, step: int, host_limit: float) -> None:
+        self._kept[key] = self._kept[step].with_host_limit(host_limit)
 
     def on_swapping_accesses(self, step: int) -> AccessSequence | None:
         return self._kept[step].swapping_accesses()

@@ -77,11 +77,10 @@ class RemoteStep(_Remote):
         self._accesses: list[AccessSequence | None] = []  # one, once it was asked for
         self._swaps: tuple[SwappedOut, ...] | None = None
 
-    def without_swaps(self) -> "RemoteStep":
-        """The same step, from which only plans without swaps are made."""
+    def with_host_limit(self, host_limit: float) -> "RemoteStep":
+        """The same step, from which plans are made that have so many bytes in host memory at most; zero: without swaps."""
         found = RemoteStep(self.actor)
-        found._accesses.append(None)
-        self.actor.process.ask("without_swaps", found.key, self.key)()
+        self.actor.process.ask("with_host_limit", found.key, self.key, host_limit)()
         return found
 
     def swapping_accesses(self) -> AccessSequence | None:

@@ -148,9 +148,8 @@ class Planner:
                     most_swapped_bytes=most_swapped_bytes(job.asked.max_swap_rate, self._plans_of_others(job)),
                     most_host_bytes=self._host_left(job),
                 )
-            program = plan_job(job.actor.prepare, traced, limits)
+            program = self._within_host_budget(job, traced, plan_job(job.actor.prepare, traced, limits))
             memory = self._with_snapshot(job, program)
-            self._refuse_more_than_host(job, memory)
         except BaseException as error:
             self._post(job.number, PreparationFailed(error))
             return
@@ -206,10 +205,19 @@ class Planner:
         others = sum(record.memory.host_bytes for record in state.records if record.job != job.number)
         return state.host_budget_bytes - others - self._snapshot_bytes(job)
 
-    def _refuse_more_than_host(self, job: StoredJob, memory: MemoryProfile) -> None:
-        host_budget = self._dispatcher.state.host_budget_bytes
-        if memory.host_bytes > host_budget:
-            raise too_small_for_parked_job(job.name, host_budget, memory.host_bytes)
+    def _within_host_budget(self, job: StoredJob, traced: Traced, program: Program) -> Program:
+        """The program, or another one of the traced step that needs no more host memory than the whole host budget.
+
+        Raises:
+            BudgetTooSmall: there is none.
+        """
+        host_budget, memory = self._dispatcher.state.host_budget_bytes, self._with_snapshot(job, program)
+        if memory.host_bytes <= host_budget:
+            return program
+        parked = memory.state_bytes + self._snapshot_bytes(job)
+        if parked > host_budget:
+            raise too_small_for_parked_job(job.name, host_budget, parked)
+        return job.actor.prepare(traced.with_host_limit(host_budget - self._snapshot_bytes(job)), self._ceiling(job))
 
     def _ceiling(self, job: StoredJob) -> int:
         budget = self._dispatcher.state.next_budget_bytes or self._dispatcher.state.budget_bytes

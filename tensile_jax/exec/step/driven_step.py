@@ -1,7 +1,8 @@
 """A step of which some loops run under plans of their own (`trace/driven_loops.py`), as a `PreparedStep`.
 
 The planner sees such a loop as an operator that needs so many bytes and so many microseconds. When the step is compiled, the plan
-of the loop's body is compiled, too, and its figures replace the predicted ones.
+of the loop's body is compiled, too, and its figures replace the predicted ones. A limit of host memory is divided: one half
+is for the copies of the body's plan, and one for those of the step around it.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tensile_jax.exec.step.compile import Executable
 from tensile_jax.exec.step.driven_loop import DrivenLoop, bytes_beside
-from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan
 from tensile_jax.ir import OperatorId
 from tensile_jax.plan import Measured
 from tensile_jax.plan_format import Plan, PlannedLoop, Segment, unranged
@@ -17,6 +18,11 @@ from tensile_jax.trace.driven_loops import DrivenLoop as Loop
 from tensile_jax.trace.driven_loops import with_driven
 
 ForLess = Callable[[RunningPlan], RunningPlan]
+
+
+def with_half_the_host(options: Options) -> Options:
+    """The options of a step with driven loops, and of the bodies of these loops."""
+    return replace(options, host_limit=options.host_limit / 2)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +55,7 @@ class DrivenStep(PreparedStep):
 
     def __init__(self, origin: PreparedStep, bodies: Mapping[OperatorId, Body], for_less: ForLess) -> None:
         step = with_driven(origin.step, {o: (body.loop, body.nbytes, body.us) for o, body in bodies.items()})
-        super().__init__(step, origin.budget, origin.options, origin.compiler)
+        super().__init__(step, origin.budget, with_half_the_host(origin.options), origin.compiler)
         self.measured = Measured(whole=origin.measured.whole)
         self.variant_of = origin
         self.bodies = dict(bodies)
@@ -87,4 +93,8 @@ class DrivenStep(PreparedStep):
         loops = () if plan.whole else tuple(
             PlannedLoop(o, body.loop.name, body.loop.loop.length, body.plan) for o, body in self.bodies.items()
         )  # fmt: skip
-        return replace(super().with_basis(plan), loops=loops)
+        if not loops:
+            return super().with_basis(plan)
+        peak = (plan.host_peak_bytes or 0) + max(loop.plan.host_peak_bytes or 0 for loop in loops)
+        budget = None if plan.host_budget_bytes is None else 2 * plan.host_budget_bytes
+        return replace(super().with_basis(plan), loops=loops, host_peak_bytes=peak, host_budget_bytes=budget)

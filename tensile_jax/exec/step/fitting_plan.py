@@ -202,13 +202,13 @@ def _predict_anew(prepared: PreparedStep, goal: Goal) -> Compiled:
 def _choose(prepared: PreparedStep, search: Callable[[], Compiled]) -> Compiled:
     """What `search` finds. An equal step then has the same plan, although more is known of the step by then."""
     found = search()
-    prepared.chosen[prepared.budget] = found.choice
+    prepared.chosen[prepared.budget, prepared.planner.step.host_limit] = found.choice
     return found
 
 
 def _chosen_before(prepared: PreparedStep) -> Compiled | None:
     """The plan that this step or an equal one has under this budget, compiled; None if there is none."""
-    choice = prepared.chosen.get(prepared.budget)
+    choice = prepared.chosen.get((prepared.budget, prepared.planner.step.host_limit))
     if choice is None:
         return None
     goal = prepared.goal()

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from tensile_jax.budget import Budget, too_small_for_step
+from tensile_jax.budget import Budget, HostNeed, too_small_for_step
 from tensile_jax.errors import BudgetTooSmall, InvalidPlan
 from tensile_jax.exec.step.agreement import ALONE, Agreement
 from tensile_jax.exec.step.compile import GPUS, Compiler, Executable, Whole, peak_of
@@ -74,8 +74,10 @@ class Compiled:
 class Options:
     """What the user asked for, apart from the budget. With `max_slowdown` there is no budget: the least memory is wanted.
 
-    `agreed_swaps` are the swaps on which several jobs of policy `tensile` have agreed, if this is one of them. `launch` is
-    "segments", "program" (segments between two copies are one executable where that keeps the budget), or "auto".
+    `host_limit` is the most bytes that a plan may have in host memory, on each device; zero: nothing is swapped. `host_basis`
+    says for people where the limit comes from, and is empty if the user gave it. `agreed_swaps` are the swaps on which several
+    jobs of policy `tensile` have agreed, if this is one of them. `launch` is "segments", "program" (segments between two copies
+    are one executable where that keeps the budget), or "auto".
     """
 
     policy: PolicyName
@@ -83,7 +85,8 @@ class Options:
     state_memory: Literal["device", "any"]
     progress: Progress | None = None
     max_slowdown: float | None = None
-    may_swap: bool = True
+    host_limit: float = float("inf")
+    host_basis: str = ""
     agreed_swaps: tuple[SwappedOut, ...] | None = None
     launch: LaunchName = "segments"
 
@@ -101,7 +104,7 @@ class PreparedStep:
 
     Args:
         same: another trace of an equal step with equal options, if there is one. Its planner is used, and what compiling it has
-            shown so far. Under the same budget, both have the same plan.
+            shown so far, and its limit of host memory. Under the same budget, both have the same plan.
         agreement: how the processes agree of which the step uses devices.
     """
 
@@ -118,6 +121,8 @@ class PreparedStep:
         self.step = step
         self.agreement = agreement
         self.budget = budget
+        if same is not None:
+            options = replace(options, host_limit=same.options.host_limit, host_basis=same.options.host_basis)
         self.options = options
         self.planner = (
             Planner(
@@ -125,7 +130,7 @@ class PreparedStep:
                 options.profile,
                 policy=options.policy,
                 state_memory=options.state_memory,
-                may_swap=options.may_swap,
+                host_limit=options.host_limit,
                 version=package_version(),
                 whole_graph=step.whole_graph,
                 agreed_swaps=options.agreed_swaps,
@@ -137,7 +142,7 @@ class PreparedStep:
         self.compiler = compiler
         self.builder = SegmentBuilder(step.program, step.divided)
         self.measured = Measured() if same is None else same.measured
-        self.chosen: dict[Budget | None, Choice] = {} if same is None else same.chosen
+        self.chosen: dict[tuple[Budget | None, float], Choice] = {} if same is None else same.chosen
         self.plan_s = 0.0
         self.ranking_s = 0.0  # what choosing this one of the step's variants has taken
         self.compile_s = 0.0
@@ -145,7 +150,7 @@ class PreparedStep:
         self.out_of_memory = 0  # how often, under earlier plans
         self._whole: Any = None
         self._compiling_whole: Future[Whole] | None = None
-        self._without_swaps: PreparedStep | None = None
+        self._limited: tuple[float, PreparedStep] | None = None  # the latest with another limit of host memory
         self.variant_of: PreparedStep | None = None  # the step of which this one is a variant (`variants.py`)
         self.variants: dict[str, list[PreparedStep]] = {}  # of this step, by what was rewritten, once they were made
         self.loops: list[DrivenLoop] | None = None  # those that could be driven, once they were sought
@@ -156,15 +161,23 @@ class PreparedStep:
         """The step of which this one is a variant; itself, if it is none."""
         return self if self.variant_of is None else self.variant_of
 
-    def without_swaps(self) -> "PreparedStep":
-        """The same step, from which only plans without swaps are made."""
-        if self._without_swaps is None:
-            made = PreparedStep(self.step, None, replace(self.options, may_swap=False), self.compiler)
-            made = made.corrected(self.planner.step.corrections)
+    def with_host_limit(self, host_limit: float, basis: str = "") -> "PreparedStep":
+        """The same step, from which plans are made that have so many bytes in host memory at most; with zero, none are swapped.
+
+        The two share all executables. A limit that holds all tensors of the step is none.
+        """
+        planner = self.planner.with_host_limit(host_limit)
+        if planner is self.planner:
+            return self
+        if self._limited is None or self._limited[0] != host_limit:
+            made = copy(self)
+            made.planner = planner
+            made.options = replace(self.options, host_limit=host_limit, host_basis=basis)
+            made.chosen, made.variants, made.traced_bodies, made._limited = {}, {}, {}, None
             if self.variant_of is not None:
-                made.variant_of = self.variant_of.without_swaps()
-            self._without_swaps = made
-        return self._without_swaps
+                made.variant_of = self.variant_of.with_host_limit(host_limit, basis)
+            self._limited = host_limit, made
+        return self._limited[1]
 
     def corrected(self, corrections: Corrections) -> "PreparedStep":
         """The same step, whose planner predicts latencies with these corrections. The two share all executables.
@@ -173,7 +186,7 @@ class PreparedStep:
         """
         made = copy(self)
         made.planner = self.planner.corrected(corrections)
-        made.chosen, made.variants = {}, {}
+        made.chosen, made.variants, made._limited = {}, {}, None
         made.variant_of = self.origin
         return made
 
@@ -309,7 +322,7 @@ class PreparedStep:
     def kind(self) -> object:
         """What must be equal for two steps to have the same plans."""
         options = self.options
-        how = self.in_one_program, options.profile, options.state_memory, options.may_swap
+        how = self.in_one_program, options.profile, options.state_memory, self.planner.step.host_limit
         return self.graph.fingerprint, how, self.compiler.device.device_kind
 
     @property
@@ -348,7 +361,17 @@ class PreparedStep:
             source=self.step.source_of,
             least=least if least is not None and least.peak_bytes == floor_bytes else None,
             devices=self.step.devices,
+            host=self._host_need(floor_bytes, beside),
         )
+
+    def _host_need(self, floor_bytes: int, beside: int) -> HostNeed | None:
+        """What the step would need if there was no limit of host memory; None if there is none, or if that would not help."""
+        free = self.planner.with_host_limit(float("inf"))
+        if free is self.planner or free.floor_bytes(self.measured) >= floor_bytes:
+            return None
+        least = free.least_plan(self.measured)
+        limit, basis = self.options.host_limit, self.options.host_basis
+        return HostNeed(limit, basis, least.peak_bytes + beside, least.host_peak_bytes or 0)
 
     # -- compiling --------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from tensile_jax.exec.step.fitting_plan import prepare, untried_whole_bytes
 from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
 from tensile_jax.ir import Graph
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.result.memory_curve import resident_bytes, with_ends
+from tensile_jax.plan.result.memory_curve import host_bytes, resident_bytes, with_ends
 from tensile_jax.plan_format import Plan, Segment
 from tensile_jax.units import format_bytes
 
@@ -47,12 +47,15 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
         executables, segments = _compiled(prepared, plan)
         peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
         needed = segments[peak].device_bytes
-    if budget_bytes is not None and needed > budget_bytes:
+    on_host, host_limit = _host_peak(prepared, plan), prepared.origin.planner.step.host_limit
+    above_host = on_host > host_limit
+    if above_host or (budget_bytes is not None and needed > budget_bytes):
         running = prepare(prepared)
         note = (
-            f"Compiled here, the saved plan needs {needed} bytes at its peak, above its budget of {budget_bytes}: the step was "
-            "planned again within the budget."
-        )
+            f"The saved plan needs {on_host} bytes of host memory, above the host budget of {int(host_limit)}"
+            if above_host
+            else f"Compiled here, the saved plan needs {needed} bytes at its peak, above its budget of {budget_bytes}"
+        ) + ": the step was planned again within the budget."
         running.plan = replace(running.plan, notes=(*running.plan.notes, note))
         return running
     notes = plan.notes
@@ -64,12 +67,22 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
         peak_segment=peak,
         peak_bytes=needed,
         workspaces="compiled",
+        host_peak_bytes=on_host,
+        host_budget_bytes=None if host_limit == float("inf") else int(host_limit),
         budget_bytes=budget_bytes,
         budget_basis="" if prepared.budget is None else prepared.budget.basis,
         jit_peak_bytes=plan.jit_peak_bytes if prepared.measured.whole is None else prepared.measured.whole,
         notes=notes,
     )
     return RunningPlan(prepared, corrected, executables, joined_plan=joined)
+
+
+def _host_peak(prepared: PreparedStep, plan: Plan) -> int:
+    """The bytes of host memory that the saved plan needs, which earlier versions did not say, with those of its loops' bodies."""
+    if plan.host_peak_bytes is not None:
+        return plan.host_peak_bytes
+    inner = max((loop.plan.swapped_out_bytes for loop in plan.loops), default=0)
+    return max(host_bytes(prepared.graph, plan.segments, plan.events)) + inner
 
 
 def _compiled(prepared: PreparedStep, plan: Plan) -> tuple[list[Executable] | None, Sequence[Segment]]:
@@ -121,6 +134,15 @@ def above_budget(plan: Plan, budget_bytes: int) -> PlanFileError:
         f"plan= needs {plan.peak_bytes} bytes at its peak ({format_bytes(plan.peak_bytes)}), above budget={budget_bytes} "
         f"({format_bytes(budget_bytes)}). Make a new one under that budget with step.plan(...), or leave budget out: a plan has "
         "its own."
+    )
+
+
+def above_host_budget(plan: Plan, host_budget_bytes: int) -> PlanFileError:
+    """The error for a saved plan that needs more host memory than the host budget that was given with it."""
+    needed = plan.host_peak_bytes or 0
+    return PlanFileError(
+        f"plan= needs {needed} bytes of host memory ({format_bytes(needed)}), above host_budget={host_budget_bytes} "
+        f"({format_bytes(host_budget_bytes)}). Make a new one under that budget with step.plan(...), or raise host_budget."
     )
 
 

@@ -20,7 +20,7 @@ from functools import cache, partial
 from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall, PlanFileError
 from tensile_jax.exec.step.confirmed_plans import Entry, confirmed_for
-from tensile_jax.exec.step.driven_step import Body, DrivenStep
+from tensile_jax.exec.step.driven_step import Body, DrivenStep, with_half_the_host
 from tensile_jax.exec.step.fitting_plan import predict, prepare, recall_share, try_whole, whole_may_help
 from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
@@ -177,8 +177,9 @@ def with_outer_products(prepared: PreparedStep) -> PreparedStep:
 
 
 def compare_variants(prepared: PreparedStep) -> Comparison:
-    """The plans of every policy under many budgets, `auto` with the variants of the step. State may be in host memory."""
-    options = replace(prepared.options, policy="auto", state_memory="any", max_slowdown=None)
+    """The plans of every policy under many budgets, `auto` with the variants of the step. State may be in host memory, of which
+    there is enough."""
+    options = replace(prepared.options, policy="auto", state_memory="any", max_slowdown=None, host_limit=float("inf"))
     step = PreparedStep(prepared.step, None, options, prepared.compiler)
 
     def fastest(limit: float) -> Planner:
@@ -316,7 +317,8 @@ def _body(prepared: PreparedStep, loop: DrivenLoop) -> PreparedStep:
     """The body of a loop, traced as a step once."""
     found = prepared.traced_bodies.get(loop.operator)
     if found is None:
-        found = PreparedStep(loop.traced_body(prepared.step), None, prepared.options, prepared.compiler)
+        options = with_half_the_host(prepared.options)
+        found = PreparedStep(loop.traced_body(prepared.step), None, options, prepared.compiler)
         prepared.traced_bodies[loop.operator] = found
     return found
 

@@ -111,7 +111,8 @@ def plan_job(prepare: Callable[[Any, int], Program], traced: Any, limits: JobLim
 
     Args:
         prepare: gives a traced step's program under a budget in bytes, or raises BudgetTooSmall.
-        traced: what `prepare` takes; its method `without_swaps` gives the same step, of which only plans without swaps are made.
+        traced: what `prepare` takes; its method `with_host_limit` gives the same step, of which plans are made that have so many
+            bytes in host memory at most; with zero, none are swapped.
 
     Raises:
         BudgetTooSmall: there is no plan under `alone_bytes`.
@@ -120,11 +121,12 @@ def plan_job(prepare: Callable[[Any, int], Program], traced: Any, limits: JobLim
     swaps_little = swapped_bytes(program.plan) <= limits.most_swapped_bytes
     if swaps_little and program.memory.host_bytes <= limits.most_host_bytes:
         return program
+    host_limit = max(limits.most_host_bytes, 0) if swaps_little else 0
     try:
-        without = _plan_beside_or_alone(prepare, traced.without_swaps(), limits)
+        limited = _plan_beside_or_alone(prepare, traced.with_host_limit(host_limit), limits)
     except BudgetTooSmall:
         return program
-    return program if swaps_little and without.memory.host_bytes > limits.most_host_bytes else without
+    return program if swaps_little and limited.memory.host_bytes > limits.most_host_bytes else limited
 
 
 def _plan_beside_or_alone(prepare: Callable[[Any, int], Program], traced: Any, limits: JobLimits) -> Program:

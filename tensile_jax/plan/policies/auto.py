@@ -12,6 +12,7 @@ If loops of the step are opened, a plan that treats all iterations alike (`searc
 the plan if it is hardly slower than the step as one executable, or than what the search finds.
 """
 
+from tensile_jax.plan.policies.host_limit import host_peak_of, within_host_limit
 from tensile_jax.plan.policies.tensile.policy import tensile
 from tensile_jax.plan.search.alike import alike
 from tensile_jax.plan.search.choice import (
@@ -44,6 +45,10 @@ _HARDLY_SLOWER = 1.05  # times the plan that the search finds
 
 def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     """The fastest plan that is found under the limit; one executable, if that fits."""
+    return within_host_limit(step, lambda step: _auto(step, limit, measured))
+
+
+def _auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     if not step.graph.operators or (limit > LEAST and whole_peak(step, measured) <= limit):
         return WHOLE
     if limit == LEAST:
@@ -53,7 +58,7 @@ def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
         choice = _corrected(step, schedule, limit, measured) or _found_quickly(step, limit, measured)
         if choice is not None:
             return choice
-    return _least(step, measured) if floor_bytes(step, measured) <= limit else None
+    return _least(step, measured) if peak_of(step, _lowest(step, measured), measured) <= limit else None
 
 
 def _corrected(step: StepModel, schedule: Schedule, limit: float, measured: Measured) -> Choice | None:
@@ -130,14 +135,14 @@ def revise(step: StepModel, choice: Choice, limit: float, measured: Measured) ->
         revised = choice_of(step, schedule)
         needed = _needed_limit(step, schedule, revised, limit, measured)
         if needed is None:
-            return revised
+            return revised if host_peak_of(step, revised) <= step.host_limit else None
         lower = min(lower, needed)
     return None
 
 
 def _least(step: StepModel, measured: Measured) -> Choice:
     """The fastest plan with the least peak that is known."""
-    found = lowest(step, measured)
+    found = _lowest(step, measured)
     if found is WHOLE:
         return WHOLE
     schedule = least(step, measured)
@@ -147,9 +152,18 @@ def _least(step: StepModel, measured: Measured) -> Choice:
 
 def lowest(step: StepModel, measured: Measured) -> Choice:
     """A plan with the least peak that is known, however slow."""
+    choice = within_host_limit(step, lambda step: _lowest(step, measured))
+    assert choice is not None
+    return choice
+
+
+def _lowest(step: StepModel, measured: Measured) -> Choice:
     if not step.graph.operators:
         return WHOLE
     found = choice_of(step, least(step, measured))
+    if step.may_swap and step.host_limit < float("inf"):  # some swaps of the wrong tensors can be worse than none
+        without = choice_of(step, least(step.with_host_limit(0), measured))
+        found = min(found, without, key=lambda choice: peak_of(step, choice, measured))
     return WHOLE if whole_peak(step, measured) <= peak_of(step, found, measured) else found
 
 

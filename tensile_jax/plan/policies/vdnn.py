@@ -15,7 +15,8 @@ Between `forward` and `backward`, X is away for the longest interval in which no
 
 The last layer of the forward pass is the first one of the backward pass. For this layer, the heavy operator after X's last need
 takes the place of the next layer's convolution, and the heavy operator before X's next need takes the place of the layer before.
-All layers are offloaded, whatever the limit: nothing is chosen by its cost. Segments begin and end where these copies are issued
+All layers are offloaded, whatever the limit: nothing is chosen by its cost, unless the host cannot hold all feature maps
+(`host_limit.py`). Segments begin and end where these copies are issued
 and awaited (`event_boundaries.py`). If the whole step fits the limit, it runs as one executable. If no feature map can leave, the
 policy does what `none` does.
 
@@ -40,6 +41,7 @@ from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
+from tensile_jax.plan.policies.host_limit import that_fit, within_host_limit
 from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.search.choice import Choice
 from tensile_jax.plan.search.cut_choice import Decision, first_that_fits
@@ -61,11 +63,15 @@ class Layer:
 
 def vdnn(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut with every feature map offloaded; the choice of policy `none` if there is none to offload."""
+    return within_host_limit(step, lambda step: _offloaded(step, limit, measured))
+
+
+def _offloaded(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     layers = find_layers(step.graph)
     if not layers or not step.may_swap:
         return none(step, limit, measured)
     retention = step.base
-    absences = offload(retention, layers, step.latencies, step.profile)
+    absences = that_fit(step, retention, offload(retention, layers, step.latencies, step.profile))
     if not absences:
         return none(step, limit, measured)
     own = event_boundaries(retention, absences, step.costs)

@@ -7,6 +7,8 @@
               brought above it. What is faster in the end is taken, and after a few in a row that are not, no more are tried.
               Repeat while that saves enough time.
 
+A schedule that would exceed the limit of host memory is never made from one that keeps it.
+
 Everything is deterministic: the number of moves is fixed, not the time.
 """
 
@@ -94,7 +96,7 @@ def _best_move(schedule: Schedule, limit: float, upper: float) -> Schedule | Non
             if less <= 0 or (least := new.least_cost) >= upper or (max(least - cost, 0.0) + _EPS) / less >= best_score:
                 continue
             score = (max(new.cost - cost, 0.0) + _EPS) / less
-            if score < best_score and new.cost < upper:
+            if score < best_score and new.cost < upper and new.keeps_host_limit:
                 best, best_score = new, score
         if best is not None:
             return best
@@ -272,7 +274,7 @@ def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float
     end = model.evaluated + budget
 
     def saves(new: Schedule | None) -> TypeGuard[Schedule]:
-        return new is not None and new.cost < schedule.cost - _EPS
+        return new is not None and new.cost < schedule.cost - _EPS and new.keeps_host_limit
 
     while model.evaluated < end:
         before = schedule.cost

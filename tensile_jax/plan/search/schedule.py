@@ -13,6 +13,7 @@ Sizes in bytes, times in microseconds.
 from collections.abc import Callable, Hashable, Iterable, Set
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import sqrt
 from typing import NamedTuple
 
@@ -43,11 +44,16 @@ class Evaluated(NamedTuple):
 
 
 class Model:
-    """Evaluates segments of one condensed step on one device, and remembers them."""
+    """Evaluates segments of one condensed step on one device, and remembers them.
 
-    def __init__(self, step: Condensed, profile: DeviceProfile) -> None:
+    Args:
+        host_limit: the most bytes that a schedule may have in host memory.
+    """
+
+    def __init__(self, step: Condensed, profile: DeviceProfile, host_limit: float) -> None:
         self.step = step
         self.profile = profile
+        self.host_limit = host_limit
         self.places = tuple(step.starts[node] for node in step.boundaries)
         self.bit = {t: i for i, those in enumerate(step.tensors) for t in those}
         self.kept_at: dict[float, tuple[list[int], list[int]]] = {}  # by price, what a minimum cut keeps (`search.py`)
@@ -242,12 +248,38 @@ class Schedule:
     def timing(self) -> Timing:
         """When what happens in a step. The schedule must not be changed any more."""
         if self._timing is None:
-            model, known = self.model, self.copies
-            for t, copies in known.of.items():
-                if copies is None:
-                    known.find(t, self._copies_of(t))
-            self._timing = timed(self.us, known.out_us, known.into_us, model.profile.copy_share)
+            known = self._known_copies()
+            self._timing = timed(self.us, known.out_us, known.into_us, self.model.profile.copy_share)
         return self._timing
+
+    @property
+    def keeps_host_limit(self) -> bool:
+        """Whether the host holds no more than it may (`result/memory_curve.py`). The schedule must not be changed any more."""
+        return not self.swapped or self.model.host_limit == float("inf") or self.host_peak <= self.model.host_limit
+
+    @property
+    def host_peak(self) -> int:
+        """The most bytes in host memory at any boundary."""
+        change = [0] * (len(self.after) + 2)
+        for t in self.swapped:
+            begin, end = self.host_span(t)
+            change[begin] += self.model.step.nbytes[t]
+            change[end + 1] -= self.model.step.nbytes[t]
+        return max(accumulate(change))
+
+    def host_span(self, t: int) -> tuple[int, int]:
+        """The first and the last boundary at which the host holds a copy of the swapped tensor t."""
+        copies = self._known_copies().of[t]
+        assert copies is not None
+        rests = self.residencies[t][-1].leaves or not copies.into
+        return 0 if copies.out is None else copies.out[0], len(self.after) if rests else copies.into[-1][1]
+
+    def _known_copies(self) -> CopiesOfAll:
+        known = self.copies
+        for t, copies in known.of.items():
+            if copies is None:
+                known.find(t, self._copies_of(t))
+        return known
 
     @property
     def step_us(self) -> float:

@@ -8,8 +8,9 @@ limit and improved again, as long as that makes it faster (iterated local search
 every schedule needs (`necessary.py`), none is sought.
 
 The search also begins with the schedule of least memory. In it, every segment is as short as possible, but where segments that
-are joined hold less, and every tensor is on the host whenever no segment needs it. Repairs then lower its peak. Without
-swaps, they lower the peak of what the cheapest cut keeps, too, and the lower one of the two goes on.
+are joined hold less, and every tensor is on the host whenever no segment needs it; if the host cannot hold them all, the largest
+are. Repairs then lower its peak. Without swaps, or if not all fit on the host, they lower the peak of what the cheapest cut
+keeps, too, and the lower one of the two goes on.
 """
 
 from bisect import bisect_left
@@ -97,7 +98,7 @@ _SHRINK = 0.97  # steps in which the least peak is sought
 _LEAST_KEPT = Start(PRICES[-1])  # how the search for the least peak begins without swaps, beside the schedule of least memory
 _DESCENT, _LEAST_EVALUATIONS = 15_000, 3_000
 """Segments that are evaluated to lower each of the two, and then, each time, to repair one schedule. Of VGG-16, ResNet-50,
-InceptionV3, DenseNet-121, the decoder and the encoder with the profiles h200 and cpu, `Planner(..., may_swap=False).floor_bytes`
+InceptionV3, DenseNet-121, the decoder and the encoder with the profiles h200 and cpu, `Planner(..., host_limit=0).floor_bytes`
 is at most 2.3 % higher than without these limits, and takes 0.35 to 0.95 times as long. A plan of a decoder of 24 layers and
 width 2,048 takes 9 s instead of 33 s (`python -m benchmarks.mesh_largest --how ours --batch 68`)."""
 
@@ -294,12 +295,14 @@ def least(step: StepModel, measured: Measured) -> Schedule:
 
 def _least(step: StepModel, model: Model) -> Schedule:
     if model.lowest is None:
-        lowest = _joined(_all_absent(model))
-        if not step.may_swap:
+        lowest = _all_absent(model)
+        may_swap_all = step.may_swap and lowest.keeps_host_limit
+        lowest = _joined(lowest if lowest.keeps_host_limit else _all_absent(model, _fit_on_host(lowest)))
+        if not may_swap_all:
             begun = starting(step, model, _LEAST_KEPT, 0.0)
             both = [lowest, *([] if begun is None else [_joined(begun)])]
             lowest = min(map(_descended, both), key=lambda schedule: schedule.peak)
-        model.lowest = _lowered(lowest, lambda schedule, limit: _lower(step, model, schedule, limit))
+        model.lowest = _lowered(lowest, lambda schedule, limit: _lower(step, model, schedule, limit, repairs_only=may_swap_all))
     return model.lowest
 
 
@@ -323,13 +326,13 @@ def _lowered(schedule: Schedule, under: Callable[[Schedule, float], Schedule | N
         schedule = lower
 
 
-def _lower(step: StepModel, model: Model, schedule: Schedule, limit: float) -> Schedule | None:
+def _lower(step: StepModel, model: Model, schedule: Schedule, limit: float, *, repairs_only: bool) -> Schedule | None:
     """A schedule under a limit that is below the peak of this one; None if repairs find none.
 
-    With swaps, this schedule is repaired only: others hardly ever get lower, and their repairs take long.
+    Where everything may be swapped, this schedule is repaired only: others hardly ever get lower, and their repairs take long.
     """
     repaired = repair(schedule, limit, _LEAST_REPAIRS)
-    if not step.may_swap:
+    if not repairs_only:
         for price in reversed(PRICES):
             if repaired is not None:
                 break
@@ -347,15 +350,36 @@ def _joined(schedule: Schedule) -> Schedule:
     while True:
         j = schedule.peaks.index(schedule.peak)
         joined = [new for i in (j, j + 1) if 0 < i < schedule.count and (new := merged(schedule, i)) is not None]
+        joined = [new for new in joined if new.keeps_host_limit]
         lower = min(joined, key=lambda new: new.peak, default=schedule)
         if lower.peak >= schedule.peak:
             return schedule
         schedule = lower
 
 
-def _all_absent(model: Model) -> Schedule:
-    """Every possible boundary is one, and what may be swapped is on the host whenever no segment needs it."""
+def _fit_on_host(schedule: Schedule) -> int:
+    """Of the swapped tensors, those whose copies the host can hold together, the largest first; state goes with its update."""
+    model, curve = schedule.model, np.zeros(schedule.count + 1)
+    found = 0
+    for t in sorted(schedule.swapped, key=lambda t: (-model.step.nbytes[t], t)):
+        both = [u for u in (t, model.new_of.get(t, model.old_of.get(t))) if u is not None]
+        if found >> t & 1:
+            continue
+        after = curve.copy()
+        for u in both:
+            if u in schedule.swapped:
+                begin, end = schedule.host_span(u)
+                after[begin : end + 1] += model.step.nbytes[u]
+        if after.max() <= model.host_limit:
+            curve = after
+            found |= sum(1 << u for u in both)
+    return found
+
+
+def _all_absent(model: Model, swapped: int = -1) -> Schedule:
+    """Every possible boundary is one, and what may be swapped, of the set `swapped`, is on the host whenever no segment needs it."""
     condensed = model.step
+    movable = condensed.movable & swapped
     k = len(model.places) - 1
     segment = np.searchsorted(np.array(condensed.boundaries), np.arange(len(condensed.reads) + 1), side="right") - 1
     uses: list[list[int]] = [[] for _ in condensed.tensors]
@@ -364,8 +388,9 @@ def _all_absent(model: Model) -> Schedule:
             j = int(segment[node])
             if not uses[t] or uses[t][-1] != j:
                 uses[t].append(j)
-    old_of = {new: old for old, new in condensed.pairs}
-    new_of = dict(condensed.pairs)
+    pairs = [(old, new) for old, new in condensed.pairs if swapped >> old & 1]
+    old_of = {new: old for old, new in pairs}
+    new_of = dict(pairs)
     residencies: list[Several] = []
     for t, made in enumerate(condensed.made):
         j = int(segment[made]) if made >= 0 else -1
@@ -374,9 +399,7 @@ def _all_absent(model: Model) -> Schedule:
             needs.append(k)
         if t in old_of and condensed.at_end >> t & 1:
             needs.pop()
-        residencies.append(
-            _apart(needs, j, stays_out=t in old_of, starts_out=t in new_of, movable=bool(condensed.movable >> t & 1))
-        )
+        residencies.append(_apart(needs, j, stays_out=t in old_of, starts_out=t in new_of, movable=bool(movable >> t & 1)))
     made = assemble(model, list(range(k + 1)), residencies)
     assert made is not None
     return made

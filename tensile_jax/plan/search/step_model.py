@@ -4,6 +4,7 @@ Sizes in bytes, times in microseconds.
 """
 
 from collections.abc import Callable, Hashable
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -44,12 +45,13 @@ class StepModel:
     Args:
         graph: its operators in the order in which plans run them.
         state_may_stay_out: whether state may be on the host when an iteration begins and ends.
-        may_swap: whether plans may swap at all.
+        host_limit: the most bytes that a plan may have in host memory; zero for plans without swaps.
         whole_graph: the graph of the step as one executable, if it has loops that are opened in `graph`.
         corrections: what was measured of the step's operators and of the link, in relation to what `profile` predicts.
 
     Attributes:
         given_profile: the device profile as it was given.
+        host_limit: as above; infinite also where all tensors of the step together need no more.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class StepModel:
         profile: DeviceProfile,
         *,
         state_may_stay_out: bool,
-        may_swap: bool = True,
+        host_limit: float = float("inf"),
         whole_graph: Graph | None = None,
         corrections: Corrections | None = None,
     ) -> None:
@@ -66,7 +68,7 @@ class StepModel:
         self.corrections = corrections or no_corrections(len(graph.operators))
         self.given_profile = profile
         self.state_may_stay_out = state_may_stay_out
-        self.may_swap = may_swap
+        self.host_limit = host_limit if sum(t.nbytes for t in graph.tensors) > host_limit else float("inf")
         self.whole_graph = whole_graph
         self._dropped: dict[float, Retention] = {}
         self._models: dict[tuple[int, ...], Model] = {}
@@ -76,13 +78,32 @@ class StepModel:
         """The same step with other corrections. What does not depend on latencies is shared, and so are the classes of tensors:
         a measured workspace names its segment by them (`workspace.py`)."""
         made = StepModel(
-            self.graph, self.given_profile, state_may_stay_out=self.state_may_stay_out, may_swap=self.may_swap,
+            self.graph, self.given_profile, state_may_stay_out=self.state_may_stay_out, host_limit=self.host_limit,
             whole_graph=self.whole_graph, corrections=corrections,
         )  # fmt: skip
         shared = {name: getattr(self, name) for name in ("liveness", "fusion", "undropped", "classes", "boundaries")}
         made.__dict__.update(shared)
         made._dropped.update(self._dropped)
         return made
+
+    def with_host_limit(self, host_limit: float) -> "StepModel":
+        """The same step with another limit of host memory, made once for each."""
+
+        def make() -> StepModel:
+            made = copy(self)
+            made.host_limit, made._models, made._decided = host_limit, {}, {}
+            for name in ("model", "plain_model", "search_model"):
+                made.__dict__.pop(name, None)
+            return made
+
+        if sum(t.nbytes for t in self.graph.tensors) <= host_limit:
+            host_limit = float("inf")
+        return self if host_limit == self.host_limit else self.decided(("host limit", host_limit), make)
+
+    @property
+    def may_swap(self) -> bool:
+        """Whether plans may swap at all."""
+        return self.host_limit >= SMALLEST
 
     def decided(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` returns; it is called once for each key."""
@@ -181,7 +202,7 @@ class StepModel:
         """The step as plain jit runs it, with every loop as one operator."""
         if self.whole_graph is None:
             return self
-        return StepModel(self.whole_graph, self.given_profile, state_may_stay_out=False, may_swap=False)
+        return StepModel(self.whole_graph, self.given_profile, state_may_stay_out=False, host_limit=0)
 
     @cached_property
     def whole_latency_us(self) -> float:
@@ -256,7 +277,7 @@ class StepModel:
         """The same for plain `jax.jit`, which gives all updates the memory of the donated state, be it with a copy."""
         step, bit = self.model.step, self.model.bit
         aliases = {bit[t]: bit[h] for t, h in self.liveness.possible_aliases if t in bit and h in bit}
-        return self.model if aliases == step.aliases else Model(replace(step, aliases=aliases), self.profile)
+        return self.model if aliases == step.aliases else Model(replace(step, aliases=aliases), self.profile, self.host_limit)
 
     @cached_property
     def small_rewritten_bytes(self) -> int:
@@ -272,12 +293,12 @@ class StepModel:
             return self.model
         dropped = [self.dropped_at(price).dropped for price in PRICES]
         dropped_by = [sum((t in those) << i for i, those in enumerate(dropped)) for (t,) in step.tensors]
-        return Model(bundled(step, dropped_by), self.profile)
+        return Model(bundled(step, dropped_by), self.profile, self.host_limit)
 
     def model_for(self, boundaries: tuple[int, ...]) -> Model:
         """The condensed step with these possible boundaries (places) beside those of the search."""
         if boundaries not in self._models:
-            self._models[boundaries] = Model(self._condense(boundaries), self.profile)
+            self._models[boundaries] = Model(self._condense(boundaries), self.profile, self.host_limit)
         return self._models[boundaries]
 
     @cached_property

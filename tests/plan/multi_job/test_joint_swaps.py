@@ -93,4 +93,4 @@ def test_a_planner_makes_the_agreed_swaps_and_no_others() -> None:
     assert same.plan == least.plan and same.plan.swapped_out_bytes > 0
     assert none.plan.swapped_out_bytes == 0
     assert Planner(graph, PROFILE, policy="auto").swapping_accesses() is None
-    assert Planner(graph, PROFILE, policy="tensile", may_swap=False).swapping_accesses() is None
+    assert Planner(graph, PROFILE, policy="tensile", host_limit=0).swapping_accesses() is None

@@ -77,7 +77,7 @@ def odd_step(seed: int, *, most: int = 14) -> StepModel:
     )
     graph, stays_out, swaps = odd_graph(rng, most=most), rng.random() < 0.5, rng.random() < 0.9
     profile = dataclasses.replace(profile, launch_us=rng.choice((1e-6, PROFILE.launch_us)))
-    return StepModel(graph, profile, state_may_stay_out=stays_out, may_swap=swaps)
+    return StepModel(graph, profile, state_may_stay_out=stays_out, host_limit=float("inf") if swaps else 0)
 
 
 def random_schedule(model: Model, rng: random.Random) -> Schedule:

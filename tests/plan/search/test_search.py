@@ -83,7 +83,7 @@ def test_the_search_begins_at_lower_prices_where_the_others_keep_more_than_the_l
 @pytest.mark.parametrize("part", [0.9, 0.7, 0.5])
 def test_the_search_begins_with_the_most_that_can_be_kept_without_a_repair(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_STARTS", (search.Start(4.0),))  # which keeps every layer's result
-    step = StepModel(training_graph(24), PROFILE, state_may_stay_out=False, may_swap=False)
+    step = StepModel(training_graph(24), PROFILE, state_may_stay_out=False, host_limit=0)
     model = model_of(step)
 
     def keeps(begun: search.Start) -> int:
@@ -113,13 +113,13 @@ def test_a_repair_ends_under_the_limit_and_an_improvement_stays_there_and_is_no_
 @pytest.mark.parametrize("seed", range(40))
 def test_without_swaps_the_least_peak_is_no_higher_than_those_from_which_it_is_sought(seed: int) -> None:
     given = odd_step(seed)
-    step = StepModel(given.graph, given.profile, state_may_stay_out=False, may_swap=False)
+    step = StepModel(given.graph, given.profile, state_may_stay_out=False, host_limit=0)
     model, lowest = model_of(step), least(step, NOTHING)
     plan_of(step, lowest)
     kept = search.starting(step, model, search._LEAST_KEPT, 0.0)
     begun = [search._all_absent(model), *([] if kept is None else [kept])]
     assert lowest.peak <= min(schedule.peak for schedule in begun)
-    assert least(StepModel(given.graph, given.profile, state_may_stay_out=False, may_swap=False), NOTHING).cuts == lowest.cuts
+    assert least(StepModel(given.graph, given.profile, state_may_stay_out=False, host_limit=0), NOTHING).cuts == lowest.cuts
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -147,7 +147,7 @@ def test_as_little_as_possible_is_the_floor_and_below_it_there_is_nothing(seed: 
 
 @pytest.mark.parametrize("state_may_stay_out", [True, False])
 def test_without_swaps_nothing_crosses_the_link(state_may_stay_out: bool) -> None:
-    step = StepModel(training_graph(6, weight=100_000), PROFILE, state_may_stay_out=state_may_stay_out, may_swap=False)
+    step = StepModel(training_graph(6, weight=100_000), PROFILE, state_may_stay_out=state_may_stay_out, host_limit=0)
     lowest = least(step, NOTHING)
     for limit in (lowest.peak, 0.5 * (lowest.peak + whole_peak(step, NOTHING))):
         found = fastest(step, limit, NOTHING)

@@ -31,6 +31,7 @@ Differences from the paper:
     - Accesses are those of kernels, not of single operators, and times come from the device profile.
     - Kernels run in segments that begin and end at the copies (`event_boundaries.py`). Such a segment may need more than its
       kernels. If no cut of the plan is under the limit, lower targets are tried.
+    - Swaps that the host cannot hold are left out (`policies/host_limit.py`).
     - What `evictions.py`, `passive_mode.py` and `feedback.py` say.
 """
 
@@ -45,6 +46,7 @@ from tensile_jax.plan.policies.capuchin.feedback import move_in_triggers
 from tensile_jax.plan.policies.capuchin.passive_mode import Kernel, observe
 from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
+from tensile_jax.plan.policies.host_limit import that_fit, within_host_limit
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice
 from tensile_jax.plan.search.cut_choice import Decision, Option, first_that_fits
 from tensile_jax.plan.search.step_model import StepModel
@@ -58,6 +60,10 @@ _LEAST_PARTS = (0.8, 0.65, 0.5, 0.35, 0.2, 0.0)  # of what the kernel that needs
 
 def capuchin(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut of the first target's plan that has a cut under the limit."""
+    return within_host_limit(step, lambda step: _cut(step, limit, measured))
+
+
+def _cut(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     if not step.graph.operators:
         return WHOLE
     choice = first_that_fits(step, _options(step, limit), limit, measured)
@@ -87,6 +93,7 @@ def _options(step: StepModel, limit: float) -> Iterator[Option]:
 
 def _decision(step: StepModel, evicted: Callable[[], tuple[Retention, Absences]], *, waits: bool) -> Decision:
     retention, absences = evicted()
+    absences = that_fit(step, retention, absences)
     if not waits:
         absences = in_order_of_issue(retention, absences, step.costs)
     return Decision(retention, absences, event_boundaries(retention, absences, step.costs))

@@ -23,12 +23,14 @@ Differences from the paper:
       issued before it has ended (`copy_order.py`).
     - The paper always schedules across iterations. Here it does so with `state_memory="any"` only, because with "device" the
       caller wants the state on the device between two calls.
+    - The paper's host memory has no limit. Here swaps that the host cannot hold are left out (`policies/host_limit.py`).
 """
 
 from tensile_jax.plan.analysis.access import AccessSequence, access_sequence
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
+from tensile_jax.plan.policies.host_limit import that_fit, within_host_limit
 from tensile_jax.plan.policies.tensile.schedule_to_absences import schedule_events
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.search.choice import LEAST, Choice
@@ -48,6 +50,10 @@ def tensile(step: StepModel, limit: float, measured: Measured, agreed: tuple[Swa
     Args:
         agreed: the swaps that were chosen for several jobs together; by default, Algorithm 2 chooses them for this job alone.
     """
+    return within_host_limit(step, lambda step: _cut(step, limit, measured, agreed))
+
+
+def _cut(step: StepModel, limit: float, measured: Measured, agreed: tuple[SwappedOut, ...] | None) -> Choice | None:
     if not step.may_swap:
         agreed = ()
     targets = (LEAST,) if limit == LEAST else tuple(part * limit for part in _TARGETS)
@@ -71,5 +77,5 @@ def _scheduled(step: StepModel, free_bytes: float, agreed: tuple[SwappedOut, ...
         agreed=agreed,
     )
     retention = retain(step.liveness, placed.dropped)
-    absences = in_order_of_issue(retention, placed.absences, step.costs)
+    absences = in_order_of_issue(retention, that_fit(step, retention, placed.absences), step.costs)
     return Decision(retention, absences, event_boundaries(retention, absences, step.costs))

@@ -1,0 +1,70 @@
+"""Keeps the plans of all policies under the limit of host memory.
+
+`auto` never makes a schedule that exceeds the limit (`search/local_search.py`). The other policies decide what is away at which
+places; of that, what the host can hold is kept, the largest tensors first. Both count with what they know before the plan is
+built, and what a plan then needs in host memory may differ a little where a tensor is needed by what the search does not count
+(`search/condensed.py`). So what a policy decides is measured in the built plan. If it exceeds the limit, the policy decides again
+under a lower one, in the end under zero: then nothing is swapped.
+
+Sizes in bytes.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tensile_jax.ir import TensorId
+from tensile_jax.plan.analysis.absence import Absence, Absences
+from tensile_jax.plan.analysis.retention import Retention
+from tensile_jax.plan.search.choice import Choice, predicted_plan
+from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan.search.workspace import Measured
+
+_LOWER = (1.0, 0.9, 0.7, 0.0)  # times the limit; not tuned: the first is exceeded where small tensors read swapped ones only
+
+
+def within_host_limit(step: StepModel, decide: Callable[[StepModel], Choice | None]) -> Choice | None:
+    """What `decide` chooses for the step, or for the same step with a lower limit of host memory, so that its plan keeps the
+    limit; None if it chooses nothing."""
+    for part in _LOWER if step.host_limit < float("inf") else ():
+        choice = decide(step.with_host_limit(part * step.host_limit))
+        if choice is None or host_peak_of(step, choice) <= step.host_limit:
+            return choice
+    return decide(step)
+
+
+def host_peak_of(step: StepModel, choice: Choice) -> int:
+    """The most that the plan of a choice has in host memory, in bytes; zero without looking where there is no limit."""
+    if choice.layout is None or step.host_limit == float("inf"):
+        return 0
+    return predicted_plan(step, choice, Measured()).host_peak_bytes or 0
+
+
+def that_fit(step: StepModel, retention: Retention, absences: Absences) -> Absences:
+    """The absences of the tensors whose copies the host can hold together: the largest tensors first, ties by their ids.
+
+    A tensor of the state goes with its update. The host has a copy from the last need before the first absence to the first need
+    after the last one.
+    """
+    if step.host_limit == float("inf"):
+        return absences
+    nbytes, count = step.liveness.nbytes, len(step.graph.operators)
+    mate = {t: u for pair in step.pairs for t, u in (pair, pair[::-1])}
+    held = np.zeros(count + 2)  # by place, from -1 on
+    kept: dict[TensorId, tuple[Absence, ...]] = {}
+    seen: set[TensorId] = set()
+    for t in sorted(absences, key=lambda t: (-int(nbytes[t]), t)):
+        if t in seen:
+            continue
+        both = [u for u in (t, mate.get(t)) if u is not None and u in absences]
+        seen.update(both)
+        after = held.copy()
+        for u in both:
+            first, last = absences[u][0], absences[u][-1]
+            begin = -1 if first.leave < 0 else retention.last_need(u, first.leave)
+            end = count if last.back >= count else retention.next_need(u, last.leave)
+            after[begin + 1 : end + 2] += nbytes[u]
+        if after.max() <= step.host_limit:
+            held = after
+            kept.update((u, absences[u]) for u in both)
+    return kept
