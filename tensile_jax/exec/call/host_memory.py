@@ -1,0 +1,126 @@
+"""Finds how much host memory is free for the copies of a step, or of a runtime: their host budget if the user gave none.
+
+    free = (1 - room) * the least of
+               what the machine has available              MemAvailable of /proc/meminfo
+               limit - used - reclaimable, of the process' control group and of each group around it (versions 1 and 2)
+               the pool of pinned host memory - what is in it                  on a GPU: XLA's own, of the whole process
+           / number of the step's devices in the process
+         + bytes of the step's own arguments in host memory
+
+The arguments are part of what a plan counts. Processes of one step that run on one machine share what the machine has. The
+figures are those of the moment of planning. The result is rounded down to four binary digits, so that a few megabytes more or
+less do not give another plan.
+
+The room is for what the process, and others, allocate later, and for fragmentation of the pool. On a CPU, device memory comes
+from the same memory, which is not subtracted here. Where nothing is known of host memory (on a system without /proc), the result
+is None: no limit. Sizes in bytes.
+"""
+
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tensile_jax.budget import Budget
+from tensile_jax.exec.step.agreement import ALONE, Agreement
+from tensile_jax.exec.step.compile import GPUS
+from tensile_jax.exec.step.transfer import Device, nbytes_on_a_device, on_host
+
+_ROOM = 0.1  # of what is free; an assumption, not a measurement
+_DIGITS = 4
+_POOL, _POOL_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64  # XLA's default, in units of 2 ** 30 bytes
+BASIS = f"no host_budget was given: what is free of host memory, less {_ROOM:.0%}"
+
+
+def free_host_memory(
+    devices: Sequence[Device], arguments: Sequence[Any] = (), agreement: Agreement = ALONE, *, root: Path = Path("/")
+) -> Budget | None:
+    """The host budget, on each device, of a step with these flat arguments; None if nothing is known of host memory.
+
+    Each process finds out what is free where it runs, and tells it to the other processes of the step. The least counts.
+
+    Args:
+        root: the folder in which /proc and /sys lie.
+    """
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    here = None if not own else available_bytes(root)
+    pool = pool_bytes(own[0].platform, os.environ) if own else None
+    mine = {"machine": platform.node(), "here": here, "pool": pool, "devices": max(len(own), 1)}
+    told = agreement.gather(mine)
+    sharing = Counter(one["machine"] for one in told)
+    found = [
+        nbytes // one["devices"]
+        for one in told
+        for nbytes in (one["here"] and one["here"] // sharing[one["machine"]], one["pool"])
+        if nbytes is not None
+    ]
+    if not found:
+        return None
+    held = {id(value): value for value in arguments if on_host(value) and not value.is_deleted()}
+    arrived = max(agreement.gather(sum(map(nbytes_on_a_device, held.values()))))
+    return Budget(max(rounded_down(int((1 - _ROOM) * min(found)) + arrived), 1), None, BASIS)
+
+
+def rounded_down(nbytes: int) -> int:
+    """The largest number of at most so many bytes that has four binary digits, and zeros behind them."""
+    behind = max(nbytes.bit_length() - _DIGITS, 0)
+    return nbytes >> behind << behind
+
+
+def pool_bytes(platform: str, environment: Mapping[str, str]) -> int | None:
+    """What is left in XLA's pool of pinned host memory for GPUs; None if the platform has none."""
+    if platform not in GPUS:
+        return None
+    text = environment.get(_POOL, "").strip()
+    limit = (int(text) if text.isdecimal() else _POOL_GIB) << 30
+    arrays = (value for value in jax.live_arrays() if on_host(value) and not value.is_deleted())
+    used = sum(shard.data.nbytes for value in arrays for shard in value.addressable_shards)
+    return max(limit - used, 0)
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """What the process can still allocate of the machine's memory; None if that is not known."""
+    meminfo = _numbers(root / "proc/meminfo").get("MemAvailable:")
+    found = [] if meminfo is None else [meminfo << 10]  # in KiB
+    found += _left_in_groups(root)
+    return max(min(found), 0) if found else None
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """What is left to each control group that holds the process and has a limit of memory."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            mounts, names = ("sys/fs/cgroup", "sys/fs/cgroup/unified"), ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            mounts = ("sys/fs/cgroup/memory",)
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        for mount in mounts:
+            group = root / mount / path.strip("/")  # inside of a container, the path may be that outside of it
+            for folder in (group, *group.parents):
+                if not folder.is_relative_to(root / mount):
+                    break
+                limit, used = (_text(folder / name).strip() for name in names[:2])
+                if limit.isdecimal() and used.isdecimal():  # "max" is no limit
+                    yield int(limit) - int(used) + _numbers(folder / "memory.stat").get(names[2], 0)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The numbers of a file whose lines are `NAME NUMBER ...`."""
+    split = (line.split() for line in _text(path).splitlines())
+    return {words[0]: int(words[1]) for words in split if len(words) > 1 and words[1].isdecimal()}
+
+
+def _text(path: Path) -> str:
+    """The content of a file; empty if it cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
