@@ -9,7 +9,8 @@ The executor carries out the instructions in their order. It decides only how to
       operator; here the checker has replayed the plan, so every input is there unless this package has a mistake.
     - The device is out of memory. Everything that the segment does not read is copied to the host, apart from constants and
       arguments that were not donated, and the segment is launched again. The iteration continues. `needs_lower_budget` is set,
-      and whoever called the executor plans again for less memory.
+      and whoever called the executor plans again for less memory. These copies may exceed the budget of host memory, since the
+      step would be lost without them.
     - An input has another memory layout than the executable expects. All inputs are copied, and the segment is launched again.
 
 On a GPU, allocations follow the order of launches, so launches run ahead of the device (`run_ahead`). On a CPU, the memory of a
@@ -105,6 +106,7 @@ class Executor:
     def run(self, arguments: Sequence[Any], watch: Observation | None = None) -> list[Any]:
         """The results of one iteration on `arguments`, both flat. Donated arguments are deleted afterwards, as with `jax.jit`."""
         iteration = self.begin(arguments, watch)
+        iteration.deletes_arrived = True
         perform = iteration.perform
         for instruction in self._program.code:
             if type(instruction) is not FinishSwapIn:  # here a launch may be issued before its inputs have arrived
@@ -194,12 +196,17 @@ def _slots_used(program: Instructions) -> frozenset[int]:
 
 
 class Iteration:
-    """A running iteration. `env` holds, by slot, the tensors on the device, and `host` those on the host."""
+    """A running iteration. `env` holds, by slot, the tensors on the device, and `host` those on the host.
+
+    With `deletes_arrived`, donated arguments in host memory are deleted once the plan needs them there no more. Otherwise only
+    the iteration's own references are dropped: a job's state may be in a snapshot that is being saved.
+    """
 
     def __init__(self, executor: Executor, slots: int, watch: Observation | None) -> None:
         self.env: list[Any] = [None] * slots
         self.host: dict[int, Any] = {}
         self.latest: Any = None  # one result of the latest launch
+        self.deletes_arrived = False
         self.watch = watch
         self._executor = executor
         self._transfer = executor._transfer
@@ -234,7 +241,9 @@ class Iteration:
                 for slot, value in zip(slots, self._transfer.into([host[slot] for slot in slots]), strict=True):
                     env[slot] = value
                 for slot in forgotten:
-                    del host[slot]
+                    value = host.pop(slot)
+                    if self.deletes_arrived and slot in self._executor._program.arrive_on_host:
+                        value.delete()
                 if self.watch is not None:
                     self.watch.peak_bytes = max(self.watch.peak_bytes, device_bytes(env))
                 if self.watch is not None and self.watch.copies_timed:
