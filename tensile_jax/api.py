@@ -110,7 +110,7 @@ class PlannedFunction:
     def compare(self, /, *args: Any, **kwargs: Any) -> Comparison:
         """The plans of every policy for these arguments, under many budgets. Runs and compiles nothing.
 
-        The budget, the policy and the `state_memory` of this function do not matter; every plan may keep state in host memory
+        The budgets, the policy and the `state_memory` of this function do not matter; every plan may keep state in host memory
         between two iterations, which the paper's policy needs. The result has the paper's metrics (MSR, EOR, CBR), predicted for
         the device profile.
         """
@@ -145,6 +145,7 @@ def jit(
     /,
     *,
     budget: int | float | str | None = None,
+    host_budget: int | float | str | None = None,
     max_slowdown: float | None = None,
     policy: PolicyName = "auto",
     device_profile: str | None = None,
@@ -165,6 +166,10 @@ def jit(
         budget: bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`, for which the first call
             compiles plain jit. If the step runs on several devices, the budget is that of each. None: the memory that is free
             on the device; on a CPU no limit.
+        host_budget: the pinned host memory that a plan may use for each device: bytes, or a size such as `"8GiB"`. What would
+            exceed it is not swapped. None: what is free for the process when the step is planned, less some room (the limits of
+            its control groups and XLA's pool of pinned memory count). Where a launch runs out of device memory, the executor
+            copies what it can to the host, and that is not limited.
         max_slowdown: a limit on time in the place of a budget. The step gets as little memory as possible, while its predicted
             time is at most `max_slowdown` times that of plain jit (`1.1`: ten per cent longer).
         policy: `"auto"` is the planner. For comparison: `"tensile"`, the paper's algorithms; its baselines `"vdnn"` and
@@ -201,7 +206,7 @@ def jit(
 
     Raises:
         BudgetError: the budget cannot be read.
-        BudgetTooSmall: (on the first call) no plan keeps the budget.
+        BudgetTooSmall: (on the first call) no plan keeps the budget, with as much host memory as there is.
         TraceError: (on the first call) the step cannot be planned.
         PlanFileError: the saved plan contradicts itself or is above the budget; (on the first call) it is for another program.
 
@@ -212,9 +217,9 @@ def jit(
     """
 
     plan_options = PlanOptions(
-        budget=budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile, state_memory=state_memory,
-        launch=launch, open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above,
-        keep_plans=keep_plans, progress=progress,
+        budget=budget, host_budget=host_budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile,
+        state_memory=state_memory, launch=launch, open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan,
+        renew_above=renew_above, keep_plans=keep_plans, progress=progress,
     )  # fmt: skip
 
     def wrap(step: Callable[..., Any]) -> PlannedFunction:

@@ -23,7 +23,10 @@ import click
 
 from tensile_jax.errors import BudgetTooSmall, JobsFileError, TensileError
 
-_ARGUMENTS = ("batch_size", "image_size", "sequence_length", "device_profile", "state_memory", "max_slowdown", "policy", "seed")
+_ARGUMENTS = (
+    "batch_size", "image_size", "sequence_length", "device_profile", "host_budget", "state_memory", "max_slowdown", "policy",
+    "seed",
+)  # fmt: skip
 _OPTION = re.compile(rf"\b({'|'.join(_ARGUMENTS)})\b")
 _IN_QUOTES = re.compile(r'(--[a-z-]+=)"([^"]*)"')
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

@@ -2,7 +2,7 @@
 
     [device]
     budget = "50%"            # of the sum of the jobs' plain-jit peaks; or bytes, or "8GiB"
-    host_budget = "64GiB"     # of pinned host memory; without this key there is no limit
+    host_budget = "64GiB"     # of pinned host memory; without this key what is free when the run begins, less some room
 
     [defaults]                # values for jobs that leave a key out: any key of a job, except its name
     steps = 200
@@ -40,7 +40,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from tensile_jax.budget import Budget, parse_budget
+from tensile_jax.budget import Budget, parse_budget, parse_host_budget
 from tensile_jax.cli.errors import did_you_mean
 from tensile_jax.cli.toml_lines import KeyPath, find_lines
 from tensile_jax.errors import BudgetError, JobsFileError
@@ -56,7 +56,7 @@ class DeviceTable:
 
     Attributes:
         budget: for all jobs together; a share is a share of the sum of the jobs' plain-jit peaks.
-        host_budget_bytes: of pinned host memory. None: no limit.
+        host_budget_bytes: of pinned host memory. None: what is free when the run begins, less some room.
         device_profile: the name or the file of a profile. None: the profile of this machine's device.
     """
 
@@ -272,9 +272,12 @@ class _Reader:
                 ' is missing: the memory that all jobs share. Add below [device], for example: budget = "8GiB", '
                 'or "50%" of the sum of the jobs\' plain-jit peaks',
             )
-        host = None if keys.host_budget is None else self._budget("host_budget", keys.host_budget)
-        if host is not None and host.nbytes is None:
-            raise self._must_be(("device", "host_budget"))
+        host = None
+        if keys.host_budget is not None:
+            try:
+                host = parse_host_budget(keys.host_budget)
+            except BudgetError as error:
+                raise self._must_be(("device", "host_budget")) from error
         if keys.device_profile is not None:
             from tensile_jax.device_profiles import load_profile  # imports NumPy
 
@@ -283,13 +286,11 @@ class _Reader:
             except (ValueError, TypeError, OSError) as error:
                 story = str(error).removeprefix("device_profile ")
                 raise self._error(("device", "device_profile"), f": {story}") from error
-        return DeviceTable(self._budget("budget", keys.budget), None if host is None else host.nbytes, keys.device_profile)
-
-    def _budget(self, name: str, value: int | str) -> Budget:
         try:
-            return parse_budget(value)
+            budget = parse_budget(keys.budget)
         except BudgetError as error:
-            raise self._must_be(("device", name)) from error
+            raise self._must_be(("device", "budget")) from error
+        return DeviceTable(budget, host, keys.device_profile)
 
     def _copies(self, number: int, own: _JobKeys, defaults: _DefaultKeys) -> Iterable[JobEntry]:
         path = ("jobs", number)

@@ -11,8 +11,8 @@ import click
 from click.core import ParameterSource
 
 from tensile_jax.atomic_file import try_to_write
-from tensile_jax.budget import parse_budget
-from tensile_jax.cli.errors import Refusal, did_you_mean, refusing_options
+from tensile_jax.budget import parse_budget, parse_host_budget
+from tensile_jax.cli.errors import Refusal, did_you_mean, in_options, refusing_options
 from tensile_jax.errors import BudgetError
 from tensile_jax.installed_models import MODELS, Model
 from tensile_jax.plan_format import PolicyName
@@ -64,6 +64,7 @@ class Limits:
     device_profile: str | None
     state_memory: Literal["device", "any"]
     max_slowdown: float | None = None
+    host_budget: str | None = None
 
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -164,12 +165,12 @@ def refuse_typed(names: Collection[str], story: str) -> None:
 
 
 def _readable_budget(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    del ctx, parameter
+    del ctx
     if value is not None:
         try:
-            parse_budget(value)
+            parse_budget(value) if parameter.name == "budget" else parse_host_budget(value)
         except BudgetError as error:
-            raise Refusal(f"--{error}") from error
+            raise Refusal(in_options(str(error))) from error
     return value
 
 
@@ -184,6 +185,12 @@ state_memory_option = click.option(
     default="device",
     show_default=True,
     help='"any": parameters and moments may wait in host memory.',
+)
+host_budget_option = click.option(
+    "--host-budget",
+    metavar="B",
+    callback=_readable_budget,
+    help='Host memory for what is swapped: bytes, or a size such as "8GiB". Without it: what is free, less some room.',
 )
 takes_limits = _gathered(
     "limits",
@@ -204,6 +211,7 @@ takes_limits = _gathered(
         type=float,
         help="In the place of a budget: the least memory for a step of at most X times plain jit's time.",
     ),
+    host_budget_option,
     click.option(
         "--budget",
         metavar="B",

@@ -205,6 +205,7 @@ def jit(
     step: Callable[..., Any] | None = None,
     *,
     budget: int | float | str | None = None,
+    host_budget: int | float | str | None = None,
     max_slowdown: float | None = None,
     policy: PolicyName = "auto",
     device_profile: str | None = None,
@@ -228,8 +229,8 @@ def jit(
 
     Args:
         step: the step; for training, the whole of it: loss, gradient and optimizer.
-        budget, max_slowdown, policy, device_profile, state_memory, launch, open_loops, respect_checkpoint, plan, renew_above,
-            keep_plans, progress: as in `tensile_jax.jit`.
+        budget, host_budget, max_slowdown, policy, device_profile, state_memory, launch, open_loops, respect_checkpoint, plan,
+            renew_above, keep_plans, progress: as in `tensile_jax.jit`.
         graph, graph_updates: as in `flax.nnx.jit`.
         **jit_options: as in `flax.nnx.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`,
             `keep_unused`, `inline`. Those that say where arrays lie are refused: the step runs where its arrays lie.
@@ -260,9 +261,9 @@ def jit(
     for name in ("in_shardings", "out_shardings", "device", "backend"):
         _refuse_placement(name, options.pop(name, None))
     plan_options = PlanOptions(
-        budget=budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile, state_memory=state_memory,
-        launch=launch, open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above,
-        keep_plans=keep_plans, progress=progress,
+        budget=budget, host_budget=host_budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile,
+        state_memory=state_memory, launch=launch, open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan,
+        renew_above=renew_above, keep_plans=keep_plans, progress=progress,
     )  # fmt: skip
     given = cast(JitOptions, {name: value for name, value in options.items() if value is not None and value is not False})
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tensile_jax.arguments import MOST, read_count, read_number, shown
-from tensile_jax.budget import parse_budget
+from tensile_jax.budget import parse_budget, parse_host_budget
 from tensile_jax.errors import ClusterError, JobFailed
 from tensile_jax.exec.actor.entrypoint import Entrypoint, Made
 from tensile_jax.ray.placement import refuse_devices
@@ -112,7 +112,8 @@ def submit(
             `"90%"` of what the device has.
         address: of the cluster, such as `"10.0.0.1:6379"`; None: the one to which this process is connected, or else the one
             that `RAY_ADDRESS` names, or that runs on this machine.
-        host_budget: host memory of each device, for what is swapped and parked; None: no limit.
+        host_budget: host memory of each device, for what is swapped and parked; None: what is free on its machine when its
+            process begins, less some room. Processes on one machine do not know of one another: give a budget where several run.
         device_profile: see `tensile_jax.Runtime`.
         resume: go on from the jobs' latest checkpoints in the folder. Without `resume` there must be none.
         devices_per_actor: how many devices of a node form a group, in which jobs of several devices run; the rest of a node are
@@ -142,8 +143,8 @@ def submit(
         story = f"devices_per_actor={devices_per_actor}, so that no actor holds more. Pass at least as many, or leave it out"
         refuse_devices({_named(job): job.devices for job in jobs}, None, devices_per_actor, story)
     parse_budget(budget)
-    if host_budget is not None and parse_budget(host_budget).nbytes is None:
-        raise ValueError(f'host_budget={host_budget!r} is a share. Give bytes, or a size such as "64GiB".')
+    if host_budget is not None:
+        parse_host_budget(host_budget)
     place = open_place(checkpoints)
     ray = _connect(address)
     settings = DeviceSettings(budget, host_budget, device_profile, place.name, (os.getcwd(),), devices_per_actor)

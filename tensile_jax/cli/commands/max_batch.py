@@ -12,6 +12,7 @@ from tensile_jax.cli.options import (
     Limits,
     ModelChoice,
     device_profile_option,
+    host_budget_option,
     refuse_typed,
     state_memory_option,
     takes_model,
@@ -38,6 +39,7 @@ def _in_bytes(ctx: click.Context, parameter: click.Parameter, value: str) -> str
 @click.option("--budget", metavar="B", required=True, callback=_in_bytes, help='Bytes, or a size such as "8GiB".')
 @click.option("--policy", type=click.Choice(get_args(PolicyName)), default="auto", show_default=True, help="How to plan.")
 @device_profile_option
+@host_budget_option
 @state_memory_option
 @click.option(
     "--speed",
@@ -54,6 +56,7 @@ def max_batch(
     budget: str,
     policy: PolicyName,
     device_profile: str | None,
+    host_budget: str | None,
     state_memory: str,
     speed: float,
     most: int,
@@ -68,7 +71,7 @@ def max_batch(
     refuse_typed(("batch_size",), "is what is looked for. Leave it out; --most=N limits it.")
     from tensile_jax.cli.run.max_batch import largest_batch, story_of  # imports JAX
 
-    limits = Limits(budget, policy, device_profile, "any" if state_memory == "any" else "device")
+    limits = Limits(budget, policy, device_profile, "any" if state_memory == "any" else "device", host_budget=host_budget)
     with Phases(stderr_console()) as phases:
         found = largest_batch(model, limits, speed=speed, most=most, phases=phases)
     if output is not None:

@@ -9,11 +9,11 @@ from os import PathLike
 from typing import Any, Literal, TypedDict, cast, get_args
 
 from tensile_jax.arguments import MOST, read_number, read_threshold, shown
-from tensile_jax.budget import Budget, parse_budget
+from tensile_jax.budget import Budget, parse_budget, parse_host_budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import PlanFileError
 from tensile_jax.exec.step.prepared_step import LaunchName, Progress
-from tensile_jax.exec.step.saved_plan import above_budget
+from tensile_jax.exec.step.saved_plan import above_budget, above_host_budget
 from tensile_jax.plan_format import Plan, PolicyName, contradictions
 
 
@@ -37,6 +37,7 @@ class PlanOptions(TypedDict, total=False):
     """The options of the planner, as a user gives them; `tensile_jax.jit` says what they mean."""
 
     budget: int | float | str | None
+    host_budget: int | float | str | None
     max_slowdown: float | None
     policy: PolicyName
     device_profile: str | None
@@ -59,6 +60,7 @@ class PlanRequest:
     """The options of the planner, checked. `saved_plan` is to be run instead of a new plan; `profile` names a device profile."""
 
     budget: Budget | None
+    host_budget: Budget | None
     max_slowdown: float | None
     policy: PolicyName
     profile: str | None
@@ -95,9 +97,10 @@ def read_options(given: PlanOptions) -> PlanRequest:
     if not isinstance(respect_checkpoint, bool):  # pyright: ignore[reportUnnecessaryIsInstance] # users err
         raise ValueError(f"respect_checkpoint must be True or False, got {shown(respect_checkpoint)}.")
     text, slowdown, plan, profile = (given.get(name) for name in ("budget", "max_slowdown", "plan", "device_profile"))
-    budget = None if text is None else parse_budget(text)
+    budget, host = None if text is None else parse_budget(text), given.get("host_budget")
+    host_budget = None if host is None else Budget(parse_host_budget(host), None)
     max_slowdown = None if slowdown is None else _read_slowdown(slowdown, text)
-    saved_plan = None if plan is None else _read_plan(plan, budget, slowdown)
+    saved_plan = None if plan is None else _read_plan(plan, budget, host_budget, slowdown)
     if profile is not None:
         load_profile(profile)
     renew_above = _read_threshold(given.get("renew_above"), saved_plan)
@@ -107,7 +110,8 @@ def read_options(given: PlanOptions) -> PlanRequest:
             "Pass one of them."
         )
     return PlanRequest(
-        budget, max_slowdown, policy, profile, state_memory, "segments" if renew_above is not None else launch, open_loops,
+        budget, host_budget, max_slowdown, policy, profile, state_memory,
+        "segments" if renew_above is not None else launch, open_loops,
         respect_checkpoint, saved_plan, renew_above, _read_folder(given.get("keep_plans")), given.get("progress"),
     )  # fmt: skip
 
@@ -139,7 +143,7 @@ def _read_slowdown(max_slowdown: Any, budget: Any) -> float:
     return float(min(number, MOST))
 
 
-def _read_plan(plan: Any, budget: Budget | None, max_slowdown: Any) -> Plan:
+def _read_plan(plan: Any, budget: Budget | None, host_budget: Budget | None, max_slowdown: Any) -> Plan:
     if not isinstance(plan, Plan):
         raise TypeError(
             f"plan must be a Plan, got {shown(plan)} of type {type(plan).__name__}. Read a saved one with "
@@ -152,4 +156,6 @@ def _read_plan(plan: Any, budget: Budget | None, max_slowdown: Any) -> Plan:
         raise ValueError(f"max_slowdown={max_slowdown!r} asks for a new plan, and plan= is one that was made. Pass one of them.")
     if budget is not None and budget.nbytes is not None and plan.peak_bytes > budget.nbytes:
         raise above_budget(plan, budget.nbytes)
+    if host_budget is not None and (plan.host_peak_bytes or 0) > host_budget.resolve(0):
+        raise above_host_budget(plan, host_budget.resolve(0))
     return plan

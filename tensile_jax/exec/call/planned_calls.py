@@ -28,6 +28,7 @@ from tensile_jax.exec.call.device_memory import free_memory
 from tensile_jax.exec.call.devices import Placement, is_committed, named_devices, on_mesh, placement_of
 from tensile_jax.exec.call.donation import refuse_unusable
 from tensile_jax.exec.call.followed_plan import FollowedPlan
+from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.call.options import JitOptions, PlanRequest
 from tensile_jax.exec.call.plan_folder import PlanFolder
 from tensile_jax.exec.call.report import Report, report_of
@@ -243,7 +244,7 @@ class PlannedCalls:
         )
         if step is not None:
             return step.running.plan
-        traced, saved = self._trace(call, args, kwargs), self._request.saved_plan
+        traced, saved = self._with_host_limit(self._trace(call, args, kwargs), call), self._request.saved_plan
         prepared = traced.prepared
         if saved is None:
             return self._within(self._free(traced, call), prepared, lambda: predict_fastest(prepared))
@@ -305,6 +306,8 @@ class PlannedCalls:
                 )
             if len(agreement.processes) > 1:
                 compare(agreement, self._facts(traced), "step")
+            traced = self._with_host_limit(traced, call)
+            prepared = traced.prepared
             if saved is None:
                 free = self._free(traced, call)
                 make = lambda: self._within(free, prepared, lambda: prepare_fastest(prepared))  # noqa: E731
@@ -331,6 +334,7 @@ class PlannedCalls:
             "the version of tensile_jax": package_version(),
             "the version of jax": f"{jax.__version__} with jaxlib {version('jaxlib')}",
             "budget": _shown(budget),
+            "host_budget": _shown(request.host_budget),
             **{name: repr(value) for name, value in options.items()},
             "plan": "None" if saved is None else f"that of {saved.program!r} {digest_of(saved)}",
             "compiler_options": repr(self._jit_options.get("compiler_options")),
@@ -344,6 +348,20 @@ class PlannedCalls:
         if self._request.budget is not None or self._request.max_slowdown is not None:
             return None
         return free_memory(traced.placement.devices, call.leaves, traced.prepared.agreement)
+
+    def _with_host_limit(self, traced: _Traced, call: Call) -> _Traced:
+        """The step, of which plans keep the user's budget of host memory, or leave what is free room if the user gave none.
+
+        Nothing is known of the host memory beside a device of another platform, for which `device_profile` may ask.
+        """
+        prepared, host = traced.prepared, self._request.host_budget
+        if host is None and prepared.compiles_for_profile:
+            host = free_host_memory(traced.placement.devices, call.leaves, prepared.agreement)
+        limited = prepared.with_host_limit(*(float("inf"), "") if host is None else (host.resolve(0), host.basis))
+        if limited is prepared:
+            return traced
+        self._traced[call.signature] = traced = replace(traced, prepared=limited)
+        return traced
 
     def _within(self, free: Budget | None, prepared: PreparedStep, make: Callable[[], _Made]) -> _Made:
         """What `make` makes of the step under the user's budget, or under the free memory of the device if the user gave none.

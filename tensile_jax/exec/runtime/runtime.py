@@ -33,6 +33,7 @@ from typing import Any, Literal, Self
 
 import jax
 
+from tensile_jax.budget import parse_host_budget
 from tensile_jax.exec.actor.actor import Actor
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed import Feed
@@ -40,6 +41,7 @@ from tensile_jax.exec.actor.local_actor import LocalActor
 from tensile_jax.exec.actor.missing import NO_BATCH
 from tensile_jax.exec.actor.pure_job import PutBack, pure_job
 from tensile_jax.exec.calibration.calibrate import profile_of
+from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tensile_jax.exec.controller.messages import BudgetRequested
@@ -70,7 +72,8 @@ class Runtime:
 
     Args:
         budget: the device memory for all jobs together: bytes, or a size such as `"8GiB"`.
-        host_budget: the pinned host memory for tensors that are swapped out and for parked states; None: no limit.
+        host_budget: the pinned host memory for tensors that are swapped out and for parked states, for each device: bytes, or a
+            size. None: what is free for the process now, less some room, as for `tensile_jax.jit`.
         device: a `jax.Device`; by default the first of `jax.devices()`.
         devices: several `jax.Device`s, in the place of `device`. A job whose state is divided among some or all of them runs on
             these, under the budget on each. Every other job runs on the first. All budgets and sizes are those of one device, and
@@ -102,7 +105,10 @@ class Runtime:
         if look not in ("sampled", "always"):
             raise ValueError(f'look must be "sampled" or "always", got {look!r}.')
         budget_bytes = bytes_of("budget", budget)
-        host_bytes = float("inf") if host_budget is None else bytes_of("host_budget", host_budget)
+        free = free_host_memory(self._devices) if host_budget is None else None
+        host_bytes = float("inf") if free is None else free.resolve(0)
+        if host_budget is not None:
+            host_bytes = parse_host_budget(host_budget)
         depth = 1 if self._on_cpu else _RUN_AHEAD
         post, applied = _weakly(self)
         self._dispatcher = Dispatcher(State(budget_bytes, host_bytes, depth), post, applied, look_always=look == "always")
