@@ -304,7 +304,9 @@ class Planner:
         if self.step.has_iterations:
             schedule = alike(self.step, limit, measured)
             return float("inf") if schedule is None else schedule.step_us
-        schedule = fast(self.step, limit, measured, upper)
+        schedule = fast(self.step.with_host_limit(float("inf")), limit, measured, upper)
+        if schedule is not None and schedule.host_peak > self.step.host_limit:
+            schedule = fast(self.step, limit, measured, upper)
         if schedule is not None and (
             schedule.step_us >= upper or peak_of(self.step, choice_of(self.step, schedule), measured) <= limit
         ):

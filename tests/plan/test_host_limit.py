@@ -89,9 +89,9 @@ def test_a_choice_whose_plan_has_more_on_the_host_than_was_counted_is_made_again
         asked.append(step.host_limit)
         return swapping if step.may_swap else POLICIES["none"](step, LEAST, NOTHING)
 
-    found = within_host_limit(limited, decide)
+    found = within_host_limit(limited, 10**6, NOTHING, decide)
     assert found is not None and host_peak_of(limited, found) == 0
-    assert asked == [part * limited.host_limit for part in (1.0, 0.9, 0.7, 0.0)]
+    assert asked == [float("inf"), *(part * limited.host_limit for part in (1.0, 0.9, 0.7, 0.0))]
 
 
 def test_of_offloaded_state_the_largest_tensors_are_on_the_host_that_fit_there() -> None:

@@ -45,7 +45,7 @@ _HARDLY_SLOWER = 1.05  # times the plan that the search finds
 
 def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     """The fastest plan that is found under the limit; one executable, if that fits."""
-    return within_host_limit(step, lambda step: _auto(step, limit, measured))
+    return within_host_limit(step, limit, measured, lambda step: _auto(step, limit, measured))
 
 
 def _auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
@@ -152,7 +152,7 @@ def _least(step: StepModel, measured: Measured) -> Choice:
 
 def lowest(step: StepModel, measured: Measured) -> Choice:
     """A plan with the least peak that is known, however slow."""
-    choice = within_host_limit(step, lambda step: _lowest(step, measured))
+    choice = within_host_limit(step, LEAST, measured, lambda step: _lowest(step, measured))
     assert choice is not None
     return choice
 
@@ -161,9 +161,6 @@ def _lowest(step: StepModel, measured: Measured) -> Choice:
     if not step.graph.operators:
         return WHOLE
     found = choice_of(step, least(step, measured))
-    if step.may_swap and step.host_limit < float("inf"):  # some swaps of the wrong tensors can be worse than none
-        without = choice_of(step, least(step.with_host_limit(0), measured))
-        found = min(found, without, key=lambda choice: peak_of(step, choice, measured))
     return WHOLE if whole_peak(step, measured) <= peak_of(step, found, measured) else found
 
 

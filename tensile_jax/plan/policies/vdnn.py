@@ -63,7 +63,7 @@ class Layer:
 
 def vdnn(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut with every feature map offloaded; the choice of policy `none` if there is none to offload."""
-    return within_host_limit(step, lambda step: _offloaded(step, limit, measured))
+    return within_host_limit(step, limit, measured, lambda step: _offloaded(step, limit, measured))
 
 
 def _offloaded(step: StepModel, limit: float, measured: Measured) -> Choice | None:

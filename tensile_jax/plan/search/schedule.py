@@ -164,6 +164,11 @@ class Model:
         return new
 
     @property
+    def measured(self) -> Measured:
+        """What compiling has shown of segments."""
+        return self._measured
+
+    @property
     def is_measured(self) -> bool:
         """Whether workspaces of segments were measured."""
         return bool(self._measured.workspaces)

@@ -8,9 +8,9 @@ limit and improved again, as long as that makes it faster (iterated local search
 every schedule needs (`necessary.py`), none is sought.
 
 The search also begins with the schedule of least memory. In it, every segment is as short as possible, but where segments that
-are joined hold less, and every tensor is on the host whenever no segment needs it; if the host cannot hold them all, the largest
-are. Repairs then lower its peak. Without swaps, or if not all fit on the host, they lower the peak of what the cheapest cut
-keeps, too, and the lower one of the two goes on.
+are joined hold less, and every tensor is on the host whenever no segment needs it. Repairs then lower its peak. If the host
+cannot hold so much, some tensors stay on the device, and repairs lower that. Then, and without swaps, they lower the peak of what
+the cheapest cut keeps, too, and the lower one of the two goes on.
 """
 
 from bisect import bisect_left
@@ -94,6 +94,7 @@ under 35 % with `state_memory="device"`, as in `make bench-planning`, takes 1.05
 _IMPROVED = 2.0
 """Times the time that is wanted: schedules that are no slower may become that fast when they are improved. With 1.25, VGG-16
 under 60 % was not seen to be fastest in eight chunks of images."""
+_UNSWAPPED = 16  # swaps of which the best to give up is found, one after another, where the host cannot hold all; not tuned
 _SHRINK = 0.97  # steps in which the least peak is sought
 _LEAST_KEPT = Start(PRICES[-1])  # how the search for the least peak begins without swaps, beside the schedule of least memory
 _DESCENT, _LEAST_EVALUATIONS = 15_000, 3_000
@@ -295,9 +296,12 @@ def least(step: StepModel, measured: Measured) -> Schedule:
 
 def _least(step: StepModel, model: Model) -> Schedule:
     if model.lowest is None:
-        lowest = _all_absent(model)
-        may_swap_all = step.may_swap and lowest.keeps_host_limit
-        lowest = _joined(lowest if lowest.keeps_host_limit else _all_absent(model, _fit_on_host(lowest)))
+        free, may_swap_all = step.with_host_limit(float("inf")), model.host_limit == float("inf")
+        if may_swap_all or not step.may_swap:
+            lowest = _joined(_all_absent(model))
+        else:
+            everything = _least(free, free.search_model.with_measured(model.measured))
+            lowest = _within_host_limit(model, improve(everything, everything.peak, _EVALUATIONS))
         if not may_swap_all:
             begun = starting(step, model, _LEAST_KEPT, 0.0)
             both = [lowest, *([] if begun is None else [_joined(begun)])]
@@ -357,29 +361,49 @@ def _joined(schedule: Schedule) -> Schedule:
         schedule = lower
 
 
-def _fit_on_host(schedule: Schedule) -> int:
-    """Of the swapped tensors, those whose copies the host can hold together, the largest first; state goes with its update."""
-    model, curve = schedule.model, np.zeros(schedule.count + 1)
-    found = 0
-    for t in sorted(schedule.swapped, key=lambda t: (-model.step.nbytes[t], t)):
-        both = [u for u in (t, model.new_of.get(t, model.old_of.get(t))) if u is not None]
-        if found >> t & 1:
-            continue
-        after = curve.copy()
-        for u in both:
-            if u in schedule.swapped:
-                begin, end = schedule.host_span(u)
-                after[begin : end + 1] += model.step.nbytes[u]
-        if after.max() <= model.host_limit:
-            curve = after
-            found |= sum(1 << u for u in both)
-    return found
+def _within_host_limit(model: Model, free: Schedule) -> Schedule:
+    """The schedule with fewer swaps, which the host can hold, beginning with those without which it exceeds its peak least.
+
+    The other tensors stay on the device, a tensor of the state together with its update. Ties go to the earlier tensor.
+    """
+    schedule = assemble(model, list(free.cuts), list(free.residencies), as_they_are=True)
+    assert schedule is not None  # it runs in the other model
+    while not schedule.keeps_host_limit:
+        fewer = [new for t in _most_on_host(schedule) if (new := _without_swap(schedule, t)) is not None]
+        schedule = min(fewer, key=lambda new: new.excess(free.peak))
+    return schedule
 
 
-def _all_absent(model: Model, swapped: int = -1) -> Schedule:
-    """Every possible boundary is one, and what may be swapped, of the set `swapped`, is on the host whenever no segment needs it."""
+def _most_on_host(schedule: Schedule) -> list[int]:
+    """The largest tensors that are on the host when most is there."""
+    spans = {t: schedule.host_span(t) for t in sorted(schedule.swapped)}
+    nbytes = schedule.model.step.nbytes
+    host = [sum(nbytes[t] for t, (begin, end) in spans.items() if begin <= j <= end) for j in range(schedule.count + 1)]
+    most = host.index(max(host))
+    there = [t for t, (begin, end) in spans.items() if begin <= most <= end]
+    return sorted(there, key=lambda t: (-nbytes[t], t))[:_UNSWAPPED]
+
+
+def _without_swap(schedule: Schedule, t: int) -> Schedule | None:
+    """The schedule in which tensor t is not swapped, nor the state that it updates or that updates it."""
+    model, new = schedule.model, schedule.copy()
+    both = [u for u in (t, model.new_of.get(t, model.old_of.get(t))) if u is not None and u in schedule.swapped]
+    touched = set[int]().union(*(new.set_residencies(u, _staying(schedule.residencies[u], schedule.count)) for u in both))
+    return new if new.settle(touched, both) else None
+
+
+def _staying(several: Several, count: int) -> Several:
+    """The residency of a swapped tensor if it stays on the device, also across the iteration boundary."""
+    first, last = several[0], several[-1]
+    begins = first.arrival == COPIED
+    return (
+        Residency(0 if begins else first.first, count if last.leaves else last.last, BEGINS if begins else first.arrival, False),
+    )
+
+
+def _all_absent(model: Model) -> Schedule:
+    """Every possible boundary is one, and what may be swapped is on the host whenever no segment needs it."""
     condensed = model.step
-    movable = condensed.movable & swapped
     k = len(model.places) - 1
     segment = np.searchsorted(np.array(condensed.boundaries), np.arange(len(condensed.reads) + 1), side="right") - 1
     uses: list[list[int]] = [[] for _ in condensed.tensors]
@@ -388,9 +412,8 @@ def _all_absent(model: Model, swapped: int = -1) -> Schedule:
             j = int(segment[node])
             if not uses[t] or uses[t][-1] != j:
                 uses[t].append(j)
-    pairs = [(old, new) for old, new in condensed.pairs if swapped >> old & 1]
-    old_of = {new: old for old, new in pairs}
-    new_of = dict(pairs)
+    old_of = {new: old for old, new in condensed.pairs}
+    new_of = dict(condensed.pairs)
     residencies: list[Several] = []
     for t, made in enumerate(condensed.made):
         j = int(segment[made]) if made >= 0 else -1
@@ -399,7 +422,9 @@ def _all_absent(model: Model, swapped: int = -1) -> Schedule:
             needs.append(k)
         if t in old_of and condensed.at_end >> t & 1:
             needs.pop()
-        residencies.append(_apart(needs, j, stays_out=t in old_of, starts_out=t in new_of, movable=bool(movable >> t & 1)))
+        residencies.append(
+            _apart(needs, j, stays_out=t in old_of, starts_out=t in new_of, movable=bool(condensed.movable >> t & 1))
+        )
     made = assemble(model, list(range(k + 1)), residencies)
     assert made is not None
     return made

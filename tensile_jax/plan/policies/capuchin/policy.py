@@ -60,7 +60,7 @@ _LEAST_PARTS = (0.8, 0.65, 0.5, 0.35, 0.2, 0.0)  # of what the kernel that needs
 
 def capuchin(step: StepModel, limit: float, measured: Measured) -> Choice | None:
     """The cheapest cut of the first target's plan that has a cut under the limit."""
-    return within_host_limit(step, lambda step: _cut(step, limit, measured))
+    return within_host_limit(step, limit, measured, lambda step: _cut(step, limit, measured))
 
 
 def _cut(step: StepModel, limit: float, measured: Measured) -> Choice | None:

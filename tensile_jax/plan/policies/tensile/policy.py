@@ -50,7 +50,7 @@ def tensile(step: StepModel, limit: float, measured: Measured, agreed: tuple[Swa
     Args:
         agreed: the swaps that were chosen for several jobs together; by default, Algorithm 2 chooses them for this job alone.
     """
-    return within_host_limit(step, lambda step: _cut(step, limit, measured, agreed))
+    return within_host_limit(step, limit, measured, lambda step: _cut(step, limit, measured, agreed))
 
 
 def _cut(step: StepModel, limit: float, measured: Measured, agreed: tuple[SwappedOut, ...] | None) -> Choice | None:
