@@ -346,7 +346,7 @@ class PreparedStep:
     def too_small(self, limit: float, floor_bytes: int, compiled: Plan | None) -> BudgetTooSmall:
         """The error for a limit below the floor: that of a plan that was compiled, or else the predicted one."""
         planner = self.planner
-        least = compiled or planner.plan_of(planner.lowest_choice(self.measured), Goal(float("inf")), self.measured)
+        least = compiled or planner.plan_of(planner.least_choice(self.measured), Goal(float("inf")), self.measured)
         stored = self.planner.stored
         budget = self.budget_in_bytes()
         basis, beside = ("", 0) if budget is None else (budget.basis, budget.beside)

@@ -34,5 +34,5 @@ def lowest(step: StepModel, measured: Measured, policy: Policy) -> Choice:
 
 
 def floor_bytes(step: StepModel, measured: Measured, policy: Policy) -> int:
-    """The smallest limit for which the policy has a plan, in bytes."""
+    """The smallest limit for which the policy has a plan, in bytes (`Planner.floor_bytes` keeps the choice as well)."""
     return peak_of(step, lowest(step, measured, policy), measured)
