@@ -69,7 +69,7 @@ class Transfer:
 
 def _hides_its_bits(array: Any) -> bool:
     """Whether the array is packed and its layout does not say so, as in jax 0.10.2."""
-    if not is_packed(array):
+    if not is_packed(array) or array.dtype.name == "int1":  # which a compiled function takes, and NumPy gets as bools
         return False
     layout = array.format.layout if isinstance(array, jax.Array) else None  # pyright: ignore[reportAttributeAccessIssue] # unknown to it
     return layout is None or not layout.sub_byte_element_size_in_bits
