@@ -259,7 +259,7 @@ def _what_would_help(need: _Need, line: str) -> str:
 
 def _largest(tensors: Sequence[Tensor | PlannedTensor]) -> str:
     """The names and sizes of the three largest tensors."""
-    three = sorted(tensors, key=lambda t: -t.nbytes)[:3]
+    three = sorted((t for t in tensors if t.nbytes), key=lambda t: -t.nbytes)[:3]
     return ", the largest being " + ", ".join(f"{t.name} ({format_bytes(t.nbytes)})" for t in three) if three else ""
 
 
