@@ -112,5 +112,7 @@ def expect_same(scenario: Scenario, jit: Jit, *, rtol: float = 1e-5, atol: float
             if x.dtype.kind in "fc":
                 np.testing.assert_allclose(x, y, rtol=rtol, atol=atol, err_msg=where)
             else:
-                x, y = (z.astype(np.float32) if z.dtype.kind == "V" else z for z in (x, y))  # of ml_dtypes, for which no NaN is equal
+                x, y = (
+                    z.astype(np.float32) if z.dtype.kind == "V" else z for z in (x, y)
+                )  # of ml_dtypes, for which no NaN is equal
                 np.testing.assert_array_equal(x, y, err_msg=where)

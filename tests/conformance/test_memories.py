@@ -5,6 +5,10 @@ with them in both memories, moves values between these in every way that JAX has
 returns the new state, each array of it in a memory that is drawn. Arrays have 64 KiB, so that plans may swap them.
 """
 
+import os
+import subprocess
+import sys
+import textwrap
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -209,6 +213,42 @@ def test_drawn_steps_with_values_in_host_memory_look_the_same_as_of_jit(variant:
         expect_same(case, **VARIANTS[variant])
 
     hold()
+
+
+CROSSING: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "to the device": ("pinned_host", lambda a: jax.device_put(a, sharding("device")) + 1),
+    "to the host": ("device", lambda a: jax.device_put(a + 1, jax.memory.Space.Host)),
+    "to the device first": (
+        "pinned_host",
+        lambda a: (
+            jax.device_put(a, sharding("device")) + 1,
+            jax.device_put(jax.device_put(a, sharding("device")), sharding("pinned_host")),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CROSSING)
+def test_a_donation_that_jit_gives_to_a_result_in_the_other_memory_is_refused(name: str) -> None:
+    memory, step = CROSSING[name]
+    given = jax.device_put(jnp.ones(SHAPE), sharding(memory))
+    for options in VARIANTS.values():
+        with pytest.raises(tensile.TraceError, match="a is donated in .* memory, and jax.jit gives its memory to result"):
+            tensile.jit(step, donate_argnums=0, **options)(given)
+    assert not given.is_deleted()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CROSSING)
+def test_jit_ends_the_process_for_such_a_donation(name: str) -> None:
+    script = f"""
+        import jax, jax.numpy as jnp
+        from tests.conformance.test_memories import CROSSING, SHAPE, sharding
+        memory, step = CROSSING[{name!r}]
+        jax.block_until_ready(jax.jit(step, donate_argnums=0)(jax.device_put(jnp.ones(SHAPE), sharding(memory))))
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=os.environ | {"PYTHONPATH": "."}, check=False)
+    assert ended.returncode != 0
 
 
 @pytest.mark.slow
