@@ -140,6 +140,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "jax.lax.transpose": lambda x: lax.transpose(x, (1, 0)),
     "jax.lax.while_loop": lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] @ x), (0, x)),
     "jax.lax.with_sharding_constraint": lambda x: lax.with_sharding_constraint(x, SingleDeviceSharding(jax.devices()[0])),
+    "jax.nn.one_hot": lambda x: x @ jax.nn.one_hot(N[0], 5),
     "jax.nn.scaled_dot_general": lambda x: jax.nn.scaled_dot_general(x, x, (((1,), (0,)), ((), ()))),
     "jax.ops.segment_max": lambda x: jax.ops.segment_max(x, jnp.array([0, 0, 1, 2]), 3),
     "jax.ops.segment_min": lambda x: jax.ops.segment_min(x, jnp.array([0, 0, 1, 2]), 3),
@@ -160,6 +161,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "jax.scipy.linalg.lu_solve": lambda x: jax.scipy.linalg.lu_solve((SQUARE, jnp.arange(4)), x),
     "jax.scipy.ndimage.map_coordinates": lambda x: jax.scipy.ndimage.map_coordinates(x, [x * 3, x * 2], 1),
     "jax.scipy.optimize.minimize": lambda x: minimize(lambda y: jnp.sum((y - x[0]) ** 2), x[1], method="BFGS"),
+    "jax.scipy.signal.stft": lambda x: jax.scipy.signal.stft(x[0], nperseg=4),
     "jax.scipy.special.bessel_jn": lambda x: jax.scipy.special.bessel_jn(x, v=2),
     "jax.scipy.special.sph_harm_y": lambda x: jax.scipy.special.sph_harm_y(
         jnp.array([1]), jnp.array([2]), x[0, :1], x[1, :1], n_max=3

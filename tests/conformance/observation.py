@@ -112,7 +112,5 @@ def expect_same(scenario: Scenario, jit: Jit, *, rtol: float = 1e-5, atol: float
             if x.dtype.kind in "fc":
                 np.testing.assert_allclose(x, y, rtol=rtol, atol=atol, err_msg=where)
             else:
-                x, y = (
-                    z.astype(np.float32) if z.dtype.kind == "V" else z for z in (x, y)
-                )  # of ml_dtypes, for which no NaN is equal
+                x, y = (z.astype(np.float32) if z.dtype.kind == "V" else z for z in (x, y))  # no NaN of ml_dtypes equals another
                 np.testing.assert_array_equal(x, y, err_msg=where)
