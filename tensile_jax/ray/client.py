@@ -112,8 +112,8 @@ def submit(
             `"90%"` of what the device has.
         address: of the cluster, such as `"10.0.0.1:6379"`; None: the one to which this process is connected, or else the one
             that `RAY_ADDRESS` names, or that runs on this machine.
-        host_budget: host memory of each device, for what is swapped and parked; None: what is free on its machine when its
-            process begins, less some room. Processes on one machine do not know of one another: give a budget where several run.
+        host_budget: host memory of each device, for what is swapped and parked; None: the device's part of what is free on its
+            machine when its process begins, less some room.
         device_profile: see `tensile_jax.Runtime`.
         resume: go on from the jobs' latest checkpoints in the folder. Without `resume` there must be none.
         devices_per_actor: how many devices of a node form a group, in which jobs of several devices run; the rest of a node are

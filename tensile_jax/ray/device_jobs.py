@@ -25,6 +25,7 @@ from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.actor.entrypoint import Entrypoint, Made
 from tensile_jax.exec.actor.local_actor import LocalActor, program_under
 from tensile_jax.exec.calibration.calibrate import profile_of
+from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.runtime.runtime import Runtime
 from tensile_jax.exec.runtime.submission import refuse_unfit_state
 from tensile_jax.exec.step.compile import Compiler, memory_of
@@ -48,7 +49,7 @@ class DeviceJobs:
         place: where the jobs' checkpoints are to be found by other devices.
         tell: is called with all news; from any thread.
         devices: how many devices this process must have.
-        neighbours: how many devices this node has, which share its memory if they are CPUs.
+        neighbours: how many devices this node has. They share its host memory, which is all of their memory if they are CPUs.
 
     Raises:
         ValueError: the process has another number of devices.
@@ -75,9 +76,10 @@ class DeviceJobs:
         self._place = place
         self._profile = profile_of(self._device, settings.device_profile, lambda what, done, of: None)
         budget = parse_budget(settings.budget).resolve(_memory_of(self._device, neighbours))
+        free = free_host_memory(self._devices, others=neighbours - devices) if settings.host_budget is None else None
         self._runtime = Runtime(
             budget,
-            host_budget=settings.host_budget,
+            host_budget=settings.host_budget if free is None else free.nbytes,
             devices=self._devices,
             device_profile=settings.device_profile,
             checkpoints=place.local(),

@@ -37,27 +37,34 @@ BASIS = f"no host_budget was given: what is free of host memory, less {_ROOM:.0%
 
 
 def free_host_memory(
-    devices: Sequence[Device], arguments: Sequence[Any] = (), agreement: Agreement = ALONE, *, root: Path = Path("/")
+    devices: Sequence[Device],
+    arguments: Sequence[Any] = (),
+    agreement: Agreement = ALONE,
+    *,
+    others: int = 0,
+    root: Path = Path("/"),
 ) -> Budget | None:
     """The host budget, on each device, of a step with these flat arguments; None if nothing is known of host memory.
 
     Each process finds out what is free where it runs, and tells it to the other processes of the step. The least counts.
 
     Args:
+        others: how many devices of the machine other processes use, which need as much.
         root: the folder in which /proc and /sys lie.
     """
     own = [device for device in devices if device.process_index == jax.process_index()]
-    here = None if not own else available_bytes(root)
+    here = available_bytes(root) if own else None
     pool = pool_bytes(own[0].platform, os.environ) if own else None
-    mine = {"machine": platform.node(), "here": here, "pool": pool, "devices": max(len(own), 1)}
-    told = agreement.gather(mine)
+    told = agreement.gather(
+        {
+            "machine": platform.node(),
+            "here": None if here is None else here // (len(own) + others),
+            "pool": None if pool is None else pool // len(own),
+        }
+    )
     sharing = Counter(one["machine"] for one in told)
-    found = [
-        nbytes // one["devices"]
-        for one in told
-        for nbytes in (one["here"] and one["here"] // sharing[one["machine"]], one["pool"])
-        if nbytes is not None
-    ]
+    found = [one["here"] // sharing[one["machine"]] for one in told if one["here"] is not None]
+    found += [one["pool"] for one in told if one["pool"] is not None]
     if not found:
         return None
     held = {id(value): value for value in arguments if on_host(value) and not value.is_deleted()}

@@ -82,9 +82,9 @@ def test_a_tenth_is_left_and_the_rest_is_divided_among_the_devices_and_rounded_d
     one = free_host_memory([device], root=root)
     assert one is not None and one.basis == BASIS
     assert 0.9 * 0.9 * 16 * GIB < (one.nbytes or 0) <= 0.9 * 16 * GIB
-    assert free_host_memory([device, device], root=root) == free_host_memory(
-        [device], root=machine(tmp_path / "half", proc__meminfo=f"MemAvailable: {8 << 20} kB\n")
-    )
+    half = free_host_memory([device], root=machine(tmp_path / "half", proc__meminfo=f"MemAvailable: {8 << 20} kB\n"))
+    assert free_host_memory([device, device], root=root) == half
+    assert free_host_memory([device], root=root, others=1) == half
 
 
 def test_rounding_keeps_four_binary_digits() -> None:
@@ -125,7 +125,7 @@ def test_the_process_with_the_least_counts_and_those_of_one_machine_share_it(
         found = free_host_memory(jax.devices()[:1], [], Several(), root=machine(tmp_path / "root"))
         return None if found is None else found.nbytes
 
-    assert of({"machine": "b", "here": 2 * GIB, "pool": None, "devices": 2}) == rounded_down(int(0.9 * GIB))
-    assert of({"machine": "b", "here": 99 * GIB, "pool": 4 * GIB, "devices": 1}) == rounded_down(int(0.9 * 4 * GIB))
-    assert of({"machine": "a", "here": 16 * GIB, "pool": None, "devices": 1}) == rounded_down(int(0.9 * 8 * GIB))
-    assert of({"machine": "b", "here": None, "pool": None, "devices": 1}) == rounded_down(int(0.9 * 16 * GIB))
+    assert of({"machine": "b", "here": GIB, "pool": None}) == rounded_down(int(0.9 * GIB))
+    assert of({"machine": "b", "here": 99 * GIB, "pool": 4 * GIB}) == rounded_down(int(0.9 * 4 * GIB))
+    assert of({"machine": "a", "here": 16 * GIB, "pool": None}) == rounded_down(int(0.9 * 8 * GIB))
+    assert of({"machine": "b", "here": None, "pool": None}) == rounded_down(int(0.9 * 16 * GIB))
