@@ -25,6 +25,9 @@ from jax.experimental.layout import Format
 from jax.sharding import SingleDeviceSharding
 
 import tensile_jax as tensile
+from tests.conformance.observation import VARIANTS as JITS
+from tests.conformance.observation import Jit, Seen, see
+from tests.conformance.observation import expect_same as look_the_same
 
 SHAPE = (128, 128)
 MEMORIES = ("device", "pinned_host")
@@ -236,6 +239,24 @@ def test_a_donation_that_jit_gives_to_a_result_in_the_other_memory_is_refused(na
         with pytest.raises(tensile.TraceError, match="a is donated in .* memory, and jax.jit gives its memory to result"):
             tensile.jit(step, donate_argnums=0, **options)(given)
     assert not given.is_deleted()
+
+
+def odd_places(jit: Jit) -> list[Seen]:
+    """Arrays in the third memory of a CPU, without elements, and twice the same; a captured array in host memory."""
+    x, there = jnp.ones(SHAPE), jax.device_put(jnp.ones(SHAPE), sharding("pinned_host"))
+    nothing = jax.device_put(jnp.zeros((0, 4)), sharding("pinned_host"))
+    return [
+        see(jit(lambda a, b: (a, b @ b)), jax.device_put(x, sharding("unpinned_host")), x),
+        see(jit(lambda a, b: (a * 2, b @ b, jax.device_put(a, sharding("device")))), nothing, x),
+        see(jit(lambda a, b: (a * 2, b * 3)), there, there),
+        see(jit(lambda a: (there * 2, jax.device_put(a, jax.memory.Space.Host))), x),
+        see(jit(lambda a, b: (a + 1, b @ b)), jax.device_put(jnp.float32(3), sharding("pinned_host")), x),
+    ]
+
+
+@pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
+def test_arrays_in_odd_places_look_the_same_as_of_jit(jit: Jit) -> None:
+    look_the_same(odd_places, jit)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ iterations that are watched anyway the processes tell one another whether the de
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
@@ -560,19 +560,19 @@ def _brought(call: Call, traced: _Traced) -> list[Any]:
             for leaf, v, used in zip(call.leaves, program.inputs, program.used, strict=True)
         ]
     device = traced.placement.device
-    if call.devices <= {device}:
+    if call.devices <= {device} and not call.signature.elsewhere:
         return call.leaves
-    return _copied_to_device(call.leaves, device, committed=traced.placement.committed)
+    return _copied_to_device(call, device, committed=traced.placement.committed)
 
 
-def _copied_to_device(leaves: Sequence[Any], device: Device, *, committed: bool) -> list[Any]:
-    """The arguments, with copies of those that are on another device, to which they are not committed."""
+def _copied_to_device(call: Call, device: Device, *, committed: bool) -> list[Any]:
+    """The arguments, with copies of those that are on another device, to which they are not committed, or in another memory."""
     transfer = Transfer(device, committed=committed)
     return [
         (transfer.out if on_host(leaf) else transfer.into)(leaf)
-        if isinstance(leaf, jax.Array) and leaf.sharding.device_set != {device}
+        if isinstance(leaf, jax.Array) and (leaf.sharding.device_set != {device} or place in call.signature.elsewhere)
         else leaf
-        for leaf in leaves
+        for place, leaf in enumerate(call.leaves)
     ]
 
 

@@ -26,7 +26,7 @@ import jax.core
 from jax.extend.core import get_opaque_trace_state
 from jax.tree_util import tree_flatten
 
-from tensile_jax.exec.step.transfer import HOST, Device, in_device_memory
+from tensile_jax.exec.step.transfer import DEVICE, HOST, Device, in_device_memory
 
 _CONFIG: Any = jax.config  # its settings are attributes that a type checker does not know
 
@@ -36,7 +36,7 @@ _FACTS = attrgetter("aval", "sharding", "committed")
 class Signature:
     """The hashable signature of a call; equal signatures share a plan."""
 
-    __slots__ = ("shapes", "placements", "on_host", "_held", "_hash", "_key")
+    __slots__ = ("shapes", "placements", "on_host", "elsewhere", "_held", "_hash", "_key")
 
     def __init__(
         self, tree: Any, leaves: Sequence[tuple[Hashable, Hashable]], names: Hashable, probe: Any, on_host: frozenset[int]
@@ -47,6 +47,8 @@ class Signature:
         """The sharding of each argument that is committed, as if it were in device memory."""
         self.on_host = on_host
         """The positions of the arguments in host memory."""
+        self.elsewhere = frozenset(i for i, place in enumerate(self.placements) if _is_elsewhere(place))
+        """The positions of the arguments that are neither in pinned host memory nor in the memory in which a device computes."""
         self._held = probe  # a reference, since the id of a jaxpr may be used again once it is freed
         self._key = (self.shapes, self.placements, on_host)
         self._hash = hash(self._key)
@@ -218,6 +220,11 @@ def _normal(aval: Any, sharding: Any, committed: bool) -> tuple[Hashable, Hashab
     if not committed or sharding is None:
         return shape, None
     return shape, in_device_memory(sharding)
+
+
+def _is_elsewhere(place: Any) -> bool:
+    kind = None if place is None else place.memory_kind
+    return kind not in (None, HOST, DEVICE) and any(device.default_memory().kind != kind for device in place.device_set)
 
 
 def _complete(
