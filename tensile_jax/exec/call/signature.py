@@ -223,8 +223,9 @@ def _normal(aval: Any, sharding: Any, committed: bool) -> tuple[Hashable, Hashab
 
 
 def _is_elsewhere(place: Any) -> bool:
-    kind = None if place is None else place.memory_kind
-    return kind not in (None, HOST, DEVICE) and any(device.default_memory().kind != kind for device in place.device_set)
+    if place is None or place.memory_kind in (None, HOST, DEVICE):
+        return False
+    return any(device.default_memory().kind != place.memory_kind for device in place.device_set)
 
 
 def _complete(
