@@ -181,6 +181,8 @@ def too_small_for_step(
             f"The state is not donated, so old and new state ({format_bytes(kept)} each) lie side by side: "
             "donate it (donate_argnums=0)."
         )
+    if least is not None and least.segments:  # what its largest segment itself reads and makes is there in any memory
+        touched |= {*least.segments[least.peak_segment].inputs, *least.segments[least.peak_segment].outputs}
     state = sum(graph.tensors[p.input].nbytes for p in graph.carried if touched.isdisjoint((p.input, p.output)))
     if state_memory == "device" and worth_naming(state):
         hints.append(f'With state_memory="any" the state ({format_bytes(state)}) may stay in host memory between its uses.')

@@ -146,7 +146,9 @@ _Places = list[tuple[str, Any]]
 def _places(leaves: Sequence[Any], options: Mapping[str, Any], named: Sequence[Any]) -> tuple[_Places, _Places, _Places, _Places]:
     """What the arguments, the options, the step itself and the mesh in force name."""
     given = [("the arguments", leaf.sharding) for leaf in leaves if is_committed(leaf)]
-    stated = [(name, place) for name in ("in_shardings", "out_shardings") for place in jax.tree.leaves(options.get(name))]
+    asked = [(name, place) for name in ("in_shardings", "out_shardings") for place in jax.tree.leaves(options.get(name))]
+    stated = [(name, place.sharding if isinstance(place, Format) else place) for name, place in asked]
+    stated = [(name, place) for name, place in stated if place is not None]
     inner = [("the step itself", place) for place in named]
     in_force = [("the mesh in force (jax.set_mesh)", mesh)] if (mesh := mesh_in_force()) is not None else []
     return given, stated, inner, in_force

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
 import jax
+from jax.experimental.layout import Format
 from jax.tree_util import tree_unflatten
 
 from tensile_jax.budget import Budget
@@ -404,8 +405,8 @@ class PlannedCalls:
                 respect_checkpoint=request.respect_checkpoint,
             )
 
-        if any(getattr(place, "memory_kind", None) == HOST for place in jax.tree.leaves(jit_options.get("in_shardings"))):
-            self._jitted.lower(*args, **kwargs)  # raises the error that `jax.jit` raises for arguments in another memory
+        if any(_is_particular(place) for place in jax.tree.leaves(jit_options.get("in_shardings"))):
+            self._jitted.lower(*args, **kwargs)  # raises the error that `jax.jit` raises for arguments in another one
         known = self._expected_on_host(call.signature)
         step = trace_where_arguments_are(trace, call.signature.on_host) if known is None else trace(known)
         step.refuse_crossed_donations()
@@ -470,9 +471,14 @@ def _placer_of(traced: _Traced, running: RunningPlan) -> Callable[[list[Any]], l
     if prepared.step.divided is not None:
         shardings = [prepared.step.divided.of.get(v) for v in prepared.step.program.outputs]
     else:
-        shardings = None if traced.placement.plain else jax.tree.leaves(prepared.whole_executable().output_shardings)
+        shardings = None if traced.placement.plain else jax.tree.leaves(prepared.whole_executable().output_formats)
     on_host = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].in_host_memory]
     return ResultPlacer(prepared.compiler, passed_on, shardings, on_host)
+
+
+def _is_particular(place: Any) -> bool:
+    """Whether a sharding that is given to `jax.jit` names a layout, or host memory."""
+    return isinstance(place, Format) or getattr(place, "memory_kind", None) == HOST
 
 
 def _shown(budget: Budget | None) -> str:

@@ -304,7 +304,12 @@ class Iteration:
         """
         executor, env = self._executor, self.env
         if "input layouts that disagree" in str(error):  # JAX raises this before anything runs
-            return call(*[jax.numpy.copy(env[slot]) for slot in inputs])
+            copies = [jax.numpy.copy(env[slot]) for slot in inputs]
+            made = call(*copies)
+            for slot, copy in zip(inputs, copies, strict=True):
+                if copy.is_deleted():  # it was donated, in the place of the original
+                    env[slot].delete()
+            return made
         if not is_out_of_memory(error, effectful=executor._program.effectful):
             raise error
         executor.out_of_memory += 1
