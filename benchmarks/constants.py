@@ -67,7 +67,6 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
     "policies.capuchin.feedback": {"_ITERATIONS": None},
     "policies.none": {"_NEAR_LEAST": [1.0, 1.2], "_NEAR_WHOLE": [0.0, 0.75]},
     "policies.tensile.policy": {"_TARGETS": [(1.0, 0.9, 0.75, 0.5, 0.0), (0.0,)]},
-    "search.account": {"_DEEPEST": None},
     "search.boundaries": {"_MOST": None},
     "search.bundles": {"MOST_TENSORS": [250]},
     "search.condensed": {"_SHARE": None, "_SMALL_SHARE": [0.1, 1.0], "_CHEAP_US": None, "_CROSSING": [0.0, 0.05, 0.2]},

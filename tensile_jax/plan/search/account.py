@@ -25,9 +25,6 @@ from typing import NamedTuple
 
 from tensile_jax.plan.search.condensed import Condensed
 
-_DEEPEST = 200  # recipes that need one another: well below Python's limit; `make bench-constants`: no plan has a chain of 100
-
-
 _Ran = tuple[int, int, int, bool, int]
 """What an operator or a recipe reads and makes, its extra bytes, whether it runs again, and what it reads where its light inputs
 that XLA does not write are fused into it."""
@@ -74,16 +71,24 @@ class Segment:
         self.used = self.again = self.heavy = 0
         self.again_us = 0.0
 
-    def compute(self, missing: int, depth: int = 0) -> bool:
+    def compute(self, missing: int) -> bool:
         """Compute these tensors again; False if that is impossible."""
-        while missing:
+        waiting: list[int] = []  # what is computed once what is missing is there
+        while missing or waiting:
+            if not missing:
+                missing = waiting.pop() & ~self._have
+                continue
             low = missing & -missing
             recipe = self._step.recipes[low.bit_length() - 1]
-            if recipe is None or depth > _DEEPEST:
+            if recipe is None:
                 return False
             need = recipe.reads & ~self._have
-            if need and not self.compute(need, depth + 1):
-                return False
+            if need:
+                if len(waiting) > len(self._step.recipes):  # bundles that need parts of one another
+                    return False
+                waiting.append(missing)
+                missing = need
+                continue
             self.used |= recipe.reads & self._there
             if recipe.through & self._unmade:
                 self._derive(recipe.through)
