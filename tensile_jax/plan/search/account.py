@@ -67,7 +67,7 @@ class Segment:
         self._kept = step.written | there | wanted  # what XLA writes
         self._through: dict[int, int] = {}  # by the bit of a tensor that is not written: what is read where it is read
         self._sequence: list[_Ran] = []
-        self._have = there
+        self._have: int = there
         self.used = self.again = self.heavy = 0
         self.again_us = 0.0
 
