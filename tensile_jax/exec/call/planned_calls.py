@@ -456,7 +456,7 @@ class PlannedCalls:
     def _expected_on_host(self, signature: Signature) -> frozenset[int] | None:
         """What an earlier trace takes from host memory, if its plan may have left the rest of what is there now."""
         for known, traced in self._traced.items():
-            if known.shapes == signature.shapes and traced.may_have_left(signature):
+            if known.forms == signature.forms and traced.may_have_left(signature):
                 return traced.on_host
         return None
 

@@ -36,13 +36,20 @@ _FACTS = attrgetter("aval", "sharding", "committed")
 class Signature:
     """The hashable signature of a call; equal signatures share a plan."""
 
-    __slots__ = ("shapes", "placements", "on_host", "elsewhere", "_held", "_hash", "_key")
+    __slots__ = ("shapes", "forms", "placements", "on_host", "elsewhere", "_held", "_hash", "_key")
 
     def __init__(
-        self, tree: Any, leaves: Sequence[tuple[Hashable, Hashable]], names: Hashable, probe: Any, on_host: frozenset[int]
+        self,
+        tree: Any,
+        leaves: Sequence[tuple[tuple[Any, Any, bool], Hashable]],
+        names: Hashable,
+        probe: Any,
+        on_host: frozenset[int],
     ) -> None:
         self.shapes: Hashable = (tree, tuple(shape for shape, _ in leaves), names, id(probe))
         """The signature without the places where the arguments lie."""
+        self.forms: Hashable = (tree, tuple((shape, dtype) for (shape, dtype, _), _ in leaves), names, id(probe))
+        """The same without weak types: equal for a step's state before and after its first call."""
         self.placements = tuple(placement for _, placement in leaves)
         """The sharding of each argument that is committed, as if it were in device memory."""
         self.on_host = on_host
@@ -214,7 +221,7 @@ def _facts_of(leaf: Any) -> tuple[Any, Any, bool]:
     return jax.typeof(leaf), None, False
 
 
-def _normal(aval: Any, sharding: Any, committed: bool) -> tuple[Hashable, Hashable]:
+def _normal(aval: Any, sharding: Any, committed: bool) -> tuple[tuple[Any, Any, bool], Hashable]:
     """((shape, dtype, weak type), sharding if committed), the same for device memory and host memory."""
     shape = getattr(aval, "shape", None), getattr(aval, "dtype", aval), bool(getattr(aval, "weak_type", False))
     if not committed or sharding is None:

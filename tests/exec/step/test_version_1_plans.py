@@ -42,7 +42,9 @@ def test_a_plan_of_version_1_is_read_and_written_with_nothing_but_new_defaults(t
         "host_peak_bytes": None,
         "host_budget_bytes": None,
     }
-    assert json.loads((tmp_path / "again.json").read_text()) == {**json.loads(SAVED.read_text()), **new}
+    saved = json.loads(SAVED.read_text())
+    new["tensors"] = [{**tensor, "host_bytes": None} for tensor in saved["tensors"]]
+    assert json.loads((tmp_path / "again.json").read_text()) == {**saved, **new}
 
 
 def test_a_plan_of_version_1_runs_or_is_refused_with_the_reason() -> None:
