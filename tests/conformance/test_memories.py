@@ -128,7 +128,7 @@ def step_of(case: dict[str, Any]) -> Callable[..., Any]:
         for i, wanted in enumerate(case["returned"]):
             value = values[-1 - i]
             new.append(value if memory_of(value) == wanted else jax.device_put(value, place(wanted, WAYS[i % 2])))
-        return tuple(new), sum(jnp.sum(value) for value in values if memory_of(value) == "device")
+        return tuple(new), sum(jnp.mean(value) for value in values if memory_of(value) == "device")
 
     return step
 
@@ -275,7 +275,7 @@ def test_jit_ends_the_process_for_such_a_donation(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_many_drawn_steps_with_values_in_host_memory_look_the_same_as_of_jit(variant: str) -> None:
-    @settings(max_examples=60, phases=_NO_SHRINKING, deadline=None, suppress_health_check=_EVERY_CHECK)
+    @settings(max_examples=40, phases=_NO_SHRINKING, deadline=None, suppress_health_check=_EVERY_CHECK)
     @given(cases())
     def hold(case: dict[str, Any]) -> None:
         expect_same(case, **VARIANTS[variant])
