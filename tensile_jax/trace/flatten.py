@@ -182,6 +182,12 @@ class _Builder:
         if self._map is not None:
             return self._add_mapped(self._map, equation, whole, [self._map.placed(v.aval) for v in equation.outvars], scope)
         outputs = tuple(self.variable(v.aval) for v in equation.outvars)
+        if equation.primitive.name == "device_put":  # of many arrays: a copy of each, so that each is planned by itself
+            each = zip(*(equation.params[name] for name in ("devices", "srcs", "copy_semantics")), strict=True)
+            for value, output, (device, src, how) in zip(whole, outputs, each, strict=True):
+                one = {"devices": (device,), "srcs": (src,), "copy_semantics": (how,)}
+                self._add(equation, equation.primitive, [value], (output,), scope, **one)
+            return outputs
         self._add(equation, equation.primitive, whole, outputs, scope)
         return outputs
 

@@ -10,6 +10,9 @@ order:
     delayed    A product that only the tail depends on, with a result much larger than its operands (the gradient of a wide dense
                layer), goes after all others. When it makes its result, the activations are no longer in memory.
 
+A copy between device memory and host memory that the step makes itself counts as light in these rules: what comes from the host
+comes right before its first consumer, and what goes there is part of the tail.
+
 An operator that has an effect and no results (a debug print) is part of the tail. Whatever moves, effectful operators keep their
 order: each runs after the one before it, and what one of them reads is not delayed.
 
@@ -22,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from tensile_jax.ir import OUTER_PRODUCTS, Graph, TensorId
+from tensile_jax.ir import OUTER_PRODUCTS, Graph, Operator, TensorId
 from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import retain
@@ -64,7 +67,7 @@ def _sorted(graph: Graph, *, early_tail: bool, delay: bool) -> Graph:
     count = len(operators)
     reaches_heavy, reaches_effect = [False] * count, [False] * count
     producer = {t: o for o, op in enumerate(operators) for t in op.outputs}
-    heavy = [op.kind == "heavy" and not (op.effectful and not op.outputs) for op in operators]
+    heavy = [op.kind == "heavy" and not _is_copy(op) and not (op.effectful and not op.outputs) for op in operators]
     for o in range(count - 1, -1, -1):
         for t in operators[o].inputs:
             if t in producer:
@@ -86,7 +89,7 @@ def _sorted(graph: Graph, *, early_tail: bool, delay: bool) -> Graph:
         if may_wait and _is_larger_than_its_operands(graph, op.inputs, op.outputs):
             ready[o] = count
             continue
-        if before < 0 and op.kind != "heavy":
+        if before < 0 and (op.kind != "heavy" or _is_copy(op)):
             ready[o] = -1
         else:
             ready[o] = before if moves else o
@@ -101,6 +104,10 @@ def _sorted(graph: Graph, *, early_tail: bool, delay: bool) -> Graph:
                 first_consumer[producer[t]] = min(first_consumer[producer[t]], key[o])
     places = sorted(range(count), key=lambda o: (key[o], o))
     return replace(graph, operators=tuple(operators[o] for o in places))
+
+
+def _is_copy(operator: Operator) -> bool:
+    return operator.primitive == "device_put" and operator.bytes_in + operator.bytes_out > 0
 
 
 def _is_larger_than_its_operands(graph: Graph, inputs: Sequence[TensorId], outputs: Sequence[TensorId]) -> bool:
