@@ -182,11 +182,10 @@ class _Builder:
         if self._map is not None:
             return self._add_mapped(self._map, equation, whole, [self._map.placed(v.aval) for v in equation.outvars], scope)
         outputs = tuple(self.variable(v.aval) for v in equation.outvars)
-        if equation.primitive.name == "device_put":  # of many arrays: a copy of each, so that each is planned by itself
-            each = zip(*(equation.params[name] for name in ("devices", "srcs", "copy_semantics")), strict=True)
-            for value, output, (device, src, how) in zip(whole, outputs, each, strict=True):
-                one = {"devices": (device,), "srcs": (src,), "copy_semantics": (how,)}
-                self._add(equation, equation.primitive, [value], (output,), scope, **one)
+        copies = _copies(equation)
+        if copies:
+            for value, output, params in zip(whole, outputs, copies, strict=True):
+                self._add(equation, equation.primitive, [value], (output,), scope, **params)
             return outputs
         self._add(equation, equation.primitive, whole, outputs, scope)
         return outputs
@@ -453,6 +452,22 @@ class _Builder:
         for cell, variable in zip(cells.values(), held, strict=False):
             cell.holds = variable
         return list(outputs)
+
+
+def _copies(equation: Any) -> list[dict[str, Any]]:
+    """Of a `device_put` of several arrays the parameters of one of each, so that each is planned by itself; else nothing.
+
+    The offloading policies of `jax.checkpoint` name one place for all results of an operator. Such a copy stays as it is.
+    """
+    if equation.primitive.name != "device_put" or len(equation.outvars) == 1:
+        return []
+    places, sources, ways = (equation.params[name] for name in ("devices", "srcs", "copy_semantics"))
+    if not len(places) == len(sources) == len(ways) == len(equation.outvars):
+        return []
+    return [
+        {"devices": (place,), "srcs": (source,), "copy_semantics": (way,)}
+        for place, source, way in zip(places, sources, ways, strict=True)
+    ]
 
 
 def _uses_host_memory(equation: Any) -> bool:

@@ -5,6 +5,7 @@ with them in both memories, moves values between these in every way that JAX has
 returns the new state, each array of it in a memory that is drawn. Arrays have 64 KiB, so that plans may swap them.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from jax.ad_checkpoint import checkpoint_name
+from jax.ad_checkpoint import Offloadable, Recompute, checkpoint_name
 from jax.experimental.compute_on import compute_on
 from jax.experimental.layout import Format
 from jax.sharding import SingleDeviceSharding
@@ -241,6 +242,16 @@ def test_a_donation_that_jit_gives_to_a_result_in_the_other_memory_is_refused(na
     assert not given.is_deleted()
 
 
+def _offloads_pairs(primitive: Any, *_: Any, **__: Any) -> Any:
+    return Offloadable("device", "pinned_host") if primitive.multiple_results else Recompute
+
+
+@functools.partial(jax.checkpoint, policy=_offloads_pairs)  # pyright: ignore[reportUntypedFunctionDecorator] # jax's
+def offloaded_in_pairs(x: Any) -> Any:
+    """JAX offloads the two results of an operator by one copy that names one place."""
+    return jnp.sum(jax.lax.approx_max_k(x, k=2)[0])
+
+
 def odd_places(jit: Jit) -> list[Seen]:
     """Arrays in the third memory of a CPU, without elements, and twice the same; a captured array in host memory."""
     x, there = jnp.ones(SHAPE), jax.device_put(jnp.ones(SHAPE), sharding("pinned_host"))
@@ -251,6 +262,7 @@ def odd_places(jit: Jit) -> list[Seen]:
         see(jit(lambda a, b: (a * 2, b * 3)), there, there),
         see(jit(lambda a: (there * 2, jax.device_put(a, jax.memory.Space.Host))), x),
         see(jit(lambda a, b: (a + 1, b @ b)), jax.device_put(jnp.float32(3), sharding("pinned_host")), x),
+        see(jit(jax.grad(offloaded_in_pairs)), jnp.arange(128.0)),
     ]
 
 
