@@ -19,8 +19,7 @@ has ended, both included. State that an iteration leaves there stays to the end,
 
     host(j) = sum of the sizes of the tensors that are in host memory at boundary j,  host_peak = max over j of host(j)
 
-`check.py` replays the plan with sets of
-tensors, shares no code with this file, and must agree with it.
+`check.py` replays the plan with sets of tensors, shares no code with this file, and must agree with it.
 
 Sizes in bytes.
 """
