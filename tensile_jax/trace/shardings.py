@@ -12,7 +12,7 @@ equations name places, also in inner jaxprs:
 
 Other equations have such parameters, too, and name no place. JAX writes the memory space of the device beside the values that
 the branch of a `cond` does not have for the backward pass (`empty2`), and a sharding without axes beside some casts. Dead
-equations name no place either, since `jax.jit` removes them first.
+equations name no place either, since `jax.jit` removes them first; with `keep_unused` it keeps them, and their places count.
 """
 
 from collections.abc import Iterable
@@ -26,10 +26,15 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from tensile_jax.trace.avals import in_host_memory
 
 
-def shardings_in(jaxpr: Any) -> tuple[Any, ...]:
-    """Every `Sharding` and `jax.memory.Space` that the step names, each once."""
-    live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return tuple(dict.fromkeys(_places(live)))
+def shardings_in(jaxpr: Any, *, keep_unused: bool = False) -> tuple[Any, ...]:
+    """Every `Sharding` and `jax.memory.Space` that the step names, each once.
+
+    Args:
+        jaxpr: the jaxpr of the step.
+        keep_unused: as given to `jax.jit`.
+    """
+    kept = jaxpr if keep_unused else dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
+    return tuple(dict.fromkeys(_places(kept)))
 
 
 def names_memory(jaxpr: Any) -> bool:

@@ -230,7 +230,7 @@ def trace_step(
         whole_graph,
         tree_structure(traced.args_info),
         tree_structure(traced.out_info),
-        shardings_in(closed.jaxpr),
+        shardings_in(closed.jaxpr, keep_unused=keep_unused),
         graph_of,
         notes,
         open_loops,
