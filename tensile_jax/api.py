@@ -12,8 +12,9 @@ from tensile_jax.exec.call.interrupts import InterruptsHeld
 from tensile_jax.exec.call.options import GivenOptions, JitOptions, PlanOptions, read_options
 from tensile_jax.exec.call.planned_calls import PlannedCalls
 from tensile_jax.exec.call.report import Report
-from tensile_jax.exec.step.prepared_step import Progress
-from tensile_jax.exec.step.variants import compare_variants, with_outer_products
+from tensile_jax.exec.step.fit import jit_peak_bytes
+from tensile_jax.exec.step.forms import bound_us, compare_forms
+from tensile_jax.exec.step.step import Progress
 from tensile_jax.plan import Comparison
 from tensile_jax.plan_format import Plan, PolicyName
 
@@ -105,7 +106,7 @@ class PlannedFunction:
         compare it with a plan's `step_us`. Finding it takes about as long as planning.
         See `tensile_jax/plan/search/lower_bound.py`.
         """
-        return with_outer_products(self._calls.prepared(args, kwargs)).bound_us()
+        return bound_us(self._calls.step(args, kwargs), self._calls.budget)
 
     def compare(self, /, *args: Any, **kwargs: Any) -> Comparison:
         """The plans of every policy for these arguments, under many budgets. Runs and compiles nothing.
@@ -114,14 +115,14 @@ class PlannedFunction:
         between two iterations, which the paper's policy needs. The result has the paper's metrics (MSR, EOR, CBR), predicted for
         the device profile.
         """
-        return compare_variants(self._calls.prepared(args, kwargs))
+        return compare_forms(self._calls.step(args, kwargs))
 
     def jit_peak_bytes(self, /, *args: Any, **kwargs: Any) -> int:
         """The peak of plain `jax.jit` for these arguments, in bytes. The first call compiles the plain function.
 
         A budget that is a share is then one of this peak also before the first call, and not one of a prediction.
         """
-        return self._calls.prepared(args, kwargs).jit_peak_bytes
+        return jit_peak_bytes(self._calls.step(args, kwargs))
 
     def report(self) -> Report:
         """The measurements of the plan of the latest call.

@@ -19,7 +19,7 @@ import pytest
 import tensile_jax as tensile
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.step.instructions import Launch
-from tensile_jax.exec.step.prepared_step import RunningPlan
+from tensile_jax.exec.step.runner import Runner
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.analysis.absence import Absences
@@ -335,11 +335,11 @@ def fresh_arguments(args: Sequence[Any], options: Mapping[str, Any]) -> list[Any
     return [a if i in static else fresh(a) for i, a in enumerate(args)]
 
 
-def running(function: tensile.PlannedFunction) -> RunningPlan:
-    """The latest plan of the function, with its executor."""
+def running(function: tensile.PlannedFunction) -> Runner:
+    """What runs the latest plan of the function."""
     calls = function._calls
     assert calls._latest is not None, "The function has not been called."
-    return calls._planned[calls._latest].running
+    return calls._planned[calls._latest].runner
 
 
 def within_budget(plan: Plan) -> bool:
@@ -349,7 +349,6 @@ def within_budget(plan: Plan) -> bool:
 def wrap_launches(function: tensile.PlannedFunction, wrap: Callable[[int, Callable[..., Any]], Callable[..., Any]]) -> None:
     """Put `wrap(index, call)` in the place of the executable of each segment."""
     executor = running(function).executor
-    assert executor is not None, "The step runs whole: it has no segments to wrap."
     code = tuple(
         dataclasses.replace(i, call=wrap(i.index, i.call)) if isinstance(i, Launch) else i for i in executor._program.code
     )

@@ -11,7 +11,8 @@ import jax
 import pytest
 
 from tensile_jax.device_profiles import load_profile
-from tensile_jax.exec.step import fitting_plan
+from tensile_jax.exec.step import fit
+from tensile_jax.exec.step.knowledge_store import STORE
 
 _CACHES = count()
 
@@ -49,8 +50,9 @@ def calibrations_of_this_machine_are_not_used(caches: Path, monkeypatch: pytest.
 
 @pytest.fixture(autouse=True)
 def plans_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test depends on what was planned before it; `exec/step/test_kept_plans.py` tests what is kept."""
-    monkeypatch.setattr(fitting_plan, "kept_file", lambda program: None)
+    """No test depends on what was planned before it; `exec/step/test_knowledge_store.py` tests what is kept."""
+    STORE.forget()
+    monkeypatch.setattr(fit, "kept_file", lambda program: None)
 
 
 @pytest.fixture(scope="session")

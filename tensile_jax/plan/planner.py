@@ -260,7 +260,7 @@ class Planner:
         tried.
         """
         known = self._least_limit
-        if known is None or known[0] != max_slowdown or known[1] is not measured:
+        if known is None or known[0] != max_slowdown or known[1] != measured:
             near = None if known is None or known[0] != max_slowdown else known[2]
             known = max_slowdown, measured, self._find_least_limit(max_slowdown, measured, near)
             self._least_limit = known

@@ -32,8 +32,10 @@ WORTH = 10.0
 """A new plan is begun only after the plan in use has run for so many times as long as making a plan takes. Not tuned: planning
 then takes a tenth of the time at most, in a process of the lowest priority, and usually much less."""
 
-WATCHED_AFTER_UNUSUAL = 3
-"""So many iterations are measured after an unusual one: as many as confirm a drift, and one more."""
+WATCHED_FIRST = 3
+"""The first iterations of a plan that are measured. The first one is slower; two are a measurement, and its confirmation."""
+_WATCHED_EVERY = 50  # not tuned: a measured iteration waits for each of its segments, which may cost a tenth of its time
+WATCHED_AFTER_UNUSUAL = 3  # as many as confirm a drift, and one more
 
 _WEIGHT = 0.5
 """Of the newest measurement in an average. With 0.5, a change of the load by a factor of 2 is seen to 75 % after two measured
@@ -142,6 +144,86 @@ class Pace:
             return False
         median_us = self.median_us
         return abs(us - median_us) > threshold * median_us
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Follows one plan while it runs: says which iterations are measured, and when a new plan is due.
+
+    Attributes:
+        began_s: when the plan began to run, in seconds of any clock.
+        threshold: the drift above which a new plan is made; None: never.
+        iterations: how many iterations have begun under the plan.
+        is_watched: whether the latest of them is measured.
+        watched: how many were.
+        watch_next: how many of the next ones are measured, since one was unusual.
+        tracked: the latencies of its segments.
+        pace: how long its iterations take.
+    """
+
+    began_s: float
+    threshold: float | None = None
+    iterations: int = 0
+    is_watched: bool = False
+    watched: int = 0
+    watch_next: int = 0
+    tracked: Tracked = Tracked()
+    pace: Pace = Pace()
+
+    def begun(self, *, look: bool = False) -> "Follower":
+        """One more iteration has begun. It is measured if it is one of the first, or of every fifty, or after an unusual one.
+
+        Args:
+            look: whether it is measured in any case.
+        """
+        iterations = self.iterations + 1
+        watched = look or is_watched(iterations) or self.watch_next > 0
+        return replace(
+            self,
+            iterations=iterations,
+            is_watched=watched,
+            watched=self.watched + watched,
+            watch_next=max(self.watch_next - 1, 0),
+        )
+
+    def paced(self, us: float) -> "Follower":
+        """An iteration took so many microseconds. If that is unusual, the next ones are measured."""
+        if self.threshold is None:
+            return self
+        unusual = self.pace.is_unusual(us, self.threshold) and not self.watch_next
+        watch_next = WATCHED_AFTER_UNUSUAL if unusual else self.watch_next
+        return replace(self, pace=self.pace.with_iteration(us), watch_next=watch_next)
+
+    def measured(self, plan: Plan, segment_us: Sequence[float], *, out: Copied = Copied(), into: Copied = Copied()) -> "Follower":
+        """The latencies of the plan's segments were measured; those of its first iteration, which is slower, do not count."""
+        if self.threshold is None or self.iterations <= 1:
+            return self
+        tracked = self.tracked.with_iteration(plan, segment_us, out=out, into=into, threshold=self.threshold)
+        return replace(self, tracked=tracked)
+
+    def drift(self, plan: Plan) -> float | None:
+        """|s' - s| / s of the plan; None before anything was measured of it, and if it is not followed."""
+        return self.tracked.drift(plan) if self.threshold is not None and self.tracked.segment_us else None
+
+    def reason_to_renew(self, plan: Plan, *, now_s: float, planning_s: float) -> str | None:
+        """A sentence about why a new plan is due; None if none is.
+
+        Args:
+            now_s: what the clock of `began_s` shows.
+            planning_s: how long it takes to make a plan.
+        """
+        if self.threshold is None or not self.tracked.is_due(run_s=now_s - self.began_s, planning_s=planning_s):
+            return None
+        return reason_for(plan, self.tracked, iterations=self.iterations, threshold=self.threshold)
+
+    def restarted(self, now_s: float) -> "Follower":
+        """The follower of the next plan, which begins to run now."""
+        return Follower(now_s, self.threshold)
+
+
+def is_watched(iteration: int) -> bool:
+    """Whether iteration number `iteration` of a plan, counted from one, is measured: the first three, and then every fiftieth."""
+    return iteration <= WATCHED_FIRST or iteration % _WATCHED_EVERY == 0
 
 
 def corrections_from(planner: Planner, plan: Plan, tracked: Tracked) -> Corrections:

@@ -29,7 +29,7 @@ from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.runtime.runtime import Runtime
 from tensile_jax.exec.runtime.submission import refuse_unfit_state
 from tensile_jax.exec.step.compile import Compiler, memory_of
-from tensile_jax.exec.step.prepared_step import Options
+from tensile_jax.exec.step.step import Options
 from tensile_jax.exec.step.transfer import Transfer, is_divided
 from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
 from tensile_jax.ray.placement import limit_of

@@ -19,9 +19,9 @@ from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, program
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.step.step import Options, Step
 from tensile_jax.exec.step.transfer import Transfer
-from tensile_jax.plan import DeviceProfile
+from tensile_jax.plan import DeviceProfile, Measured
 from tensile_jax.plan.multi_job.joint_plan import JobPlan, PlannableJob, offload_states, plan_jobs, smallest_budget
 from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps
 from tensile_jax.plan.multi_job.safety import serial_peak
@@ -37,13 +37,13 @@ class _Candidate:
         options = Options(entry.policy, profile, "any", max_slowdown=entry.max_slowdown)
         self.state_bytes = actor.state_bytes
         try:
-            self.traced: PreparedStep = actor.trace(shapes.batch, options, Compiler(device))
+            self.traced: Step = actor.trace(shapes.batch, options, Compiler(device))
         except TraceError as error:
             raise JobsFileError(f"{entry.where}: {error}") from error
         self._known: dict[Hashable, LocalProgram | BudgetTooSmall] = {}
         self.floor_bytes = self._find_floor()
 
-    def prepare(self, traced: PreparedStep, budget_bytes: int) -> LocalProgram:
+    def prepare(self, traced: Step, budget_bytes: int) -> LocalProgram:
         """The program under a budget, with estimated workspaces. Raises: BudgetTooSmall: no plan keeps the budget."""
         key = (traced.planner.step.host_limit, traced.options.agreed_swaps, budget_bytes)
         if key not in self._known:
@@ -102,8 +102,8 @@ def _peaks_for_another_device(
     """The peaks of plain jit as predicted, by job, if this machine's compiler cannot know them; otherwise None."""
     if jobs.device.budget.share is None or (profile.platform == "cpu") == (jax.devices()[0].platform == "cpu"):
         return None
-    planners = [(entry.name, c.traced.planner, c.traced.measured) for entry, c in zip(jobs.jobs, candidates, strict=True)]
-    return {name: planner.whole_peak_bytes(measured) for name, planner, measured in planners}
+    planners = [(entry.name, c.traced.planner) for entry, c in zip(jobs.jobs, candidates, strict=True)]
+    return {name: planner.whole_peak_bytes(Measured()) for name, planner in planners}
 
 
 def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, phases: Phases) -> list[_Candidate]:
@@ -120,7 +120,7 @@ def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, phases: Pha
     return found
 
 
-def _host_budget_bytes(jobs: JobsFile, traced: PreparedStep) -> float:
+def _host_budget_bytes(jobs: JobsFile, traced: Step) -> float:
     """What the file says; otherwise what is free on this machine, unless the jobs are planned for a device of another one."""
     if jobs.device.host_budget_bytes is not None:
         return jobs.device.host_budget_bytes

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.prepared_step import Options
+from tensile_jax.exec.step.step import Options
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile

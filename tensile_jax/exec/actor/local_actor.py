@@ -24,7 +24,8 @@ from tensile_jax.exec.call.devices import on_mesh
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.executor import Executor, Iteration, Observation
-from tensile_jax.exec.step.fitting_plan import choose_and_compile, predicted, try_whole
+from tensile_jax.exec.step.fit import offload_state
+from tensile_jax.exec.step.forms import fit_fastest, predict_fastest
 from tensile_jax.exec.step.instructions import (
     FinishSwapIn,
     FinishSwapOut,
@@ -35,8 +36,9 @@ from tensile_jax.exec.step.instructions import (
     StartSwapOut,
     instructions_of,
 )
-from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep, constants_of
 from tensile_jax.exec.step.renewal import renew
+from tensile_jax.exec.step.runner import executor_of
+from tensile_jax.exec.step.step import CompiledPlan, Options, Step, step_of
 from tensile_jax.exec.step.transfer import (
     Transfer,
     device_bytes,
@@ -46,8 +48,6 @@ from tensile_jax.exec.step.transfer import (
     on_host,
     places_on_host,
 )
-from tensile_jax.exec.step.variants import fastest_variant
-from tensile_jax.exec.step.whole_step import LaunchWhole, WholeIteration, WholeStep
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
 from tensile_jax.plan.update import Tracked
@@ -68,24 +68,28 @@ from tensile_jax.trace import (
 class LocalProgram:
     """A compiled plan in this process; see `Program`."""
 
-    prepared: PreparedStep
-    compiled: Compiled
+    compiled: CompiledPlan
     memory: MemoryProfile
     offloaded: frozenset[TensorId] = frozenset()
+
+    @property
+    def prepared(self) -> Step:
+        return self.compiled.step
 
     @property
     def plan(self) -> Plan:
         return self.compiled.plan
 
     def offload_state(self, tensors: frozenset[TensorId]) -> "LocalProgram":
-        return program_of(self.prepared, self.prepared.offload_state(self.compiled, tensors), offloaded=tensors)
+        return program_of(offload_state(self.compiled, tensors), offloaded=tensors)
 
     def renewed(self, tracked: Tracked, reason: str) -> "LocalProgram":
-        prepared, found = renew(self.prepared, self.compiled, tracked, reason)
-        return program_of(prepared, found)
+        return program_of(renew(self.compiled, tracked, reason))
 
     def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
-        return self.prepared.may_be_offloaded(self.compiled)
+        choice = self.compiled.choice
+        assert choice is not None  # the planner has made the plan
+        return self.compiled.step.planner.may_be_offloaded(choice)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,13 +109,14 @@ class LocalState:
         return self.tree if self.write_to_objects is None else self.write_to_objects(self.tree)
 
 
-def program_of(prepared: PreparedStep, compiled: Compiled, *, offloaded: frozenset[TensorId] = frozenset()) -> LocalProgram:
+def program_of(compiled: CompiledPlan, *, offloaded: frozenset[TensorId] = frozenset()) -> LocalProgram:
     """The program of a compiled plan."""
-    memory = memory_profile_of(compiled.plan, prepared.graph, code_of(prepared, compiled), prepared.options.profile)
-    return LocalProgram(prepared, compiled, memory, offloaded)
+    step = compiled.step
+    memory = memory_profile_of(compiled.plan, step.graph, code_of(compiled), step.options.profile)
+    return LocalProgram(compiled, memory, offloaded)
 
 
-def program_under(prepared: PreparedStep, budget_bytes: int, *, compiled: bool) -> LocalProgram:
+def program_under(step: Step, budget_bytes: int, *, compiled: bool) -> LocalProgram:
     """The program of the plan of the step, or of its fastest variant, under a budget. It is `compiled`, or only predicted.
 
     The budget includes the memory of the metrics.
@@ -119,34 +124,30 @@ def program_under(prepared: PreparedStep, budget_bytes: int, *, compiled: bool) 
     Raises:
         BudgetTooSmall: there is no plan under that budget.
     """
-    metrics = metrics_bytes(prepared.graph)
+    metrics = metrics_bytes(step.graph)
     most = max(budget_bytes - metrics, 1)
-    if prepared.options.max_slowdown is not None:  # first try the plan that needs the least memory and is fast enough
-        fast_enough = _fastest_under(prepared, None, compiled)
+    if step.options.max_slowdown is not None:  # first try the plan that needs the least memory and is fast enough
+        fast_enough = _fastest_under(step, None, compiled)
         if fast_enough.plan.peak_bytes <= most:
             return fast_enough
-    program = _fastest_under(prepared, Budget(most, None, beside=metrics), compiled)
+    program = _fastest_under(step, Budget(most, None, beside=metrics), compiled)
     if program.memory.peak_bytes > budget_bytes:  # the step runs whole, and plain jit's peak does not count unused arguments
-        unused = unused_bytes(prepared.graph)
-        program = _fastest_under(prepared, Budget(max(most - unused, 1), None, beside=metrics + unused), compiled)
+        unused = unused_bytes(step.graph)
+        program = _fastest_under(step, Budget(max(most - unused, 1), None, beside=metrics + unused), compiled)
     return program
 
 
-def _fastest_under(prepared: PreparedStep, budget: Budget | None, compiled: bool) -> LocalProgram:
-    prepared.budget = budget
-    if compiled:
-        try_whole(prepared)
-    chosen = fastest_variant(prepared, drive_loops=False)
-    return program_of(chosen, choose_and_compile(chosen) if compiled else predicted(chosen))
+def _fastest_under(step: Step, budget: Budget | None, compiled: bool) -> LocalProgram:
+    return program_of((fit_fastest if compiled else predict_fastest)(step, budget, drive_loops=False))
 
 
-def code_of(prepared: PreparedStep, compiled: Compiled) -> Instructions | None:
+def code_of(compiled: CompiledPlan) -> Instructions | None:
     """The plan's instructions, with its executables if it is compiled; None if the step runs whole, as one executable."""
     plan = compiled.plan
     if plan.whole:
         return None
     calls = [_nothing] * len(plan.segments) if compiled.executables is None else [e.call for e in compiled.executables]
-    return instructions_of(plan, prepared.graph, calls)
+    return instructions_of(plan, compiled.step.graph, calls)
 
 
 def _nothing(*arguments: Any) -> tuple[()]:
@@ -182,8 +183,8 @@ class LocalActor:
         self._batch_shardings: list[Any] = []  # on several devices, as of the batch for which the step was traced
         self._program: LocalProgram | None = None
         self._renewed: LocalProgram | None = None
-        self._executor: Executor | WholeStep | None = None
-        self._iteration: Iteration | WholeIteration | None = None
+        self._executor: Executor | None = None
+        self._iteration: Iteration | None = None
         self._going: list[Any] = []  # arrays on the device that are being copied to the host
         self._watch: Observation | None = None
         self._metrics: Any = None
@@ -217,7 +218,7 @@ class LocalActor:
         if self._put_back is not None:  # so that the user's objects do not hold deleted arrays
             self._put_back(tree_unflatten(self._tree, self._leaves))
 
-    def trace(self, batch: Any, options: Options, compiler: Compiler) -> PreparedStep:
+    def trace(self, batch: Any, options: Options, compiler: Compiler) -> Step:
         with jax.default_device(self._transfer.device):
             step = self._trace_in_memories(batch, self._given_on_host)
             step.refuse_crossed_donations()
@@ -225,7 +226,7 @@ class LocalActor:
                 shapes = self._arguments(batch, step.on_host)
                 step = on_mesh(step, self._meshes, tree_leaves(shapes), None, self._divided(shapes[0]))
                 self._batch_shardings = [shape.sharding for shape in tree_leaves(shapes[1])]
-        return PreparedStep(step, None, options, compiler)
+        return step_of(step, options, compiler)
 
     def _trace_in_memories(self, batch: Any, on_host: frozenset[int]) -> TracedStep:
         """The step, which takes each array of the state from the memory in which it returns the array.
@@ -283,7 +284,7 @@ class LocalActor:
             return SingleDeviceSharding(self._transfer.device)
         return in_device_memory(leaf.sharding) if is_divided(leaf) else NamedSharding(self._meshes[0], PartitionSpec())
 
-    def prepare(self, prepared: PreparedStep, budget_bytes: int) -> LocalProgram:
+    def prepare(self, prepared: Step, budget_bytes: int) -> LocalProgram:
         with jax.default_device(self._transfer.device):  # a step that runs whole is compiled for the default device
             return program_under(prepared, budget_bytes, compiled=True)
 
@@ -318,14 +319,8 @@ class LocalActor:
     def admit(self) -> None:
         program = self._program
         assert program is not None  # it was prepared
-        plan, prepared = program.plan, program.prepared
-        instructions = code_of(prepared, program.compiled)
-        if instructions is None:
-            self._executor = WholeStep(prepared.whole_call(), prepared.step, plan.peak_bytes, self._transfer)
-        else:
-            constants = constants_of(prepared)
-            # `issue` waits for a launch where that is needed, so the executor itself waits for nothing
-            self._executor = Executor(instructions, constants, self._transfer, run_ahead=True)
+        # `issue` waits for a launch where that is needed, so the executor itself waits for nothing
+        self._executor = executor_of(program.compiled, self._transfer, run_ahead=True)
 
     def adopt(self) -> None:
         self._count()
@@ -368,7 +363,7 @@ class LocalActor:
             if _is_over(iteration, instructions[0]):
                 self._carry_out(iteration, instructions)
                 return None
-            return lambda: iteration.perform(instructions[0])  # pyright: ignore[reportArgumentType] # as below
+            return lambda: iteration.perform(instructions[0])
         if LAUNCH not in kinds:
             self._carry_out(iteration, instructions)
             return _copies(iteration, instructions[0]) if self._watch is not None else None
@@ -385,8 +380,8 @@ class LocalActor:
 
     def _carry_out(
         self,
-        iteration: "Iteration | WholeIteration",
-        instructions: "Sequence[Instruction | LaunchWhole]",
+        iteration: Iteration,
+        instructions: Sequence[Instruction],
         *,
         one_by_one: bool = False,
     ) -> float:
@@ -405,10 +400,10 @@ class LocalActor:
                 if self._dropping:
                     break
                 began = time.perf_counter()
-                iteration.perform(instruction)  # pyright: ignore[reportArgumentType] # each kind of iteration has its own instructions
+                iteration.perform(instruction)
                 if isinstance(instruction, FinishSwapOut | FinishSwapIn):
                     stall_us += (time.perf_counter() - began) * 1e6
-                elif one_by_one and isinstance(instruction, Launch | LaunchWhole):
+                elif one_by_one and isinstance(instruction, Launch):
                     _wait_for(iteration.latest)
         finally:
             with self._lock:
@@ -417,11 +412,11 @@ class LocalActor:
                 self._drop()
         return stall_us
 
-    def _end(self, executor: "Executor | WholeStep", iteration: "Iteration | WholeIteration") -> None:
-        results = executor.end(iteration)  # pyright: ignore[reportArgumentType] # each has its own kind of iteration
+    def _end(self, executor: Executor, iteration: Iteration) -> None:
+        results = executor.end(iteration)
         count = len(self._shapes)
         assert self._program is not None
-        self._metrics = tree_unflatten(self._program.prepared.step.out_tree, results)[1]
+        self._metrics = tree_unflatten(self._program.prepared.traced.out_tree, results)[1]
         self._leaves, self._iteration = results[:count], None
 
     def take_metrics(self) -> Wait:
@@ -523,9 +518,9 @@ class LocalActor:
         self._executor = None
 
 
-def _copies(iteration: "Iteration | WholeIteration", instruction: Instruction | LaunchWhole) -> Wait | None:
+def _copies(iteration: Iteration, instruction: Instruction) -> Wait | None:
     """A function that waits for the copies that `instruction` has started, so that their time can be recorded, or None."""
-    if not isinstance(iteration, Iteration) or not isinstance(instruction, StartSwapOut | StartSwapIn):
+    if not isinstance(instruction, StartSwapOut | StartSwapIn):
         return None
     lane: LaneName = "out" if isinstance(instruction, StartSwapOut) else "into"
     held = iteration.host if lane == "out" else iteration.env
@@ -538,9 +533,9 @@ def _copies(iteration: "Iteration | WholeIteration", instruction: Instruction | 
     return wait
 
 
-def _is_over(iteration: "Iteration | WholeIteration", instruction: Instruction | LaunchWhole) -> bool:
+def _is_over(iteration: Iteration, instruction: Instruction) -> bool:
     """Whether the copies for which `instruction` waits have ended."""
-    if not isinstance(iteration, Iteration) or not isinstance(instruction, FinishSwapOut | FinishSwapIn):
+    if not isinstance(instruction, FinishSwapOut | FinishSwapIn):
         return False
     held = iteration.host if isinstance(instruction, FinishSwapOut) else iteration.env
     return all(held[slot].is_ready() for slot in instruction.slots)

@@ -15,8 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import jax
 from jax.experimental.layout import Format
@@ -38,17 +39,18 @@ from tensile_jax.exec.call.signature import Call, Signature, SignatureReader, de
 from tensile_jax.exec.step.agreement import agreement_of, compare, writes_files
 from tensile_jax.exec.step.common_plan import digest_of, planned_for_all
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.executor import WATCHED_FIRST, Executor, Observation, is_watched
+from tensile_jax.exec.step.executor import Observation
+from tensile_jax.exec.step.forms import fit_fastest, fit_for_less, form_of, predict_fastest
 from tensile_jax.exec.step.out_of_memory import is_out_of_memory
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPlan, package_version
+from tensile_jax.exec.step.runner import Runner
 from tensile_jax.exec.step.saved_plan import load, refuse_saved
+from tensile_jax.exec.step.step import CompiledPlan, Options, Step, package_version, step_of
 from tensile_jax.exec.step.transfer import HOST, Device, Transfer, divided_as, in_device_memory, on_host, to_device
-from tensile_jax.exec.step.variants import predict_fastest, prepare_fastest, prepare_for_less, variant_of
+from tensile_jax.plan.update import WATCHED_FIRST, is_watched
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace import TracedStep, shape_struct, trace_step, trace_where_arguments_are, type_on_host
 
 _PACES = 100  # the latest calls whose pace is kept for the report
-_Made = TypeVar("_Made")
 _Args = tuple[Any, ...]
 _Kwargs = dict[str, Any]
 
@@ -57,7 +59,7 @@ _Kwargs = dict[str, Any]
 class _Traced:
     """The function, traced for one signature of its calls, under `settings` of JAX (`SignatureReader.settings`)."""
 
-    prepared: PreparedStep
+    step: Step
     placement: Placement
     settings: Hashable
     trace_s: float
@@ -65,13 +67,13 @@ class _Traced:
     @property
     def on_host(self) -> frozenset[int]:
         """The positions of the arguments that the step takes from host memory."""
-        return self.prepared.step.on_host
+        return self.step.traced.on_host
 
     def may_have_left(self, signature: Signature) -> bool:
         """Whether a call's arguments are where the step takes them from, but for state that a plan may have left on the host."""
-        if self.prepared.options.state_memory != "any":
+        if self.step.options.state_memory != "any":
             return False
-        graph = self.prepared.graph
+        graph = self.step.graph
         state = {pair.input for pair in graph.carried}
         left = signature.on_host - self.on_host
         return self.on_host <= signature.on_host and all(graph.inputs[place] in state for place in left)
@@ -81,25 +83,46 @@ class _Traced:
 class PlannedStep:
     """The function for one signature of its calls, with a plan that can run.
 
-    `place` gives results the sharding that `jax.jit` gives them. When the device has run out of memory, `running` is replaced by
-    a plan that needs less, and when latencies have drifted, by a renewed plan (`followed_plan.py`). `plans` are all plans so far,
-    each with the number of iterations that had ended before it. `unwatched` is when the latest call began, if that was not
-    watched, and `paces_us` are the times from such a call to the next one, of the latest ones under the plan in use.
+    `place` gives results the sharding that `jax.jit` gives them under the plan in use. When the device has run out of memory, the
+    runner takes a plan that needs less, and when latencies have drifted, a renewed one (`followed_plan.py`). `unwatched` is when
+    the latest call began, if that was not watched, and `paces_us` are the times from such a call to the next one, of the latest
+    ones under the plan in use.
     """
 
     traced: _Traced
-    running: RunningPlan
+    runner: Runner
     place: Callable[[list[Any]], list[Any]]
-    plans: list[tuple[int, Plan]]
     followed: FollowedPlan | None = None
-    iterations: int = 0
     unwatched: float | None = None
     paces_us: deque[float] = field(default_factory=lambda: deque(maxlen=_PACES))
 
     @property
+    def plan(self) -> Plan:
+        """The plan in use."""
+        return self.runner.compiled.plan
+
+    @property
     def agrees(self) -> bool:
         """Whether the step runs on devices of several processes, which must agree before another plan replaces this one."""
-        return len(self.traced.prepared.agreement.processes) > 1
+        return len(self.traced.step.agreement.processes) > 1
+
+    def begin(self) -> int:
+        """A call begins: its number, counted from one."""
+        now = time.perf_counter()
+        if self.unwatched is not None:
+            self.paces_us.append((now - self.unwatched) * 1e6)
+        self.unwatched = now
+        return self.runner.begin()
+
+    def note_watched(self) -> None:
+        """Take note that the call was watched, so that its pace says nothing."""
+        self.unwatched = None
+
+    def note_other_plan(self) -> None:
+        """Begin anew with what belongs to the plan in use, which is another one than before."""
+        self.place = _placer_of(self.traced, self.runner.compiled)
+        self.unwatched = None
+        self.paces_us.clear()
 
 
 class PlannedCalls:
@@ -144,8 +167,8 @@ class PlannedCalls:
             with self._preparing:
                 step = self._known(signature) or self._plan(call, args, kwargs)
         self._latest = signature
-        if step.running.executor is not None:
-            refuse_unusable(call, step.traced.prepared.graph)
+        if not step.plan.whole:
+            refuse_unusable(call, step.traced.step.graph)
         return step
 
     def _known(self, signature: Signature) -> PlannedStep | None:
@@ -167,57 +190,52 @@ class PlannedCalls:
         """Run the call and return its result. Once this is called, donated arguments may be deleted."""
         if step.followed is not None:
             self._renew(step, step.followed)
-        agreement = step.traced.prepared.agreement
+        agreement = step.traced.step.agreement
         agreement.begin_step()
         result = self._run(step, call, args, kwargs)
         agreement.finish_step()
         return result
 
     def _run(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
-        step.iterations += 1
-        now = time.perf_counter()
-        if step.unwatched is not None:
-            step.paces_us.append((now - step.unwatched) * 1e6)
-        step.unwatched = now
-        if step.running.executor is None:
+        iteration = step.begin()
+        if step.plan.whole:
             try:
-                return self._run_whole(step, call, args, kwargs)
+                return self._run_whole(step, call, args, kwargs, watched=iteration <= WATCHED_FIRST)
             except Exception as error:
-                if step.agrees or not _plan_for_less(step, call, error):
+                if step.agrees or not _run_for_less(step, call, error):
                     raise
                 self._keep(step)
-        executor = step.running.executor
-        assert executor is not None  # a plan for less memory than the whole step needs has segments
-        leaves = _brought(call, step.traced)
-        try:
-            results, replaced = _run_segments(step, executor, leaves)
-        except OutOfMemory as error:
-            # one program has either run or done nothing
-            if step.agrees or step.running.plan.launch == "segments" or not _plan_for_less(step, call, error):
-                raise
-            self._keep(step)
-            step.iterations -= 1
-            return self._run(step, call, args, kwargs)
-        if replaced:
-            self._keep(step)
-        return results
+        while True:
+            try:
+                results, replaced = _run_segments(step, _brought(call, step.traced), iteration)
+            except OutOfMemory as error:
+                # one program has either run or done nothing
+                if step.agrees or step.plan.launch == "segments" or not _run_for_less(step, call, error):
+                    raise
+                self._keep(step)
+                continue
+            if replaced:
+                self._keep(step)
+            return results
 
     def _renew(self, step: PlannedStep, followed: FollowedPlan) -> None:
         """Replace the plan, if a new one was made. Nothing of this call has happened yet."""
-        renewed = followed.next_plan(step.running)
+        renewed = followed.next_plan(step.runner.compiled)
         if renewed is not None:
-            step.running = renewed
+            step.runner.use(renewed)
             self._keep(step)
 
     def _keep(self, step: PlannedStep) -> None:
-        """Record that the step has a plan that it has not had before."""
-        step.plans.append((step.iterations, step.running.plan))
-        step.unwatched = None
-        step.paces_us.clear()
-        if self._folder is not None and step.traced.prepared.agreement.leads:
-            self._folder.add(step.running.plan)
+        """Take note that the step has another plan than before."""
+        step.note_other_plan()
+        self._write(step)
 
-    def _run_whole(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
+    def _write(self, step: PlannedStep) -> None:
+        """Write the plan in use into the user's folder for plans, if there is one."""
+        if self._folder is not None and step.traced.step.agreement.leads:
+            self._folder.add(step.plan)
+
+    def _run_whole(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs, *, watched: bool) -> Any:
         began = time.perf_counter()
         elsewhere = call.signature.on_host - step.traced.on_host
         if elsewhere:
@@ -226,15 +244,14 @@ class PlannedCalls:
                 lambda leaf: to_device(leaf) if id(leaf) in wanted else leaf, args, kwargs
             )
         result = self._jitted(*args, **kwargs)
-        watched = step.iterations <= WATCHED_FIRST
         if step.agrees and step.traced.placement.device.platform == "cpu":
-            step.traced.prepared.agreement.wait_for(result)  # as an `Executor` does
+            step.traced.step.agreement.wait_for(result)  # as an `Executor` does
         elif watched:
             jax.block_until_ready(result)
         if watched:
-            step.unwatched = None
+            step.note_watched()
             step_us = (time.perf_counter() - began) * 1e6
-            step.running.observations.append(Observation(peak_bytes=step.running.plan.peak_bytes, step_us=step_us))
+            step.runner.observations.append(Observation(peak_bytes=step.plan.peak_bytes, step_us=step_us))
         return result
 
     def plan(self, args: _Args, kwargs: _Kwargs) -> Plan:
@@ -244,37 +261,34 @@ class PlannedCalls:
             (step for signature, step in self._planned.items() if signature.shapes == call.signature.shapes), None
         )
         if step is not None:
-            return step.running.plan
+            return step.plan
         traced, saved = self._with_host_limit(self._trace(call, args, kwargs), call), self._request.saved_plan
-        prepared = traced.prepared
         if saved is None:
-            return self._within(self._free(traced, call), prepared, lambda: predict_fastest(prepared))
-        refuse_saved(variant_of(prepared, saved), saved)
+            return self._within(self._free(traced, call), partial(predict_fastest, traced.step)).plan
+        refuse_saved(form_of(traced.step, saved), self._request.budget, saved)
         return saved
 
     def plans(self, args: _Args, kwargs: _Kwargs) -> tuple[Plan, ...]:
         """All plans under which calls with these arguments have run, in their order."""
         step = self._planned.get(self._read_outermost(args, kwargs).signature)
-        return () if step is None else tuple(plan for _, plan in step.plans)
+        return () if step is None else tuple(plan for _, plan in step.runner.plans)
 
-    def prepared(self, args: _Args, kwargs: _Kwargs) -> PreparedStep:
+    def step(self, args: _Args, kwargs: _Kwargs) -> Step:
         """The step for these arguments, traced but not planned."""
-        return self._trace(self._read_outermost(args, kwargs), args, kwargs).prepared
+        return self._trace(self._read_outermost(args, kwargs), args, kwargs).step
+
+    @property
+    def budget(self) -> Budget | None:
+        """The budget that the user gave."""
+        return self._request.budget
 
     def report(self) -> Report:
         """What was measured of the plan of the latest call."""
         step = None if self._latest is None else self._planned.get(self._latest)
-        if step is None or not step.running.observations:
+        if step is None or not step.runner.observations:
             raise RuntimeError("There is nothing to report before the first call.")
-        drift = None if step.followed is None else step.followed.drift(step.running)
-        return report_of(
-            step.running,
-            trace_s=step.traced.trace_s,
-            iterations=step.iterations,
-            plans=len(step.plans),
-            drift=drift,
-            paces_us=tuple(step.paces_us),
-        )
+        drift = None if step.followed is None else step.followed.drift(step.plan)
+        return report_of(step.runner, trace_s=step.traced.trace_s, drift=drift, paces_us=tuple(step.paces_us))
 
     def forget(self) -> None:
         """Forget every trace and plan."""
@@ -298,34 +312,33 @@ class PlannedCalls:
         agreement = agreement_of(named_devices(call.leaves, self._jit_options))
         with agreement.session(f"the plan of {getattr(self._function, '__name__', 'the step')!r}"):
             traced, saved = self._trace(call, args, kwargs), self._request.saved_plan
-            prepared = traced.prepared
-            if prepared.agreement is not agreement:
+            if traced.step.agreement is not agreement:
                 raise TraceError(
-                    f"The step itself names devices of the processes {prepared.agreement.processes}, and its arguments and "
+                    f"The step itself names devices of the processes {traced.step.agreement.processes}, and its arguments and "
                     f"options those of the processes {agreement.processes}. Give an argument that the step reads a NamedSharding "
                     "on the mesh that the step names (jax.device_put)."
                 )
             if len(agreement.processes) > 1:
                 compare(agreement, self._facts(traced), "step")
             traced = self._with_host_limit(traced, call)
-            prepared = traced.prepared
+            step = traced.step
             if saved is None:
                 free = self._free(traced, call)
-                make = lambda: self._within(free, prepared, lambda: prepare_fastest(prepared))  # noqa: E731
+                make = lambda: self._within(free, partial(fit_fastest, step))  # noqa: E731
             else:
-                make = lambda: load(variant_of(prepared, saved), saved)  # noqa: E731
-            running = planned_for_all(prepared, make)
-        step = PlannedStep(traced, running, _placer_of(traced, running), [])
+                make = lambda: load(form_of(step, saved), self._request.budget, saved)  # noqa: E731
+            compiled = planned_for_all(step, make)
+        planned = PlannedStep(traced, Runner(compiled, _for_less_of_all), _placer_of(traced, compiled))
         if self._request.renew_above is not None:
             settings = traced.settings
-            step.followed = FollowedPlan(self._request.renew_above, lambda: self._signatures.settings() == settings)
-        self._keep(step)
-        self._planned[call.signature] = step
-        return step
+            planned.followed = FollowedPlan(self._request.renew_above, lambda: self._signatures.settings() == settings)
+        self._write(planned)
+        self._planned[call.signature] = planned
+        return planned
 
     def _facts(self, traced: _Traced) -> dict[str, str]:
         """What must be the same in all processes of the step, by its name."""
-        request, graph, budget = self._request, traced.prepared.graph, self._request.budget
+        request, graph, budget = self._request, traced.step.graph, self._request.budget
         options = {
             name: getattr(request, name)
             for name in ("max_slowdown", "policy", "state_memory", "launch", "open_loops", "respect_checkpoint")
@@ -348,35 +361,33 @@ class PlannedCalls:
         """The free memory of the device, if that is the budget since the user gave none; None if it is not, or is not known."""
         if self._request.budget is not None or self._request.max_slowdown is not None:
             return None
-        return free_memory(traced.placement.devices, call.leaves, traced.prepared.agreement)
+        return free_memory(traced.placement.devices, call.leaves, traced.step.agreement)
 
     def _with_host_limit(self, traced: _Traced, call: Call) -> _Traced:
         """The step, of which plans keep the user's budget of host memory, or leave what is free room if the user gave none.
 
         Nothing is known of the host memory beside a device of another platform, for which `device_profile` may ask.
         """
-        prepared, host = traced.prepared, self._request.host_budget
-        if host is None and prepared.compiles_for_profile:
-            host = free_host_memory(traced.placement.devices, call.leaves, prepared.agreement)
-        limited = prepared.with_host_limit(*(float("inf"), "") if host is None else (host.resolve(0), host.basis))
-        if limited is prepared:
+        step, host = traced.step, self._request.host_budget
+        if host is None and step.compiles_for_profile:
+            host = free_host_memory(traced.placement.devices, call.leaves, step.agreement)
+        limited = step.with_host_limit(*(float("inf"), "") if host is None else (host.resolve(0), host.basis))
+        if limited is step:
             return traced
-        self._traced[call.signature] = traced = replace(traced, prepared=limited)
+        self._traced[call.signature] = traced = replace(traced, step=limited)
         return traced
 
-    def _within(self, free: Budget | None, prepared: PreparedStep, make: Callable[[], _Made]) -> _Made:
-        """What `make` makes of the step under the user's budget, or under the free memory of the device if the user gave none.
+    def _within(self, free: Budget | None, make: Callable[[Budget | None], CompiledPlan]) -> CompiledPlan:
+        """What `make` makes of the user's budget, or of the free memory of the device if the user gave none.
 
         If no plan needs as little as is free, the step runs as plain jit runs it.
         """
         if free is None:
-            return make()
-        prepared.budget = free
+            return make(self._request.budget)
         try:
-            return make()
+            return make(free)
         except BudgetTooSmall:
-            prepared.budget = None
-            return make()
+            return make(None)
 
     def _trace(self, call: Call, args: _Args, kwargs: _Kwargs) -> _Traced:
         """The function traced for this call; it is traced once for each signature."""
@@ -433,9 +444,9 @@ class PlannedCalls:
             placement = replace(placement, committed=True)
         settings = self._signatures.settings()
         alike = [t for t in self._traced.values() if (t.placement, t.settings) == (placement, settings)]
-        same = next((t.prepared for t in alike if t.prepared.graph.fingerprint == step.graph.fingerprint), None)
+        same = next((t.step for t in alike if t.step.graph.fingerprint == step.graph.fingerprint), None)
         compiler = (
-            alike[0].prepared.compiler
+            alike[0].step.compiler
             if alike
             else Compiler(
                 placement.device,
@@ -450,8 +461,8 @@ class PlannedCalls:
                 f"renew_above={request.renew_above!r} replaces a plan when measured latencies have drifted, and each of the "
                 f"processes {agreement.processes} of this step measures its own. Leave renew_above out."
             )
-        prepared = PreparedStep(step, request.budget, options, compiler, same=same, agreement=agreement)
-        return _Traced(prepared, placement, settings, trace_s)
+        found = step_of(step, options, compiler, agreement=agreement) if same is None else same.retraced(step)
+        return _Traced(found, placement, settings, trace_s)
 
     def _expected_on_host(self, signature: Signature) -> frozenset[int] | None:
         """What an earlier trace takes from host memory, if its plan may have left the rest of what is there now."""
@@ -461,19 +472,19 @@ class PlannedCalls:
         return None
 
 
-def _placer_of(traced: _Traced, running: RunningPlan) -> Callable[[list[Any]], list[Any]]:
+def _placer_of(traced: _Traced, compiled: CompiledPlan) -> Callable[[list[Any]], list[Any]]:
     """What gives the results of a plan the sharding that `jax.jit` gives them."""
-    if running.executor is None:
+    if compiled.plan.whole:
         return list
-    prepared = running.prepared
-    graph = prepared.graph
+    step = compiled.step
+    graph, divided = step.graph, step.traced.divided
     passed_on = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].producer is None]
-    if prepared.step.divided is not None:
-        shardings = [prepared.step.divided.of.get(v) for v in prepared.step.program.outputs]
+    if divided is not None:
+        shardings = [divided.of.get(v) for v in step.traced.program.outputs]
     else:
-        shardings = None if traced.placement.plain else jax.tree.leaves(prepared.whole_executable().output_formats)
+        shardings = None if traced.placement.plain else jax.tree.leaves(step.plain_jit.compiled().executable.output_formats)
     on_host = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].in_host_memory]
-    return ResultPlacer(prepared.compiler, passed_on, shardings, on_host)
+    return ResultPlacer(step.compiler, passed_on, shardings, on_host)
 
 
 def _is_particular(place: Any) -> bool:
@@ -487,77 +498,68 @@ def _shown(budget: Budget | None) -> str:
     return f"{100 * budget.share:.6g}% of plain jit's peak"
 
 
-def _plan_for_less(step: PlannedStep, call: Call, error: Exception) -> bool:
+def _for_less_of_all(running: CompiledPlan) -> CompiledPlan | None:
+    """A plan for less memory than `running`, on which the processes agree that use the step's devices; None if there is none."""
+    lower = planned_for_all(running.step, lambda: fit_for_less(running) or running)
+    return None if lower.plan == running.plan else lower
+
+
+def _run_for_less(step: PlannedStep, call: Call, error: Exception) -> bool:
     """Plan a step for less memory that failed while it ran whole, if the device was out of memory and the arguments still exist.
 
     Returns whether the step has such a plan now.
     """
-    prepared = step.running.prepared
-    effectful = any(operator.effectful for operator in prepared.graph.operators)
+    runner = step.runner
+    effectful = any(operator.effectful for operator in runner.compiled.step.graph.operators)
     lost = any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in call.leaves)
     if isinstance(error, OutOfMemory) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # XLA's own
-    if lost or not is_out_of_memory(error, effectful=effectful):
+    if lost or not is_out_of_memory(error, effectful=effectful) or not runner.use_less():
         return False
-    lower = prepare_for_less(step.running)
-    if lower.executor is None:
-        return False
-    lower.observations.append(Observation(lower.plan.peak_bytes))
-    step.running, step.place = lower, _placer_of(step.traced, lower)
+    runner.observations.append(Observation(step.plan.peak_bytes))
     return True
 
 
-def _run_segments(step: PlannedStep, executor: Executor, leaves: list[Any]) -> tuple[Any, bool]:
+def _run_segments(step: PlannedStep, leaves: list[Any], iteration: int) -> tuple[Any, bool]:
     """The results of the step, and whether another plan has replaced its plan, for less memory."""
-    prepared, running, followed = step.running.prepared, step.running, step.followed
-    replaced = False
+    runner, followed = step.runner, step.followed
+    running = runner.compiled
     if followed is not None:
-        watch = followed.watch(running)
+        watch = followed.watch(running.plan)
     else:
-        watch = Observation() if is_watched(step.iterations) else None
-    began = time.perf_counter()
+        watch = Observation() if is_watched(iteration) else None
     try:
-        results = step.place(executor.run(leaves, watch))
+        results = step.place(runner.run(leaves, watch))
     except BaseException as error:
-        prepared.agreement.leave(error)
+        step.traced.step.agreement.leave(error)
         raise
     if watch is not None:
-        step.unwatched = None
-        watch.step_us = (time.perf_counter() - began) * 1e6
-        running.observations.append(watch)
+        step.note_watched()
     if followed is not None:
         followed.seen(running, watch)
-    lower = _next_plan(step, executor)
-    if lower is not running:
-        lower.observations.append(watch or Observation(running.plan.peak_bytes))
-        step.running, replaced = lower, True
-    return tree_unflatten(prepared.step.out_tree, results), replaced
+    replaced = _takes_less(step)
+    if replaced:
+        runner.observations.append(watch or Observation(running.plan.peak_bytes))
+    return tree_unflatten(running.step.traced.out_tree, results), replaced
 
 
-def _next_plan(step: PlannedStep, executor: Executor) -> RunningPlan:
-    """The plan of the next iteration: the plan in use, or one for less memory if the device was out of memory in this one.
+def _takes_less(step: PlannedStep) -> bool:
+    """Whether the next iteration runs under a plan for less memory, since the device was out of memory in this one.
 
     If the step runs on devices of several processes, they agree on it in watched iterations. Until then, each iteration recovers.
     """
-    running, agreement = step.running, step.traced.prepared.agreement
+    runner, agreement = step.runner, step.traced.step.agreement
     if not step.agrees:
-        if not executor.needs_lower_budget:
-            return running
-        executor.needs_lower_budget = False
-        return prepare_for_less(running)
-    if not is_watched(step.iterations):
-        return running
-    with agreement.session(f"whether a device was out of memory in {running.plan.program!r}"):
-        if not any(agreement.gather(executor.needs_lower_budget)):
-            return running
-        executor.needs_lower_budget = False
-        lower = planned_for_all(running.prepared, lambda: prepare_for_less(running))
-    return running if lower.plan == running.plan else lower
+        return runner.needs_less and runner.use_less()
+    if not is_watched(runner.iterations):
+        return False
+    with agreement.session(f"whether a device was out of memory in {step.plan.program!r}"):
+        return any(agreement.gather(runner.needs_less)) and runner.use_less()
 
 
 def _brought(call: Call, traced: _Traced) -> list[Any]:
     """The arguments, with copies of those that are not where the step reads them, to which they are not committed."""
-    divided, program = traced.prepared.step.divided, traced.prepared.step.program
+    divided, program = traced.step.traced.divided, traced.step.traced.program
     if divided is not None:
         if call.all_arrays and None not in call.signature.placements:
             return call.leaves

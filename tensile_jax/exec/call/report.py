@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tensile_jax.exec.step.prepared_step import RunningPlan
+from tensile_jax.exec.step.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +54,34 @@ class Report:
     pace_us: float | None = None
 
 
-def report_of(
-    running: RunningPlan, *, trace_s: float, iterations: int, plans: int, drift: float | None, paces_us: Collection[float] = ()
-) -> Report:
-    """What was measured of `running`, of which at least one iteration was watched.
+def report_of(runner: Runner, *, trace_s: float, drift: float | None, paces_us: Collection[float] = ()) -> Report:
+    """What was measured of the plan in use, of which at least one iteration was watched.
 
     Args:
         paces_us: from the begin of a call that was not watched to that of the next one.
     """
-    plan, prepared, executor, seen = running.plan, running.prepared, running.executor, running.observations
+    compiled, executor, seen = runner.compiled, runner.executor, runner.observations
+    plan, spent = compiled.plan, compiled.spent
     settled = seen[1:] or seen
     stalls = [o.stall_us for o in settled if not o.copies_timed] or [0.0]
     segment_us = [statistics.median(us) for us in zip(*(o.segment_us for o in settled), strict=False)]
-    launched = plan if running.joined is None else running.joined
-    shares = [s.recomputed_us / s.latency_us if s.latency_us else 0.0 for s in launched.segments]
+    shares = [s.recomputed_us / s.latency_us if s.latency_us else 0.0 for s in compiled.launched.segments]
     return Report(
         peak_bytes=max(o.peak_bytes for o in seen),
         step_us=statistics.median(o.step_us for o in settled) if len(seen) > 1 else None,
         swapped_bytes=plan.swapped_out_bytes + plan.swapped_in_bytes,
         stall_us=statistics.median(stalls),
-        passive_swap_ins=executor.passive_swap_ins if executor else 0,
+        passive_swap_ins=executor.passive_swap_ins,
         recomputed_us=sum(us * share for us, share in zip(segment_us, shares, strict=False)),
         segments=len(plan.segments),
-        distinct_segments=running.distinct_segments,
-        out_of_memory=prepared.out_of_memory + (executor.out_of_memory if executor else 0),
+        distinct_segments=compiled.distinct_segments,
+        out_of_memory=runner.out_of_memory,
         trace_s=trace_s,
-        plan_s=prepared.plan_s + prepared.ranking_s,
-        compile_s=prepared.compile_s + prepared.origin.jit_compile_s,
-        iterations=iterations,
+        plan_s=spent.plan_s + spent.ranking_s,
+        compile_s=spent.compile_s,
+        iterations=runner.iterations,
         first_step_us=seen[0].step_us,
-        plans=plans,
+        plans=len(runner.plans),
         drift=drift,
         launches=len(plan.segments) if plan.launches is None else plan.launches,
         pace_us=statistics.median(paces_us) if paces_us else None,

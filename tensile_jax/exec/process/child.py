@@ -34,7 +34,7 @@ from tensile_jax.exec.process.isolated_actor import Made, Summary
 from tensile_jax.exec.process.payload import PackedTree, Payload, pack_structure, pack_tree
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.instructions import StartSwapIn, StartSwapOut
-from tensile_jax.exec.step.prepared_step import Options
+from tensile_jax.exec.step.step import Options
 from tensile_jax.exec.step.transfer import Device, Transfer, places_on_host
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
@@ -198,7 +198,7 @@ class _Work:
 
     def _keep_program(self, key: int, program: LocalProgram) -> Summary:
         self._kept[key] = program
-        instructions = code_of(program.prepared, program.compiled)
+        instructions = code_of(program.compiled)
         code = () if instructions is None else instructions.code
         copies = frozenset(i for i, one in enumerate(code, start=1) if isinstance(one, StartSwapOut | StartSwapIn))
         return Summary(program.plan, program.memory, program.offloaded, program.may_be_offloaded(), copies)

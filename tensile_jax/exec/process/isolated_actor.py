@@ -29,7 +29,7 @@ from tensile_jax.exec.process.carried_exception import CarriedException
 from tensile_jax.exec.process.job_process import JobProcess
 from tensile_jax.exec.process.payload import PackedTree, pack_job
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.prepared_step import Options
+from tensile_jax.exec.step.step import Options
 from tensile_jax.exec.step.transfer import Device, on_host
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence

@@ -60,9 +60,8 @@ from tensile_jax.exec.runtime import messages
 from tensile_jax.exec.runtime.job_measurements import Measured, numbers_of
 from tensile_jax.exec.runtime.lane import Lane
 from tensile_jax.exec.runtime.recorder import Recorder
-from tensile_jax.exec.step.executor import is_watched
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
-from tensile_jax.plan.update import WATCHED_AFTER_UNUSUAL, Pace
+from tensile_jax.plan.update import WATCHED_AFTER_UNUSUAL, Pace, is_watched
 from tensile_jax.runtime_records import LaneName, Span
 
 _COPY_THREADS = 16

@@ -37,7 +37,7 @@ from tensile_jax.exec.runtime.dispatcher import DispatchedJob, Dispatcher
 from tensile_jax.exec.runtime.messages import BudgetSuffices, CannotRunNow, Pending, Planned, PreparationFailed
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.prepared_step import Options
+from tensile_jax.exec.step.step import Options
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.multi_job.admission import JobLimits, most_swapped_bytes, plan_job, smallest_budgets
 from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps

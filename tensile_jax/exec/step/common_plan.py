@@ -6,62 +6,68 @@ graph, as a saved plan is. A process that cannot compile it, or has another grap
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
 from tensile_jax.exec.step.agreement import compare
+from tensile_jax.exec.step.fit import begin
 from tensile_jax.exec.step.orders import CompilePrograms, CompileSegments, CompileWhole, Order, Run
-from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
+from tensile_jax.exec.step.step import CompiledPlan, Step
+from tensile_jax.exec.step.whole_executable import whole_executable
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan_format import Plan
 
 
-def planned_for_all(prepared: PreparedStep, make: Callable[[], RunningPlan]) -> RunningPlan:
-    """The plan that `make` makes in the process that plans, ready to run in this process. Called in a session.
+def planned_for_all(step: Step, make: Callable[[], CompiledPlan]) -> CompiledPlan:
+    """The plan that `make` makes in the process that plans, compiled in this process. Called in a session.
 
     Args:
-        prepared: the step in this process.
+        step: the step in this process.
         make: called in the process that plans only.
 
     Raises:
         TensileError: planning has failed, in whichever process.
     """
-    agreement = prepared.agreement
+    agreement = step.agreement
     if len(agreement.processes) == 1:
         return make()
     if agreement.leads:
-        running = make()
-        running.plan = _as_decoded(running.plan)  # so that all have equal plans, also where a time is a whole number
-        running.joined = None if running.joined is None else _as_decoded(running.joined)
-        agreement.tell(Run(running.plan, running.joined))
+        made = make()
+        found = replace(made, plan=_as_decoded(made.plan), launched=_as_decoded(made.launched))  # all then have equal plans
+        agreement.tell(Run(found.plan, None if made.launched is made.plan else found.launched))
     else:
-        running = _follow(prepared)
-    compare(agreement, {"the plan": digest_of(running.plan), "its form": digest_of(running.joined)}, "plan")
-    return running
+        found = _follow(step)
+    compare(agreement, {"the plan": digest_of(found.plan), "its form": digest_of(found.launched)}, "plan")
+    return found
 
 
-def _follow(prepared: PreparedStep) -> RunningPlan:
+def _follow(step: Step) -> CompiledPlan:
     """The plan that the process that plans orders to run, after everything that it orders to compile before that."""
+    fitting = begin(step, None)
     while True:
-        match prepared.agreement.hear(Order):
+        match step.agreement.hear(Order):
             case CompileWhole():
-                prepared.compile_whole()
+                step.plain_jit.follow()
             case CompileSegments(plan=plan):
-                prepared.workspaces(plan, prepared.compile(plan))
+                fitting.workspaces(plan, fitting.compile_segments(plan))
             case CompilePrograms(plan=plan):
-                prepared.compile_programs(plan)
+                fitting.compile_programs(plan, None)
             case Run(plan=plan, joined=joined):
-                if plan.whole:
-                    return RunningPlan(prepared, plan, None)
                 launched = joined or plan
-                check(launched, prepared.graph)
-                executables = prepared.compile(plan) if joined is None else prepared.program_executables(plan)
-                return RunningPlan(prepared, plan, executables, joined_plan=joined)
+                if not plan.whole:
+                    check(launched, step.graph)
+                if plan.whole:
+                    executables = [whole_executable(step, plan.peak_bytes)]
+                else:
+                    executables = fitting.compile_segments(plan) if joined is None else fitting.program_executables(plan)
+                return CompiledPlan(step, None, plan, launched, executables, fitting.spent)
             case other:
                 raise AssertionError(f"{other!r} is no order")
 
 
 def _as_decoded(plan: Plan) -> Plan:
+    """The plan as read from a file, in which a time may be a whole number."""
     return msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
 
 

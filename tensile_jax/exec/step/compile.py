@@ -80,6 +80,11 @@ class Compiler:
         self._debugs_numbers = debugs_numbers
         self._done: dict[Hashable, Executable] = {}
 
+    @property
+    def kind(self) -> Hashable:
+        """What must be equal for two compilers to make the same of the same code."""
+        return self.device.device_kind, repr(self._compiler_options), self._debugs_numbers
+
     def __len__(self) -> int:
         return len(self._done)
 

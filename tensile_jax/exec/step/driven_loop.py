@@ -18,43 +18,40 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import tree_leaves, tree_unflatten
 
 from tensile_jax.errors import OutOfMemory
 from tensile_jax.exec.step.compile import Compiler, Executable
-from tensile_jax.exec.step.executor import WATCHED_FIRST, Executor, Observation
+from tensile_jax.exec.step.executor import Observation
 from tensile_jax.exec.step.lower import SegmentCode
-from tensile_jax.exec.step.prepared_step import RunningPlan
+from tensile_jax.exec.step.runner import Runner
+from tensile_jax.exec.step.step import CompiledPlan, ForLess, bytes_beside
 from tensile_jax.exec.step.transfer import Transfer, on_host
 from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.update import WATCHED_FIRST
 from tensile_jax.plan_format import Segment
 from tensile_jax.trace import Immediate, shape_struct
 from tensile_jax.trace.driven_loops import DrivenLoop as Loop
 
 
-def bytes_beside(loop: Loop, body: Graph, peak_bytes: int) -> int:
-    """What a driven loop needs beside its inputs and outputs, if the plan of its body has this peak and nothing is copied."""
-    shared = loop.loop.constants + loop.loop.carried
-    return max(0, peak_bytes - sum(body.tensors[t].nbytes for t in body.inputs[:shared]))
-
-
-class DrivenLoop:
-    """A loop that runs under the plan of its body, called like the executable of the segment that it is.
+def driven_segment(loop: Loop, body: CompiledPlan, segment: Segment, graph: Graph, for_less: ForLess) -> Executable:
+    """The executable of a segment that is a driven loop, with the bytes that it needs.
 
     Args:
-        running: the plan of the body.
-        segment: the loop's segment in the plan of the step around it.
-        for_less: makes a plan of the body that needs less than this one (`variants.prepare_for_less`).
+        body: the plan of the loop's body.
+        segment: the loop's segment in the plan of the step around it, whose graph is `graph`.
+        for_less: makes a plan of the body that needs less than a given one.
     """
+    return _DrivenLoop(loop, body, segment, for_less).executable(graph)
 
-    def __init__(
-        self, loop: Loop, running: RunningPlan, segment: Segment, for_less: Callable[[RunningPlan], RunningPlan]
-    ) -> None:
-        self.running = running
-        self._for_less = for_less
+
+class _DrivenLoop:
+    """A loop that runs under the plan of its body, called like the executable of the segment that it is."""
+
+    def __init__(self, loop: Loop, body: CompiledPlan, segment: Segment, for_less: ForLess) -> None:
+        self._runner = Runner(body, for_less)
         self._loop = loop
         self._segment = segment
-        compiler = running.prepared.compiler
+        compiler = body.step.compiler
         self._transfer = Transfer(compiler.device, committed=compiler.committed)
         times = Counter(t for t in loop.inputs if not isinstance(t, Immediate))
         self._waits = compiler.device.platform == "cpu"
@@ -64,9 +61,9 @@ class DrivenLoop:
             for i, given in enumerate(loop.inputs)
             if isinstance(given, Immediate)
         }
-        body, carried = loop.loop.body, loop.loop.carried
-        stacked = [shape_struct(v.aval) for v in body.invars[loop.loop.constants + carried :]]
-        parts = [shape_struct(v.aval) for v in body.outvars[carried:]]
+        code, carried = loop.loop.body, loop.loop.carried
+        stacked = [shape_struct(v.aval) for v in code.invars[loop.loop.constants + carried :]]
+        parts = [shape_struct(v.aval) for v in code.outvars[carried:]]
         self._take, self._begin, self._put = _stack_access(compiler, loop.loop.length, stacked, parts)
 
     def executable(self, graph: Graph) -> Executable:
@@ -78,7 +75,7 @@ class DrivenLoop:
         first = loop.loop.constants
         carried = loop.inputs[first : first + loop.loop.carried]
         copies = sum(size[new] for t, new in zip(carried, loop.outputs, strict=False) if t not in self._taken)
-        body = bytes_beside(loop, self.running.prepared.graph, self.running.plan.peak_bytes)
+        body = bytes_beside(loop, self._runner.compiled.step.graph, self._runner.compiled.plan.peak_bytes)
         needed = inputs + stacks + copies + body
         outputs, donated = sum(size[t] for t in segment.outputs), sum(size[t] for t in segment.donated)
         held = sum(size[t] for t in segment.inputs) + outputs - donated
@@ -127,22 +124,13 @@ class DrivenLoop:
 
     def _iterate(self, arguments: list[Any], *, watched: bool) -> list[Any]:
         """The results of one iteration, under the plan of the body."""
-        running = self.running
-        watch = Observation() if watched and len(running.observations) < WATCHED_FIRST else None
-        if running.executor is None:
-            args, kwargs = tree_unflatten(running.prepared.step.in_tree, arguments)
-            return tree_leaves(running.prepared.whole_call()(*args, **kwargs))
-        results = running.executor.run(arguments, watch)
-        if watch is not None:
-            running.observations.append(watch)
-        self._plan_for_less(running, running.executor)
+        runner = self._runner
+        runner.begin()
+        watch = Observation() if watched and len(runner.observations) < WATCHED_FIRST else None
+        results = runner.run(arguments, watch)
+        if runner.needs_less:
+            runner.use_less()
         return results
-
-    def _plan_for_less(self, running: RunningPlan, executor: Executor) -> None:
-        """Run the next iterations under a plan that needs less, if the device was out of memory in this one."""
-        if executor.needs_lower_budget:
-            executor.needs_lower_budget = False
-            self.running = self._for_less(running)
 
 
 def _stack_access(

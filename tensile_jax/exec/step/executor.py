@@ -4,8 +4,8 @@ The executor carries out the instructions in their order. It decides only how to
 
     - A tensor is still on the host when a segment needs it on the device. The executor copies it in at that moment. Such a copy
       is a passive swap-in, and is counted. The arguments of an iteration are always checked for this. The inputs of each segment
-      are checked in watched iterations (`is_watched`: the first three, then every fiftieth), and in the rest of an iteration in
-      which a launch failed. In any other iteration, the launch of the segment fails. The paper's executor checks before every
+      are checked in watched iterations (the first three, then every fiftieth), and in the rest of an iteration in which a launch
+      failed. In any other iteration, the launch of the segment fails. The paper's executor checks before every
       operator; here the checker has replayed the plan, so every input is there unless this package has a mistake.
     - The device is out of memory. Everything that the segment does not read is copied to the host, apart from constants and
       arguments that were not donated, and the segment is launched again. The iteration continues. `needs_lower_budget` is set,
@@ -45,14 +45,6 @@ from tensile_jax.exec.step.instructions import (
 )
 from tensile_jax.exec.step.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.transfer import Transfer, device_bytes, may_move, nbytes_on_a_device, on_host
-
-WATCHED_FIRST = 3  # this many first iterations of a plan are watched
-_WATCHED_EVERY = 50
-
-
-def is_watched(iteration: int) -> bool:
-    """Whether iteration number `iteration` of a plan, counted from one, is watched: the first three, and then every fiftieth."""
-    return iteration <= WATCHED_FIRST or iteration % _WATCHED_EVERY == 0
 
 
 @dataclass(slots=True)
@@ -143,6 +135,10 @@ class Executor:
                 for slot, value in zip(program.outputs, results, strict=True)
             ]
         return results
+
+    def forgive(self) -> None:
+        """Take note that somebody has seen `needs_lower_budget`."""
+        self.needs_lower_budget = False
 
     @property
     def rest_on_host(self) -> frozenset[int]:

@@ -127,7 +127,8 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
         return tuple(slot[t] for t in several)
 
     inputs = of(graph.inputs)
-    constants = [t.id for t in graph.tensors if t.role == "constant" and t.producer is None]
+    # plain jit's executable has them inside
+    constants = [] if plan.whole else [t.id for t in graph.tensors if t.role == "constant" and t.producer is None]
     constant_slots = of(constants)
     # by kind of event, and the index of the segment before which the event happens
     started: defaultdict[tuple[str, int], list[TensorId]] = defaultdict(list)
@@ -161,7 +162,8 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
         if awaited := finished["swap_in", index]:
             code.append(FinishSwapIn(of(awaited)))
         segment = plan.segments[index]
-        drops = of(t for t in (*segment.frees, *segment.donated) if t not in graph.donated)
+        gone = segment.inputs if plan.whole else (t for t in (*segment.frees, *segment.donated) if t not in graph.donated)
+        drops = of(gone)
         reads = of(segment.inputs)
         first_new = len(held_by)
         slot.update((t, first_new + i) for i, t in enumerate(segment.outputs))  # new values, so their slots are consecutive

@@ -14,8 +14,10 @@ from dataclasses import replace
 from tensile_jax.budget import Budget
 from tensile_jax.errors import InvalidPlan, PlanFileError
 from tensile_jax.exec.step.compile import Executable
-from tensile_jax.exec.step.fitting_plan import prepare, untried_whole_bytes
-from tensile_jax.exec.step.prepared_step import PreparedStep, RunningPlan
+from tensile_jax.exec.step.fit import begin, budget_of, fit, learn, untried_whole_bytes
+from tensile_jax.exec.step.fitting import Fitting
+from tensile_jax.exec.step.step import CompiledPlan, Step
+from tensile_jax.exec.step.whole_executable import whole_executable
 from tensile_jax.ir import Graph
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.memory_curve import host_bytes, resident_bytes, with_ends
@@ -23,41 +25,43 @@ from tensile_jax.plan_format import Plan, Segment
 from tensile_jax.units import format_bytes
 
 
-def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
-    """The saved plan, ready to run under the lower of its own budget and that of `prepared`.
+def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
+    """The saved plan, compiled, under the lower of its own budget and `budget`.
 
     Raises:
         PlanFileError: the plan is for another program, its replay refuses it, or its peak is above the budget.
         BudgetTooSmall: compiled here, the plan needs more than its budget, and no other plan keeps it.
     """
-    refuse_saved(prepared, plan)
-    if prepared.budget is not None and prepared.budget.share is not None and untried_whole_bytes(prepared) is not None:
-        prepared.whole_executable()
-    own = None if plan.budget_bytes is None else Budget(plan.budget_bytes, None, plan.budget_basis)
-    budgets = [budget for budget in (own, prepared.budget_in_bytes()) if budget is not None]
-    prepared.budget = min(budgets, key=lambda budget: budget.resolve(0), default=None)
-    budget_bytes = None if prepared.budget is None else prepared.budget.nbytes
-    joined: Plan | None = None
-    programs = prepared.compile_programs(plan) if plan.launch == "program" else None
-    if programs is not None:
-        executables, joined = programs.executables, programs.joined
-        segments, peak, needed = plan.segments, plan.peak_segment, joined.peak_bytes
+    refuse_saved(step, budget, plan)
+    given = begin(step, budget)
+    if budget is not None and budget.share is not None and untried_whole_bytes(given) is not None:
+        given.compile_plain_jit()
+    budgets = [one for one in (budget_of(plan), given.budget_in_bytes()) if one is not None]
+    lower = min(budgets, key=lambda one: one.resolve(0), default=None)
+    budget_bytes = None if lower is None else lower.nbytes
+    fitting = given.under(lower)
+    as_programs = fitting.compile_programs(plan, None) if plan.launch == "program" else None
+    if as_programs is not None:
+        executables, launched = as_programs.executables, as_programs.launched
+        segments, peak, needed = plan.segments, plan.peak_segment, launched.peak_bytes
     else:
         plan = replace(plan, launch="segments", launches=None, barriers=None)
-        executables, segments = _compiled(prepared, plan)
+        executables, segments = _compiled(fitting, plan)
+        launched = None
         peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
         needed = segments[peak].device_bytes
-    on_host, host_limit = _host_peak(prepared, plan), prepared.origin.planner.step.host_limit
+    on_host, host_limit = _host_peak(step, plan), step.origin.planner.step.host_limit
     above_host = on_host > host_limit
     if above_host or (budget_bytes is not None and needed > budget_bytes):
-        running = prepare(prepared)
+        found = fit(fitting)
         note = (
             f"The saved plan needs {on_host} bytes of host memory, above the host budget of {int(host_limit)}"
             if above_host
             else f"Compiled here, the saved plan needs {needed} bytes at its peak, above its budget of {budget_bytes}"
         ) + ": the step was planned again within the budget."
-        running.plan = replace(running.plan, notes=(*running.plan.notes, note))
-        return running
+        noted = replace(found.plan, notes=(*found.plan.notes, note))
+        return replace(found, plan=noted, launched=noted if found.launched is found.plan else found.launched)
+    learn(fitting)
     notes = plan.notes
     if needed != plan.peak_bytes:
         notes += (f"Compiled here, the saved plan needs {needed} bytes at its peak; the file says {plan.peak_bytes}.",)
@@ -70,30 +74,33 @@ def load(prepared: PreparedStep, plan: Plan) -> RunningPlan:
         host_peak_bytes=on_host,
         host_budget_bytes=None if host_limit == float("inf") else int(host_limit),
         budget_bytes=budget_bytes,
-        budget_basis="" if prepared.budget is None else prepared.budget.basis,
-        jit_peak_bytes=plan.jit_peak_bytes if prepared.measured.whole is None else prepared.measured.whole,
+        budget_basis="" if lower is None else lower.basis,
+        jit_peak_bytes=plan.jit_peak_bytes if fitting.measured.whole is None else fitting.measured.whole,
         notes=notes,
     )
-    return RunningPlan(prepared, corrected, executables, joined_plan=joined)
+    return CompiledPlan(step, None, corrected, launched or corrected, executables, fitting.spent)
 
 
-def _host_peak(prepared: PreparedStep, plan: Plan) -> int:
+def _host_peak(step: Step, plan: Plan) -> int:
     """The bytes of host memory that the saved plan needs, which earlier versions did not say, with those of its loops' bodies."""
     if plan.host_peak_bytes is not None:
         return plan.host_peak_bytes
     inner = max((loop.plan.swapped_out_bytes for loop in plan.loops), default=0)
-    return max(host_bytes(prepared.graph, plan.segments, plan.events)) + inner
+    return max(host_bytes(step.graph, plan.segments, plan.events)) + inner
 
 
-def _compiled(prepared: PreparedStep, plan: Plan) -> tuple[list[Executable] | None, Sequence[Segment]]:
-    """The executables of the plan's segments, None if the step runs whole, and the segments with XLA's sizes."""
+def _compiled(fitting: Fitting, plan: Plan) -> tuple[Sequence[Executable], Sequence[Segment]]:
+    """The executables of the plan's segments, or plain jit's if the step runs whole, and the segments with XLA's sizes."""
+    step = fitting.step
     if plan.whole:
-        held = min(sum(prepared.graph.tensors[t].nbytes for t in prepared.graph.inputs), prepared.jit_peak_bytes)
-        at_begin, resident, at_end, workspaces, executables = 0, [held], 0, [prepared.jit_peak_bytes - held], None
+        jit_peak = fitting.jit_peak_bytes
+        held = min(sum(step.graph.tensors[t].nbytes for t in step.graph.inputs), jit_peak)
+        executables: Sequence[Executable] = [whole_executable(step, jit_peak)]
+        at_begin, resident, at_end, workspaces = 0, [held], 0, [jit_peak - held]
     else:
-        executables = prepared.compile(plan)
-        at_begin, *resident, at_end = resident_bytes(prepared.graph, plan.segments, plan.events)
-        workspaces = prepared.workspaces(plan, executables)
+        executables = fitting.compile_segments(plan)
+        at_begin, *resident, at_end = resident_bytes(step.graph, plan.segments, plan.events)
+        workspaces = fitting.workspaces(plan, executables)
     sized = (_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True))
     return executables, with_ends(sized, at_begin, at_end)
 
@@ -106,13 +113,13 @@ def _corrected(segment: Segment, resident: int, workspace: int) -> Segment:
     return replace(segment, resident_bytes=resident, workspace_bytes=workspace, device_bytes=resident + workspace)
 
 
-def refuse_saved(prepared: PreparedStep, plan: Plan) -> None:
-    """Check that a saved plan is for this step and within the budget of `prepared`.
+def refuse_saved(step: Step, budget: Budget | None, plan: Plan) -> None:
+    """Check that a saved plan is for this step and within the budget.
 
     Raises:
         PlanFileError: it is for another program, its replay refuses it, or its peak is above the budget.
     """
-    graph = prepared.graph
+    graph = step.graph
     if plan.fingerprint != graph.fingerprint:
         raise PlanFileError(
             f"plan= was made for another program: it is of {plan.program!r} with fingerprint {plan.fingerprint}, this step is "
@@ -124,8 +131,9 @@ def refuse_saved(prepared: PreparedStep, plan: Plan) -> None:
         raise PlanFileError(
             f"plan= does not do what the step does, so it cannot be run: {fault}. Make a new one with step.plan(...)."
         ) from fault
-    if prepared.budget is not None and plan.peak_bytes > prepared.limit():
-        raise above_budget(plan, int(prepared.limit()))
+    limit = None if budget is None else begin(step, budget).limit()
+    if limit is not None and plan.peak_bytes > limit:
+        raise above_budget(plan, int(limit))
 
 
 def above_budget(plan: Plan, budget_bytes: int) -> PlanFileError:

@@ -1,18 +1,18 @@
-"""Keeps what compiling a step has shown for the processes that come after: beside JAX's own persistent compilation cache.
+"""The store of what is known of steps: for each kind its `Knowledge`, in this process and for the processes that come after.
 
-If the user has set `jax_compilation_cache_dir`, the folder `tensile_jax` in it has one JSON file for each program, device and set
-of options: the choices whose plans were confirmed by compiling them (`confirmed_plans.py`), the workspaces that XLA reported, the
-smallest budget, and plain jit's peak, if that was compiled. A later process then makes the same plan without a search, and what
-it compiles is in JAX's cache.
+It is the only thing of this package that changes for the whole process. If the user has set `jax_compilation_cache_dir`, the
+folder `tensile_jax` in it has one JSON file for each kind of step: the choices whose plans were confirmed by compiling them, the
+workspaces that XLA reported, the smallest budget, and plain jit's peak, if that was compiled. A later process then makes the same
+plan without a search, and what it compiles is in JAX's cache.
 
 A file that is damaged, or that another version has written, is as good as none. If a file cannot be written, there is a warning,
 and training goes on.
 """
 
 import hashlib
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,14 +20,42 @@ import jax
 import msgspec
 
 from tensile_jax.atomic_file import write_whole
-from tensile_jax.exec.step.confirmed_plans import Entry
+from tensile_jax.exec.step.knowledge import Entry, Knowledge
 from tensile_jax.ir import TensorId
-from tensile_jax.plan import Choice
+from tensile_jax.plan import Choice, Measured
 from tensile_jax.plan.result.layout import Layout, Residency
-from tensile_jax.plan.search.workspace import Compared, SegmentKey
+from tensile_jax.plan.search.workspace import Compared
 from tensile_jax.plan_format import Barriers
 
 _FOLDER = "tensile_jax"
+_NOTHING = Knowledge()
+
+
+class KnowledgeStore:
+    """What is known of each kind of step. Any thread may read it and add to it."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Knowledge] = {}
+        self._changing = threading.Lock()
+
+    def known(self, kind: Hashable) -> Knowledge:
+        """What this process knows of a kind of step."""
+        return self._known.get(kind, _NOTHING)
+
+    def learn(self, kind: Hashable, learned: Callable[[Knowledge], Knowledge]) -> Knowledge:
+        """Replace what is known of a kind by what `learned` makes of it, and return that."""
+        with self._changing:
+            self._known[kind] = found = learned(self.known(kind))
+        return found
+
+    def forget(self) -> None:
+        """Forget everything that this process knows. Files stay."""
+        with self._changing:
+            self._known.clear()
+
+
+STORE = KnowledgeStore()
+"""The store of this process."""
 
 
 class _Choice(NamedTuple):
@@ -63,17 +91,6 @@ class _File(msgspec.Struct, frozen=True):
     content: msgspec.Raw
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What is kept of a program. `floor_bytes` is the smallest budget, as far as these workspaces show, and `whole_bytes` plain
-    jit's peak, if plain jit was compiled."""
-
-    choices: Sequence[Entry]
-    workspaces: Mapping[SegmentKey, Compared]
-    floor_bytes: int
-    whole_bytes: int | None = None
-
-
 def kept_file(program: str) -> Path | None:
     """The file of a program, which is any text that identifies it; None if JAX has no persistent cache in a local folder."""
     folder = getattr(jax.config, "jax_compilation_cache_dir", None)
@@ -82,7 +99,7 @@ def kept_file(program: str) -> Path | None:
     return Path(folder) / _FOLDER / f"{hashlib.sha256(program.encode()).hexdigest()[:32]}.json"
 
 
-def load(file: Path) -> Kept | None:
+def load(file: Path) -> Knowledge | None:
     """What the file holds; None if there is no such file, or if it is damaged."""
     try:
         found = msgspec.json.decode(file.read_bytes(), type=_File)
@@ -94,20 +111,20 @@ def load(file: Path) -> Kept | None:
     workspaces = {
         (w.begin, w.end, frozenset(w.again), frozenset(w.wanted)): Compared(w.nbytes, w.predicted) for w in content.workspaces
     }
-    choices = [Entry(c.limit, c.peak_bytes, Choice(_layout(c), c.barriers)) for c in content.choices]
-    return Kept(choices, workspaces, content.floor_bytes, content.whole_bytes)
+    confirmed = tuple(Entry(c.limit, c.peak_bytes, Choice(_layout(c), c.barriers)) for c in content.choices)
+    return Knowledge(Measured(workspaces, content.whole_bytes), confirmed, content.floor_bytes)
 
 
-def keep(file: Path, kept: Kept) -> None:
-    """Write the file. Warns if that is impossible."""
+def keep(file: Path, known: Knowledge, floor_bytes: int) -> None:
+    """Write the file, with the smallest budget that `known` shows. Warns if that is impossible."""
     content = _Content(
-        [_Choice(e.limit, e.peak_bytes, e.choice.boundaries, _residencies(e.choice), e.choice.barriers) for e in kept.choices],
+        [_Choice(e.limit, e.peak_bytes, e.choice.boundaries, _residencies(e.choice), e.choice.barriers) for e in known.confirmed],
         [
             _Workspace(begin, end, tuple(sorted(again)), tuple(sorted(wanted)), found.nbytes, found.predicted)
-            for (begin, end, again, wanted), found in kept.workspaces.items()
+            for (begin, end, again, wanted), found in known.measured.workspaces.items()
         ],
-        kept.floor_bytes,
-        kept.whole_bytes,
+        floor_bytes,
+        known.jit_peak_bytes,
     )
     encoded = msgspec.json.encode(content)
     try:

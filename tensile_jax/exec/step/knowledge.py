@@ -1,0 +1,91 @@
+"""What is known of one kind of step: what compiling has shown, and the choices whose plans have kept a budget.
+
+A plan is first made with estimated sizes, and is then corrected by the sizes that compiling it has shown. Two budgets can be
+corrected by different attempts. Without what is known of other budgets, the lower of two could end with the higher peak, or the
+higher one without a plan although the lower one has a plan. Therefore
+
+    - a lower budget takes the plan of the next higher budget, if that plan keeps the lower budget;
+    - a higher budget takes the plan of the next lower budget, if its own search found no plan or one with a lower peak.
+
+A budget for which a plan was made before is not searched for again. `Knowledge` is a value: what is learned makes a new one. The
+store (`knowledge_store.py`) holds the latest of each kind.
+"""
+
+from bisect import insort
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tensile_jax.plan import Choice, Measured
+
+
+class Entry(NamedTuple):
+    """A choice that was compiled for a limit, and the peak of its plan."""
+
+    limit: float
+    peak_bytes: int
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What is known of one kind of step.
+
+    Attributes:
+        measured: the workspaces that XLA has shown, and plain jit's peak, if plain jit was compiled.
+        confirmed: the choices that were compiled, in the order of their budgets, which is also the order of their peaks.
+        floor_bytes: the smallest budget, as far as `measured` shows, where an earlier process has kept it.
+        forms: the kinds of the forms of this step (`forms.py`) of which any plan is confirmed.
+    """
+
+    measured: Measured = Measured()
+    confirmed: tuple[Entry, ...] = ()
+    floor_bytes: int | None = None
+    forms: frozenset[Hashable] = frozenset()
+
+    @property
+    def jit_peak_bytes(self) -> int | None:
+        """Plain jit's peak; None if plain jit was not compiled."""
+        return self.measured.whole
+
+    def at(self, limit: float) -> Choice | None:
+        """The choice that was confirmed for this budget; None if there is none."""
+        return next((entry.choice for entry in self.confirmed if entry.limit == limit), None)
+
+    def next_higher(self, limit: float) -> Entry | None:
+        """What was confirmed for the lowest budget that is not below `limit`."""
+        return next((entry for entry in self.confirmed if entry.limit >= limit), None)
+
+    def above(self, limit: float) -> Choice | None:
+        """The choice of the same or the next higher budget, if its plan keeps `limit`; otherwise None."""
+        entry = self.next_higher(limit)
+        return entry.choice if entry is not None and entry.peak_bytes <= limit else None
+
+    def below(self, limit: float, peak_bytes: float) -> Choice | None:
+        """The choice of the next lower budget, if its plan has a higher peak than `peak_bytes`; otherwise None."""
+        entry = next((e for e in reversed(self.confirmed) if e.limit < limit), None)
+        return entry.choice if entry is not None and entry.peak_bytes > peak_bytes else None
+
+    def with_confirmed(self, limit: float, peak_bytes: int, choice: Choice) -> "Knowledge":
+        """With this choice for a budget; the same if there is one for it already."""
+        if self.at(limit) is not None:
+            return self
+        confirmed = list(self.confirmed)
+        insort(confirmed, Entry(limit, peak_bytes, choice), key=lambda e: e.limit)
+        return replace(self, confirmed=tuple(confirmed))
+
+    def with_jit_peak(self, nbytes: int | None) -> "Knowledge":
+        """With this peak of plain jit; the same if it is None, or known already."""
+        if nbytes is None or nbytes == self.measured.whole:
+            return self
+        return replace(self, measured=replace(self.measured, whole=nbytes))
+
+    def merged(self, other: "Knowledge") -> "Knowledge":
+        """Both together; where they differ, what `other` says."""
+        found = self.with_jit_peak(other.jit_peak_bytes)
+        for entry in other.confirmed:
+            found = found.with_confirmed(*entry)
+        workspaces = {**self.measured.workspaces, **other.measured.workspaces}
+        if workspaces != self.measured.workspaces:
+            found = replace(found, measured=replace(found.measured, workspaces=workspaces))
+        return replace(found, floor_bytes=None, forms=self.forms | other.forms)
