@@ -17,7 +17,7 @@ from jax import lax
 import tensile_jax as tensile
 from tensile_jax.errors import PlanFileError
 from tensile_jax.exec.step.compile import peak_of
-from tensile_jax.exec.step.driven_loop import DrivenLoop
+from tensile_jax.exec.step.driven_loop import _DrivenLoop
 from tensile_jax.exec.step.instructions import Launch
 from tensile_jax.plan_format import Plan
 from tests.builders import device_bytes, fresh, numbers, running, slow_but, weights
@@ -133,10 +133,9 @@ def driven_step(name: str) -> tensile.PlannedFunction:
     return driven(STEPS[name], beginning(), part=1.15 if name == "loops in a loop" else 1.25, donate_argnums=0)
 
 
-def body_of(function: tensile.PlannedFunction) -> DrivenLoop:
+def body_of(function: tensile.PlannedFunction) -> _DrivenLoop:
     executor = running(function).executor
-    assert executor is not None
-    (found,) = [i.call for i in executor.code if isinstance(i, Launch) and isinstance(i.call, DrivenLoop)]
+    (found,) = [i.call for i in executor.code if isinstance(i, Launch) and isinstance(i.call, _DrivenLoop)]
     return found
 
 
@@ -161,8 +160,7 @@ def test_a_long_loop_runs_under_a_plan_of_its_body_with_the_results_of_jit(name:
 def test_what_is_live_in_every_iteration_is_what_the_plan_says(name: str) -> None:
     args, function = beginning(), driven_step(name)
     plan, body = running(function).plan, body_of(function)
-    executor = body.running.executor
-    assert executor is not None
+    executor = body._runner.executor
     args = fresh(args)
     gc.collect()
     held = device_bytes() - sum(leaf.nbytes for leaf in jax.tree.leaves(args))
@@ -183,7 +181,7 @@ def test_what_is_live_in_every_iteration_is_what_the_plan_says(name: str) -> Non
     executor._program = dataclasses.replace(executor._program, code=tuple(code))
     function(*args)
     executor._program = before
-    assert len(seen) == ITERATIONS * len(body.running.plan.segments)
+    assert len(seen) == ITERATIONS * len(body._runner.plan.segments)
     (segment,) = [s for s in plan.segments if s.operators[0][0] == plan.loops[0].operator]
     assert max(seen) <= segment.device_bytes * 1.01
     assert max(seen) == pytest.approx(segment.device_bytes, rel=0.01)
@@ -316,9 +314,8 @@ def test_out_of_memory_in_an_iteration_gives_the_next_ones_a_lower_plan() -> Non
     roomy = tensile.jit(on_random_batches, budget=int(1.6 * running(function).plan.peak_bytes), donate_argnums=0)
     expected = numbers(roomy(*fresh(args)))
     body = body_of(roomy)
-    before, failed = body.running, []
-    executor = before.executor
-    assert executor is not None
+    before, failed = body._runner.plan, []
+    executor = body._runner.executor
 
     def once(call: Callable[..., Any]) -> Callable[..., Any]:
         def launch(*values: Any) -> Any:
@@ -333,7 +330,7 @@ def test_out_of_memory_in_an_iteration_gives_the_next_ones_a_lower_plan() -> Non
     executor._program = dataclasses.replace(executor._program, code=tuple(code))
     for a, b in zip(numbers(roomy(*fresh(args))), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=3e-4)
-    assert failed and body.running.plan.peak_bytes < before.plan.peak_bytes
+    assert failed and body._runner.plan.peak_bytes < before.peak_bytes
 
 
 def test_a_loop_that_has_no_memory_at_all_says_so() -> None:
@@ -344,8 +341,7 @@ def test_a_loop_that_has_no_memory_at_all_says_so() -> None:
     def fails(*values: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 65536 bytes.")
 
-    executor = body.running.executor
-    assert executor is not None
+    executor = body._runner.executor
     code = [dataclasses.replace(i, call=fails) if isinstance(i, Launch) else i for i in executor.code]
     executor._program = dataclasses.replace(executor._program, code=tuple(code))
     with pytest.raises(tensile.OutOfMemory, match="out of memory"):

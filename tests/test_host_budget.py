@@ -111,7 +111,7 @@ def test_two_equal_steps_that_are_traced_apart_have_one_plan_under_a_host_budget
     weak = jnp.broadcast_to(jnp.asarray(1.0), one.shape)
     assert function.plan(state(), one) == function.plan(state(), weak)
     assert len(function._calls._traced) == 2
-    assert len({id(traced.prepared.planner) for traced in function._calls._traced.values()}) == 1
+    assert len({id(traced.step.planner) for traced in function._calls._traced.values()}) == 1
 
 
 @pytest.mark.parametrize(

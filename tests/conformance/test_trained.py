@@ -94,5 +94,5 @@ def test_training_under_a_low_budget_looks_as_under_jit(donate: dict[str, Any], 
         return train(jit, **donate)
 
     expect_same(trained, planned)
-    kinds = set().union(*(kinds_of(step.running.plan) for function in made for step in function._calls._planned.values()))
+    kinds = set().union(*(kinds_of(step.plan) for function in made for step in function._calls._planned.values()))
     assert ({"swap_out", "swap_in"} if swaps else {"recompute"}) <= kinds

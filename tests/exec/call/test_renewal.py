@@ -15,7 +15,7 @@ import tensile_jax as tensile
 from tensile_jax.errors import TensileError
 from tensile_jax.exec.call import followed_plan
 from tensile_jax.exec.step import planning_process, renewal
-from tensile_jax.exec.step.prepared_step import RunningPlan
+from tensile_jax.exec.step.step import CompiledPlan
 from tensile_jax.plan import update
 from tensile_jax.plan_format import Segment
 from tests.builders import batch, low_budget, numbers, optimizer_state, optimizer_step, running, sgd_step, weights
@@ -38,7 +38,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     factor = [1.0]
     seen = followed_plan.FollowedPlan.seen
 
-    def slowed(self: Any, running: RunningPlan, watch: Any) -> None:
+    def slowed(self: Any, running: CompiledPlan, watch: Any) -> None:
         if watch is not None:
             base = getattr(self, "base_us", None) or {}
             self.base_us = base
@@ -150,10 +150,10 @@ def test_segments_that_stay_are_not_compiled_again(budget: int, load: list[float
     training = Training(STEP, optimizer_state(OPTIMIZER), budget=budget, renew_above=0.3)
     for _ in range(4):
         training.step()
-    before = running(training.function)
+    before = running(training.function).compiled
     load[0] = 10.0  # the link is fast enough either way, so nothing but the times changes
     training.until(2)
-    after = running(training.function)
+    after = running(training.function).compiled
     assert before.executables is not None and after.executables is not None
     known = dict(zip(map(_code, before.plan.segments), before.executables, strict=True))
     kept = [(known[_code(s)], e) for s, e in zip(after.plan.segments, after.executables, strict=True) if _code(s) in known]

@@ -11,8 +11,8 @@ import tensile_jax as tensile
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.fitting_plan import predict
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.step.fit import begin_to_predict, predict
+from tensile_jax.exec.step.step import Options, Step, step_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
 from tensile_jax.runtime_records import JobEvent
@@ -69,10 +69,9 @@ def test_one_jobs_state_makes_room_for_the_other_and_no_bit_changes() -> None:
     assert same_bits(b.result(), state)
 
 
-def plan_only(prepared: PreparedStep, budget_bytes: int) -> Any:
+def plan_only(step: Step, budget_bytes: int) -> Any:
     """Compiles nothing."""
-    prepared.budget = Budget(budget_bytes, None)
-    plan = predict(prepared)
+    plan = predict(begin_to_predict(step, Budget(budget_bytes, None))).plan
     return SimpleNamespace(plan=plan, memory=SimpleNamespace(host_bytes=plan.swapped_out_bytes))
 
 
@@ -82,13 +81,13 @@ def test_a_job_that_may_swap_no_more_gets_a_plan_without_swaps(most: str) -> Non
     model, device = MODELS["cnn"](batch_size=64, image_size=16), jax.devices()[0]
     traced = trace_step(jax.jit(model.step, donate_argnums=0), model.step, (model.state_shape, model.batch_shape), {})
     profile = load_profile("cpu")
-    prepared = PreparedStep(traced, None, Options("auto", profile, "any"), Compiler(device))
+    step = step_of(traced, Options("auto", profile, "any"), Compiler(device))
     limit = 7900 * 1024  # auto swaps here
-    free = plan_job(plan_only, prepared, JobLimits(limit, limit)).plan
-    bound = plan_job(plan_only, prepared, JobLimits(limit, limit, **{most: 0})).plan
+    free = plan_job(plan_only, step, JobLimits(limit, limit)).plan
+    bound = plan_job(plan_only, step, JobLimits(limit, limit, **{most: 0})).plan
     assert free.swapped_out_bytes > 0 and bound.swapped_out_bytes == 0
     assert bound.peak_bytes <= limit and bound.step_us > free.step_us
-    lowest = plan_job(plan_only, prepared, JobLimits(free.floor_bytes, limit, **{most: 0})).plan
+    lowest = plan_job(plan_only, step, JobLimits(free.floor_bytes, limit, **{most: 0})).plan
     assert lowest.swapped_out_bytes == 0 and lowest.peak_bytes <= limit  # with a higher peak, rather than swaps
-    tight = plan_job(plan_only, prepared, JobLimits(free.floor_bytes, free.floor_bytes, **{most: 0})).plan
+    tight = plan_job(plan_only, step, JobLimits(free.floor_bytes, free.floor_bytes, **{most: 0})).plan
     assert tight.swapped_out_bytes > 0  # only swaps keep that

@@ -14,7 +14,8 @@ from tensile_jax.exec.controller.state import State
 from tensile_jax.exec.runtime import runtime as runtimes
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job import Job
-from tensile_jax.exec.step.executor import WATCHED_FIRST, Iteration, is_watched
+from tensile_jax.exec.step.executor import Iteration
+from tensile_jax.plan.update import WATCHED_FIRST, is_watched
 from tensile_jax.exec.step.instructions import Instruction, Launch
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
 from tests.exec.conftest import MakeRuntime

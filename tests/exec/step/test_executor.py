@@ -180,7 +180,6 @@ def test_what_is_not_there_when_its_segment_comes_is_fetched_and_counted(fast_li
 def test_a_segment_whose_executable_compiles_once_runs_wherever_its_content_stands() -> None:
     function = planned(sgd_step, (weights(12), batch()), part=0.1, donate_argnums=0)
     executor = running(function).executor
-    assert executor is not None
     calls = [instruction.call for instruction in executor.code if isinstance(instruction, Launch)]
     assert len(set(map(id, calls))) < len(calls)
     expect(function(fresh(weights(12)), batch()), sgd_step, weights(12), batch())
@@ -199,7 +198,6 @@ def test_a_state_that_is_updated_takes_the_place_of_its_own_old_value() -> None:
     for segment in plan.segments:
         assert [name[t] for t in segment.outputs[: len(segment.donated)]] == [name[t] for t in segment.donated]
     executor = running(function).executor
-    assert executor is not None
     for instruction in executor.code:
         if isinstance(instruction, Launch):
             compiled: Any = instruction.call

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.exec.step import fitting_plan
-from tensile_jax.exec.step.prepared_step import Compiled, PreparedStep
+from tensile_jax.exec.step import fit
+from tensile_jax.exec.step.fitting import Fitting
+from tensile_jax.exec.step.step import CompiledPlan
 from tests.builders import batch, fresh, sgd_step, weights
 
 
@@ -24,14 +25,14 @@ def pessimist(tmp_path: Path) -> str:
 def test_a_faster_plan_is_sought_once_the_one_with_the_least_peak_was_compiled(
     pessimist: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    smallest: list[Compiled] = []
-    search = fitting_plan._smallest_plan
+    smallest: list[CompiledPlan] = []
+    search = fit._smallest_plan
 
-    def watched(prepared: PreparedStep, goal: Any) -> Compiled:
-        smallest.append(search(prepared, goal))
+    def watched(fitting: Fitting, goal: Any) -> CompiledPlan:
+        smallest.append(search(fitting, goal))
         return smallest[-1]
 
-    monkeypatch.setattr(fitting_plan, "_smallest_plan", watched)
+    monkeypatch.setattr(fit, "_smallest_plan", watched)
 
     def function(budget: int) -> Any:
         return tensile.jit(sgd_step, budget=budget, device_profile=pessimist, donate_argnums=0)
@@ -54,15 +55,15 @@ def test_a_faster_plan_is_sought_once_the_one_with_the_least_peak_was_compiled(
 
 
 def test_a_faster_plan_is_sought_where_the_first_one_leaves_memory_free(pessimist: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Compiled] = []
-    compiled = PreparedStep.compiled
+    found: list[CompiledPlan] = []
+    compiled = Fitting.compiled
 
-    def watched(self: PreparedStep, choice: Any, goal: Any) -> Compiled | None:
+    def watched(self: Fitting, choice: Any, goal: Any) -> CompiledPlan | None:
         one = compiled(self, choice, goal)
         found.extend([one] if one is not None else [])
         return one
 
-    monkeypatch.setattr(PreparedStep, "compiled", watched)
+    monkeypatch.setattr(Fitting, "compiled", watched)
     state, images = weights(8), batch(rows=2002)
     least = tensile.jit(sgd_step, budget=2**40, device_profile=pessimist, donate_argnums=0).plan(state, images).floor_bytes
     planned = tensile.jit(sgd_step, budget=int(1.05 * least), device_profile=pessimist, donate_argnums=0)

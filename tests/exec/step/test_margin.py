@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.exec.step.prepared_step import PreparedStep
+from tensile_jax.exec.step.fitting import Fitting
 from tensile_jax.plan import Goal, Measured, Planned, Planner
 from tests.builders import batch, fresh, low_budget, sgd_step, weights
 
-ARGUMENTS = (weights(6), batch(rows=1500))  # no other test of this process has plans for them
+ARGUMENTS = (weights(6), batch(rows=1500))
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def test_the_plan_that_was_shown_is_compiled_first_and_not_sought_again(monkeypa
     monkeypatch.setattr(
         Planner, "_choices", lambda self, limit, measured: (happened.append(limit), choices(self, limit, measured))[1]
     )
-    compile_ = PreparedStep.compile
-    monkeypatch.setattr(PreparedStep, "compile", lambda self, plan: (happened.append(plan), compile_(self, plan))[1])
-    arguments = (weights(5), batch(rows=1400))  # no other test of this process has plans for them
+    compile_ = Fitting.compile_segments
+    monkeypatch.setattr(Fitting, "compile_segments", lambda self, plan: (happened.append(plan), compile_(self, plan))[1])
+    arguments = (weights(5), batch(rows=1400))
     budget = low_budget(sgd_step, *arguments, part=0.6, donate_argnums=0)
     happened.clear()
     function = tensile.jit(sgd_step, budget=budget, donate_argnums=0)

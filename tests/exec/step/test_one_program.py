@@ -13,9 +13,10 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.errors import PlanFileError
-from tensile_jax.exec.step import fitting_plan
-from tensile_jax.exec.step.confirmed_plans import Confirmed
-from tensile_jax.exec.step.prepared_step import Compiled, PreparedStep
+from tensile_jax.exec.step import fit
+from tensile_jax.exec.step.fitting import Fitting
+from tensile_jax.exec.step import step as exec_step
+from tensile_jax.exec.step.step import CompiledPlan
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Choice, Goal
 from tensile_jax.plan_format import Barriers, Plan
@@ -93,9 +94,9 @@ def test_a_program_that_keeps_the_budget_runs() -> None:
 def let_peaks_be(monkeypatch: pytest.MonkeyPatch, *shares: float) -> list[tuple[Barriers, float]]:
     """Let the programs that are compiled need these shares of the budget. Returns the form and predicted time of each."""
     seen: list[tuple[Barriers, float]] = []
-    compiled = PreparedStep.compiled
+    compiled = Fitting.compiled
 
-    def compiled_so(self: PreparedStep, choice: Choice, goal: Goal) -> Compiled | None:
+    def compiled_so(self: Fitting, choice: Choice, goal: Goal) -> CompiledPlan | None:
         found = compiled(self, choice, goal)
         if found is None or choice.barriers is None:
             return found
@@ -103,9 +104,8 @@ def let_peaks_be(monkeypatch: pytest.MonkeyPatch, *shares: float) -> list[tuple[
         seen.append((choice.barriers, found.plan.step_us))
         return dataclasses.replace(found, plan=dataclasses.replace(found.plan, peak_bytes=int(share * goal.limit)))
 
-    monkeypatch.setattr(PreparedStep, "compiled", compiled_so)
-    monkeypatch.setattr(fitting_plan, "confirmed_for", lambda key: Confirmed([]))  # none from other tests
-    monkeypatch.setattr(fitting_plan, "_shown_ratio", lambda prepared: 1.0)  # these peaks say nothing of plain jit's
+    monkeypatch.setattr(Fitting, "compiled", compiled_so)
+    monkeypatch.setattr(fit, "_shown_ratio", lambda fitting: 1.0)  # these peaks say nothing of plain jit's
     return seen
 
 
@@ -137,7 +137,7 @@ def test_the_peak_of_the_plan_is_that_of_the_executable() -> None:
     step, state = adam_step()
     function = planned(step)
     function(fresh(state), batch(), jax.random.key(0))
-    executables = running(function).executables
+    executables = running(function).compiled.executables
     assert executables is not None and len(executables) == 1
     memory = cast(Any, executables[0].call).memory_analysis()
     given = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -158,12 +158,12 @@ def test_where_xla_drops_the_barriers_segments_keep_the_budget_and_a_note_says_s
 def test_auto_joins_segments_on_a_gpu_where_launches_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     def joins(platform: str, launch_us: float, step: Any = sgd_step, **options: Any) -> bool:
         function = planned(step, launch="auto", **options)
-        prepared = function._calls.prepared((weights(), batch()), {})
-        monkeypatch.setattr(prepared.compiler, "device", dataclasses.make_dataclass("Device", ["platform"])(platform))
+        joined = function._calls.step((weights(), batch()), {})
+        monkeypatch.setattr(joined.compiler, "device", dataclasses.make_dataclass("Device", ["platform"])(platform))
         monkeypatch.setitem(
-            prepared.planner.step.__dict__, "profile", dataclasses.replace(prepared.planner.step.profile, launch_us=launch_us)
+            joined.planner.step.__dict__, "profile", dataclasses.replace(joined.planner.step.profile, launch_us=launch_us)
         )
-        return prepared.in_one_program
+        return joined.in_one_program
 
     assert joins("gpu", 1e4) and joins("cuda", 1e4)
     assert not joins("gpu", 1e-3) and not joins("cpu", 1e4)
@@ -173,17 +173,18 @@ def test_auto_joins_segments_on_a_gpu_where_launches_take_long(monkeypatch: pyte
 
 @pytest.mark.parametrize("slower", [False, True])
 def test_a_program_that_is_slower_than_its_segments_is_not_taken(monkeypatch: pytest.MonkeyPatch, slower: bool) -> None:
-    compile_programs = PreparedStep.compile_programs
+    compile_programs = Fitting.compile_programs
 
-    def compiled(self: PreparedStep, plan: Plan) -> Any:
-        found = compile_programs(self, plan)
+    def compiled(self: Fitting, plan: Plan, choice: Choice | None) -> Any:
+        found = compile_programs(self, plan, choice)
         assert found is not None
-        return found._replace(joined=dataclasses.replace(found.joined, step_us=1e9)) if slower else found
+        slow = dataclasses.replace(found.launched, step_us=1e9)
+        return dataclasses.replace(found, launched=slow) if slower else found
 
-    monkeypatch.setattr(PreparedStep, "in_one_program", property(lambda self: True))
-    monkeypatch.setattr(PreparedStep, "compile_programs", compiled)
+    monkeypatch.setattr(exec_step.Step, "in_one_program", property(lambda self: True))
+    monkeypatch.setattr(Fitting, "compile_programs", compiled)
     function = planned(sgd_step, "90%", launch="auto")
-    function(fresh(weights(4)), batch(rows=700 + slower))  # nothing else in this process has plans for them
+    function(fresh(weights(4)), batch(rows=700 + slower))
     plan = running(function).plan
     assert plan.launch == ("segments" if slower else "program")
     assert within_budget(plan)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tensile_jax as tensile
-from tensile_jax.exec.step.prepared_step import PreparedStep
+from tensile_jax.exec.step.fitting import Fitting
 from tests.builders import (
     batch,
     fresh,
@@ -73,8 +73,8 @@ def holds(function: Any, expected: list[np.ndarray]) -> tensile.Plan:
 @pytest.fixture
 def greedy_compiler(monkeypatch: pytest.MonkeyPatch) -> int:
     """Another machine: every segment takes so many bytes more than it does here."""
-    more, here = 50_000, PreparedStep.workspaces
-    monkeypatch.setattr(PreparedStep, "workspaces", lambda self, *of: [nbytes + more for nbytes in here(self, *of)])
+    more, here = 50_000, Fitting.workspaces
+    monkeypatch.setattr(Fitting, "workspaces", lambda self, *of: [nbytes + more for nbytes in here(self, *of)])
     return more
 
 

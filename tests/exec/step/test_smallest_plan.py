@@ -6,8 +6,8 @@ import pytest
 from jax import lax
 
 import tensile_jax as tensile
-from tensile_jax.exec.step import fitting_plan
-from tensile_jax.exec.step.prepared_step import PreparedStep
+from tensile_jax.exec.step import fit
+from tensile_jax.exec.step.fitting import Fitting
 from tensile_jax.plan import Goal
 from tensile_jax.plan.policies import auto
 from tests.builders import batch, fresh, low_budget, running, sgd_step, weights
@@ -23,13 +23,13 @@ def test_no_plan_is_made_faster_for_a_call_that_is_refused(monkeypatch: pytest.M
 
 
 def test_the_plan_with_the_least_peak_is_made_faster_where_it_keeps_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = weights(5), batch(rows=800)  # no other test of this process has plans for them
+    arguments = weights(5), batch(rows=800)
     budget = low_budget(sgd_step, *arguments, part=0.05, donate_argnums=0)
-    monkeypatch.setattr(fitting_plan, "_within", lambda *_, **__: None)
+    monkeypatch.setattr(fit, "_within", lambda *_, **__: None)
     function = tensile.jit(sgd_step, budget=budget, donate_argnums=0)
     function(fresh(arguments[0]), arguments[1])
-    prepared = running(function).prepared
-    slow = prepared.planner.plan_of(prepared.planner.lowest_choice(prepared.measured), Goal(budget), prepared.measured)
+    fitting = fit.begin(running(function).compiled.step, None)
+    slow = fitting.planner.plan_of(fitting.planner.lowest_choice(fitting.measured), Goal(budget), fitting.measured)
     plan = function.plan(*arguments)
     assert slow is not None and plan.step_us < 0.9 * slow.step_us
     assert plan.peak_bytes <= budget
@@ -47,25 +47,25 @@ def scans_step(state: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], j
 
 def test_the_budget_that_an_error_names_does_not_depend_on_what_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = weights(2, 32), batch(rows=256, width=32)
-    within = fitting_plan._within
+    within = fit._within
 
     def named(parts: tuple[float, ...]) -> int:
-        def compiled_before(prepared: PreparedStep, *_: object, **__: object) -> None:
+        def compiled_before(fitting: Fitting, *_: object, **__: object) -> None:
             for part in parts:
-                planner, measured = prepared.planner, prepared.measured
+                planner, measured = fitting.planner, fitting.measured
                 least, most = planner.floor_bytes(measured), planner.whole_peak_bytes(measured)
                 chosen = planner.plan(Goal(least + part * (most - least)), measured)
                 assert chosen is not None
-                prepared.compiled(chosen.choice, Goal(float("inf")))
+                fitting.compiled(chosen.choice, Goal(float("inf")))
 
-        monkeypatch.setattr(fitting_plan, "_within", compiled_before)
+        monkeypatch.setattr(fit, "_within", compiled_before)
         with pytest.raises(tensile.BudgetTooSmall) as refused:
             tensile.jit(scans_step, budget=10_000, donate_argnums=0, open_loops=False)(*arguments)
         return refused.value.floor_bytes
 
     least = named(())
     assert named((0.6, 0.2, 0.0)) == least
-    monkeypatch.setattr(fitting_plan, "_within", within)
+    monkeypatch.setattr(fit, "_within", within)
     function = tensile.jit(scans_step, budget=least, donate_argnums=0, open_loops=False)
     function(fresh(arguments[0]), arguments[1])
     assert function.plan(*arguments).peak_bytes <= least

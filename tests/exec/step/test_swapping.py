@@ -12,14 +12,14 @@ import pytest
 
 from tensile_jax.exec.step.executor import Executor
 from tensile_jax.exec.step.instructions import instructions_of
-from tensile_jax.exec.step.prepared_step import RunningPlan
+from tensile_jax.exec.step.runner import Runner
 from tensile_jax.exec.step.transfer import Transfer
 from tensile_jax.ir import TensorId
 from tensile_jax.plan_format import Plan, Segment
 from tests.builders import batch, fresh, numbers, optimizer_state, optimizer_step, planned, running, sgd_step, weights
 
 
-def without_copies(now: RunningPlan) -> Callable[[Sequence[Any]], list[Any]]:
+def without_copies(now: Runner) -> Callable[[Sequence[Any]], list[Any]]:
     """Runs the plan's segments on the very same executables, with every tensor left where it is."""
     needed_later: set[TensorId] = set()
     segments: list[Segment] = []
@@ -28,9 +28,10 @@ def without_copies(now: RunningPlan) -> Callable[[Sequence[Any]], list[Any]]:
         needed_later.update(segment.inputs)
     events = tuple(e for e in now.plan.events if not e.kind.startswith("swap"))
     stripped = dataclasses.replace(now.plan, segments=tuple(reversed(segments)), events=events)
-    executables = now.prepared.compile(now.plan)
-    instructions = instructions_of(stripped, now.prepared.graph, [e.call for e in executables])
-    constants = tuple(now.prepared.step.program.constants.values())
+    compiled = now.compiled
+    assert compiled.executables is not None
+    instructions = instructions_of(stripped, compiled.step.graph, [e.call for e in compiled.executables])
+    constants = tuple(compiled.step.traced.program.constants.values())
     return Executor(instructions, constants, Transfer(jax.devices()[0]), run_ahead=False).run
 
 
@@ -49,7 +50,7 @@ def both_ways(
     for i in range(iterations):
         swapped, metrics = function(swapped, batches(i))
         flat = plain(jax.tree.leaves((left, batches(i))))
-        left, left_metrics = jax.tree.unflatten(now.prepared.step.out_tree, flat)
+        left, left_metrics = jax.tree.unflatten(now.compiled.step.traced.out_tree, flat)
         for a, b in zip(numbers((swapped, metrics)), numbers((left, left_metrics)), strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -88,7 +89,6 @@ def test_launching_ahead_of_the_device_changes_no_bit(fast_link: str) -> None:
     function = planned(sgd_step, (weights(), batch()), part=0.5, donate_argnums=0, device_profile=fast_link)
     assert copies(function.plan(weights(), batch())) >= 2
     executor = running(function).executor
-    assert executor is not None
     waited, _ = function(fresh(weights()), batch())
     executor._run_ahead = True
     ahead, _ = function(fresh(weights()), batch())

@@ -11,9 +11,10 @@ import optax
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.exec.step import fitting_plan
-from tensile_jax.exec.step.compile import peak_of
-from tensile_jax.exec.step.prepared_step import PreparedStep
+from tensile_jax.exec.step import fit
+from tensile_jax.exec.step.compile import Compiler, peak_of
+from tensile_jax.exec.step.fitting import Fitting
+from tensile_jax.exec.step.plain_jit import PlainJit
 from tensile_jax.plan import Measured, Planner
 from tensile_jax.plan_format import PolicyName
 from tests.builders import fresh, numbers, within_budget
@@ -98,8 +99,8 @@ def halves(rows: int) -> Case:
 
 def peaks(function: tensile.PlannedFunction, *arguments: Any) -> tuple[int, int]:
     """Plain jit's peak as predicted, and as compiled, of which the package learns nothing here."""
-    prepared = function._calls.prepared(arguments, {})
-    return prepared.planner.whole_peak_bytes(Measured()), peak_of(prepared.step.traced.lower().compile())
+    step = function._calls.step(arguments, {})
+    return step.planner.whole_peak_bytes(Measured()), peak_of(step.traced.traced.lower().compile())
 
 
 def planned(case: Case, budget: Any) -> tensile.PlannedFunction:
@@ -109,9 +110,9 @@ def planned(case: Case, budget: Any) -> tensile.PlannedFunction:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is compiled from now on."""
     seen: list[str] = []
-    whole, segments = PreparedStep.compile_whole, PreparedStep.compile
-    monkeypatch.setattr(PreparedStep, "compile_whole", lambda self: seen.append("whole") or whole(self))
-    monkeypatch.setattr(PreparedStep, "compile", lambda self, plan: seen.append("segments") or segments(self, plan))
+    whole, segments = Compiler.begin_whole, Fitting.compile_segments
+    monkeypatch.setattr(Compiler, "begin_whole", lambda self, traced: seen.append("whole") or whole(self, traced))
+    monkeypatch.setattr(Fitting, "compile_segments", lambda self, plan: seen.append("segments") or segments(self, plan))
     return seen
 
 
@@ -173,8 +174,8 @@ def test_once_plain_jits_step_is_known_to_fit_no_earlier_plan_is_taken(monkeypat
     case = dense(544)
     budget = peaks(planned(case, "1TiB"), *case[1:])[1]
     with monkeypatch.context() as patched:  # plain jit's step is not tried
-        patched.setattr(fitting_plan, "_NEAR", 0.0)
-        patched.setattr(fitting_plan, "_shown_ratio", lambda prepared: 1.0)
+        patched.setattr(fit, "_NEAR", 0.0)
+        patched.setattr(fit, "_shown_ratio", lambda fitting: 1.0)
         function = planned(case, budget)
         function(fresh(case[1]), case[2])
     assert not function.plan(*case[1:]).whole
@@ -257,9 +258,9 @@ def test_plain_jits_step_is_compiled_once_for_a_share(monkeypatch: pytest.Monkey
 def test_the_planner_begins_while_plain_jits_step_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     case = dense(624)
     happened: list[str] = []
-    begin, finish, floor = PreparedStep.begin_whole, PreparedStep.compile_whole, Planner.floor_bytes
-    monkeypatch.setattr(PreparedStep, "begin_whole", lambda self: happened.append("begun") or begin(self))
-    monkeypatch.setattr(PreparedStep, "compile_whole", lambda self: happened.append("waited") or finish(self))
+    begin, finish, floor = PlainJit.begin, PlainJit.compiled, Planner.floor_bytes
+    monkeypatch.setattr(PlainJit, "begin", lambda self: happened.append("begun") or begin(self))
+    monkeypatch.setattr(PlainJit, "compiled", lambda self, *tell: happened.append("waited") or finish(self, *tell))
     monkeypatch.setattr(Planner, "floor_bytes", lambda self, measured: happened.append("planned") or floor(self, measured))
     planned(case, "80%")(fresh(case[1]), case[2])
     assert happened[:3] == ["begun", "planned", "waited"]
@@ -268,7 +269,7 @@ def test_the_planner_begins_while_plain_jits_step_is_compiled(monkeypatch: pytes
 def test_a_share_is_of_the_prediction_where_plain_jits_step_may_exceed_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     case = dense(560)
     predicted, _ = peaks(planned(case, "1TiB"), *case[1:])
-    monkeypatch.setattr(fitting_plan, "memory_of", lambda _: predicted - 1)
+    monkeypatch.setattr(fit, "memory_of", lambda _: predicted - 1)
     seen = counted(monkeypatch)
     function = planned(case, "80%")
     function(fresh(case[1]), case[2])
@@ -279,7 +280,7 @@ def test_a_share_is_of_the_prediction_where_plain_jits_step_may_exceed_the_devic
 def test_a_step_that_may_exceed_the_device_is_not_left_to_xlas_own_rematerialization(monkeypatch: pytest.MonkeyPatch) -> None:
     case = dense(552)
     predicted, compiled = peaks(planned(case, "1TiB"), *case[1:])
-    monkeypatch.setattr(fitting_plan, "memory_of", lambda _: predicted - 1)
+    monkeypatch.setattr(fit, "memory_of", lambda _: predicted - 1)
     seen = counted(monkeypatch)
     function = planned(case, compiled)
     function(fresh(case[1]), case[2])

@@ -22,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import tensile_jax as tensile
 from tensile_jax.exec.step.compile import Executable
+from tensile_jax.exec.step.fit import begin
 
 PROCESSES, STEPS = 2, 5
 HEARTBEAT_S = 10  # jax.distributed calls a process dead of which it has not heard for so long
@@ -195,8 +196,7 @@ def out_of_memory(folder: Path) -> Any:
     for i in range(STEPS):
         if jax.process_index() and i == 1:
             (planned,) = step._calls._planned.values()
-            assert planned.running.executor is not None
-            planned.running.executor.needs_lower_budget = True
+            planned.runner.executor.needs_lower_budget = True
         state_, metrics = step(state_, batch(i), 0.1)
         losses.append(float(metrics["loss"]))
     plans = step.plans(state_, batch(0), 0.1)
@@ -228,8 +228,8 @@ def fails_in_a_step(folder: Path) -> Any:
     step, first, errors = tensile.jit(train_step, donate_argnums=0, budget="90%"), state("data", layers=2), []
     step(first, batch(0), 0.1)
     (planned,) = step._calls._planned.values()
-    if jax.process_index() and planned.running.executor is not None:
-        planned.running.executor.end = _fail
+    if jax.process_index() and not planned.plan.whole:
+        planned.runner.executor.end = _fail
     for _ in range(2):
         errors.append(caught(lambda: step(state("data", layers=2), batch(0), 0.1)))
     (folder / f"has-failed-{jax.process_index()}").touch()
@@ -293,9 +293,9 @@ def largest_workspaces(folder: Path) -> Any:
     finally:
         Executable.workspace = of_xla
     (planned,) = step._calls._planned.values()
-    running = planned.running
-    own = running.prepared.workspaces(running.plan, running.executables or ())
-    return [s.workspace_bytes - mine for s, mine in zip(running.plan.segments, own, strict=True)]
+    compiled = planned.runner.compiled
+    own = begin(compiled.step, None).workspaces(compiled.plan, compiled.executables or ())
+    return [s.workspace_bytes - mine for s, mine in zip(compiled.plan.segments, own, strict=True)]
 
 
 def killed(folder: Path) -> Any:

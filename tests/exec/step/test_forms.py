@@ -9,8 +9,9 @@ import optax
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.exec.step import variants
-from tensile_jax.exec.step.prepared_step import PreparedStep
+from tensile_jax.exec.step import forms
+from tensile_jax.exec.step.fit import begin
+from tensile_jax.exec.step.fitting import Fitting
 from tensile_jax.plan import Planner
 from tensile_jax.plan.search import search
 from tensile_jax.trace import TracedStep
@@ -31,7 +32,6 @@ def step(state: list[jax.Array], batch: tuple[jax.Array, jax.Array]) -> tuple[li
 
 
 def arguments(rows: int, *, words: int = 256, width: int = 32, layers: int = 2) -> tuple[Any, Any]:
-    """With so many rows, which no other test of this process has plans for."""
     keys = jax.random.split(jax.random.key(0), layers + 1)
     state = [jax.random.normal(k, (width, width)) / 6 for k in keys[1:]] + [jax.random.normal(keys[0], (width, words)) / 6]
     return state, (jnp.ones((rows, width)), jnp.zeros((rows,), jnp.int32))
@@ -47,7 +47,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]
 
 def test_a_step_whose_plan_is_hardly_slower_than_the_whole_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     divided = watched(monkeypatch, TracedStep, "in_row_chunks")
-    ranked = watched(monkeypatch, PreparedStep, "quick_us")
+    ranked = watched(monkeypatch, Fitting, "quick_us")
     plan = tensile.jit(step, budget="90%", donate_argnums=0).plan(*arguments(4000, words=1024, width=256, layers=6))
     assert len(ranked) == 1 and not plan.whole and not in_chunks(plan) and not divided
 
@@ -64,15 +64,16 @@ def test_a_step_whose_logits_exceed_the_budget_is_divided(monkeypatch: pytest.Mo
 
 
 def test_no_plan_is_sought_of_a_variant_whose_bound_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = tensile.jit(step, budget="70%", donate_argnums=0)._calls.prepared(arguments(2200, layers=6), {})
+    calls = tensile.jit(step, budget="70%", donate_argnums=0)._calls
+    fitting = begin(calls.step(arguments(2200, layers=6), {}), calls.budget)
     sought = watched(monkeypatch, Planner, "quick_us")
-    assert prepared.quick_us(prepared.bound_us()) == float("inf") and not sought
-    assert prepared.bound_us() <= prepared.quick_us(float("inf")) < float("inf") and sought
+    assert fitting.quick_us(fitting.bound_us()) == float("inf") and not sought
+    assert fitting.bound_us() <= fitting.quick_us(float("inf")) < float("inf") and sought
 
 
 def test_the_plan_by_which_a_step_was_ranked_is_not_sought_again(monkeypatch: pytest.MonkeyPatch) -> None:
     sought = watched(monkeypatch, search, "_from_cuts")
-    ranked = watched(monkeypatch, PreparedStep, "quick_us")
+    ranked = watched(monkeypatch, Fitting, "quick_us")
     function = tensile.jit(step, budget="90%", donate_argnums=0)
     function.plan(*arguments(4100, words=1024, width=256, layers=6))
     assert len(ranked) == 1
@@ -83,14 +84,15 @@ def test_more_chunks_are_not_tried_once_twice_as_many_gain_little(monkeypatch: p
     times = {0: 100.0, 2: 80.0, 4: 79.5, 8: 10.0}
     tried: list[int] = []
 
-    def quick_us(self: PreparedStep, upper: float) -> float:
-        tried.append(self.step.row_chunks)
-        return times[self.step.row_chunks]
+    def quick_us(self: Fitting, upper: float) -> float:
+        tried.append(self.step.traced.row_chunks)
+        return times[self.step.traced.row_chunks]
 
-    monkeypatch.setattr(PreparedStep, "quick_us", quick_us)
-    prepared = tensile.jit(step, budget="50%", donate_argnums=0)._calls.prepared(arguments(2400), {})
-    monkeypatch.setattr(type(prepared.planner.step), "whole_us", 50.0)
-    assert variants.fastest_variant(prepared).step.row_chunks == 2
+    monkeypatch.setattr(Fitting, "quick_us", quick_us)
+    calls = tensile.jit(step, budget="50%", donate_argnums=0)._calls
+    fitting = begin(calls.step(arguments(2400), {}), calls.budget)
+    monkeypatch.setattr(type(fitting.planner.step), "whole_us", 50.0)
+    assert forms.fastest_form(fitting).step.traced.row_chunks == 2
     assert tried == [0, 2, 4]
 
 
@@ -102,7 +104,7 @@ def test_a_lower_budget_takes_the_variant_of_the_next_higher_one_though_the_step
     high(fresh(state), batch)
     assert in_chunks(high.plan(state, batch))
     peak = high.plan(state, batch).peak_bytes
-    monkeypatch.setattr(PreparedStep, "quick_us", lambda *_: 0.0)
+    monkeypatch.setattr(Fitting, "quick_us", lambda *_: 0.0)
     low = tensile.jit(step, budget=peak, donate_argnums=0)
     low(fresh(state), batch)
     assert low.plan(state, batch).peak_bytes <= peak and in_chunks(low.plan(state, batch))
