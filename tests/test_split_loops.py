@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import tensile_jax as tensile
-from tensile_jax.exec.step import variants
+from tensile_jax.exec.step import forms
 from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.opening import Opening
 from tests.builders import fresh, numbers, within_budget
@@ -181,7 +181,7 @@ def test_no_loop_is_planned_alone_whose_stacks_exceed_the_budget(monkeypatch: py
     def fail(*_: Any) -> Any:
         raise AssertionError("its body is planned for nothing")
 
-    monkeypatch.setattr(variants, "_driven", fail)
+    monkeypatch.setattr(forms, "_driven", fail)
 
     def loss(w: Any, x: Any) -> Any:
         return jnp.mean(lax.scan(lambda y, _: (jnp.tanh(jnp.tanh(y @ w) @ w), None), x, None, length=40)[0] ** 2)

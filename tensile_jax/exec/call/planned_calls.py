@@ -514,7 +514,7 @@ def _run_for_less(step: PlannedStep, call: Call, error: Exception) -> bool:
     lost = any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in call.leaves)
     if isinstance(error, OutOfMemory) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # XLA's own
-    if lost or not is_out_of_memory(error, effectful=effectful) or not runner.use_less():
+    if lost or not is_out_of_memory(error, effectful=effectful) or not runner.use_less(refused=int(step.plan.whole)):
         return False
     runner.observations.append(Observation(step.plan.peak_bytes))
     return True

@@ -81,11 +81,15 @@ class Runner:
         self.observations = []
         self._is_lowest = False
 
-    def use_less(self) -> bool:
+    def use_less(self, *, refused: int = 0) -> bool:
         """Run the next iterations under a plan that needs less than the one in use, under which the device was out of memory.
+
+        Args:
+            refused: how often the device refused an allocation that did not come from the executor.
 
         Returns whether there is one. If not, the plan in use goes on, which has just recovered; no other is sought then.
         """
+        self._out_of_memory += refused
         self.executor.forgive()
         lower = None if self._is_lowest else self._for_less(self.compiled)
         if lower is None:

@@ -43,7 +43,7 @@ def plans_of(name: str, profile: str) -> list[tuple[Plan, Graph]]:
             plan = function.plan(*shapes)
         except tensile.BudgetTooSmall:
             continue
-        found.append((plan, next(iter(function._calls._traced.values())).prepared.graph))
+        found.append((plan, next(iter(function._calls._traced.values())).step.graph))
     return found
 
 
