@@ -14,12 +14,27 @@ import tensile_jax
 
 PACKAGE = Path(tensile_jax.__file__).parent
 FILES = sorted(file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py"))
-_CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}
+_CHANGES = {
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "set", "setdefault", "update",
+}  # fmt: skip
 MAY_ASSIGN = {
+    "cli/commands/compare.py": {"table.caption"},
+    "cli/commands/show.py": {"table.caption"},
+    "cli/formatting.py": {"console.width"},
+    "cli/program.py": {"_END.code", "warnings.formatwarning"},
+    "exec/process/carried_exception.py": {"error.args"},
+    "nnx/function.py": {"self._flax.jitted_fn"},
+    "plan/analysis/rematerialization.py": {"residual.data"},
 }
+"""Attributes of objects of other packages, which offer no other way."""
 MAY_CHANGE = {
+    "atomic_file.py": {"_unfinished"},  # files to remove, whatever ends the process
+    "exec/checkpoint/folder_lock.py": {"_held"},  # locks that a forked process must let go
+    "exec/process/payload.py": {"importing_main"},  # the main module is one for the process
+    "exec/runtime/lane.py": {"_lanes"},  # threads to end, whatever ends the process
+    "exec/step/compile.py": {"_before", "_lowering"},  # JAX's settings are those of the process
 }
-"""The globals that change, and why each of them must be one."""
+"""The globals that change: of what the process itself has one."""
 
 
 def own_attributes(tree: ast.Module) -> set[str]:
@@ -82,4 +97,4 @@ def test_no_file_assigns_an_attribute_of_an_object_of_another_file(file: str) ->
 @pytest.mark.parametrize("file", FILES)
 def test_no_module_has_a_global_that_changes(file: str) -> None:
     tree = ast.parse((PACKAGE / file).read_text())
-    assert set(changing_globals(tree)) <= set(MAY_CHANGE.get(file, {}))
+    assert set(changing_globals(tree)) <= MAY_CHANGE.get(file, set())

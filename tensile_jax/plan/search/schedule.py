@@ -10,7 +10,7 @@ simulated (`timing.py`) when it is first asked for.
 Sizes in bytes, times in microseconds.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -59,7 +59,6 @@ class Model:
         self.kept_at: dict[float, tuple[list[int], list[int]]] = {}  # by price, what a minimum cut keeps (`search.py`)
         self._measured = Measured()
         self._latest: Model | None = None  # the same with what was measured last
-        self.lowest: Schedule | None = None  # the schedule with the least peak, once it was sought (`search.py`)
         self._found: dict[str, tuple[Hashable, Schedule | None]] = {}
         self._at_places: set[tuple[int, int]] = set()
         self._ratios: dict[tuple[int, int], float] = {}
@@ -158,7 +157,7 @@ class Model:
         if self._latest is not None and self._latest._measured == measured:
             return self._latest
         self._latest = new = copy(self)
-        new._measured, new._latest, new.lowest, new._found = measured, None, None, {}
+        new._measured, new._latest, new._found = measured, None, {}
         new._at_places = {(begin, end) for begin, end, _, _ in measured.workspaces}
         new._ratios = {}
         return new
@@ -178,7 +177,7 @@ class Model:
         new = copy(self)
         new.step = replace(self.step, pairs=())
         new.old_of, new.new_of = {}, {}
-        new._latest, new.lowest, new._found = None, None, {}
+        new._latest, new._found = None, {}
         return new
 
     def found(self, how: str, arguments: Hashable, find: Callable[[], "Schedule | None"]) -> "Schedule | None":
@@ -229,12 +228,16 @@ class Schedule:
     _timing: Timing | None = None
     _cost: float | None = None
 
-    def copy(self) -> "Schedule":
-        """Another schedule, which may be changed."""
+    def copy(self, cuts: Sequence[int] | None = None) -> "Schedule":
+        """Another schedule, which may be changed; with other `cuts`, its other lists are still as those of this one."""
         return Schedule(
-            self.model, self.cuts[:], self.residencies[:], self.at[:], self.after[:], self.copies.copy(), self.contents[:],
+            self.model, list(cuts or self.cuts), self.residencies[:], self.at[:], self.after[:], self.copies.copy(), self.contents[:],
             self.held[:], self.peaks[:], self.us[:], self.written_us[:],
         )  # fmt: skip
+
+    def recount_copies(self, swapped: Iterable[int]) -> None:
+        """Count the copies of these tensors anew, and those of no others."""
+        self.copies = CopiesOfAll(self.model.copies_us, (t for t in swapped if is_swapped(self.residencies[t])))
 
     @property
     def swapped(self) -> Set[int]:

@@ -295,19 +295,23 @@ def least(step: StepModel, measured: Measured) -> Schedule:
 
 
 def _least(step: StepModel, model: Model) -> Schedule:
-    if model.lowest is None:
-        free, may_swap_all = step.with_host_limit(float("inf")), model.host_limit == float("inf")
-        if may_swap_all or not step.may_swap:
-            lowest = _joined(_all_absent(model))
-        else:
-            everything = _least(free, free.search_model.with_measured(model.measured))
-            lowest = _within_host_limit(model, improve(everything, everything.peak, _EVALUATIONS))
-        if not may_swap_all:
-            begun = starting(step, model, _LEAST_KEPT, 0.0)
-            both = [lowest, *([] if begun is None else [_joined(begun)])]
-            lowest = min(map(_descended, both), key=lambda schedule: schedule.peak)
-        model.lowest = _lowered(lowest, lambda schedule, limit: _lower(step, model, schedule, limit, repairs_only=may_swap_all))
-    return model.lowest
+    found = model.found("least", (), lambda: _sought_least(step, model))
+    assert found is not None  # that in which every tensor is absent is one
+    return found
+
+
+def _sought_least(step: StepModel, model: Model) -> Schedule:
+    free, may_swap_all = step.with_host_limit(float("inf")), model.host_limit == float("inf")
+    if may_swap_all or not step.may_swap:
+        lowest = _joined(_all_absent(model))
+    else:
+        everything = _least(free, free.search_model.with_measured(model.measured))
+        lowest = _within_host_limit(model, improve(everything, everything.peak, _EVALUATIONS))
+    if not may_swap_all:
+        begun = starting(step, model, _LEAST_KEPT, 0.0)
+        both = [lowest, *([] if begun is None else [_joined(begun)])]
+        lowest = min(map(_descended, both), key=lambda schedule: schedule.peak)
+    return _lowered(lowest, lambda schedule, limit: _lower(step, model, schedule, limit, repairs_only=may_swap_all))
 
 
 def _descended(schedule: Schedule) -> Schedule:

@@ -6,7 +6,7 @@ that."""
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from tensile_jax.plan.result.layout import BEGINS, MADE, Residency, is_swapped, may_have
+from tensile_jax.plan.result.layout import BEGINS, MADE, Residency, may_have
 from tensile_jax.plan.search.condensed import Condensed, members
 from tensile_jax.plan.search.schedule import Model, Schedule, Several
 from tensile_jax.plan.search.timing import CopiesOfAll
@@ -99,8 +99,7 @@ def assemble(model: Model, cuts: list[int], residencies: list[Several], *, as_th
 def merged(schedule: Schedule, j: int) -> Schedule | None:
     """The schedule without boundary j: segments j - 1 and j are one."""
     used = schedule.contents[j].used
-    new = schedule.copy()
-    new.cuts = schedule.cuts[:j] + schedule.cuts[j + 1 :]
+    new = schedule.copy(schedule.cuts[:j] + schedule.cuts[j + 1 :])
     residencies = new.residencies
     for t, several in enumerate(residencies):
         if not several or (several[-1].last < j and len(several) == 1 and not several[0].leaves):
@@ -127,7 +126,7 @@ def merged(schedule: Schedule, j: int) -> Schedule | None:
     new.after[j - 1 : j + 1] = [schedule.after[j] & ~(come & ~used) | left]
     for those in (new.at, new.held, new.contents, new.peaks, new.us, new.written_us):
         del those[j]
-    new.copies = CopiesOfAll(schedule.model.copies_us, (t for t in schedule.swapped if is_swapped(residencies[t])))
+    new.recount_copies(schedule.swapped)
     both = schedule.contents[j - 1].used | used | schedule.after[j - 1]
     return new if new.settle((j - 1,), members(both & ~new.after[j - 1])) else None
 
@@ -148,8 +147,7 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
         return None
     behind = second_part.contents
     crossing = behind.used & ~there
-    new = schedule.copy()
-    new.cuts = schedule.cuts[: j + 1] + [cut] + schedule.cuts[j + 1 :]
+    new = schedule.copy(schedule.cuts[: j + 1] + [cut] + schedule.cuts[j + 1 :])
     residencies = new.residencies
     for t, several in enumerate(residencies):
         if not several or (several[-1].last < j and len(several) == 1 and not several[0].leaves):
@@ -188,6 +186,6 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     for times in (new.us, new.written_us):
         times.insert(j + 1, times[j])
     new.contents[j : j + 1] = [before, behind]
-    new.copies = CopiesOfAll(model.copies_us, (t for t in schedule.swapped if is_swapped(residencies[t])))
+    new.recount_copies(schedule.swapped)
     idle = schedule.contents[j].used | crossing | new.at[j + 1] & ~new.at[j + 2]
     return new if new.settle(range(j, j + 2), members(idle)) else None
