@@ -36,6 +36,10 @@ class JobProgress:
     _since_s: float | None = None
     _before_s: float = 0.0
 
+    def resume(self) -> None:
+        """Begin another part of the run, in which a job that has not finished runs again."""
+        self.state = self.state if self.state == "finished" else None
+
     def add(self, event: JobEvent) -> None:
         """Count the next event of the job."""
         self.step = event.step

@@ -197,7 +197,7 @@ class JobsRun:
         self._submitting = threading.Lock()  # so that no job is submitted after the request to stop
         self.progress = {name: progress.get(name, JobProgress()) for name in self._entries}
         for one in self.progress.values():
-            one.state = one.state if one.state == "finished" else None
+            one.resume()
         self._pending = PendingJobs(entry for name, entry in self._entries.items() if self.progress[name].state is None)
         self.interrupted = False
 

@@ -231,8 +231,8 @@ class Schedule:
     def copy(self, cuts: Sequence[int] | None = None) -> "Schedule":
         """Another schedule, which may be changed; with other `cuts`, its other lists are still as those of this one."""
         return Schedule(
-            self.model, list(cuts or self.cuts), self.residencies[:], self.at[:], self.after[:], self.copies.copy(), self.contents[:],
-            self.held[:], self.peaks[:], self.us[:], self.written_us[:],
+            self.model, list(cuts or self.cuts), self.residencies[:], self.at[:], self.after[:], self.copies.copy(),
+            self.contents[:], self.held[:], self.peaks[:], self.us[:], self.written_us[:],
         )  # fmt: skip
 
     def recount_copies(self, swapped: Iterable[int]) -> None:
