@@ -19,7 +19,7 @@ import click
 import jax
 
 import tensile_jax as tensile
-from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
 
 _DEFAULT_FRACTION = 0.75

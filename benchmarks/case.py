@@ -24,7 +24,7 @@ import jax
 import tensile_jax as tensile
 from benchmarks.device_time import measured
 from benchmarks.loop import loop_us_per_segment, prepared
-from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
 
 _RAISED = 1.005  # how much more is tried if the budget that a refusal names is refused

@@ -35,7 +35,7 @@ import ray
 from rich.console import Console
 
 import tensile_jax as tensile
-from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.ray import ClusterJob, submit
 from tensile_jax.units import format_bytes

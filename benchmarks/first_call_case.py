@@ -18,11 +18,11 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
+from tensile_jax.exec.step.prepared_step import PreparedStep
 
 import tensile_jax as tensile
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.exec.step.compile import Executable, peak_of
-from tensile_jax.exec.step.prepared_step import PreparedStep
+from tensile_jax.exec.compiling.compiler import Executable, peak_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan_format import Plan
 from tensile_jax.trace import shape_struct

@@ -4,7 +4,7 @@ Peaks are from XLA's own memory figures, in the order of the launches. Traffic i
 write; on a GPU, traffic determines the time of a step that is limited by memory bandwidth. Seconds are those from the traced step
 to the compiled plan, with an empty cache: the first call without its trace.
 
-Launch `program` joins the segments into programs with optimization barriers (`tensile_jax/exec/step/one_program.py`).
+Launch `program` joins the segments into programs with optimization barriers (`tensile_jax/exec/compiling/program_code.py`).
 
 Policy `xla` is XLA's own rematerialization: plain jit's step, compiled for an H200 that has only a share of plain jit's peak as
 its memory. `python -m benchmarks.h200 --model gpt` compiles one model's cases; the other rows stay.
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from tensile_jax.exec.step.fitting_plan import choose_and_compile
+from tensile_jax.exec.step.prepared_step import LaunchName, Options, PreparedStep
 
 from benchmarks.h200_device import H200Compiler, h200, traced_for, traffic, write_compiled
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.exec.step.compile import peak_of
-from tensile_jax.exec.step.fitting_plan import choose_and_compile
-from tensile_jax.exec.step.prepared_step import LaunchName, Options, PreparedStep
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
 

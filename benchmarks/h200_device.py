@@ -17,8 +17,8 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from tensile_jax.device_profiles import DeviceProfile
-from tensile_jax.exec.step.compile import Compiler, Executable
-from tensile_jax.exec.step.lower import SegmentCode
+from tensile_jax.exec.compiling.compiler import Compiler, Executable
+from tensile_jax.exec.compiling.segment_code import SegmentCode
 from tensile_jax.installed_models import Model
 from tensile_jax.trace import TracedStep, shape_struct, trace_step
 

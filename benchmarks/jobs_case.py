@@ -28,7 +28,7 @@ import click
 import jax
 
 import tensile_jax as tensile
-from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS, Model
 from tensile_jax.plan_format import PolicyName
 from tensile_jax.runtime_records import JobEvent

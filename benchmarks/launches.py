@@ -1,9 +1,9 @@
 """`make bench-launches`: the same plans launched by segments and as programs, compiled for an NVIDIA H200. Nothing runs.
 
 For each budget, the planner's first choice is compiled with every segment as an executable of its own, and with segments joined
-into programs with each form of barriers (`tensile_jax/exec/step/one_program.py`). Peak and traffic (bytes that kernels read and
-write) are relative to plain jit's, and so are the seconds to compile. A step takes the first program that keeps its budget, and
-else segments; `make bench-h200` shows that. Writes `benchmarks/results/launches-h200.json`.
+into programs with each form of barriers (`tensile_jax/exec/compiling/program_code.py`). Peak and traffic (bytes that kernels
+read and write) are relative to plain jit's, and so are the seconds to compile. A step takes the first program that keeps its
+budget, and else segments; `make bench-h200` shows that. Writes `benchmarks/results/launches-h200.json`.
 """
 
 import json
@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+
 from benchmarks.h200_device import H200Compiler, h200, traced_for, traffic, write_compiled
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
-from tensile_jax.exec.step.compile import peak_of
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Goal, Measured
 from tensile_jax.plan.result.joined import can_be_joined

@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tensile_jax.api import PlannedFunction
-from tensile_jax.exec.step.executor import Executor
-from tensile_jax.exec.step.instructions import FinishSwapIn, instructions_of
 from tensile_jax.exec.step.prepared_step import RunningPlan
+
+from tensile_jax.api import PlannedFunction
+from tensile_jax.exec.running.executor import Executor
+from tensile_jax.exec.running.instructions import FinishSwapIn, instructions_of
 
 _ITERATIONS = 20
 

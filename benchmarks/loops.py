@@ -19,6 +19,9 @@ import click
 import jax
 import jax.numpy as jnp
 import optax
+from tensile_jax.exec.step.fitting_plan import choose_and_compile
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.step.variants import fastest_variant
 from tensile_models.gpt import gpt2_small
 
 from benchmarks.h200_device import H200Compiler, h200, traced_for, traced_on, traffic, write_compiled
@@ -27,10 +30,7 @@ from benchmarks.workloads.sequences import differential_equation, lstm
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.exec.step.compile import peak_of
-from tensile_jax.exec.step.fitting_plan import choose_and_compile
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
-from tensile_jax.exec.step.variants import fastest_variant
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.plan import Measured
 from tensile_jax.trace import TracedStep
 

@@ -30,15 +30,15 @@ from typing import Any, TypeVar, get_args
 
 import click
 import jax
+from tensile_jax.exec.step.fitting_plan import choose_and_compile, predict
+from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep
 
 from benchmarks.h200_device import H200Compiler, cost_of, exchanged, h200s, traffic, write_compiled
 from benchmarks.sharded_decoder import POLICIES, WAYS, ShardedDecoder, Way
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import DeviceProfile, load_profile
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.exec.step.compile import peak_of
-from tensile_jax.exec.step.fitting_plan import choose_and_compile, predict
-from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.plan import Goal, Measured
 from tensile_jax.plan_format import Barriers
 from tensile_jax.trace import TracedStep

@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 import click
 import jax
 import jax.numpy as jnp
+from tensile_jax.exec.step.fitting_plan import choose_and_compile
 
 from benchmarks.h200_device import H200Compiler, cost_of, h200s, write_compiled
 from benchmarks.mesh import prepared_under, timed, traced_by_jit
 from benchmarks.sharded_decoder import POLICIES, ShardedDecoder
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.exec.step.compile import peak_of
-from tensile_jax.exec.step.fitting_plan import choose_and_compile
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.plan import Measured
 
 _RESULTS = Path(__file__).parent / "results" / "mesh-largest-h200.json"

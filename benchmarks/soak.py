@@ -30,7 +30,7 @@ from benchmarks.soak_watch import Watch, live_bytes
 from benchmarks.soak_work import Kind, Replay, equal, kinds
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.runtime.job import Job
-from tensile_jax.exec.step.transfer import DEVICE, HOST
+from tensile_jax.exec.transfer import DEVICE, HOST
 from tensile_jax.runtime_records import FINAL
 
 _RESULTS = Path(__file__).parent / "results" / "soak.json"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-
-from tensile_jax.exec.step.executor import Iteration
-from tensile_jax.exec.step.instructions import Instruction, Launch
-from tensile_jax.exec.step.transfer import DEVICE
 from tensile_jax.exec.step.whole_step import WholeIteration
+
+from tensile_jax.exec.running.executor import Iteration
+from tensile_jax.exec.running.instructions import Instruction, Launch
+from tensile_jax.exec.transfer import DEVICE
 
 
 def live_bytes(kind: str) -> int:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import tensile_jax as tensile
-from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
 
 _RESULTS = Path(__file__).parent / "results" / "training.json"

@@ -19,11 +19,11 @@ import click
 import jax
 import numpy as np
 from scipy.optimize import nnls
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 
 from benchmarks.h200_device import H200Compiler, h200, placed
 from tensile_jax.device_profiles import load_profile
-from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Goal, Measured
 from tensile_jax.plan.search.choice import schedule_of

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tensile_jax.exec.actor.entrypoint import Entrypoint
     from tensile_jax.exec.runtime.job import Job
     from tensile_jax.exec.runtime.runtime import Runtime
-    from tensile_jax.exec.step.transfer import to_device
+    from tensile_jax.exec.transfer import to_device
     from tensile_jax.plan_format import Plan
 
 __all__ = [
@@ -55,7 +55,7 @@ _ELSEWHERE = {
     "Plan": "tensile_jax.plan_format",
     "Runtime": "tensile_jax.exec.runtime.runtime",
     "jit": "tensile_jax.api",
-    "to_device": "tensile_jax.exec.step.transfer",
+    "to_device": "tensile_jax.exec.transfer",
 }
 
 

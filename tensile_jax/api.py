@@ -12,9 +12,9 @@ from tensile_jax.exec.call.interrupts import InterruptsHeld
 from tensile_jax.exec.call.options import GivenOptions, JitOptions, PlanOptions, read_options
 from tensile_jax.exec.call.planned_calls import PlannedCalls
 from tensile_jax.exec.call.report import Report
-from tensile_jax.exec.step.fit import jit_peak_bytes
-from tensile_jax.exec.step.forms import bound_us, compare_forms
-from tensile_jax.exec.step.step import Progress
+from tensile_jax.exec.compiling.step import Progress
+from tensile_jax.exec.fitting.find_plan import jit_peak_bytes
+from tensile_jax.exec.fitting.forms import bound_us, compare_forms
 from tensile_jax.plan import Comparison
 from tensile_jax.plan_format import Plan, PolicyName
 

@@ -1,7 +1,7 @@
 """Reads budgets of memory, and writes the error messages for budgets that are too small.
 
 A budget is a number of bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`. A share becomes a number
-of bytes when a step is planned: of the predicted peak, until plain jit's step is compiled (`exec/step/fitting_plan.py`).
+of bytes when a step is planned: of the predicted peak, until plain jit's step is compiled (`exec/fitting/find_plan.py`).
 """
 
 import re

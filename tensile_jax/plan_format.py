@@ -140,7 +140,7 @@ class Plan:
         launches: how many executables an iteration then launches.
         launch_us: what the launch of an executable is predicted to take, in addition to the latencies of segments.
         devices: on how many devices the step runs. All of them do the same, and all sizes in the plan are those of one of them.
-        barriers: what then crosses the barriers between segments, as `exec/step/one_program.py` says.
+        barriers: what then crosses the barriers between segments, as `exec/compiling/program_code.py` says.
         reason: why this plan has replaced an earlier one of the same run (`plan/update.py`); empty for the first plan.
     """
 

@@ -18,8 +18,8 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.device_profiles import load_profile
-from tensile_jax.exec.step.instructions import Launch
-from tensile_jax.exec.step.runner import Runner
+from tensile_jax.exec.running.instructions import Launch
+from tensile_jax.exec.running.runner import Runner
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.analysis.absence import Absences

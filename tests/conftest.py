@@ -11,8 +11,8 @@ import jax
 import pytest
 
 from tensile_jax.device_profiles import load_profile
-from tensile_jax.exec.step import fit
-from tensile_jax.exec.step.knowledge_store import STORE
+from tensile_jax.exec.fitting import find_plan
+from tensile_jax.exec.fitting.knowledge_store import STORE
 
 _CACHES = count()
 
@@ -50,9 +50,9 @@ def calibrations_of_this_machine_are_not_used(caches: Path, monkeypatch: pytest.
 
 @pytest.fixture(autouse=True)
 def plans_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test depends on what was planned before it; `exec/step/test_knowledge_store.py` tests what is kept."""
+    """No test depends on what was planned before it; `exec/fitting/test_knowledge_store.py` tests what is kept."""
     STORE.forget()
-    monkeypatch.setattr(fit, "kept_file", lambda program: None)
+    monkeypatch.setattr(find_plan, "kept_file", lambda program: None)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 from jax.experimental import io_callback
 
 import tensile_jax as tensile
-from tensile_jax.exec.step.compile import Compiler
+from tensile_jax.exec.compiling.compiler import Compiler
 
 WEIGHT = np.ones((256, 256), np.float32)
 

@@ -16,9 +16,9 @@ from jax import lax
 
 import tensile_jax as tensile
 from tensile_jax.errors import PlanFileError
-from tensile_jax.exec.step.compile import peak_of
-from tensile_jax.exec.step.driven_loop import _DrivenLoop
-from tensile_jax.exec.step.instructions import Launch
+from tensile_jax.exec.compiling.compiler import peak_of
+from tensile_jax.exec.running.driven_loop import _DrivenLoop
+from tensile_jax.exec.running.instructions import Launch
 from tensile_jax.plan_format import Plan
 from tests.builders import device_bytes, fresh, numbers, running, slow_but, weights
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import update
 from tests.builders import fresh, numbers, running

@@ -12,7 +12,7 @@ import tensile_jax as tensile
 from tensile_jax.budget import Budget
 from tensile_jax.cli.main import main
 from tensile_jax.exec.call import planned_calls
-from tensile_jax.exec.step.transfer import on_host
+from tensile_jax.exec.transfer import on_host
 from tests.builders import batch, fresh, numbers, running, sgd_step, slow_but, weights, wrap_launches
 
 STEP, ROWS, WIDTH = sgd_step, 512, 128  # an activation has 256 KiB, and a tensor of the state 64 KiB

@@ -340,7 +340,7 @@ def test_repeated_blocks_compile_once() -> None:
 def codes_of(function: tensile.PlannedFunction) -> list[Any]:
     now = running(function)
     return [
-        now.prepared.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated)
+        now.compiled.step.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated)
         for s in now.plan.segments
     ]
 

@@ -461,11 +461,10 @@ def test_equal_layers_share_their_executables() -> None:
         """The segments of a plan for so many layers, and how many of them differ."""
         params, x = jnp.stack(weights(layers, 64)), jnp.zeros((4096, 64))
         function = tensile.jit(descent(plain), budget="70%", donate_argnums=0, open_loops=True)
-        prepared = function._calls.prepared((params, x), {})
+        step = function._calls.step((params, x), {})
         segments = function.plan(params, x).segments
         codes = [
-            prepared.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated).content
-            for s in segments
+            step.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated).content for s in segments
         ]
         return len(segments), len(set(codes))
 

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import tensile_jax as tensile
-from tensile_jax.exec.step import forms
+from tensile_jax.exec.fitting import forms
 from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.opening import Opening
 from tests.builders import fresh, numbers, within_budget

@@ -32,7 +32,7 @@ MAY_CHANGE = {
     "exec/checkpoint/folder_lock.py": {"_held"},  # locks that a forked process must let go
     "exec/process/payload.py": {"importing_main"},  # the main module is one for the process
     "exec/runtime/lane.py": {"_lanes"},  # threads to end, whatever ends the process
-    "exec/step/compile.py": {"_before", "_lowering"},  # JAX's settings are those of the process
+    "exec/compiling/compiler.py": {"_before", "_lowering"},  # JAX's settings are those of the process
 }
 """The globals that change: of what the process itself has one."""
 

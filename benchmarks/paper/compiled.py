@@ -5,16 +5,17 @@ the workspaces of cuDNN and cuBLAS are missing from both. Times are predicted fo
 the CUDA plugin of JAX, which `make paper-compiled` installs.
 """
 
+from tensile_jax.exec.step.fitting_plan import choose_and_compile
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.step.variants import fastest_variant
+
 from benchmarks.h200_device import H200Compiler, h200, traced_for
 from benchmarks.paper.metrics import metrics
 from benchmarks.paper.steps import BATCH_SIZE, Figures
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.exec.step.compile import peak_of
-from tensile_jax.exec.step.fitting_plan import choose_and_compile
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
-from tensile_jax.exec.step.variants import fastest_variant
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
 from tensile_jax.plan_format import Plan, PolicyName

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tensile_jax.exec.step.prepared_step import PreparedStep
+from tensile_jax.exec.step.variants import fastest_variant
+
 from benchmarks.device_simulation import Run, Simulation, Work
 from benchmarks.paper.metrics import metrics
 from benchmarks.paper.published import MODELS
@@ -24,7 +27,7 @@ from benchmarks.paper.steps import NOTHING, Figures, Step, step_of
 from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.actor.plan_memory import memory_profile_of, metrics_bytes
-from tensile_jax.exec.step.instructions import (
+from tensile_jax.exec.running.instructions import (
     FinishSwapIn,
     FinishSwapOut,
     Instructions,
@@ -33,8 +36,6 @@ from tensile_jax.exec.step.instructions import (
     StartSwapOut,
     instructions_of,
 )
-from tensile_jax.exec.step.prepared_step import PreparedStep
-from tensile_jax.exec.step.variants import fastest_variant
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from tensile_jax.exec.step.prepared_step import Options, PreparedStep
+from tensile_jax.exec.step.variants import fastest_variant, with_outer_products
 from tensile_models.bert import bert_base
 from tensile_models.gpt import gpt2_small
 
 from benchmarks.paper.metrics import metrics
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
-from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
-from tensile_jax.exec.step.variants import fastest_variant, with_outer_products
+from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
 from tensile_jax.plan.planner import Goal, Planner

@@ -21,7 +21,7 @@ import tensile_jax as tensile
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.workload import Workload
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.compiling.compiler import peak_of
 
 
 def copied(state: Any) -> Any:

@@ -23,7 +23,7 @@ from tensile_jax.api import PlannedFunction, Report
 from tensile_jax.exec.actor.pure_job import PureJob
 from tensile_jax.exec.call.interrupts import InterruptsHeldUnless
 from tensile_jax.exec.call.options import JitOptions, PlanOptions
-from tensile_jax.exec.step.step import LaunchName, Progress
+from tensile_jax.exec.compiling.step import LaunchName, Progress
 from tensile_jax.nnx.job import job_of
 from tensile_jax.nnx.paths import boundary_with_updates, boundary_without_updates
 from tensile_jax.plan.comparison import Comparison

@@ -26,11 +26,11 @@ from tensile_jax.exec.actor.entrypoint import Entrypoint, Made
 from tensile_jax.exec.actor.local_actor import LocalActor, program_under
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.host_memory import free_host_memory
+from tensile_jax.exec.compiling.compiler import Compiler, memory_of
+from tensile_jax.exec.compiling.step import Options
 from tensile_jax.exec.runtime.runtime import Runtime
 from tensile_jax.exec.runtime.submission import refuse_unfit_state
-from tensile_jax.exec.step.compile import Compiler, memory_of
-from tensile_jax.exec.step.step import Options
-from tensile_jax.exec.step.transfer import Transfer, is_divided
+from tensile_jax.exec.transfer import Transfer, is_divided
 from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
 from tensile_jax.ray.placement import limit_of
 from tensile_jax.ray.records import Device, DeviceId, DeviceSettings, JobNews, Kind, Outline, Wish, Work

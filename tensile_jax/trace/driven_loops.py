@@ -3,7 +3,7 @@
 A loop with too many iterations to be opened (`opening.py`) is one operator. If its body trains a network, as a loop over the
 updates of a training does, the body's memory is that of a whole train step, and no plan of the step around it can lower that. So
 the body is traced as a step: what the loop carries is the state of that step, and what stays the same and the elements of stacked
-arrays are its batch. A *driven* loop runs under a plan of that step, one iteration after another (`exec/step/driven_loop.py`).
+arrays are its batch. A *driven* loop runs under a plan of that step, one iteration after another (`exec/running/driven_loop.py`).
 
 In the graph of the step around it, a driven loop is an operator that is `alone`, so that a segment begins before it and ends
 after it.

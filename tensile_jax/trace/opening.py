@@ -20,7 +20,7 @@ iteration has more than 1,250 equations, and up to 8 if it has more than 2,500, 
 the backward pass, which reads these stacks, is then split in the same way, also if it would be opened by the rules above. So
 what some iterations leave can be dropped, and these iterations run again, as if each part were inside of `jax.checkpoint`.
 Time steps of recurrent networks, solvers of differential equations, and very many layers are like that. Whether a step's loops
-are split depends on the budget (`exec/step/variants.py`). With `open_loops` True or False, none is.
+are split depends on the budget (`exec/fitting/forms.py`). With `open_loops` True or False, none is.
 
 A conditional that stays whole is one operator, too: all its operands and all its results are on the device at once, and XLA
 copies what it updates. The optimizers that may refuse a step are like that (`optax.apply_if_finite`), and so are steps that

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.exec.step import fitting_plan
+from tensile_jax.exec.fitting import find_plan
 from tensile_jax.trace import Equation, Program, ragged_products
 from tensile_jax.trace.body_memory import inner_bytes
 from tensile_jax.trace.cost import flops_of, relayout_bytes
@@ -112,4 +112,4 @@ def test_a_mixture_of_experts_trains_within_its_budget_as_under_plain_jit() -> N
     plan = ours.plan(state, x)
     assert not plan.whole and ours.report().peak_bytes <= 0.5 * peak
     # 1.4 times what was predicted; without the copies of rows for each expert, it would be 3.1 times
-    assert fitting_plan._shown_ratio(ours._calls.prepared((state, x), {})) < 2
+    assert find_plan._shown_ratio(find_plan.begin(ours._calls.step((state, x), {}), None)) < 2

@@ -19,7 +19,7 @@ from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.jobs_file import JobEntry, JobsFile
 from tensile_jax.cli.progress import Phases
 from tensile_jax.exec.actor.entrypoint import Entrypoint
-from tensile_jax.exec.step.compile import peak_of
+from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS, Model
 from tensile_jax.trace import shape_struct
 

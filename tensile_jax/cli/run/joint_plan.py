@@ -18,9 +18,9 @@ from tensile_jax.errors import BudgetTooSmall, JobsFileError, TraceError
 from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, program_under
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.host_memory import free_host_memory
-from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.step import Options, Step
-from tensile_jax.exec.step.transfer import Transfer
+from tensile_jax.exec.compiling.compiler import Compiler
+from tensile_jax.exec.compiling.step import Options, Step
+from tensile_jax.exec.transfer import Transfer
 from tensile_jax.plan import DeviceProfile, Measured
 from tensile_jax.plan.multi_job.joint_plan import JobPlan, PlannableJob, offload_states, plan_jobs, smallest_budget
 from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps

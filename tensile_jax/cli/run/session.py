@@ -35,7 +35,7 @@ from tensile_jax.cli.run.report import JobOutcome, JobsOutcome
 from tensile_jax.cli.signals import StopRequest, stopping_on_signals
 from tensile_jax.exec.runtime.job import Job
 from tensile_jax.exec.runtime.runtime import Runtime
-from tensile_jax.exec.step.transfer import to_device
+from tensile_jax.exec.transfer import to_device
 from tensile_jax.installed_models import Model
 from tensile_jax.runtime_records import FINAL, JobEvent, JobStatus, Record, Status
 

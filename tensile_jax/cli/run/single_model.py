@@ -26,7 +26,7 @@ from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.job_source import compile_plain, model_of, shapes_of
 from tensile_jax.cli.run.report import Outcome, PlainJob
 from tensile_jax.cli.signals import StopRequest, stopping_on_signals
-from tensile_jax.exec.step.transfer import to_device
+from tensile_jax.exec.transfer import to_device
 from tensile_jax.installed_models import Model
 from tensile_jax.plan_format import Plan
 from tensile_jax.units import format_bytes

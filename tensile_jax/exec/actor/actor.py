@@ -21,8 +21,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
-from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.step import Options
+from tensile_jax.exec.compiling.compiler import Compiler
+from tensile_jax.exec.compiling.step import Options
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
@@ -83,7 +83,7 @@ class Program(Protocol):
         ...
 
     def renewed(self, tracked: Tracked, reason: str) -> "Program":
-        """The next plan of the step, from what was measured of this one's segments (`exec/step/renewal.py`).
+        """The next plan of the step, from what was measured of this one's segments (`exec/fitting/renewal.py`).
 
         Raises:
             TensileError: planning has failed.

@@ -22,11 +22,13 @@ from tensile_jax.exec.actor.plan_memory import memory_profile_of, metrics_bytes,
 from tensile_jax.exec.actor.pure_job import PutBack
 from tensile_jax.exec.call.devices import on_mesh
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
-from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.executor import Executor, Iteration, Observation
-from tensile_jax.exec.step.fit import offload_state
-from tensile_jax.exec.step.forms import fit_fastest, predict_fastest
-from tensile_jax.exec.step.instructions import (
+from tensile_jax.exec.compiling.compiler import Compiler
+from tensile_jax.exec.compiling.step import CompiledPlan, Options, Step, step_of
+from tensile_jax.exec.fitting.find_plan import offload_state
+from tensile_jax.exec.fitting.forms import fit_fastest, predict_fastest
+from tensile_jax.exec.fitting.renewal import renew
+from tensile_jax.exec.running.executor import Executor, Iteration, Observation
+from tensile_jax.exec.running.instructions import (
     FinishSwapIn,
     FinishSwapOut,
     Instruction,
@@ -36,10 +38,8 @@ from tensile_jax.exec.step.instructions import (
     StartSwapOut,
     instructions_of,
 )
-from tensile_jax.exec.step.renewal import renew
-from tensile_jax.exec.step.runner import executor_of
-from tensile_jax.exec.step.step import CompiledPlan, Options, Step, step_of
-from tensile_jax.exec.step.transfer import (
+from tensile_jax.exec.running.runner import executor_of
+from tensile_jax.exec.transfer import (
     Transfer,
     device_bytes,
     in_device_memory,

@@ -1,7 +1,7 @@
 """Computes the memory profile of a compiled plan: the bytes that each move of an iteration needs and holds, for the controller.
 
-The moves of an iteration are the plan's instructions (`exec/step/instructions.py`) in their order, with `begin` before them and
-`end` after them. What they change in the bytes that the job holds on the device:
+The moves of an iteration are the plan's instructions (`exec/running/instructions.py`) in their order, with `begin` before them
+and `end` after them. What they change in the bytes that the job holds on the device:
 
     begin          adds the batch and the state that an iteration expects on the device
     StartSwapOut   changes nothing: the tensors stay on the device until their copies have ended
@@ -24,7 +24,7 @@ The bytes in host memory are those of the plan (`plan/result/memory_curve.py`), 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tensile_jax.exec.step.instructions import (
+from tensile_jax.exec.running.instructions import (
     FinishSwapIn,
     FinishSwapOut,
     Free,

@@ -16,7 +16,7 @@ from tensile_jax.device_profiles import calibrations, profile_for
 from tensile_jax.device_profiles.calibrations import SCHEMA_VERSION, Calibration
 from tensile_jax.exec.calibration.measure import STAGES, rates_of
 from tensile_jax.exec.calibration.operators import measured_operators
-from tensile_jax.exec.step.transfer import Device
+from tensile_jax.exec.transfer import Device
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 
 SECONDS, QUICK_SECONDS = 60.0, 10.0

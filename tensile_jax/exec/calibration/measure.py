@@ -26,8 +26,8 @@ from jax import lax
 
 from tensile_jax.device_profiles import shipped_profile
 from tensile_jax.device_profiles.calibrations import Sample
-from tensile_jax.exec.step.out_of_memory import is_out_of_memory
-from tensile_jax.exec.step.transfer import Device, Transfer
+from tensile_jax.exec.out_of_memory import is_out_of_memory
+from tensile_jax.exec.transfer import Device, Transfer
 from tensile_jax.plan.analysis.fusion import find_fusion
 from tensile_jax.plan.analysis.latency import fused_latencies
 from tensile_jax.plan.analysis.liveness import find_liveness

@@ -22,8 +22,8 @@ import numpy as np
 
 from tensile_jax.device_profiles.calibrations import OperatorSample
 from tensile_jax.exec.calibration.random_layers import random_layer
-from tensile_jax.exec.step.out_of_memory import is_out_of_memory
-from tensile_jax.exec.step.transfer import Device
+from tensile_jax.exec.out_of_memory import is_out_of_memory
+from tensile_jax.exec.transfer import Device
 from tensile_jax.trace import Equation, Program
 from tensile_jax.trace.cost import bytes_touched, flops_of, kind_of
 from tensile_jax.trace.features import features_of

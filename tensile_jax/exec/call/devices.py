@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jax.tree_util import tree_unflatten
 
 from tensile_jax.errors import TraceError
-from tensile_jax.exec.step.transfer import DEVICE, HOST, Device, in_device_memory
+from tensile_jax.exec.transfer import DEVICE, HOST, Device, in_device_memory
 from tensile_jax.trace import TracedStep, per_device
 
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from tensile_jax.exec.call.signature import Call
-from tensile_jax.exec.step.transfer import is_divided
+from tensile_jax.exec.transfer import is_divided
 from tensile_jax.ir import Graph
 
 

@@ -1,7 +1,7 @@
 """Replaces the plan of one step while it runs, when its latencies have drifted (TENSILE section IV-E).
 
 `plan/update.py` decides which iterations are measured, and when a new plan is due. The new plan is made here, in a thread, and
-mostly in a process of its own (`exec/step/renewal.py`). The next call after that runs under the new plan.
+mostly in a process of its own (`exec/fitting/renewal.py`). The next call after that runs under the new plan.
 
 If making a plan fails, training goes on under the plan in use, the next call warns, and no further plan is made.
 """
@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 
-from tensile_jax.exec.step.executor import Observation
-from tensile_jax.exec.step.renewal import renew
-from tensile_jax.exec.step.step import CompiledPlan
+from tensile_jax.exec.compiling.step import CompiledPlan
+from tensile_jax.exec.fitting.renewal import renew
+from tensile_jax.exec.running.executor import Observation
 from tensile_jax.plan.update import Copied, Follower, Tracked
 from tensile_jax.plan_format import Plan
 

@@ -12,8 +12,8 @@ from tensile_jax.arguments import MOST, read_number, read_threshold, shown
 from tensile_jax.budget import Budget, parse_budget, parse_host_budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import PlanFileError
-from tensile_jax.exec.step.saved_plan import above_budget, above_host_budget
-from tensile_jax.exec.step.step import LaunchName, Progress
+from tensile_jax.exec.compiling.step import LaunchName, Progress
+from tensile_jax.exec.fitting.saved_plan import above_budget, above_host_budget
 from tensile_jax.plan_format import Plan, PolicyName, contradictions
 
 

@@ -36,16 +36,16 @@ from tensile_jax.exec.call.plan_folder import PlanFolder
 from tensile_jax.exec.call.report import Report, report_of
 from tensile_jax.exec.call.results import ResultPlacer
 from tensile_jax.exec.call.signature import Call, Signature, SignatureReader, debugs_numbers
+from tensile_jax.exec.compiling.compiler import Compiler
+from tensile_jax.exec.compiling.step import CompiledPlan, Options, Step, package_version, step_of
+from tensile_jax.exec.fitting.common_plan import digest_of, planned_for_all
+from tensile_jax.exec.fitting.forms import fit_fastest, fit_for_less, form_of, predict_fastest
+from tensile_jax.exec.fitting.saved_plan import load, refuse_saved
+from tensile_jax.exec.out_of_memory import is_out_of_memory
+from tensile_jax.exec.running.executor import Observation
+from tensile_jax.exec.running.runner import Runner
 from tensile_jax.exec.step.agreement import agreement_of, compare, writes_files
-from tensile_jax.exec.step.common_plan import digest_of, planned_for_all
-from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.executor import Observation
-from tensile_jax.exec.step.forms import fit_fastest, fit_for_less, form_of, predict_fastest
-from tensile_jax.exec.step.out_of_memory import is_out_of_memory
-from tensile_jax.exec.step.runner import Runner
-from tensile_jax.exec.step.saved_plan import load, refuse_saved
-from tensile_jax.exec.step.step import CompiledPlan, Options, Step, package_version, step_of
-from tensile_jax.exec.step.transfer import HOST, Device, Transfer, divided_as, in_device_memory, on_host, to_device
+from tensile_jax.exec.transfer import HOST, Device, Transfer, divided_as, in_device_memory, on_host, to_device
 from tensile_jax.plan.update import WATCHED_FIRST, is_watched
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace import TracedStep, shape_struct, trace_step, trace_where_arguments_are, type_on_host

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tensile_jax.exec.step.runner import Runner
+from tensile_jax.exec.running.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.transfer import on_host
+from tensile_jax.exec.compiling.compiler import Compiler
+from tensile_jax.exec.transfer import on_host
 
 
 class ResultPlacer:

@@ -26,7 +26,7 @@ import jax.core
 from jax.extend.core import get_opaque_trace_state
 from jax.tree_util import tree_flatten
 
-from tensile_jax.exec.step.transfer import DEVICE, HOST, Device, in_device_memory
+from tensile_jax.exec.transfer import DEVICE, HOST, Device, in_device_memory
 
 _CONFIG: Any = jax.config  # its settings are attributes that a type checker does not know
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from tensile_jax.exec.step.transfer import HOST
+from tensile_jax.exec.transfer import HOST
 
 Kind = Literal["array", "weak", "key", "bool", "int", "float", "complex"]
 

@@ -28,14 +28,14 @@ from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, code_of
 from tensile_jax.exec.actor.missing import NO_BATCH
 from tensile_jax.exec.actor.pure_job import pure_job
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
+from tensile_jax.exec.compiling.compiler import Compiler
+from tensile_jax.exec.compiling.step import Options
 from tensile_jax.exec.process.carried_exception import carry
 from tensile_jax.exec.process.channel import Answer, Ask, Channel, Heartbeat, News, Refused
 from tensile_jax.exec.process.isolated_actor import Made, Summary
 from tensile_jax.exec.process.payload import PackedTree, Payload, pack_structure, pack_tree
-from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.instructions import StartSwapIn, StartSwapOut
-from tensile_jax.exec.step.step import Options
-from tensile_jax.exec.step.transfer import Device, Transfer, places_on_host
+from tensile_jax.exec.running.instructions import StartSwapIn, StartSwapOut
+from tensile_jax.exec.transfer import Device, Transfer, places_on_host
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.update import Tracked

@@ -25,12 +25,12 @@ from tensile_jax.exec.actor.actor import StateSnapshot, Wait
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed_news import BatchReady
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
+from tensile_jax.exec.compiling.compiler import Compiler
+from tensile_jax.exec.compiling.step import Options
 from tensile_jax.exec.process.carried_exception import CarriedException
 from tensile_jax.exec.process.job_process import JobProcess
 from tensile_jax.exec.process.payload import PackedTree, pack_job
-from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.step import Options
-from tensile_jax.exec.step.transfer import Device, on_host
+from tensile_jax.exec.transfer import Device, on_host
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile

@@ -27,7 +27,7 @@ import numpy as np
 
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.checkpoint.leaves import Leaf, describe, from_host, to_host
-from tensile_jax.exec.step.transfer import Device
+from tensile_jax.exec.transfer import Device
 
 _MAIN = b"__main__"
 _MAIN_THERE = "__mp_main__"  # the name that multiprocessing uses

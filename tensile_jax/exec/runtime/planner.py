@@ -31,13 +31,13 @@ from dataclasses import replace
 from tensile_jax.budget import too_small_for_parked_job
 from tensile_jax.errors import BudgetTooSmall, ProcessDied, TensileError
 from tensile_jax.exec.actor.actor import Program, Traced
+from tensile_jax.exec.compiling.compiler import Compiler
+from tensile_jax.exec.compiling.step import Options
 from tensile_jax.exec.controller.messages import Prepared
 from tensile_jax.exec.controller.state import JobRecord
 from tensile_jax.exec.runtime.dispatcher import DispatchedJob, Dispatcher
 from tensile_jax.exec.runtime.messages import BudgetSuffices, CannotRunNow, Pending, Planned, PreparationFailed
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
-from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.step import Options
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.multi_job.admission import JobLimits, most_swapped_bytes, plan_job, smallest_budgets
 from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from tensile_jax.arguments import MOST, read_count, read_number, read_threshold, shown
 from tensile_jax.budget import parse_budget
 from tensile_jax.exec.actor.entrypoint import Entrypoint
-from tensile_jax.exec.step.transfer import Device
+from tensile_jax.exec.transfer import Device
 from tensile_jax.plan_format import PolicyName
 
 Isolation = Literal["thread", "process"]

@@ -38,10 +38,10 @@ import jax
 import msgspec
 
 from tensile_jax.errors import BudgetTooSmall, DistributedError, PlanFileError, TensileError, TraceError
+from tensile_jax.exec.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.joined_store import start_joining
 from tensile_jax.exec.step.key_value_store import Store, Values
-from tensile_jax.exec.step.out_of_memory import is_out_of_memory
-from tensile_jax.exec.step.transfer import Device
+from tensile_jax.exec.transfer import Device
 
 TIMEOUT_S = 600.0
 """How long a process waits for a value of another one, which may have to compile or to plan first. Not tuned."""

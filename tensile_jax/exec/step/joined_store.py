@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tensile_jax.errors import DistributedError
 from tensile_jax.exec.step.key_value_store import Address, RemoteStore, Server, Store, Values
-from tensile_jax.exec.step.transfer import Device
+from tensile_jax.exec.transfer import Device
 
 _NBYTES = 1024  # what a process gives in one program; an address has less than 300
 

@@ -8,7 +8,7 @@ import pytest
 import tensile_jax as tensile
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.actor.plan_memory import memory_profile_of, metrics_bytes
-from tensile_jax.exec.step.instructions import FinishSwapIn, FinishSwapOut, Launch, instructions_of
+from tensile_jax.exec.running.instructions import FinishSwapIn, FinishSwapOut, Launch, instructions_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.ir import Graph
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, MemoryProfile

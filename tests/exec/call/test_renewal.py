@@ -14,8 +14,8 @@ import pytest
 import tensile_jax as tensile
 from tensile_jax.errors import TensileError
 from tensile_jax.exec.call import followed_plan
-from tensile_jax.exec.step import planning_process, renewal
-from tensile_jax.exec.step.step import CompiledPlan
+from tensile_jax.exec.compiling.step import CompiledPlan
+from tensile_jax.exec.fitting import planning_process, renewal
 from tensile_jax.plan import update
 from tensile_jax.plan_format import Segment
 from tests.builders import batch, low_budget, numbers, optimizer_state, optimizer_step, running, sgd_step, weights

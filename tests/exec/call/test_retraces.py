@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.exec.step import compile as compile_module
+from tensile_jax.exec.compiling import compiler as compile_module
 from tests.builders import (
     LAYERS,
     batch,

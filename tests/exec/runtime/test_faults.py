@@ -16,9 +16,9 @@ import tensile_jax as tensile
 from tensile_jax.exec.actor.local_actor import LocalActor
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
+from tensile_jax.exec.running.executor import Iteration
+from tensile_jax.exec.running.instructions import Instruction, Launch
 from tensile_jax.exec.runtime.submission import refuse_unfit_name
-from tensile_jax.exec.step.executor import Iteration
-from tensile_jax.exec.step.instructions import Instruction, Launch
 from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, Gate, assert_lonely, counting, heavy, total, until, wide
 
@@ -228,7 +228,7 @@ def test_an_executable_that_raises_costs_its_job_only_and_no_byte(
         actor = broken._stored.actor
         assert isinstance(actor, LocalActor)
         monkeypatch.setattr(
-            "tensile_jax.exec.step.executor.Executor._failing", property(lambda e: e is actor._executor), raising=False
+            "tensile_jax.exec.running.executor.Executor._failing", property(lambda e: e is actor._executor), raising=False
         )
     monkeypatch.undo()
     assert "kernel is broken" in str(broken.exception())

@@ -10,9 +10,9 @@ import pytest
 import tensile_jax as tensile
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
-from tensile_jax.exec.step.compile import Compiler
-from tensile_jax.exec.step.fit import begin_to_predict, predict
-from tensile_jax.exec.step.step import Options, Step, step_of
+from tensile_jax.exec.compiling.compiler import Compiler
+from tensile_jax.exec.compiling.step import Options, Step, step_of
+from tensile_jax.exec.fitting.find_plan import begin_to_predict, predict
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
 from tensile_jax.runtime_records import JobEvent

@@ -12,10 +12,10 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.errors import TensileError
+from tensile_jax.exec.fitting import renewal
+from tensile_jax.exec.running.executor import Iteration
+from tensile_jax.exec.running.instructions import Launch
 from tensile_jax.exec.runtime.submission import Isolation
-from tensile_jax.exec.step import renewal
-from tensile_jax.exec.step.executor import Iteration
-from tensile_jax.exec.step.instructions import Launch
 from tensile_jax.plan import update
 from tests.builders import batch, low_budget, numbers, optimizer_state, optimizer_step
 

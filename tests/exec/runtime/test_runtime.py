@@ -7,8 +7,8 @@ import jax
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.exec.step.executor import Iteration
-from tensile_jax.exec.step.instructions import Instruction, Launch
+from tensile_jax.exec.running.executor import Iteration
+from tensile_jax.exec.running.instructions import Instruction, Launch
 from tests.builders import device_bytes
 from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, Gate, assert_lonely, counting, heavy, total, until, wide

@@ -21,8 +21,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import tensile_jax as tensile
-from tensile_jax.exec.step.compile import Executable
-from tensile_jax.exec.step.fit import begin
+from tensile_jax.exec.compiling.compiler import Executable
+from tensile_jax.exec.fitting.find_plan import begin
 
 PROCESSES, STEPS = 2, 5
 HEARTBEAT_S = 10  # jax.distributed calls a process dead of which it has not heard for so long

@@ -1,0 +1,350 @@
+"""Compiles the segments of a plan, and reads from XLA how much memory each executable needs.
+
+Equal segments (equal in `SegmentCode.content`, `segment_code.py`) are compiled once. Lowering a segment holds Python's global
+interpreter lock, so it happens in the calling thread. Compiling releases that lock, so several segments are compiled at once in
+a pool of threads. If the user has set `jax_compilation_cache_dir`, segments are kept there too, even those that compile quickly.
+
+A plan counts the tensors that are on the device, with the sizes that it knows for a segment's outputs and donated inputs. The
+workspace of a segment is what its executable needs in addition:
+
+    workspace = temporary bytes + (XLA's output bytes - XLA's aliased bytes) - (plan's output bytes - plan's donated bytes)
+
+XLA's aliased bytes are those outputs that use the memory of donated inputs. The plan's resident bytes and this workspace add up
+to the memory that is in use while the executable runs.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from tensile_jax.exec.compiling.segment_code import SegmentCode
+from tensile_jax.exec.transfer import DEVICE, HOST, Device, may_move, on_host
+from tensile_jax.trace import TracedStep, array_type, in_host_memory, is_packed, shape_struct, shard_of, size_of
+
+GPUS = ("gpu", "cuda", "rocm")
+"""The names that JAX has for GPUs as platforms."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Executable:
+    """A compiled segment: `call` takes its inputs and returns the tuple of its outputs. The sizes are XLA's."""
+
+    call: Callable[..., Any]
+    temporary_bytes: int
+    output_bytes: int
+    aliased_bytes: int
+
+    def workspace(self, *, outputs: int, donated: int) -> int:
+        """The workspace, by the formula above, where the plan counts `outputs` and `donated` bytes."""
+        return self.temporary_bytes + (self.output_bytes - self.aliased_bytes) - (outputs - donated)
+
+
+class Whole(NamedTuple):
+    """The executable of a whole step, as plain `jax.jit` makes it, and how many seconds that took."""
+
+    executable: Any
+    seconds: float
+
+
+class Compiler:
+    """Compiles segments for one device or for all of a mesh, and keeps the executables, so that equal segments share one.
+
+    Args:
+        device: where the segments run; one of several, if the code of the segments says where their values lie.
+        committed: whether their results are committed to the device, as the results of `jax.jit` are or are not.
+        compiler_options: options of XLA, as in `jax.jit`.
+        debugs_numbers: whether JAX is set to look for NaNs or infinities. If so, segments do not donate their inputs. A segment
+            that makes such a number can then run again, operator by operator, so that the error names the operator.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        committed: bool = True,
+        compiler_options: Mapping[str, Any] | None = None,
+        debugs_numbers: bool = False,
+    ) -> None:
+        self.device = device
+        self.committed = committed
+        self._compiler_options = options_on(device.platform, compiler_options)
+        self._debugs_numbers = debugs_numbers
+        self._done: dict[Hashable, Executable] = {}
+
+    @property
+    def kind(self) -> Hashable:
+        """What must be equal for two compilers to make the same of the same code."""
+        return self.device.device_kind, repr(self._compiler_options), self._debugs_numbers
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def compile(self, codes: Sequence[SegmentCode], progress: Callable[[int, int], None] | None = None) -> list[Executable]:
+        """The executables for `codes`, in order. `progress(done, of)` is called after each that had to be compiled."""
+        missing = {code.content: code for code in codes if code.content not in self._done}
+        workers = max(1, min(len(missing), os.cpu_count() or 1))
+        if progress is not None and missing:
+            progress(0, len(missing))
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="tensile-compile")
+        try:
+            with _short_compilations_cached():
+                running: dict[Hashable, Future[Executable]] = {}
+                for content, code in missing.items():
+                    jitted, lowered = self._lower(code)
+                    refused = any(map(self._is_refused, code.avals))
+                    is_placed = code.out_shardings is not None or code.on_host is not None
+                    call = self._call_of(jitted, is_placed=is_placed) if refused else None
+                    running[content] = pool.submit(_compile, lowered, call)
+                for done, (content, future) in enumerate(running.items(), start=1):
+                    self._done[content] = self._finished(missing[content], future.result())
+                    if progress is not None:
+                        progress(done, len(running))
+        finally:  # on Ctrl-C, wait only for the compilations that have begun
+            pool.shutdown(cancel_futures=True)
+        return [self._done[code.content] for code in codes]
+
+    def compile_whole(self, traced: Any) -> Any:
+        """The executable of a whole step, as plain `jax.jit` makes it."""
+        return self.begin_whole(traced).result().executable
+
+    def begin_whole(self, traced: Any) -> Future[Whole]:
+        """Begin to compile a whole step, as plain `jax.jit` does, in a thread of its own."""
+        began = time.perf_counter()
+        lowered = self._lower_whole(traced)
+        pool = ThreadPoolExecutor(1, thread_name_prefix="tensile-compile-whole")
+        compiling = pool.submit(_compile_whole, lowered, time.perf_counter() - began)
+        pool.shutdown(wait=False)
+        return compiling
+
+    def whole_call(self, executable: Any, step: TracedStep) -> Callable[..., Any]:
+        """What runs a whole step, of which `executable` was compiled, and takes all its arguments."""
+        refused = any(map(self._is_refused, map(step.program.aval, step.program.inputs)))
+        return self._call_of(step.jitted, is_placed=step.divided is not None) if refused else executable
+
+    def identity(self, values: Sequence[jax.Array]) -> Callable[..., Sequence[jax.Array]]:
+        """An executable that returns its arguments in the same memory. The results are committed as this compiler's are."""
+        several = any(len(value.sharding.device_set) > 1 for value in values)
+        there = tuple(map(on_host, values))
+        avals = tuple(
+            array_type(value.aval) if host and not several else shape_struct(value, value.sharding if several else None)
+            for value, host in zip(values, there, strict=True)
+        )
+        content = ("identity", there, tuple((a.shape, a.dtype, a.weak_type, a.sharding) for a in avals))
+        out_shardings = tuple(value.sharding for value in values) if several else None
+        memories = there if any(there) and not several else None
+        code = SegmentCode(lambda *xs: xs, avals, tuple(range(len(avals))), content, out_shardings, memories)
+        return self.compile([code])[0].call
+
+    def _lower_whole(self, traced: Any) -> Any:
+        return traced.lower()
+
+    def _lower(self, code: SegmentCode) -> tuple[Any, Any]:
+        """The segment's code as a jitted function, and what it is lowered to."""
+        if code.out_shardings is not None:
+            jitted = self._jitted(code, out_shardings=code.out_shardings)
+            return jitted, jitted.lower(*code.avals)
+        if code.on_host is not None:
+            jitted = self._jitted(code, **self._memories(code, code.on_host))
+            return jitted, jitted.lower(*code.avals)
+        sharding = SingleDeviceSharding(self.device) if self.committed else None
+        avals = [shape_struct(a, sharding) if isinstance(a, jax.ShapeDtypeStruct) else a for a in code.avals]
+        # without inputs, only the sharding of the outputs names the device
+        placed: dict[str, Any] = {"out_shardings": sharding} if self.committed and not avals else {}
+        jitted = self._jitted(code, **placed)
+        with nullcontext() if self.committed else jax.default_device(self.device):
+            return jitted, jitted.lower(*avals)
+
+    def _memories(self, code: SegmentCode, on_host: Sequence[bool]) -> dict[str, Any]:
+        """The shardings of arguments and results on one device, which say in which of its memories they are."""
+        memory = {host: SingleDeviceSharding(self.device, memory_kind=HOST if host else DEVICE) for host in (True, False)}
+        given = tuple(memory[in_host_memory(a)] if hasattr(a, "shape") else None for a in code.avals)
+        return {"in_shardings": given, "out_shardings": tuple(memory[there] for there in on_host)}
+
+    def _jitted(self, code: SegmentCode, **placed: Any) -> Any:
+        return jax.jit(
+            code.function,
+            donate_argnums=() if self._debugs_numbers else code.donated,
+            keep_unused=True,
+            compiler_options=self._compiler_options,
+            **placed,
+        )
+
+    def _is_refused(self, aval: Any) -> bool:
+        """Whether a compiled function refuses an input that a jitted function accepts.
+
+        Tokens, which have no shape, are such inputs. In jax 0.10.2 arrays with several numbers in a byte are as well, if they
+        are committed to a device: "Computation was compiled for input layouts that disagree with the layouts of arguments
+        passed to it".
+        """
+        return not hasattr(aval, "shape") or (self.committed and is_packed(aval))
+
+    def _call_of(self, jitted: Any, *, is_placed: bool) -> Callable[..., Any]:
+        """A call of `jitted` on this device, with arguments so placed that JAX finds what it has compiled already."""
+        if is_placed:
+            return jitted
+        if not self.committed:
+            return partial(_on, self.device, jitted)
+        return partial(_bound_to, SingleDeviceSharding(self.device), jitted)
+
+    def _finished(self, code: SegmentCode, executable: Executable) -> Executable:
+        if not self._debugs_numbers:
+            return executable
+        return replace(executable, call=_naming_the_operator(code.function, executable.call))
+
+
+_LIMIT_PERCENT = 1000
+"""Of the memory that XLA believes the device to have, 95 by default. A decoder of 1.3 billion parameters on eight H200, with 280
+texts a device and a budget of 141 GB (`python -m benchmarks.mesh_largest --how ours --batch 280`): with 95, XLA computes kernels
+again whose results the plan keeps, and the step multiplies 5 % more; with 1000, none."""
+
+
+def memory_of(device: Device) -> float:
+    """The limit of the device's allocator in bytes; infinite if it has none, or if the device is not at hand.
+
+    Where a step needs more, XLA for GPUs may compute tensors of plain jit's executable again by itself.
+    """
+    try:
+        stats = device.memory_stats()
+    except RuntimeError:  # of a device of another process, or of one for which XLA only compiles
+        return float("inf")
+    return float(stats["bytes_limit"]) if stats and "bytes_limit" in stats else float("inf")
+
+
+def options_on(platform: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The options with which segments are compiled for devices of a platform: those given, and on GPUs two more.
+
+    XLA for GPUs may move an operator to the host if its operands lie there. A plan says where operators run, so XLA is told not
+    to. XLA also computes tensors again by itself where it finds that an executable needs more than most of the device's memory.
+    A plan says what is computed again, and its peak is compared with the budget once it is compiled, so XLA is told not to.
+    """
+    if platform not in GPUS:
+        return None if given is None else dict(given)
+    own = {"xla_disable_automatic_host_compute_offload": True, "xla_gpu_memory_limit_slop_factor": _LIMIT_PERCENT}
+    return {**own, **(given or {})}
+
+
+def _naming_the_operator(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """A function like `call`. If `call` makes a number for which JAX looks, it also runs `function`, operator by operator.
+
+    JAX then raises `FloatingPointError` in the operator that makes the number. The class of the error that a compiled function
+    raises has no public name, so it is recognised by the name of the class.
+    """
+
+    def checked(*values: Any) -> Any:
+        try:
+            return call(*values)
+        except Exception as error:
+            if type(error).__name__ != "InternalFloatingPointError":
+                raise
+            function(*values)
+            what = error.args[1] if len(error.args) > 1 else "nan"
+            raise FloatingPointError(
+                f"invalid value ({what}) encountered in a compiled segment; its operators one by one do not make it"
+            ) from error
+
+    return checked
+
+
+def _on(device: Device, jitted: Any, *values: Any) -> Any:
+    """The results of `jitted` on this device, for arguments of which none is committed to a device."""
+    with jax.default_device(device):
+        return jitted(*values)
+
+
+def _bound_to(sharding: SingleDeviceSharding, jitted: Any, *args: Any, **kwargs: Any) -> Any:
+    """The results of `jitted` for these arguments, once those that are not committed to a device are committed to this one."""
+
+    def bound(value: Any) -> Any:
+        is_free = may_move(value) and not getattr(value, "committed", False)
+        return jax.device_put(value, sharding) if is_free else value
+
+    args, kwargs = jax.tree.map(bound, (args, kwargs))
+    return jitted(*args, **kwargs)
+
+
+def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:
+    """Compile a lowered segment. If `call` is not None, it is called in the place of the compiled function."""
+    compiled = lowered.compile()
+    memory = compiled.memory_analysis()
+    return Executable(
+        call or compiled,
+        int(memory.temp_size_in_bytes),
+        int(memory.output_size_in_bytes),
+        int(memory.alias_size_in_bytes),
+    )
+
+
+def _compile_whole(lowered: Any, lowering_s: float) -> Whole:
+    began = time.perf_counter()
+    with _short_compilations_cached():
+        compiled = lowered.compile()
+    return Whole(compiled, lowering_s + time.perf_counter() - began)
+
+
+def peak_of(compiled: Any) -> int:
+    """The peak of an executable that runs alone: arguments, outputs and temporaries, less outputs in the memory of arguments."""
+    memory = compiled.memory_analysis()
+    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    return int(peak) - (0 if memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes else _host_bytes(compiled))
+
+
+def _host_bytes(compiled: Any) -> int:
+    """What arguments and results take in host memory. XLA for CPUs, unlike others, counts it as if it were device memory.
+
+    A donated argument and the result that takes over its memory count once.
+    """
+    there = [
+        place for place in jax.tree.leaves((compiled.input_shardings, compiled.output_shardings)) if place.memory_kind == HOST
+    ]
+    if not there:
+        return 0
+    places = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda place: place is None)  # there is none for what is not used
+    given = zip(jax.tree.leaves(compiled.args_info), places, strict=True)
+    made = jax.tree.leaves(compiled.out_info)
+    kept = [(info, place) for info, place in given if place is not None and not info.donated]
+    several = [*kept, *((info, info.sharding) for info in made)]
+    return sum(size_of(shard_of(info, place)) for info, place in several if place.memory_kind == HOST)
+
+
+_CACHED_FROM = ("jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")
+_lowered = threading.Lock()
+_lowering = 0  # how many are inside `_short_compilations_cached` now
+_before: dict[str, Any] = {}  # the user's own values of the settings, while somebody is inside
+
+
+@contextmanager
+def _short_compilations_cached() -> Iterator[None]:
+    """Have JAX's persistent cache, if the user has set one, also keep executables that compile quickly or are small.
+
+    These settings are the same for all threads, and several threads compile at once. So the first thread that enters sets
+    them, and the last one that leaves restores the user's values, unless the user has changed them meanwhile.
+    """
+    global _lowering
+    if not getattr(jax.config, "jax_compilation_cache_dir", None):
+        yield
+        return
+    with _lowered:
+        _lowering += 1
+        if _lowering == 1:
+            for name in _CACHED_FROM:
+                _before[name] = getattr(jax.config, name)
+                jax.config.update(name, 0)
+    try:
+        yield
+    finally:
+        with _lowered:
+            _lowering -= 1
+            if not _lowering:
+                for name, value in _before.items():
+                    if getattr(jax.config, name) == 0:
+                        jax.config.update(name, value)
+                _before.clear()

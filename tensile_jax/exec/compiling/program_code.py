@@ -1,0 +1,147 @@
+"""Emits segments of a plan as one function, so that they are one executable and one launch.
+
+    segment 0 | barrier | segment 1 | barrier | ...
+
+`jax.lax.optimization_barrier` takes the place of the boundaries. XLA moves no operator across a barrier that the operator's
+values cross, so it neither undoes a recomputation nor begins it early. Otherwise XLA is free: it may schedule, fuse and overlap
+what it likes. Which values cross the barriers is the program's *form*:
+
+    live      all tensors that are needed later
+    inputs    the inputs of the segment
+    lag       the inputs of the segment and what the segment before it has made; but gradients, new state and results cross
+              one boundary later, and arguments of the step one boundary earlier
+
+With `lag`, devices have the time of one more segment to exchange gradients (an all-reduce or a reduce-scatter) and to collect
+the divided parameters of the next segment (an all-gather), so that kernels can run meanwhile. But XLA may compute a gradient that
+late, too, and what it is computed from is in memory until then.
+
+No form is the best for every step, and XLA alone knows the peak: what is compiled next follows from that (`next_program.py`).
+
+A tensor that is copied to the host and back within the program goes through `jax.device_put`, of which XLA for GPUs makes
+asynchronous copies. Other copies, of state for instance, lie between two programs (`plan/result/joined.py`): XLA would read an
+argument in host memory where it is, synchronously. XLA for CPUs drops the barriers, and with them the plan, so all this is for
+GPUs.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensile_jax.exec.compiling.segment_code import SegmentBuilder, SegmentCode
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.result.joined import Program
+from tensile_jax.plan_format import Barriers, Event, Plan, Segment, unranged
+
+_Values = dict[TensorId, Any]
+_LATE = ("gradient", "parameter", "optimizer_state", "output", "state")
+"""The roles of tensors that cross one boundary later in form `lag`."""
+
+
+def program_code(
+    plan: Plan, program: Program, joined: Segment, form: Barriers, builder: SegmentBuilder, graph: Graph
+) -> SegmentCode:
+    """The code of a program, with barriers at the boundaries of the plan that lie in it.
+
+    Args:
+        joined: the program as one segment, which says what is given to it, what it returns and what is donated.
+    """
+    parts = plan.segments[program.first : program.end]
+    codes = [builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, ()) for s in parts]
+    crossing = [_crossing(parts, index, joined, form, graph) for index in range(len(parts))]
+    ahead = [_ahead(parts, index, form, graph) for index in range(len(parts))]
+    copies = [
+        replace(e, trigger=e.trigger - program.first, until=e.until - program.first)
+        for e in plan.events
+        if e.kind in ("swap_out", "swap_in") and e.tensor in program.inner
+    ]
+    owned = {o for s in parts for o in unranged(s.operators)}
+    effectful = any(operator.effectful for operator in graph.operators if operator.id in owned)
+
+    def function(*given: Any) -> tuple[Any, ...]:
+        values: _Values = dict(zip(joined.inputs, given, strict=True))
+        on_host: _Values = {}
+        early: _Values = {}  # arguments of the step that have crossed the boundary before the segment that reads them
+        for index, (segment, code) in enumerate(zip(parts, codes, strict=True)):
+            arrived, early = early, {}
+            if index:
+                _copy(copies, index, values, on_host)
+                early = _hold_back(values, crossing[index], ahead[index])
+            made = code.function(*(arrived.get(t, values[t]) for t in segment.inputs))
+            values.update(zip(segment.outputs, made, strict=False))  # with effects, it returns one number more
+        at_the_end = (jnp.zeros((), bool),) if effectful else ()
+        return (*(values[t] for t in joined.outputs), *at_the_end)
+
+    around = builder.code([], joined.inputs, (), joined.donated)
+    content = ("program", form, around.content, _wiring(parts, copies, joined), tuple(code.content for code in codes))
+    out_shardings = builder.out_shardings(joined.outputs, effectful=effectful)
+    on_host = builder.on_host(joined.inputs, joined.outputs, effectful=effectful)
+    return SegmentCode(function, around.avals, around.donated, content, out_shardings, on_host)
+
+
+def _wiring(parts: Sequence[Segment], copies: Sequence[Event], joined: Segment) -> Hashable:
+    """Which results of segments are which inputs of others, and where copies happen; with numbers that equal programs share."""
+    number: dict[TensorId, int] = {}
+
+    def of(tensors: Sequence[TensorId]) -> tuple[int, ...]:
+        return tuple(number.setdefault(t, len(number)) for t in tensors)
+
+    inputs = of(joined.inputs)
+    segments = tuple((of(s.inputs), of(s.outputs), len(unranged(s.recomputes))) for s in parts)
+    return inputs, segments, tuple((e.kind, of((e.tensor,)), e.trigger, e.until) for e in copies), of(joined.outputs)
+
+
+def _crossing(parts: Sequence[Segment], index: int, joined: Segment, form: Barriers, graph: Graph) -> list[TensorId]:
+    """The tensors that cross the barrier before segment `index`, if they exist then."""
+    segment = parts[index]
+    match form:
+        case "live":
+            later = {t for s in parts[index:] for t in s.inputs} | set(joined.outputs)
+            made = [t for s in parts[:index] for t in s.outputs]
+            return [t for t in dict.fromkeys((*segment.inputs, *made, *joined.inputs)) if t in later]
+        case "inputs":
+            return list(segment.inputs)
+        case "lag":
+            later = {t for s in parts[index:] for t in s.inputs} | set(joined.outputs)
+            before, twice_before = (parts[i].outputs if i >= 0 else () for i in (index - 1, index - 2))
+            made = [t for t in segment.inputs if graph.tensors[t].producer is not None]
+            made += [t for t in before if graph.tensors[t].role not in _LATE]
+            made += [t for t in twice_before if graph.tensors[t].role in _LATE and t in later]
+            return list(dict.fromkeys(made))
+
+
+def _ahead(parts: Sequence[Segment], index: int, form: Barriers, graph: Graph) -> list[TensorId]:
+    """The arguments of the step that cross the barrier before segment `index` for the segment after it."""
+    if form != "lag" or index + 1 >= len(parts):
+        return []
+    return [t for t in parts[index + 1].inputs if graph.tensors[t].producer is None]
+
+
+def _hold_back(values: _Values, crossing: Sequence[TensorId], ahead: Sequence[TensorId]) -> _Values:
+    """Let what comes after this wait until all these values exist. Returns those of `ahead` for who is to wait for them."""
+    several = [t for t in crossing if t in values and _can_cross(values[t])]
+    others = [t for t in ahead if t in values and _can_cross(values[t])]
+    if not several:
+        return {}
+    after = jax.lax.optimization_barrier(tuple(values[t] for t in (*several, *others)))
+    values.update(zip(several, after, strict=False))
+    return dict(zip(others, after[len(several) :], strict=True))
+
+
+def _can_cross(value: Any) -> bool:
+    """Whether a barrier takes the value; it takes no random keys and no tokens."""
+    return hasattr(value, "dtype") and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
+
+
+def _copy(copies: Sequence[Event], index: int, values: _Values, on_host: _Values) -> None:
+    """The copies at the boundary before segment `index`."""
+    for event in copies:
+        if event.kind == "swap_out" and event.trigger + 1 == index:
+            on_host[event.tensor] = jax.device_put(values[event.tensor], jax.memory.Space.Host)
+        if event.kind == "swap_out" and event.until == index:
+            del values[event.tensor]
+    for event in copies:
+        if event.kind == "swap_in" and event.trigger + 1 == index:
+            values[event.tensor] = jax.device_put(on_host[event.tensor], jax.memory.Space.Device)

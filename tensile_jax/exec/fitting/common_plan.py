@@ -1,0 +1,76 @@
+"""Makes one plan for all processes of a step: one of them plans, and the others do what it orders (`orders.py`).
+
+All processes then hold the same plan, compiled. The other processes never trust it: before it runs, it is replayed on the step's
+graph, as a saved plan is. A process that cannot compile it, or has another graph, fails, and all of them raise an error.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from tensile_jax.exec.compiling.step import CompiledPlan, Step
+from tensile_jax.exec.compiling.whole_executable import whole_executable
+from tensile_jax.exec.fitting.find_plan import begin
+from tensile_jax.exec.step.agreement import compare
+from tensile_jax.exec.step.orders import CompilePrograms, CompileSegments, CompileWhole, Order, Run
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan_format import Plan
+
+
+def planned_for_all(step: Step, make: Callable[[], CompiledPlan]) -> CompiledPlan:
+    """The plan that `make` makes in the process that plans, compiled in this process. Called in a session.
+
+    Args:
+        step: the step in this process.
+        make: called in the process that plans only.
+
+    Raises:
+        TensileError: planning has failed, in whichever process.
+    """
+    agreement = step.agreement
+    if len(agreement.processes) == 1:
+        return make()
+    if agreement.leads:
+        made = make()
+        found = replace(made, plan=_as_decoded(made.plan), launched=_as_decoded(made.launched))  # all then have equal plans
+        agreement.tell(Run(found.plan, None if made.launched is made.plan else found.launched))
+    else:
+        found = _follow(step)
+    compare(agreement, {"the plan": digest_of(found.plan), "its form": digest_of(found.launched)}, "plan")
+    return found
+
+
+def _follow(step: Step) -> CompiledPlan:
+    """The plan that the process that plans orders to run, after everything that it orders to compile before that."""
+    fitting = begin(step, None)
+    while True:
+        match step.agreement.hear(Order):
+            case CompileWhole():
+                step.plain_jit.follow()
+            case CompileSegments(plan=plan):
+                fitting.workspaces(plan, fitting.compile_segments(plan))
+            case CompilePrograms(plan=plan):
+                fitting.compile_programs(plan, None)
+            case Run(plan=plan, joined=joined):
+                launched = joined or plan
+                if not plan.whole:
+                    check(launched, step.graph)
+                if plan.whole:
+                    executables = [whole_executable(step, plan.peak_bytes)]
+                else:
+                    executables = fitting.compile_segments(plan) if joined is None else fitting.program_executables(plan)
+                return CompiledPlan(step, None, plan, launched, executables, fitting.spent)
+            case other:
+                raise AssertionError(f"{other!r} is no order")
+
+
+def _as_decoded(plan: Plan) -> Plan:
+    """The plan as read from a file, in which a time may be a whole number."""
+    return msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
+
+
+def digest_of(plan: Plan | None) -> str:
+    """A short text that differs for different plans."""
+    return hashlib.sha256(msgspec.json.encode(plan)).hexdigest()[:16]

@@ -1,0 +1,451 @@
+"""Finds the plan of a step that keeps its budget: predicted, or confirmed by compiling its segments.
+
+    trace -> plan -> compile its segments -> the plan with XLA's own sizes -> run it, or plan again if it exceeds the budget
+
+The planner (`plan/planner.py`) estimates each segment's workspace until XLA has compiled that segment. XLA's figure then replaces
+the estimate. If the plan with these figures exceeds the budget, the planner chooses again, with what is known now, until a plan's
+*compiled* peak is within the budget. If no choice is left, plans with the least peaks are compiled, so that the error can name a
+budget that is known to work. Plain jit's own step is compiled first where the budget is a share of its peak, or where it may keep
+a budget in bytes.
+
+This is one form of a step under one budget (`fitting.py`); `forms.py` chooses the form.
+"""
+
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+from tensile_jax.budget import Budget
+from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.exec.compiling.compiler import memory_of
+from tensile_jax.exec.compiling.step import CompiledPlan, Step, package_version
+from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.exec.fitting.knowledge import Knowledge
+from tensile_jax.exec.fitting.knowledge_store import STORE, keep, kept_file, load
+from tensile_jax.exec.fitting.next_program import Tried, Try, first_try, next_try
+from tensile_jax.ir import TensorId
+from tensile_jax.plan import Choice, Goal, Planned
+from tensile_jax.plan.result.joined import can_be_joined
+from tensile_jax.plan.search.choice import WHOLE
+from tensile_jax.plan_format import Plan
+
+_MOST_ATTEMPTS = 8
+_MORE_SEARCHES, _MORE_ATTEMPTS, _ROOM, _FASTER = 2, 4, 0.03, 0.99
+"""Searches with what compiling has shown, and their attempts; the part of the limit that a plan must leave free for a search,
+and the part of the plan's time in which another one must be predicted to run. A decoder of 124 million parameters at 50 %,
+compiled for an H200, needs 40 % with its first plan, and takes 1.096 times plain time; with the second one 50 % and 1.073. At
+30 %, its first plan needs 28.9 % and moves 1.243 times plain jit's bytes: with a room of 0.05 it was kept, and a second one moves
+1.188. In the size of `make paper`, InceptionV4 was predicted to need 59 MB of a CPU, and needs 33: under 50 MB it had the plan
+with the least peak, which takes 3 times as long as plain jit, and has one that takes 1.1 times as long."""
+_MOST_SLOWDOWN_ATTEMPTS = 4
+_NEAR = 1.3
+"""Times the budget, if that is a number of bytes: a step that is predicted to need no more as one executable is compiled so,
+since it may need less. Not tuned, but seen on 2026-11-27: plain jit's peak is predicted more than 1.3 times too high for 9 of 64
+kinds of training steps on a CPU and for 1 of 53 that were compiled for an H200, and more than 1.1 times for 18 and 7."""
+_NEAR_FLOOR = 0.5
+"""A budget in bytes is not refused before the step is compiled as one executable, if no plan is known to need less than this part
+of plain jit's predicted peak; nor is a share of that, if it is this part of what some plan needs. Not tuned."""
+_MANY_OPERATORS = 1000
+"""A step with more is refused without compiling it if its arguments and results alone exceed the budget; the smallest budget that
+the error names is then a prediction. Not tuned: a step of 2,000 weights of 16 x 16 with Adam, which XLA compiles in half a minute
+as one executable, was refused after more than a minute."""
+_MOST_PROGRAMS = 3  # that are compiled of a step, each with a plan of its own (`next_program.py`)
+_FAST = 1.02
+"""Times the step as one executable: a plan that keeps the limit and is no slower is taken. A better one would gain less than
+the compilations of a long training cost."""
+
+
+def begin(step: Step, budget: Budget | None) -> Fitting:
+    """Begin to fit a step to a budget, with what this process knows of its kind."""
+    whole = STORE.known(step.origin.kind).jit_peak_bytes
+    return Fitting(step, budget, STORE.known(step.kind).with_jit_peak(whole))
+
+
+def budget_of(plan: Plan) -> Budget | None:
+    """The budget that a plan was made for; None if there was none."""
+    return None if plan.budget_bytes is None else Budget(plan.budget_bytes, None, plan.budget_basis)
+
+
+def begin_to_predict(step: Step, budget: Budget | None) -> Fitting:
+    """Begin to predict a plan. Nothing is taken from what compiling has shown but plain jit's peak."""
+    known = Knowledge().with_jit_peak(STORE.known(step.origin.kind).jit_peak_bytes)
+    return Fitting(step, budget, known, predicts=True)
+
+
+def jit_peak_bytes(step: Step) -> int:
+    """The peak of plain `jax.jit`, which is compiled for this, if that was not done yet."""
+    fitting = begin(step, None)
+    found = fitting.jit_peak_bytes
+    learn(fitting)
+    return found
+
+
+def predict(fitting: Fitting) -> CompiledPlan:
+    """The plan with estimated workspaces. Nothing is compiled.
+
+    Raises:
+        BudgetTooSmall: not even the plan with the least peak keeps the budget.
+    """
+    goal = fitting.goal()
+    if fitting.options.policy != "auto" or goal.max_slowdown is not None or fitting.measured.workspaces:
+        return _predict_anew(fitting, goal)
+    kind = "predicted", fitting.step.kind, fitting.measured.whole
+    found = _in_line_with(fitting, STORE.known(kind), goal, partial(_predict_anew, fitting), fitting.predicted)
+    _confirm(kind, goal.limit, found)
+    return found
+
+
+def fit(fitting: Fitting) -> CompiledPlan:
+    """A plan whose compiled peak is within the budget. What was learned is stored, also where there is no such plan.
+
+    Raises:
+        BudgetTooSmall: there is no such plan; the error names the least peak that compiling has confirmed.
+    """
+    try:
+        return _fit(fitting)
+    finally:
+        learn(fitting)
+
+
+def offload_state(compiled: CompiledPlan, tensors: Collection[TensorId]) -> CompiledPlan:
+    """The same segments with these state tensors on the host between their uses, across the iteration boundary.
+
+    It is compiled if `compiled` is. If the replay, which checks every plan, refuses the new plan, the result is `compiled`.
+    """
+    fitting = begin(compiled.step, budget_of(compiled.plan))
+    found = fitting.offload_state(compiled, tensors)
+    learn(fitting)
+    return found
+
+
+def learn(fitting: Fitting) -> None:
+    """Store what is known by now of the kind of step, and plain jit's peak for all its forms."""
+    step, learned = fitting.step, fitting.known
+    STORE.learn(step.kind, lambda known: known.merged(learned))
+    if step.origin is not step:
+        STORE.learn(step.origin.kind, lambda known: known.with_jit_peak(learned.jit_peak_bytes))
+
+
+def _fit(fitting: Fitting) -> CompiledPlan:
+    step, options = fitting.step, fitting.options
+    if options.policy != "auto" or (fitting.budget is None and options.max_slowdown is not None):
+        limit = fitting.limit() if options.max_slowdown is None else float("inf")
+        found = _chosen_before(fitting, limit)
+        if found is None:
+            found = _search(fitting, fitting.goal()) if options.max_slowdown is None else _fast_enough(fitting)
+            _confirm(step.kind, limit, found)
+        return found
+    file = take_over(fitting)
+    goal = fitting.goal()
+    before = STORE.known(step.kind).merged(fitting.known)
+    found = _in_line_with(fitting, before, goal, partial(_search, fitting), fitting.compiled)
+    learn(fitting)
+    known = _confirm(step.kind, goal.limit, found)
+    STORE.learn(step.origin.kind, lambda known: replace(known, forms=known.forms | {step.kind}))
+    if before.at(goal.limit) is None and file is not None:
+        keep(file, known, fitting.floor_bytes())
+    return found
+
+
+def _confirm(kind: Hashable, limit: float, found: CompiledPlan) -> Knowledge:
+    """Store the choice of a plan that keeps a budget."""
+    choice = found.choice
+    assert choice is not None  # the planner has made it
+    return STORE.learn(kind, lambda known: known.with_confirmed(limit, found.plan.peak_bytes, choice))
+
+
+def try_whole(fitting: Fitting) -> None:
+    """Compile plain `jax.jit`'s executable if the budget is a share of its peak, or hardly below its predicted peak.
+
+    In the second case it may keep the budget: it is then the plan, and no other is sought. In the first case the planner
+    meanwhile finds the smallest budget, which it needs in any case. Of equal steps, one is compiled so. None is compiled for
+    nothing: where arguments and results alone exceed a budget in bytes, or, in a large step, even twice the predicted share.
+    """
+    if _is_share(fitting) and fitting.options.policy == "auto":
+        take_over(fitting)
+    share = None if fitting.budget is None else fitting.budget.share
+    predicted = untried_whole_bytes(fitting)
+    if share is not None and share >= 1:
+        fitting.compile_plain_jit()  # it will run
+    elif share is not None and predicted is not None and not _is_refused_at_once(fitting, fitting.limit() / _NEAR_FLOOR):
+        fitting.step.plain_jit.begin()
+        fitting.floor_bytes()
+        fitting.compile_plain_jit()
+    elif predicted is not None and fitting.options.policy == "auto" and predicted <= _NEAR * fitting.limit():
+        if not _exceeded_at_ends(fitting, fitting.limit()):
+            fitting.compile_plain_jit()
+    learn(fitting)
+
+
+def whole_may_help(fitting: Fitting, floor_bytes: int) -> bool:
+    """Whether plain jit's step should be compiled before a budget is refused of which no other plan needs less than this.
+
+    It may need less than was predicted, and keep a budget in bytes; or more, so that a share of its peak suffices.
+    """
+    predicted = untried_whole_bytes(fitting)
+    if predicted is None or fitting.options.policy != "auto":
+        return False
+    if not _is_share(fitting) and _is_refused_at_once(fitting, fitting.limit()):
+        return False
+    return floor_bytes <= fitting.limit() / _NEAR_FLOOR if _is_share(fitting) else predicted <= floor_bytes / _NEAR_FLOOR
+
+
+def _exceeded_at_ends(fitting: Fitting, limit: float) -> bool:
+    """Whether arguments and results alone exceed the limit."""
+    return limit < fitting.planner.bytes_at_ends()
+
+
+def _is_refused_at_once(fitting: Fitting, limit: float) -> bool:
+    """Whether a budget of this step is refused without compiling it."""
+    return len(fitting.step.graph.operators) > _MANY_OPERATORS and _exceeded_at_ends(fitting, limit)
+
+
+def untried_whole_bytes(fitting: Fitting) -> int | None:
+    """Plain jit's peak as predicted; None if it is known already, or if plain jit's step is not to be tried.
+
+    A peak that may be above the device's memory does not count: XLA may then compute tensors of plain jit's step again by
+    itself, which is slower than a plan (docs/results.md, "XLA's own rematerialization").
+    """
+    if fitting.measured.whole is not None or fitting.budget is None or not fitting.step.compiles_for_profile:
+        return None
+    predicted = fitting.planner.whole_peak_bytes(fitting.measured)
+    return predicted if predicted <= memory_of(fitting.step.compiler.device) else None
+
+
+# -- predicted ----------------------------------------------------------------------------------------------------------------
+
+
+def _predict_anew(fitting: Fitting, goal: Goal) -> CompiledPlan:
+    in_one_program = fitting.step.in_one_program
+    without_margin = in_one_program or goal.max_slowdown is not None
+    found = fitting.chosen(goal) if without_margin else fitting.chosen_with_margin(goal)
+    if found is None and fitting.planner.has_choice(goal.limit, fitting.measured):
+        raise fitting.planner.no_verified_plan()
+    if found is None:
+        raise fitting.too_small(goal.limit, fitting.floor_bytes(), None)
+    if not without_margin:
+        shown = fitting.predicted(found.choice, goal)
+        if shown is None:
+            raise fitting.planner.no_verified_plan()
+        return shown
+    if in_one_program and can_be_joined(found.plan, fitting.step.graph):
+        choice = replace(found.choice, barriers=first_try(goal.limit, devices=fitting.step.traced.devices).form)
+        as_program = fitting.planner.plan_of(choice, goal, fitting.measured)
+        if as_program is not None:
+            found = Planned(as_program, choice)
+    return fitting.as_predicted(found)
+
+
+# -- in line with the plans of other budgets ----------------------------------------------------------------------------------
+
+
+def _chosen_before(fitting: Fitting, limit: float) -> CompiledPlan | None:
+    """The plan that an equal step has under this budget, compiled; None if there is none."""
+    choice = STORE.known(fitting.step.kind).at(limit)
+    if choice is None:
+        return None
+    goal = fitting.goal()
+    found = fitting.compiled(choice, goal)
+    exceeded = found is not None and fitting.budget is not None and found.plan.peak_bytes > goal.limit
+    return None if exceeded else found
+
+
+def _in_line_with(
+    fitting: Fitting,
+    known: Knowledge,
+    goal: Goal,
+    search: Callable[[Goal], CompiledPlan],
+    plan_of: Callable[[Choice, Goal], CompiledPlan | None],
+) -> CompiledPlan:
+    """The plan that `search` finds, unless the plan of another budget fits better (`knowledge.py`).
+
+    Nothing fits better than the step as one executable, once that is known to keep the limit.
+
+    Raises:
+        BudgetTooSmall: `search` has found none, and no other fits.
+    """
+    limit = goal.limit
+    whole = fitting.measured.whole
+    above = WHOLE if whole is not None and whole <= limit else known.above(limit)
+    found = None if above is None else plan_of(above, goal)
+    # XLA may have chosen a kernel that needs more workspace than before
+    if found is not None and found.plan.peak_bytes <= limit:
+        return found
+    try:
+        found = search(goal)
+    except BudgetTooSmall:
+        lower = known.below(limit, 0)
+        found = None if lower is None else plan_of(lower, goal)
+        if found is None or found.plan.peak_bytes > limit:
+            raise
+        return found
+    lower = None if found.plan.whole else known.below(limit, found.plan.peak_bytes)
+    other = None if lower is None else plan_of(lower, goal)
+    return found if other is None or other.plan.peak_bytes > limit else other
+
+
+def take_over(fitting: Fitting) -> Path | None:
+    """Take over what earlier processes have kept, unless this one has confirmed a choice itself; the file to keep it in."""
+    step = fitting.step
+    order = [op.id for op in step.graph.operators]
+    file = kept_file(repr((step.kind, order, package_version(), jax.__version__, version("jaxlib"))))
+    kept = None if file is None or STORE.known(step.kind).confirmed else load(file)
+    if kept is not None and all(fitting.planner.is_possible(entry.choice) for entry in kept.confirmed):
+        fitting.recall(kept)
+    return file
+
+
+# -- confirmed by compiling ---------------------------------------------------------------------------------------------------
+
+
+def _fast_enough(fitting: Fitting) -> CompiledPlan:
+    """The plan with the least compiled peak among those that were tried and are predicted to be fast enough."""
+    best: CompiledPlan | None = None
+    for _ in range(_MOST_SLOWDOWN_ATTEMPTS):
+        goal = fitting.goal()
+        if best is not None and best.plan.peak_bytes <= goal.limit:
+            break
+        chosen = fitting.chosen(goal)
+        found = None if chosen is None else _as_program(fitting, chosen, goal) or fitting.compiled(chosen.choice, goal)
+        if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
+            best = found
+    if best is None:
+        raise fitting.planner.no_verified_plan()
+    return best
+
+
+def _search(fitting: Fitting, goal: Goal) -> CompiledPlan:
+    """The plan of the planner's choice, compiled, within the limit.
+
+    If the planner has no choice that compiling confirms, the plan with the least peak is compiled. Where compiling shows that
+    predictions were too high, the step may fit as one executable, or the planner may have a faster plan by then.
+    """
+    chosen = fitting.chosen(goal) if fitting.step.in_one_program else None
+    found = None if chosen is None else _as_program(fitting, chosen, goal)
+    if found is not None:
+        return found
+    if _is_refused_at_once(fitting, goal.limit):
+        raise fitting.too_small(goal.limit, fitting.floor_bytes(), None)
+    if not _exceeded_at_ends(fitting, goal.limit):
+        found = _within(fitting, goal, _MOST_ATTEMPTS)
+    found = found or _smallest_plan(fitting, goal)
+    predicted = None if found.plan.whole or fitting.options.policy != "auto" else untried_whole_bytes(fitting)
+    if predicted is not None and predicted * _shown_ratio(fitting) <= goal.limit:
+        whole = fitting.compiled(WHOLE, goal)
+        if whole is not None and whole.plan.peak_bytes <= goal.limit:
+            return whole
+    for _ in range(_MORE_SEARCHES):
+        slow = found.plan.step_us > _FAST * fitting.planner.step.whole_us
+        if not slow or found.plan.peak_bytes > (1 - _ROOM) * goal.limit:
+            break
+        other = _within(fitting, goal, _MORE_ATTEMPTS, faster_than=_FASTER * found.plan.step_us)
+        if other is None or other.plan.step_us >= found.plan.step_us:
+            break
+        found = other
+    return found
+
+
+def _shown_ratio(fitting: Fitting) -> float:
+    """What the segments compiled so far have needed as workspace, over what was predicted; 1 if that was nothing."""
+    shown = fitting.measured.workspaces.values()
+    needed, expected = sum(one.nbytes for one in shown), sum(one.predicted for one in shown)
+    return needed / expected if expected > 0 else 1.0
+
+
+def _is_share(fitting: Fitting) -> bool:
+    return fitting.budget is not None and fitting.budget.share is not None
+
+
+def _within(fitting: Fitting, goal: Goal, attempts: int, faster_than: float = float("inf")) -> CompiledPlan | None:
+    """The planner's choice, compiled; if that exceeds the limit, the same choice with as few changes as possible.
+
+    Compiling takes long, and what does not change is not compiled again. None if there is no choice, or none of which the
+    planner says that it is faster than so many microseconds, or if the last attempt exceeds the limit, too.
+    """
+    chosen: Planned | None = None
+    for attempt in range(1, attempts + 1):
+        if chosen is not None:
+            chosen = fitting.revised(chosen.choice, goal, attempt)
+        if chosen is None:
+            chosen = fitting.chosen_with_margin(goal, attempt)
+        if chosen is None or chosen.plan.step_us > faster_than:
+            return None
+        found = fitting.compiled(chosen.choice, goal)
+        if found is not None and found.plan.peak_bytes <= goal.limit:
+            return found
+    return None
+
+
+def _as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | None:
+    """The fastest plan in one program that keeps the limit, of those that are compiled in turn (`next_program.py`).
+
+    None if none does, or segments cannot be joined; or if on one device, they are predicted to be faster launched one by one.
+    """
+    step = fitting.step
+    if not step.in_one_program:
+        return None
+    best: CompiledPlan | None = None
+    plan: Planned | None = chosen
+    tried: list[Tried] = []
+    following: Try | None = first_try(goal.limit, devices=step.traced.devices)
+    while following is not None and plan is not None and can_be_joined(plan.plan, step.graph):
+        found = fitting.compiled(replace(plan.choice, barriers=following.form), goal)
+        if found is None:
+            break
+        if found.plan.peak_bytes <= goal.limit and (best is None or found.plan.step_us < best.plan.step_us):
+            best = found
+        tried.append(Tried(*following, found.plan.peak_bytes))
+        fast = best is not None and best.plan.step_us <= _FAST * fitting.planner.step.whole_us
+        if fast or len(tried) == _MOST_PROGRAMS:
+            break
+        following = next_try(tried, goal.limit, devices=step.traced.devices)
+        if following is not None:
+            plan = fitting.chosen(Goal(following.limit, goal.max_slowdown))
+    slower = best is not None and best.launched.step_us > chosen.plan.step_us
+    return None if slower and fitting.options.launch == "auto" and step.traced.devices == 1 else best
+
+
+def _smallest_plan(fitting: Fitting, goal: Goal) -> CompiledPlan:
+    """The plan with the least peak that compiling shows, made faster if it keeps the limit.
+
+    Which plans are compiled does not depend on what was measured before: a budget that the error names must work in another
+    process, too, which comes here with other measurements.
+
+    Raises:
+        BudgetTooSmall: it does not.
+    """
+    with fitting.without_workspaces():
+        best = _lowest_compiled(fitting, goal)
+    if best is None:
+        raise fitting.planner.no_verified_plan()
+    if best.plan.peak_bytes > goal.limit:
+        tried = not _is_share(fitting) and whole_may_help(fitting, best.plan.peak_bytes)
+        whole = fitting.compiled(WHOLE, goal) if tried else None
+        if whole is not None and whole.plan.peak_bytes < best.plan.peak_bytes:
+            best = whole
+    if best.plan.peak_bytes > goal.limit:
+        raise fitting.too_small(goal.limit, best.plan.peak_bytes, best.plan)
+    if best.plan.whole:
+        return best
+    other = fitting.compiled(fitting.planner.least_choice(fitting.measured), goal)
+    faster = other is not None and other.plan.peak_bytes <= goal.limit and other.plan.step_us < best.plan.step_us
+    return other if other is not None and faster else best
+
+
+def _lowest_compiled(fitting: Fitting, goal: Goal) -> CompiledPlan | None:
+    """The plan with the least peak that compiling shows, or the first one that keeps the limit; None if all are refused."""
+    best: CompiledPlan | None = None
+    seen: set[object] = set()
+    for _ in range(_MOST_ATTEMPTS):
+        choice = fitting.planner.lowest_choice(fitting.measured)
+        if choice.key in seen or (best is not None and best.plan.peak_bytes <= goal.limit):
+            break
+        seen.add(choice.key)
+        found = fitting.compiled(choice, goal)
+        if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
+            best = found
+    return best

@@ -1,0 +1,390 @@
+"""What happens while a plan of one step is sought under one budget: plans are made and compiled, and more becomes known.
+
+    Fitting(step, budget, knowledge)    plans and compiles choices of the planner; `knowledge` grows with each
+    fit.py                              decides which choices are compiled
+
+The planner estimates what segments need; XLA's figures, once there are any, replace the estimates. All sizes are bytes on each
+device, and of several processes the largest counts.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tensile_jax.budget import Budget, HostNeed, too_small_for_step
+from tensile_jax.errors import BudgetTooSmall, InvalidPlan
+from tensile_jax.exec.compiling.compiler import Executable
+from tensile_jax.exec.compiling.program_code import program_code
+from tensile_jax.exec.compiling.step import CompiledPlan, DrivenBody, Spent, Step
+from tensile_jax.exec.compiling.whole_executable import whole_executable
+from tensile_jax.exec.fitting.knowledge import Knowledge
+from tensile_jax.exec.fitting.knowledge_store import STORE
+from tensile_jax.exec.running.driven_loop import driven_segment
+from tensile_jax.exec.step.orders import CompilePrograms, CompileSegments
+from tensile_jax.ir import OperatorId, TensorId
+from tensile_jax.plan import Choice, Goal, Measured, Planned
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan.result.joined import joined, programs_of
+from tensile_jax.plan_format import Plan, PlannedLoop, Segment, unranged
+
+_MARGIN = 0.01
+"""Of the limit: what a plan keeps free for what predictions miss, twice that at first, and once more after every attempt. A
+larger margin gives memory away, a smaller one needs more rounds of compiling (`make bench-h200`)."""
+_NOT_JOINED = (
+    "launch='program' was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "
+    "there is a copy at every boundary."
+)
+
+_Found = TypeVar("_Found")
+
+
+class Fitting:
+    """The search for a plan of `step` under `budget`.
+
+    Args:
+        known: what is known of the step so far.
+        predicts: whether nothing is to be compiled.
+
+    Attributes:
+        known: what is known by now.
+    """
+
+    def __init__(self, step: Step, budget: Budget | None, known: Knowledge, *, predicts: bool = False) -> None:
+        self.step = step
+        self.budget = budget
+        self.known = known
+        self.planner = step.planner
+        self.options = step.options
+        self._predicts = predicts
+        self._spent = Spent()
+        self._bodies: dict[OperatorId, CompiledPlan] = {}  # of driven loops, once they are compiled
+
+    @property
+    def measured(self) -> Measured:
+        """What compiling has shown so far."""
+        return self.known.measured
+
+    @property
+    def spent(self) -> Spent:
+        """What it has taken so far."""
+        return self._spent
+
+    def recall(self, kept: Knowledge) -> None:
+        """Take over what an earlier process has kept of this kind of step; what is known already is better."""
+        self.known = kept.merged(self.known)
+        if self.known.measured == kept.measured and kept.floor_bytes is not None:
+            self.planner.remember_floor(kept.measured, kept.floor_bytes)
+
+    def of(self, form: Step) -> "Fitting":
+        """The fitting of another form of the step to the same budget; itself, if it is that of the form.
+
+        What is known of that form is known, and plain jit's peak. A prediction goes on without what compiling has shown.
+        """
+        if form is self.step:
+            return self
+        known = Knowledge() if self._predicts else STORE.known(form.kind)
+        return Fitting(form, self.budget, known.with_jit_peak(self.known.jit_peak_bytes), predicts=self._predicts)
+
+    def under(self, budget: Budget | None) -> "Fitting":
+        """The fitting of the same step to another budget, with what is known by now."""
+        return Fitting(self.step, budget, self.known, predicts=self._predicts)
+
+    @contextmanager
+    def without_workspaces(self) -> Iterator[None]:
+        """Plan as if no segment had been compiled before. Afterwards, what was known is known again, and what was learned."""
+        before = self.known.measured.workspaces
+        self.known = replace(self.known, measured=replace(self.measured, workspaces={}))
+        try:
+            yield
+        finally:
+            found = {**before, **self.measured.workspaces}
+            self.known = replace(self.known, measured=replace(self.measured, workspaces=found))
+
+    # -- planning ---------------------------------------------------------------------------------------------------------------
+
+    def budget_in_bytes(self) -> Budget | None:
+        """The budget as a number of bytes. A share is one of plain jit's compiled peak, if that is known.
+
+        Otherwise it is a share of the peak that the planner predicts, and nothing is compiled. So it is if the profile is that of
+        another platform, of which this machine's compiler knows nothing.
+        """
+        if self.budget is None or self.budget.share is None:
+            return self.budget
+        measured = self.measured if self.step.compiles_for_profile else replace(self.measured, whole=None)
+        return self.budget.in_bytes(self.planner.whole_peak_bytes(measured), compiled=measured.whole is not None)
+
+    def goal(self) -> Goal:
+        """The limit, as far as it is known now: with `max_slowdown` it may change when segments have been compiled."""
+        budget = self.budget_in_bytes()
+        if budget is not None and budget.nbytes is not None:
+            return Goal(budget.nbytes)
+        slowdown = self.options.max_slowdown
+        return Goal(float("inf")) if slowdown is None else Goal(self.planner.least_limit(slowdown, self.measured), slowdown)
+
+    def limit(self) -> float:
+        """The budget in bytes; infinite if there is none. If `max_slowdown` was given, the least memory that it allows for."""
+        return self.goal().limit
+
+    def floor_bytes(self) -> int:
+        """The smallest limit for which there is a plan, as far as is known."""
+        return self.planner.floor_bytes(self.measured)
+
+    def chosen(self, goal: Goal) -> Planned | None:
+        """The planner's choice, and its plan, without a margin; None if there is none."""
+        return self._timed(lambda: self.planner.plan(goal, self.measured))
+
+    def chosen_with_margin(self, goal: Goal, attempt: int = 1) -> Planned | None:
+        """The planner's choice, and its plan with the margin; None if there is none."""
+        measured = self.with_margin(goal, attempt)
+
+        def plan() -> Planned | None:
+            chosen = self.planner.plan(goal, measured)
+            if chosen is None and measured.margin:
+                return self.planner.plan(goal, replace(measured, margin=0))
+            return chosen
+
+        return self._timed(plan)
+
+    def revised(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
+        """The choice with as few changes as bring it under the limit with the margin; None if there is none."""
+        return self._timed(lambda: self.planner.revise(choice, goal, self.with_margin(goal, attempt)))
+
+    def bound_us(self) -> float:
+        """A lower bound, in microseconds, of the time of any plan under the budget; the time of the whole step, if that fits."""
+        return self.planner.bound_us(self.limit(), self.measured)
+
+    def quick_us(self, upper: float) -> float:
+        """Microseconds of a step in a plan that is found quickly, with a margin if there is one with it.
+
+        It is infinite if there is no plan, or if there seems to be none that takes less than `upper`.
+        """
+        goal = self.goal()
+        # with opened loops, the bound takes longer than such a plan: 31 seconds for 1, of an LSTM of 32 steps
+        if not self.planner.step.has_iterations and upper < float("inf") and self.bound_us() >= upper:
+            return float("inf")
+        measured = self.measured if self.step.in_one_program else self.with_margin(goal)
+        found = self.planner.quick_us(goal.limit, measured, upper)
+        if found == float("inf") and measured.margin:
+            return self.planner.quick_us(goal.limit, self.measured, upper)
+        return found
+
+    def with_margin(self, goal: Goal, attempt: int = 1) -> Measured:
+        """What was measured, with a margin for segments that were not compiled yet, each time a larger one.
+
+        A margin that leaves no choice is halved, and then given up.
+        """
+        limit = 0.0 if goal.limit == float("inf") else goal.limit
+        wanted = int(limit * _MARGIN * (attempt + 1))
+        most = limit - self.floor_bytes()
+        return replace(self.measured, margin=next((margin for margin in (wanted, wanted // 2) if margin <= most), 0))
+
+    def predicted(self, choice: Choice, goal: Goal) -> CompiledPlan | None:
+        """The plan of `choice` with estimated workspaces; None if the replay, which checks every plan, refuses it."""
+        plan = self._plan_of(choice, goal)
+        return None if plan is None else self._result(choice, plan, None)
+
+    def as_predicted(self, found: Planned) -> CompiledPlan:
+        """A plan that the planner has made, with estimated workspaces."""
+        return self._result(found.choice, self._with_basis(found.plan), None)
+
+    def too_small(self, limit: float, floor_bytes: int, compiled: Plan | None) -> BudgetTooSmall:
+        """The error for a limit below the floor: that of a plan that was compiled, or else the predicted one."""
+        planner = self.planner
+        least = compiled or planner.plan_of(planner.least_choice(self.measured), Goal(float("inf")), self.measured)
+        budget = self.budget_in_bytes()
+        basis, beside = ("", 0) if budget is None else (budget.basis, budget.beside)
+        return too_small_for_step(
+            self.step.graph,
+            limit + beside,
+            floor_bytes + beside,
+            about="" if compiled else "about ",
+            basis=basis,
+            state_memory=self.options.state_memory,
+            stored=planner.stored,
+            source=self.step.traced.source_of,
+            least=least if least is not None and least.peak_bytes == floor_bytes else None,
+            devices=self.step.traced.devices,
+            host=self._host_need(floor_bytes, beside),
+        )
+
+    def _host_need(self, floor_bytes: int, beside: int) -> HostNeed | None:
+        """What the step would need if there was no limit of host memory; None if there is none, or if that would not help."""
+        free = self.planner.with_host_limit(float("inf"))
+        if free is self.planner or free.floor_bytes(self.measured) >= floor_bytes:
+            return None
+        least = free.least_plan(self.measured)
+        limit, basis = self.options.host_limit, self.options.host_basis
+        return HostNeed(limit, basis, least.peak_bytes + beside, least.host_peak_bytes or 0)
+
+    # -- compiling --------------------------------------------------------------------------------------------------------------
+
+    def compile_plain_jit(self) -> None:
+        """Compile plain `jax.jit`'s executable, if that was not done yet, and learn its peak."""
+        plain_jit = self.step.plain_jit
+        was_compiled = plain_jit.is_compiled
+        found = plain_jit.compiled(self._tell)
+        self._spent += Spent(compile_s=0.0 if was_compiled else found.seconds)
+        self.known = self.known.with_jit_peak(found.peak_bytes)
+
+    @property
+    def jit_peak_bytes(self) -> int:
+        """The peak of plain `jax.jit`. The whole step is compiled for this, if that was not done yet."""
+        if self.measured.whole is None:
+            self.compile_plain_jit()
+        assert self.measured.whole is not None
+        return self.measured.whole
+
+    def compiled(self, choice: Choice, goal: Goal) -> CompiledPlan | None:
+        """The plan of `choice`, compiled; None if the replay, which checks every plan, refuses it."""
+        if choice.runs_whole:
+            self.compile_plain_jit()
+            plan = self._plan_of(choice, goal)
+            return None if plan is None else self._result(choice, plan, [whole_executable(self.step, plan.peak_bytes)])
+        plan = self._timed(lambda: self._plan_of(choice, goal))
+        if plan is None:
+            return None
+        if plan.barriers is not None:
+            return self.compile_programs(plan, choice)
+        executables = self.compile_segments(plan)
+        found = self.planner.with_measured(choice, self.workspaces(plan, executables), self.measured)
+        self.known = replace(self.known, measured=found)
+        plan = self._plan_of(choice, goal)
+        return None if plan is None else self._result(choice, replace(plan, workspaces="compiled"), executables)
+
+    def offload_state(self, found: CompiledPlan, tensors: Collection[TensorId]) -> CompiledPlan:
+        """The same segments with these state tensors on the host between their uses, across the iteration boundary.
+
+        If the replay, which checks every plan, refuses that plan, the result is `found`.
+        """
+        if not tensors or found.plan.whole or found.choice is None:
+            return found
+        choice = self.planner.offload_state(found.choice, tensors)
+        budget_bytes = found.plan.budget_bytes
+        goal = Goal(float("inf") if budget_bytes is None else budget_bytes, found.plan.max_slowdown)
+        again = self.predicted(choice, goal) if found.executables is None else self.compiled(choice, goal)
+        return found if again is None else again
+
+    def compile_segments(self, plan: Plan) -> list[Executable]:
+        """The executables of the plan's segments. A loop that runs under a plan of its own is one of them."""
+        bodies = self.step.bodies
+        driven = {index for index, segment in enumerate(plan.segments) if unranged(segment.operators)[0] in bodies}
+        others = tuple(s for i, s in enumerate(plan.segments) if i not in driven)
+        rest = iter(self._compile_segments(replace(plan, segments=others)))
+        return [self._driven_segment(s) if i in driven else next(rest) for i, s in enumerate(plan.segments)]
+
+    def _compile_segments(self, plan: Plan) -> list[Executable]:
+        step = self.step
+        step.agreement.tell(CompileSegments(plan))
+        codes = [
+            step.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated) for s in plan.segments
+        ]
+        return self._compile(codes, "compiling segments")
+
+    def _driven_segment(self, segment: Segment) -> Executable:
+        operator = unranged(segment.operators)[0]
+        body = self.step.bodies[operator]
+        return driven_segment(body.loop, self._body(operator), segment, self.step.graph, body.for_less)
+
+    def _body(self, operator: OperatorId) -> CompiledPlan:
+        """The plan of a driven loop's body, compiled once."""
+        found = self._bodies.get(operator)
+        if found is None:
+            self._bodies[operator] = found = self.step.bodies[operator].compile()
+            self._spent += replace(found.spent, ranking_s=0.0)
+        return found
+
+    def compile_programs(self, plan: Plan, choice: Choice | None) -> CompiledPlan | None:
+        """A plan whose segments are joined into programs, compiled, with their sizes; None if the replay refuses it."""
+        step = self.step
+        step.agreement.tell(CompilePrograms(plan))
+        programs, profile = programs_of(plan), self.planner.step.profile
+        segments = joined(plan, programs, step.graph, profile).segments
+        executables = self.program_executables(plan)
+        found = joined(plan, programs, step.graph, profile, self._workspaces_of(segments, executables))
+        try:
+            check(found, step.graph)
+        except InvalidPlan:
+            return None
+        plan = replace(plan, launches=len(programs), workspaces="compiled", peak_bytes=found.peak_bytes)
+        return self._result(choice, plan, executables, found)
+
+    def program_executables(self, plan: Plan) -> list[Executable]:
+        """The executables of the programs into which the segments of a plan are joined."""
+        assert plan.barriers is not None
+        step, programs = self.step, programs_of(plan)
+        segments = joined(plan, programs, step.graph, self.planner.step.profile).segments
+        codes = [
+            program_code(plan, program, segment, plan.barriers, step.builder, step.graph)
+            for program, segment in zip(programs, segments, strict=True)
+        ]
+        return self._compile(codes, "compiling programs")
+
+    def workspaces(self, plan: Plan, executables: Sequence[Executable]) -> list[int]:
+        """Each segment's workspace in bytes, from XLA's figures; of several processes, the largest."""
+        return self._workspaces_of(plan.segments, executables)
+
+    def _workspaces_of(self, segments: Sequence[Segment], executables: Sequence[Executable]) -> list[int]:
+        step = self.step
+        counts_host = step.compiler.device.platform == "cpu"  # XLA for CPUs counts host memory as if it were the device's
+        size = [t.nbytes + (t.host_bytes or 0 if counts_host else 0) for t in step.graph.tensors]
+        own = [
+            max(0, e.workspace(outputs=sum(size[t] for t in s.outputs), donated=sum(size[t] for t in s.donated)))
+            for s, e in zip(segments, executables, strict=True)
+        ]
+        return [max(sizes) for sizes in zip(*step.agreement.gather(own), strict=True)]
+
+    def _compile(self, codes: Sequence[Any], what: str) -> list[Executable]:
+        began = time.perf_counter()
+        executables = self.step.compiler.compile(codes, lambda done, of: self._tell(what, done, of))
+        self._spent += Spent(compile_s=time.perf_counter() - began)
+        return executables
+
+    # -- plans ------------------------------------------------------------------------------------------------------------------
+
+    def _plan_of(self, choice: Choice, goal: Goal) -> Plan | None:
+        """The plan of `choice`; None if the replay, which checks every plan, refuses it."""
+        plan = self.planner.plan_of(choice, goal, self.measured)
+        return None if plan is None else self._with_basis(plan)
+
+    def _result(
+        self, choice: Choice | None, plan: Plan, executables: Sequence[Executable] | None, launched: Plan | None = None
+    ) -> CompiledPlan:
+        return CompiledPlan(self.step, choice, plan, launched or plan, executables, self._spent)
+
+    def _with_basis(self, plan: Plan) -> Plan:
+        """The plan, which says what its budget was computed from, and what was done to the step."""
+        budget, traced = self.budget_in_bytes(), self.step.traced
+        mine = budget is not None and budget.nbytes == plan.budget_bytes
+        basis = budget.basis if budget is not None and mine else plan.budget_basis
+        notes = () if plan.whole else traced.notes
+        if self.options.launch == "program" and plan.launch == "segments" and not plan.whole:
+            notes += (_NOT_JOINED,)
+        plan = replace(plan, budget_basis=basis, notes=(*notes, *plan.notes), devices=traced.devices)
+        return plan if plan.whole else self._with_loops(plan)
+
+    def _with_loops(self, plan: Plan) -> Plan:
+        """The plan, which has those of driven loops' bodies. Host memory counts for both, each of which has half of it."""
+        loops = tuple(
+            PlannedLoop(o, body.loop.name, body.loop.loop.length, self._plan_of_body(o, body))
+            for o, body in self.step.bodies.items()
+        )
+        if not loops:
+            return plan
+        peak = (plan.host_peak_bytes or 0) + max(loop.plan.host_peak_bytes or 0 for loop in loops)
+        budget = None if plan.host_budget_bytes is None else 2 * plan.host_budget_bytes
+        return replace(plan, loops=loops, host_peak_bytes=peak, host_budget_bytes=budget)
+
+    def _plan_of_body(self, operator: OperatorId, body: DrivenBody) -> Plan:
+        return self._bodies[operator].plan if operator in self._bodies else body.plan
+
+    def _timed(self, plan: Callable[[], _Found]) -> _Found:
+        began = time.perf_counter()
+        found = plan()
+        self._spent += Spent(plan_s=time.perf_counter() - began)
+        return found
+
+    def _tell(self, what: str, done: int, of: int) -> None:
+        if self.options.progress is not None:
+            self.options.progress(what, done, of)

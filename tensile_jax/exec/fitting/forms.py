@@ -1,0 +1,368 @@
+"""Chooses the form of a step that is planned: the step as it is, or another one that computes the same.
+
+    with outer products  large products of few terms are computed where they are used (`outer_products.py`): wherever there are
+                         any, since they then need no memory
+    with split loops     long loops run as several shorter ones (`opening.py`)
+    in chunks of rows    its largest product or convolution, and what is computed from that, is evaluated in 2, 4 or 8 chunks
+                         (`row_chunks.py`)
+    with driven loops    long loops run under plans of their own (`driven_loop.py`)
+
+Only the policy `auto` has other forms. One must be predicted to be faster than the step as it is, unless that has no plan under
+the budget. Where the least memory within a slowdown is wanted, there are only outer products: each form would be planned many
+times. Jobs of a `Runtime` keep their loops whole, so that one job does not hold up the others for a whole training.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+
+from tensile_jax.budget import Budget
+from tensile_jax.errors import BudgetTooSmall, PlanFileError
+from tensile_jax.exec.compiling.step import CompiledPlan, DrivenBody, Options, Spent, Step, step_of
+from tensile_jax.exec.fitting.find_plan import begin, begin_to_predict, fit, learn, predict, try_whole, whole_may_help
+from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.exec.fitting.knowledge import Entry
+from tensile_jax.exec.fitting.knowledge_store import STORE
+from tensile_jax.exec.fitting.saved_plan import load, refuse_saved
+from tensile_jax.ir import OperatorId
+from tensile_jax.plan import Comparison, Measured, Planner, compare_policies
+from tensile_jax.plan_format import Plan
+from tensile_jax.trace import Immediate, TracedStep
+from tensile_jax.trace.driven_loops import DrivenLoop, driven_loops, with_driven
+
+# Not tuned: with chunks, results are rounded differently, so they must gain something.
+_FASTER = 0.98  # times the time with fewer chunks or without any
+_CHUNKS = (2, 4, 8)  # of rows
+_SLOW = 1.2
+"""Times the step as one executable: loops are split where plans without that are slower. Not tuned, but seen on 2026-11-28: an
+LSTM of two layers and 64 steps under 60 % takes 1.16 times plain jit's time without. Its first call takes 12 seconds where
+splitting is tried, in the place of 4, for nothing. Under 30 % there is no plan without, and with it one of 1.8 times."""
+_LARGE_TENSOR = 1 / 32  # of plain jit's peak: if all tensors are smaller, they are in chunks only where no plan fits without
+_MANY_EQUATIONS = 200  # likewise, if the part that could be in chunks has more: each number of chunks is planned
+_LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their inputs and outputs are not driven
+_LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
+_FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body leaves to the small tensors around the loop
+
+
+def fit_fastest(step: Step, budget: Budget | None, *, drive_loops: bool = True, may_run_whole: bool = True) -> CompiledPlan:
+    """The plan of the fastest form under the budget, compiled; that of the step as one executable, if it fits.
+
+    Args:
+        drive_loops: whether loops may run under plans of their own.
+        may_run_whole: whether to try first if the step fits as one executable.
+
+    Raises:
+        BudgetTooSmall: no plan keeps the budget.
+    """
+    fitting = begin(step, budget)
+    if may_run_whole:
+        try_whole(fitting)
+    try:
+        return _fit_ranked(fitting, drive_loops=drive_loops)
+    except BudgetTooSmall as refusal:
+        if not may_run_whole or not _more_is_known(fitting, refusal):
+            raise
+    return _fit_ranked(fitting, drive_loops=drive_loops)
+
+
+def predict_fastest(step: Step, budget: Budget | None, *, drive_loops: bool = True) -> CompiledPlan:
+    """The plan of the fastest form under the budget, with estimated workspaces. Nothing is compiled, but before a refusal.
+
+    Then plain jit's step is compiled, if that may need less than all plans, or so much more that the budget, a share of it, is
+    enough.
+
+    Raises:
+        BudgetTooSmall: no plan keeps the budget.
+    """
+    fitting = begin_to_predict(step, budget)
+    try:
+        return predict(fastest_form(fitting, drive_loops=drive_loops))
+    except BudgetTooSmall as refusal:
+        alone = len(step.agreement.processes) == 1  # others do not wait for orders now
+        if not alone or not _more_is_known(fitting, refusal):
+            raise
+    return predict(fastest_form(fitting, drive_loops=drive_loops))
+
+
+def fit_for_less(compiled: CompiledPlan) -> CompiledPlan | None:
+    """A plan that needs less memory than `compiled`, under which the device ran out of memory; None if there is none."""
+    plan = compiled.plan
+    most = plan.peak_bytes if plan.budget_bytes is None else min(plan.budget_bytes, plan.peak_bytes)
+    try:
+        return fit_fastest(compiled.step.origin, Budget(int(most * _LOWER), None), may_run_whole=False)
+    except BudgetTooSmall:
+        return None
+
+
+def _fit_ranked(fitting: Fitting, *, drive_loops: bool) -> CompiledPlan:
+    """The plan of the form that is predicted to be the fastest, which knows how long it took to find that form."""
+    began = time.perf_counter()
+    chosen = fastest_form(fitting, drive_loops=drive_loops)
+    before = Spent(ranking_s=time.perf_counter() - began) + (Spent() if chosen is fitting else fitting.spent)
+    found = fit(chosen)
+    return replace(found, spent=before + found.spent)
+
+
+def _more_is_known(fitting: Fitting, refusal: BudgetTooSmall) -> bool:
+    """Whether plain jit's step, compiled now if that may help, keeps the budget or names a smaller one, or makes it suffice."""
+    if not whole_may_help(fitting, refusal.floor_bytes):
+        return False
+    peak = fitting.jit_peak_bytes
+    learn(fitting)
+    return peak < refusal.floor_bytes or refusal.floor_bytes <= fitting.limit()
+
+
+def fastest_form(fitting: Fitting, *, drive_loops: bool = True) -> Fitting:
+    """The form of the step that is predicted to be the fastest under the budget, or a simpler one that is hardly slower.
+
+    Stops doubling the chunks of rows once a doubling gains little. If no form is known to have a plan, it is the one that needs
+    least. If the plan of the next higher budget fits, it is the form of that plan, so that a lower budget does not give a higher
+    peak.
+
+    Args:
+        fitting: of the step, or of a form of it, which is then one of those to choose from. If its latencies were measured, and
+            it has a plan, it stays: nothing was measured of the others.
+        drive_loops: whether loops may run under plans of their own.
+    """
+    step = fitting.step
+    if step.origin is not step:
+        measured = not fitting.planner.step.corrections.change_nothing
+        if measured and fitting.floor_bytes() <= fitting.limit():
+            return fitting
+        fitting = fitting.of(step.origin)
+    return _fastest(fitting, drive_loops=drive_loops)
+
+
+def _fastest(fitting: Fitting, *, drive_loops: bool) -> Fitting:
+    step = fitting.step
+    if fitting.budget is None and step.options.max_slowdown is not None:
+        return fitting.of(with_outer_products(step))
+    limit = fitting.limit()
+    if fitting.planner.whole_peak_bytes(fitting.measured) <= limit:
+        return fitting
+    whole = fitting.of(with_outer_products(step))
+    in_chunks, loops = _may_need_chunks(whole, limit), _loops_that_need_plans(fitting, limit) if drive_loops else []
+    split = [fitting.of(form) for form in _with_split_loops(step)]
+    if not split and not in_chunks and not loops:
+        return whole
+
+    @cache
+    def driven() -> list[Fitting]:
+        return [fitting.of(_driven(fitting, loops, limit))] if loops else []
+
+    def others(*, that_may_fit: bool = False) -> Iterator[Fitting]:
+        """Each is made when it is asked for; with `that_may_fit`, no driven loops whose stacks exceed the limit."""
+        yield from split
+        yield from map(fitting.of, _in_row_chunks(step, whole.step) if in_chunks else ())
+        if not that_may_fit or all(_bytes_around(step, loop) <= limit for loop in loops):
+            yield from driven()
+
+    forms = STORE.known(step.kind).forms
+    if any(STORE.known(kind).next_higher(limit) for kind in (whole.step.kind, *forms)) and (
+        found := _confirmed([whole, *others()], limit)
+    ):
+        return found
+    best, best_us = whole, whole.quick_us(float("inf"))
+    if _FASTER * best_us <= fitting.planner.step.whole_us:
+        return whole  # no form computes less than the whole step
+    with_fewer_us, enough = best_us, False
+    for form in others(that_may_fit=True):
+        chunks = form.step.traced.row_chunks
+        if (chunks and enough) or (form in split and best_us < _SLOW * fitting.planner.step.whole_us):
+            continue
+        upper = _FASTER * best_us if best_us < float("inf") else best_us
+        form_us = form.quick_us(upper)
+        if chunks:
+            enough = with_fewer_us < float("inf") and form_us >= _FASTER * with_fewer_us
+            with_fewer_us = form_us
+        if form_us < upper:
+            best, best_us = form, form_us
+    if best_us == float("inf"):
+        return min([whole, *others()], key=lambda form: form.floor_bytes())
+    return best
+
+
+def _confirmed(forms: Iterable[Fitting], limit: float) -> Fitting | None:
+    """The form with the plan of the next higher budget; None if that plan exceeds the limit, or if there is none."""
+    found: list[tuple[Entry, Fitting]] = [
+        (entry, form) for form in forms if (entry := STORE.known(form.step.kind).next_higher(limit)) is not None
+    ]
+    if not found:
+        return None
+    entry, form = min(found, key=lambda one: one[0].limit)
+    return form if entry.peak_bytes <= limit else None
+
+
+def with_outer_products(step: Step) -> Step:
+    """The step with its large products of few terms computed where they are used; itself, if it has none."""
+    found = _made(step, "outer products", lambda: [step.traced.with_outer_products()])
+    return found[0] if found else step
+
+
+def bound_us(step: Step, budget: Budget | None) -> float:
+    """A lower bound, in microseconds, of the time of any plan under the budget that evaluates nothing in chunks."""
+    return begin_to_predict(with_outer_products(step), budget).bound_us()
+
+
+def compare_forms(step: Step) -> Comparison:
+    """The plans of every policy under many budgets, `auto` with the forms of the step. State may be in host memory, of which
+    there is enough."""
+    options = replace(step.options, policy="auto", state_memory="any", max_slowdown=None, host_limit=float("inf"))
+    free = step_of(step.traced, options, step.compiler)
+
+    def fastest(limit: float) -> Planner:
+        budget = None if limit == float("inf") else Budget(max(int(limit), 1), None)
+        return fastest_form(begin_to_predict(free, budget), drive_loops=False).planner
+
+    bounded = with_outer_products(free).planner
+    return compare_policies(free.planner, fastest=fastest, bounded=bounded, progress=options.progress)
+
+
+def form_of(step: Step, saved: Plan) -> Step:
+    """The form of the step that the saved plan is for; the step itself, if it is for none."""
+    if saved.loops:
+        return _driven_as(step, saved)
+    return next((one for one in _with_other_programs(step) if one.graph.fingerprint == saved.fingerprint), step)
+
+
+# -- with another program -------------------------------------------------------------------------------------------------------
+
+
+def _with_other_programs(step: Step) -> Iterator[Step]:
+    """The step and its forms whose programs are rewritten, each made when it is asked for."""
+    yield step
+    whole = with_outer_products(step)
+    yield whole
+    yield from _with_split_loops(step)
+    yield from _in_row_chunks(step, whole)
+
+
+def _with_split_loops(step: Step) -> list[Step]:
+    """The step with its long loops split, if it has any."""
+    return _made(step, "split loops", lambda: [step.traced.with_split_loops()])
+
+
+def _in_row_chunks(step: Step, whole: Step) -> list[Step]:
+    """The step as `whole`, if it has a part that can be, with that in chunks of rows: fewer chunks first."""
+    return _made(step, "chunks of rows", lambda: map(whole.traced.in_row_chunks, _CHUNKS))
+
+
+def _made(step: Step, what: str, rewritten: Callable[[], Iterable[TracedStep | None]]) -> list[Step]:
+    """The forms with the programs that `rewritten` gives, or gave before. Only the policy `auto` has any."""
+    if step.options.policy != "auto":
+        return []
+    return step.once(what, lambda: [step.form(traced) for traced in rewritten() if traced is not None])
+
+
+def _may_need_chunks(fitting: Fitting, limit: float) -> bool:
+    """Whether a part of the step should be tried in chunks: it is small with a large tensor, or no plan without chunks fits."""
+    region = fitting.step.traced.region_of_rows() if fitting.options.policy == "auto" else None
+    if region is None:
+        return False
+    large = region.nbytes >= _LARGE_TENSOR * fitting.planner.whole_peak_bytes(fitting.measured)
+    return (large and len(region.places) <= _MANY_EQUATIONS) or fitting.floor_bytes() > limit
+
+
+# -- with driven loops ----------------------------------------------------------------------------------------------------------
+
+
+def _loops_that_need_plans(fitting: Fitting, limit: float) -> list[DrivenLoop]:
+    """The loops that need too much under the limit as they are."""
+    step = fitting.step
+    if step.options.policy != "auto":
+        return []
+    least = _LARGE_LOOP * fitting.planner.whole_peak_bytes(fitting.measured)
+    inner = {op.id: op.inner for op in step.graph.operators}
+    return [
+        loop for loop in _loops(step)
+        if inner[loop.operator] >= least and _bytes_around(step, loop) + inner[loop.operator] > limit
+    ]  # fmt: skip
+
+
+def _driven(fitting: Fitting, loops: Sequence[DrivenLoop], limit: float) -> Step:
+    """The step with these loops driven."""
+    step = fitting.step
+    around = {loop.operator: _bytes_around(step, loop) for loop in loops}
+    free = _FREE * limit
+    while True:
+        bodies = {loop.operator: _body_under(step, loop, limit - around[loop.operator] - free) for loop in loops}
+        form = _with_bodies(step, bodies)
+        above = form.planner.floor_bytes(Measured(whole=fitting.measured.whole)) - limit
+        if above <= 0 or free > _MOST_FREE * limit or any(body.plan.budget_bytes is None for body in bodies.values()):
+            return form
+        free += above + _FREE * limit
+
+
+def _with_bodies(step: Step, bodies: Mapping[OperatorId, DrivenBody]) -> Step:
+    """The step whose loops in `bodies` run under plans of their own.
+
+    The planner sees such a loop as an operator that needs so many bytes and so many microseconds. A limit of host memory is
+    divided: one half is for the copies of a body's plan, and one for those of the step around it.
+    """
+    traced = with_driven(step.traced, {o: (body.loop, body.nbytes, body.us) for o, body in bodies.items()})
+    made = step_of(traced, with_half_the_host(step.options), step.compiler)
+    return replace(made, plain_jit=step.plain_jit, form_of=step, bodies=bodies)
+
+
+def with_half_the_host(options: Options) -> Options:
+    """The options of a step with driven loops, and of the bodies of these loops."""
+    return replace(options, host_limit=options.host_limit / 2)
+
+
+def _loops(step: Step) -> list[DrivenLoop]:
+    """The loops of a step that could be driven."""
+    return step.once("loops", lambda: driven_loops(step.traced))
+
+
+def _bytes_around(step: Step, loop: DrivenLoop) -> int:
+    """What is on the device while a loop runs, beside what the loop needs inside: its inputs and outputs, and the caller's."""
+    graph, liveness = step.graph, step.planner.step.liveness
+    there = {t for t in loop.inputs if not isinstance(t, Immediate)}
+    taken_over = {new for old, new in liveness.aliases if old in there}
+    return sum(graph.tensors[t].nbytes for t in {*there, *liveness.kept_by_caller, *loop.outputs} - taken_over)
+
+
+def _body(step: Step, loop: DrivenLoop) -> Step:
+    """The body of a loop, traced as a step once."""
+    return step.once(
+        ("body", loop.operator),
+        lambda: step_of(loop.traced_body(step.traced), with_half_the_host(step.options), step.compiler),
+    )
+
+
+def _body_under(step: Step, loop: DrivenLoop, beside: float) -> DrivenBody:
+    """The body of a loop that may need so many bytes beside its inputs and outputs; or that needs the least, if it needs more."""
+    body = _body(step, loop)
+    shared = body.graph.inputs[: loop.loop.constants + loop.loop.carried]
+    most = int(beside) + sum(body.graph.tensors[t].nbytes for t in shared)
+    chosen = fastest_form(begin(body, Budget(max(most, 1), None)))
+    try:
+        plan = predict(chosen).plan
+    except BudgetTooSmall as refusal:
+        most, plan = refusal.floor_bytes, chosen.planner.least_plan(chosen.measured)
+    budget = Budget(max(most, 1), None)
+    return DrivenBody(loop, chosen.step, plan, lambda: fit(begin(chosen.step, budget)), fit_for_less)
+
+
+def _driven_as(step: Step, saved: Plan) -> Step:
+    """The step with the loops driven that are driven in a saved plan.
+
+    Raises:
+        PlanFileError: the step has no such loops, or the plan of a body is for another one.
+    """
+    known = {loop.operator: loop for loop in _loops(step)}
+    bodies: dict[OperatorId, DrivenBody] = {}
+    for planned in saved.loops:
+        loop = known.get(planned.operator)
+        if loop is None or loop.loop.length != planned.iterations:
+            raise PlanFileError(
+                f"plan= has a loop of {planned.iterations} iterations, {planned.name}, which is not in this step. Make a new one "
+                "with step.plan(...)."
+            )
+        body = form_of(_body(step, loop), planned.plan)
+        refuse_saved(body, None, planned.plan)
+        bodies[planned.operator] = DrivenBody(
+            loop, body, planned.plan, partial(load, body, None, planned.plan), fit_for_less
+        )  # fmt: skip
+    return _with_bodies(step, bodies)

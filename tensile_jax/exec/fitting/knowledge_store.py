@@ -1,0 +1,147 @@
+"""The store of what is known of steps: for each kind its `Knowledge`, in this process and for the processes that come after.
+
+It is the only thing of this package that changes for the whole process. If the user has set `jax_compilation_cache_dir`, the
+folder `tensile_jax` in it has one JSON file for each kind of step: the choices whose plans were confirmed by compiling them, the
+workspaces that XLA reported, the smallest budget, and plain jit's peak, if that was compiled. A later process then makes the same
+plan without a search, and what it compiles is in JAX's cache.
+
+A file that is damaged, or that another version has written, is as good as none. If a file cannot be written, there is a warning,
+and training goes on.
+"""
+
+import hashlib
+import threading
+import warnings
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import msgspec
+
+from tensile_jax.atomic_file import write_whole
+from tensile_jax.exec.fitting.knowledge import Entry, Knowledge
+from tensile_jax.ir import TensorId
+from tensile_jax.plan import Choice, Measured
+from tensile_jax.plan.result.layout import Layout, Residency
+from tensile_jax.plan.search.workspace import Compared
+from tensile_jax.plan_format import Barriers
+
+_FOLDER = "tensile_jax"
+_NOTHING = Knowledge()
+
+
+class KnowledgeStore:
+    """What is known of each kind of step. Any thread may read it and add to it."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Knowledge] = {}
+        self._changing = threading.Lock()
+
+    def known(self, kind: Hashable) -> Knowledge:
+        """What this process knows of a kind of step."""
+        return self._known.get(kind, _NOTHING)
+
+    def learn(self, kind: Hashable, learned: Callable[[Knowledge], Knowledge]) -> Knowledge:
+        """Replace what is known of a kind by what `learned` makes of it, and return that."""
+        with self._changing:
+            self._known[kind] = found = learned(self.known(kind))
+        return found
+
+    def forget(self) -> None:
+        """Forget everything that this process knows. Files stay."""
+        with self._changing:
+            self._known.clear()
+
+
+STORE = KnowledgeStore()
+"""The store of this process."""
+
+
+class _Choice(NamedTuple):
+    """An entry: the layout's boundaries and residencies, no boundaries if the step runs whole; the form of one program."""
+
+    limit: float
+    peak_bytes: int
+    boundaries: tuple[int, ...]
+    residencies: dict[TensorId, tuple[Residency, ...]]
+    barriers: Barriers | None = None
+
+
+class _Workspace(NamedTuple):
+    """A compiled segment: the places it begins and ends at, what it computes again, what it leaves behind, and its workspace."""
+
+    begin: int
+    end: int
+    again: tuple[TensorId, ...]
+    wanted: tuple[TensorId, ...]
+    nbytes: int
+    predicted: float
+
+
+class _Content(msgspec.Struct, frozen=True):
+    choices: list[_Choice]
+    workspaces: list[_Workspace]
+    floor_bytes: int
+    whole_bytes: int | None = None
+
+
+class _File(msgspec.Struct, frozen=True):
+    sha256: str
+    content: msgspec.Raw
+
+
+def kept_file(program: str) -> Path | None:
+    """The file of a program, which is any text that identifies it; None if JAX has no persistent cache in a local folder."""
+    folder = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if not folder or "://" in str(folder):
+        return None
+    return Path(folder) / _FOLDER / f"{hashlib.sha256(program.encode()).hexdigest()[:32]}.json"
+
+
+def load(file: Path) -> Knowledge | None:
+    """What the file holds; None if there is no such file, or if it is damaged."""
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_File)
+        if hashlib.sha256(found.content).hexdigest() != found.sha256:
+            return None
+        content = msgspec.json.decode(found.content, type=_Content)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    workspaces = {
+        (w.begin, w.end, frozenset(w.again), frozenset(w.wanted)): Compared(w.nbytes, w.predicted) for w in content.workspaces
+    }
+    confirmed = tuple(Entry(c.limit, c.peak_bytes, Choice(_layout(c), c.barriers)) for c in content.choices)
+    return Knowledge(Measured(workspaces, content.whole_bytes), confirmed, content.floor_bytes)
+
+
+def keep(file: Path, known: Knowledge, floor_bytes: int) -> None:
+    """Write the file, with the smallest budget that `known` shows. Warns if that is impossible."""
+    content = _Content(
+        [_Choice(e.limit, e.peak_bytes, e.choice.boundaries, _residencies(e.choice), e.choice.barriers) for e in known.confirmed],
+        [
+            _Workspace(begin, end, tuple(sorted(again)), tuple(sorted(wanted)), found.nbytes, found.predicted)
+            for (begin, end, again, wanted), found in known.measured.workspaces.items()
+        ],
+        floor_bytes,
+        known.jit_peak_bytes,
+    )
+    encoded = msgspec.json.encode(content)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, msgspec.json.encode(_File(hashlib.sha256(encoded).hexdigest(), msgspec.Raw(encoded))))
+    except OSError as error:
+        warnings.warn(
+            f"The plan cannot be kept for later processes: {file}: {error.strerror or error}. They will search for it again. "
+            "Training goes on. Make room in that folder, or set jax_compilation_cache_dir to another one.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _layout(found: _Choice) -> Layout | None:
+    return Layout(found.boundaries, found.residencies) if found.boundaries else None
+
+
+def _residencies(choice: Choice) -> dict[TensorId, tuple[Residency, ...]]:
+    return {} if choice.layout is None else dict(choice.layout.residencies)

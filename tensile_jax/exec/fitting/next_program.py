@@ -1,0 +1,107 @@
+"""Chooses how the next program of a step is made, from the peaks that compiling has shown of the programs before.
+
+A plan is made for a limit of memory, and compiled as one program, in a form (`program_code.py`). XLA orders a program's operators
+as it likes, and on several devices it collects operands and adds gradients up in buffers which no prediction knows. So the
+program's peak is another one than the plan's. Where the peak is
+
+    above the budget        the next limit is lower by as much as the peak is too high, and by a margin. If there was another peak
+                            above the budget before, it is lower by half as much again, and on several devices, the next program
+                            has a form that mostly needs less
+    far above the budget    on one device, no further program is made: the segments, each launched by itself, have better plans.
+                            On several, the next program has that other form at once
+    far below the budget    this plan gives away memory, and so time. The next limit is higher: by as much as the peak is too low,
+                            if this was the first plan. Otherwise, a straight line through the peaks of two plans meets the budget
+                            there, less a margin. If the two have other forms, the limit rises by no more than the peak is too low
+    otherwise               no further program is made
+
+A plan that was made for more memory is taken if its peak keeps the budget, too. All sizes are bytes on each device.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tensile_jax.plan_format import Barriers
+
+_MARGIN = 0.01
+"""Of the budget; half of it where the limit rises. `python -m benchmarks.mesh`: plans whose limits differ by 1 % have peaks that
+differ by up to 2 %, so a smaller margin is often missed, and a larger one gives away what was to be won."""
+_FAR = 0.02
+"""Of the budget: what a peak must be below it for one more compilation, if an earlier one was above. `python -m benchmarks.mesh`:
+2 % of plain jit's peak are worth up to 1 % of its traffic, and compiling once more takes as long as plain jit's compilation."""
+_FIRST_FAR = 0.05
+"""The same if no peak was above. `python -m benchmarks.mesh_largest --how ours --batch 215`: XLA needs 99.7 GB of a budget of 141
+for the first plan."""
+_FAR_ABOVE = 0.08
+"""Of the budget: what the first peak must be above it for another form, or for none. `python -m benchmarks.mesh_largest
+--how ours --batch 385`: for the same plan, `lag` needs 154.5 GB of 141, and `live` 140.4. `python -m benchmarks.mesh --way data`,
+under the peak of `jax.checkpoint` with products kept: `lag` is 7.5 % above, and with the next limit, `lag` keeps the budget, and
+`live` does not. ResNet-50 in one program needs 10 %
+more than a budget of 50 % (`make bench-launches`), and its segments are corrected with what XLA says of each of them."""
+_AGAIN = 1.5
+"""Times the excess: how much lower the limit gets after a second one. `python -m benchmarks.mesh --way data`, under the peak of
+`jax.checkpoint` with products kept: a limit that is lower by 4.5 % of the budget lowered the peak of `live` by 3 %."""
+_LEAST_RISE, _MOST_RISE = 0.5, 2.0  # of the limit, for each byte of the peak; not tuned: two peaks say little if they are close
+
+
+class Try(NamedTuple):
+    """For which limit a plan is made, and in which form it is compiled."""
+
+    limit: float
+    form: Barriers
+
+
+class Tried(NamedTuple):
+    """For which limit a plan was made, its form, and the peak of the program that was compiled for it."""
+
+    limit: float
+    form: Barriers
+    peak_bytes: int
+
+
+def first_try(budget: float, *, devices: int) -> Try:
+    """How the first program is made.
+
+    On several devices it has the form `lag`, which leaves the most of what devices exchange beside kernels. On one, a decoder
+    needs the same in each form, and ResNet-50 the least with `inputs` (`make bench-launches`).
+    """
+    return Try(budget, "inputs" if devices == 1 else "lag")
+
+
+def next_try(tried: Sequence[Tried], budget: float, *, devices: int) -> Try | None:
+    """How the next program is made, after these; None if none is to be made.
+
+    Args:
+        tried: in the order in which they were compiled, at least one.
+    """
+    below = [one for one in tried if one.peak_bytes <= budget]
+    if not below:
+        latest = tried[-1]
+        excess = latest.peak_bytes - budget
+        again, far = len(tried) > 1, excess > _FAR_ABOVE * budget
+        lower = (_AGAIN if again else 1.0) * excess + _MARGIN * budget
+        if devices == 1:
+            return None if far and not again else Try(latest.limit - lower, latest.form)
+        return Try(latest.limit - lower, "live" if far or again else latest.form)
+    nearest = max(below, key=lambda one: one.peak_bytes)
+    far = _FIRST_FAR if len(below) == len(tried) else _FAR
+    if nearest.peak_bytes >= (1 - far) * budget:
+        return None
+    missing = (1 - _MARGIN / 2) * budget - nearest.peak_bytes
+    return Try(nearest.limit + missing * _rise(nearest, [one for one in tried if one is not nearest]), nearest.form)
+
+
+def _rise(nearest: Tried, others: Sequence[Tried]) -> float:
+    """By how much the limit is to rise from that of `nearest` for each byte by which the peak may.
+
+    It is that of the line to the latest of the others with the same form. One with another form mostly needs more, so the line
+    to it only says whether the limit should rise by less than the peak is too low. `python -m benchmarks.mesh_largest --how ours
+    --batch 385`: the first program needs 188.6 GB at a limit of 141, and the second, of another form, 92.0 at 91.9. At 116.5,
+    which the line between the two says, the third one needs 117.6, and at 128.4, halfway to what is missing, more than 141.
+    """
+    if not others:
+        return 1.0
+    alike = [one for one in others if one.form == nearest.form]
+    other = (alike or others)[-1]
+    peaks = other.peak_bytes - nearest.peak_bytes
+    rise = min(max((other.limit - nearest.limit) / peaks if peaks else 1.0, _LEAST_RISE), _MOST_RISE)
+    return rise if alike else min(rise, 1.0)

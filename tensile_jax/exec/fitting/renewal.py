@@ -1,0 +1,64 @@
+"""Makes the next plan of a step that runs, from what was measured of the plan in use (TENSILE section IV-E).
+
+    measured latencies -> corrected latencies -> a choice (planned in a process of its own) -> its segments compiled -> new plan
+
+`plan/update.py` decides when a plan is due, and what to choose. Segments that the old plan has too are not compiled again. The
+new plan keeps the same budget; if compiling shows that it does not, the step is planned again, and after some attempts the plan
+in use stays.
+"""
+
+from dataclasses import replace
+
+from tensile_jax.exec.compiling.step import CompiledPlan
+from tensile_jax.exec.fitting.find_plan import begin, budget_of, learn
+from tensile_jax.exec.fitting.planning_process import choose_in_process
+from tensile_jax.plan import Goal
+from tensile_jax.plan.update import Tracked, corrections_from
+
+_MOST_ATTEMPTS = 3
+_MARGIN = 0.02
+"""Of the limit: what is kept free for what predictions miss, once more after every attempt. A larger margin gives memory away, a
+smaller one needs more rounds of compiling (`make bench-renewal`)."""
+
+
+def renew(running: CompiledPlan, tracked: Tracked, reason: str) -> CompiledPlan:
+    """The next plan of a step. Its segments and copies are those of `running` if no others are predicted to be faster.
+
+    Takes seconds, most of them in another process. The step of the new plan predicts what was measured.
+
+    Args:
+        running: the plan in use; the planner has made it.
+        reason: a sentence about why the plan is made, which is kept in it.
+
+    Raises:
+        TensileError: planning has failed.
+    """
+    step, choice = running.step, running.choice
+    assert choice is not None
+    limit = running.plan.peak_bytes if running.plan.budget_bytes is None else running.plan.budget_bytes
+    goal = Goal(limit, running.plan.max_slowdown)
+    corrections = corrections_from(step.planner, running.plan, tracked)
+    fitting = begin(step.corrected(corrections), budget_of(running.plan))
+    try:
+        for attempt in range(_MOST_ATTEMPTS):
+            margin = int(limit * _MARGIN * (attempt + 1))
+            ask = (step.planner, corrections, choice, goal, replace(fitting.measured, margin=margin))
+            found = choose_in_process(ask)
+            if not found.changed:
+                break
+            compiled = fitting.compiled(found.choice, goal)
+            if compiled is not None and compiled.plan.peak_bytes <= limit:
+                return _because(compiled, running, reason)
+        same = fitting.compiled(choice, goal)
+    finally:
+        learn(fitting)
+    if same is None:  # a mistake of this package: only the times of a plan that was verified are others
+        raise fitting.planner.no_verified_plan()
+    return _because(same, running, f"{reason} No other plan is predicted to be faster.")
+
+
+def _because(found: CompiledPlan, before: CompiledPlan, reason: str) -> CompiledPlan:
+    """The plan with its reason, and with what was spent for the one before as well."""
+    plan = replace(found.plan, reason=reason)
+    launched = plan if found.launched is found.plan else found.launched
+    return replace(found, plan=plan, launched=launched, spent=before.spent + found.spent)

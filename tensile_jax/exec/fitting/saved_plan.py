@@ -1,0 +1,169 @@
+"""Prepares a saved plan to run: compiles its segments, corrects its sizes, and plans the step again if it exceeds its budget.
+
+The sizes in a saved plan may be estimates, since `tensile plan` compiles nothing, or may come from another machine. So the
+segments are compiled here, and XLA's figures for their workspaces replace those in the file. If the plan then needs more than the
+budget, the step is planned again within the budget, by the policy that made the saved plan. Segments that are compiled already
+are not compiled again.
+
+A saved plan is never trusted: before anything is compiled, the plan is replayed on the step's graph, as every plan is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tensile_jax.budget import Budget
+from tensile_jax.errors import InvalidPlan, PlanFileError
+from tensile_jax.exec.compiling.compiler import Executable
+from tensile_jax.exec.compiling.step import CompiledPlan, Step
+from tensile_jax.exec.compiling.whole_executable import whole_executable
+from tensile_jax.exec.fitting.find_plan import begin, budget_of, fit, learn, untried_whole_bytes
+from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.ir import Graph
+from tensile_jax.plan.result.check import check
+from tensile_jax.plan.result.memory_curve import host_bytes, resident_bytes, with_ends
+from tensile_jax.plan_format import Plan, Segment
+from tensile_jax.units import format_bytes
+
+
+def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
+    """The saved plan, compiled, under the lower of its own budget and `budget`.
+
+    Raises:
+        PlanFileError: the plan is for another program, its replay refuses it, or its peak is above the budget.
+        BudgetTooSmall: compiled here, the plan needs more than its budget, and no other plan keeps it.
+    """
+    refuse_saved(step, budget, plan)
+    given = begin(step, budget)
+    if budget is not None and budget.share is not None and untried_whole_bytes(given) is not None:
+        given.compile_plain_jit()
+    budgets = [one for one in (budget_of(plan), given.budget_in_bytes()) if one is not None]
+    lower = min(budgets, key=lambda one: one.resolve(0), default=None)
+    budget_bytes = None if lower is None else lower.nbytes
+    fitting = given.under(lower)
+    as_programs = fitting.compile_programs(plan, None) if plan.launch == "program" else None
+    if as_programs is not None:
+        executables, launched = as_programs.executables, as_programs.launched
+        segments, peak, needed = plan.segments, plan.peak_segment, launched.peak_bytes
+    else:
+        plan = replace(plan, launch="segments", launches=None, barriers=None)
+        executables, segments = _compiled(fitting, plan)
+        launched = None
+        peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
+        needed = segments[peak].device_bytes
+    on_host, host_limit = _host_peak(step, plan), step.origin.planner.step.host_limit
+    above_host = on_host > host_limit
+    if above_host or (budget_bytes is not None and needed > budget_bytes):
+        found = fit(fitting)
+        note = (
+            f"The saved plan needs {on_host} bytes of host memory, above the host budget of {int(host_limit)}"
+            if above_host
+            else f"Compiled here, the saved plan needs {needed} bytes at its peak, above its budget of {budget_bytes}"
+        ) + ": the step was planned again within the budget."
+        noted = replace(found.plan, notes=(*found.plan.notes, note))
+        return replace(found, plan=noted, launched=noted if found.launched is found.plan else found.launched)
+    learn(fitting)
+    notes = plan.notes
+    if needed != plan.peak_bytes:
+        notes += (f"Compiled here, the saved plan needs {needed} bytes at its peak; the file says {plan.peak_bytes}.",)
+    corrected = replace(
+        plan,
+        segments=tuple(segments),
+        peak_segment=peak,
+        peak_bytes=needed,
+        workspaces="compiled",
+        host_peak_bytes=on_host,
+        host_budget_bytes=None if host_limit == float("inf") else int(host_limit),
+        budget_bytes=budget_bytes,
+        budget_basis="" if lower is None else lower.basis,
+        jit_peak_bytes=plan.jit_peak_bytes if fitting.measured.whole is None else fitting.measured.whole,
+        notes=notes,
+    )
+    return CompiledPlan(step, None, corrected, launched or corrected, executables, fitting.spent)
+
+
+def _host_peak(step: Step, plan: Plan) -> int:
+    """The bytes of host memory that the saved plan needs, which earlier versions did not say, with those of its loops' bodies."""
+    if plan.host_peak_bytes is not None:
+        return plan.host_peak_bytes
+    inner = max((loop.plan.swapped_out_bytes for loop in plan.loops), default=0)
+    return max(host_bytes(step.graph, plan.segments, plan.events)) + inner
+
+
+def _compiled(fitting: Fitting, plan: Plan) -> tuple[Sequence[Executable], Sequence[Segment]]:
+    """The executables of the plan's segments, or plain jit's if the step runs whole, and the segments with XLA's sizes."""
+    step = fitting.step
+    if plan.whole:
+        jit_peak = fitting.jit_peak_bytes
+        held = min(sum(step.graph.tensors[t].nbytes for t in step.graph.inputs), jit_peak)
+        executables: Sequence[Executable] = [whole_executable(step, jit_peak)]
+        at_begin, resident, at_end, workspaces = 0, [held], 0, [jit_peak - held]
+    else:
+        executables = fitting.compile_segments(plan)
+        at_begin, *resident, at_end = resident_bytes(step.graph, plan.segments, plan.events)
+        workspaces = fitting.workspaces(plan, executables)
+    sized = (_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True))
+    return executables, with_ends(sized, at_begin, at_end)
+
+
+def _corrected(segment: Segment, resident: int, workspace: int) -> Segment:
+    """The segment with these sizes. If the file says the same, the segment is unchanged: its `device_bytes` may then be more."""
+    same = (segment.resident_bytes, segment.workspace_bytes) == (resident, workspace)
+    if same and segment.device_bytes >= resident + workspace:
+        return segment
+    return replace(segment, resident_bytes=resident, workspace_bytes=workspace, device_bytes=resident + workspace)
+
+
+def refuse_saved(step: Step, budget: Budget | None, plan: Plan) -> None:
+    """Check that a saved plan is for this step and within the budget.
+
+    Raises:
+        PlanFileError: it is for another program, its replay refuses it, or its peak is above the budget.
+    """
+    graph = step.graph
+    if plan.fingerprint != graph.fingerprint:
+        raise PlanFileError(
+            f"plan= was made for another program: it is of {plan.program!r} with fingerprint {plan.fingerprint}, this step is "
+            f"{graph.name!r} with {graph.fingerprint}. {_difference(plan, graph)} Make a new one with step.plan(...)."
+        )
+    try:
+        check(plan, graph)
+    except InvalidPlan as fault:
+        raise PlanFileError(
+            f"plan= does not do what the step does, so it cannot be run: {fault}. Make a new one with step.plan(...)."
+        ) from fault
+    limit = None if budget is None else begin(step, budget).limit()
+    if limit is not None and plan.peak_bytes > limit:
+        raise above_budget(plan, int(limit))
+
+
+def above_budget(plan: Plan, budget_bytes: int) -> PlanFileError:
+    """The error for a saved plan whose peak is above the budget that was given with it."""
+    return PlanFileError(
+        f"plan= needs {plan.peak_bytes} bytes at its peak ({format_bytes(plan.peak_bytes)}), above budget={budget_bytes} "
+        f"({format_bytes(budget_bytes)}). Make a new one under that budget with step.plan(...), or leave budget out: a plan has "
+        "its own."
+    )
+
+
+def above_host_budget(plan: Plan, host_budget_bytes: int) -> PlanFileError:
+    """The error for a saved plan that needs more host memory than the host budget that was given with it."""
+    needed = plan.host_peak_bytes or 0
+    return PlanFileError(
+        f"plan= needs {needed} bytes of host memory ({format_bytes(needed)}), above host_budget={host_budget_bytes} "
+        f"({format_bytes(host_budget_bytes)}). Make a new one under that budget with step.plan(...), or raise host_budget."
+    )
+
+
+def _difference(plan: Plan, graph: Graph) -> str:
+    """A sentence that says how the arguments of the step differ from those of the plan."""
+    planned = {t.id: t for t in plan.tensors}
+    found: list[str] = []
+    for t in graph.inputs:
+        mine, theirs = graph.tensors[t], planned.get(t)
+        if theirs is None:
+            found.append(f"{mine.name} is not in the plan")
+        elif (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+            found.append(f"{mine.name} is {mine.dtype}{list(mine.shape)} here and {theirs.dtype}{list(theirs.shape)} in the plan")
+    if not found:
+        return "The arguments are alike; what the step computes, what is donated, or the version of jax differs."
+    return f"The arguments differ: {'; '.join(found[:3])}{', ...' if len(found) > 3 else ''}."

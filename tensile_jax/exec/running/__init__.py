@@ -1,0 +1,1 @@
+"""Running: what carries out a compiled plan, iteration after iteration."""

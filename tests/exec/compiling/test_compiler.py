@@ -1,0 +1,73 @@
+"""Compiling leaves JAX's settings and options as the user has them."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tensile_jax.exec.compiling.compiler import _short_compilations_cached, options_on
+
+NAME = "jax_persistent_cache_min_compile_time_secs"
+LIMIT_S = 10.0
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[None]:
+    """The user has a cache, which keeps what takes two seconds to compile."""
+    before = jax.config.values["jax_compilation_cache_dir"], getattr(jax.config, NAME)
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    jax.config.update(NAME, 2.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before[0])
+    jax.config.update(NAME, before[1])
+
+
+def test_two_that_compile_at_once_put_the_users_settings_back(cache: None) -> None:
+    """The one that began first ends first."""
+    second_in, first_out = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with _short_compilations_cached():
+            second_in.set()
+            assert first_out.wait(LIMIT_S)
+
+    thread = threading.Thread(target=second)
+    with _short_compilations_cached():
+        thread.start()
+        assert second_in.wait(LIMIT_S)
+        assert getattr(jax.config, NAME) == 0
+    first_out.set()
+    thread.join(LIMIT_S)
+    assert getattr(jax.config, NAME) == 2.0
+
+
+def test_what_the_user_sets_meanwhile_stays(cache: None) -> None:
+    with _short_compilations_cached():
+        jax.config.update(NAME, 5.0)
+    assert getattr(jax.config, NAME) == 5.0
+
+
+def test_a_failed_compilation_puts_them_back(cache: None) -> None:
+    with pytest.raises(ZeroDivisionError), _short_compilations_cached():
+        raise ZeroDivisionError
+    assert getattr(jax.config, NAME) == 2.0
+
+
+def test_on_a_gpu_xla_is_told_to_follow_the_plan_unless_the_user_says_otherwise() -> None:
+    offload, limit = "xla_disable_automatic_host_compute_offload", "xla_gpu_memory_limit_slop_factor"
+    assert options_on("cuda", None) == {offload: True, limit: 1000}
+    given = {offload: False, limit: 95, "xla_cpu_enable_fast_math": True}
+    assert options_on("gpu", given) == given
+
+
+def test_on_a_cpu_no_option_is_added() -> None:
+    assert options_on("cpu", None) is None
+    assert options_on("cpu", {"xla_cpu_enable_fast_math": True}) == {"xla_cpu_enable_fast_math": True}
+
+
+def test_xla_knows_the_options_that_are_added() -> None:
+    compiled = jax.jit(jnp.sin, compiler_options=options_on("cuda", None)).lower(jnp.ones(2)).compile()
+    assert compiled(jnp.zeros(2)).tolist() == [0.0, 0.0]

@@ -1,0 +1,347 @@
+"""All segments of a plan as one executable: the same results, within the budget, with one launch."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import tensile_jax as tensile
+from tensile_jax.errors import PlanFileError
+from tensile_jax.exec.compiling import step as exec_step
+from tensile_jax.exec.compiling.step import CompiledPlan
+from tensile_jax.exec.fitting import find_plan
+from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.installed_models import MODELS
+from tensile_jax.plan import Choice, Goal
+from tensile_jax.plan_format import Barriers, Plan
+from tests.builders import WIDTH, batch, fresh, low_budget, numbers, running, sgd_step, weights, within_budget, wrap_launches
+
+KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse,cse_barrier_expander"}  # which XLA for CPUs would drop
+FORMS: tuple[Barriers, ...] = get_args(Barriers)
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 65536 bytes."
+
+Step = Callable[..., Any]
+
+
+def planned(step: Step, budget: Any = "80%", **options: Any) -> Any:
+    options = {"launch": "program", "donate_argnums": 0, "compiler_options": KEEP_BARRIERS, **options}
+    return tensile.jit(step, budget=budget, **options)
+
+
+def plain(step: Step) -> Any:
+    return jax.jit(step, donate_argnums=0, compiler_options=KEEP_BARRIERS)
+
+
+def adam_step(width: int = WIDTH) -> tuple[Step, Any]:
+    """A step of Adam on dense layers with dropout and a batch norm, and its state."""
+    optimizer = optax.adam(1e-2)
+
+    def step(state: Any, x: jax.Array, key: jax.Array) -> Any:
+        parameters, moments, mean = state
+
+        def loss(parameters: Sequence[jax.Array]) -> Any:
+            hidden, seen = x, jnp.zeros_like(mean)
+            for place, w in enumerate(parameters):
+                hidden = jnp.tanh(hidden @ w)
+                seen = seen + hidden.mean(0)
+                hidden = jnp.where(jax.random.bernoulli(jax.random.fold_in(key, place), 0.9, hidden.shape), hidden, 0.0)
+            return (hidden**2).mean(), seen
+
+        (value, seen), gradients = jax.value_and_grad(loss, has_aux=True)(parameters)
+        updates, moments = optimizer.update(gradients, moments)
+        return (optax.apply_updates(parameters, updates), moments, 0.9 * mean + 0.1 * seen), value
+
+    parameters = weights(6, width)
+    return step, (parameters, optimizer.init(parameters), jnp.zeros(parameters[0].shape[1]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_trains_as_plain_jit_does_in_one_launch(form: Barriers) -> None:
+    step, state = adam_step()
+    predicted = planned(step).plan(state, batch(), jax.random.key(0))
+    saved = dataclasses.replace(predicted, barriers=form, budget_bytes=None)  # whatever this form needs
+    function = tensile.jit(step, plan=saved, donate_argnums=0, compiler_options=KEEP_BARRIERS)
+    reference = plain(step)
+    mine, theirs = fresh(state), fresh(state)
+    for number in range(6):
+        inputs = batch(), jax.random.key(number)
+        mine, loss = function(mine, *inputs)
+        theirs, expected = reference(theirs, *inputs)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5)
+        assert a.dtype == b.dtype and a.weak_type == b.weak_type
+    plan, report = running(function).plan, function.report()
+    assert (plan.launch, plan.barriers, report.launches) == ("program", form, 1)
+    assert len(plan.segments) > 1
+    assert report.peak_bytes == plan.peak_bytes
+
+
+def test_a_program_that_keeps_the_budget_runs() -> None:
+    step, state = adam_step()
+    function = planned(step)
+    function(fresh(state), batch(), jax.random.key(0))
+    plan = running(function).plan
+    assert plan.launch == "program" and within_budget(plan)
+
+
+def let_peaks_be(monkeypatch: pytest.MonkeyPatch, *shares: float) -> list[tuple[Barriers, float]]:
+    """Let the programs that are compiled need these shares of the budget. Returns the form and predicted time of each."""
+    seen: list[tuple[Barriers, float]] = []
+    compiled = Fitting.compiled
+
+    def compiled_so(self: Fitting, choice: Choice, goal: Goal) -> CompiledPlan | None:
+        found = compiled(self, choice, goal)
+        if found is None or choice.barriers is None:
+            return found
+        share = shares[len(seen)]
+        seen.append((choice.barriers, found.plan.step_us))
+        return dataclasses.replace(found, plan=dataclasses.replace(found.plan, peak_bytes=int(share * goal.limit)))
+
+    monkeypatch.setattr(Fitting, "compiled", compiled_so)
+    monkeypatch.setattr(find_plan, "_shown_ratio", lambda fitting: 1.0)  # these peaks say nothing of plain jit's
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("budget", "shares"),
+    [
+        ("66%", (1.0,)),  # near enough
+        ("66%", (1.04, 0.99)),
+        ("66%", (0.8, 0.9, 0.92)),  # three are the most
+        ("66%", (1.1,)),  # too far: segments run
+        ("98%", (0.5,)),  # as fast as without a budget
+    ],
+)
+def test_programs_are_compiled_until_one_is_near_the_budget(
+    budget: str, shares: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = let_peaks_be(monkeypatch, *shares)
+    function = planned(sgd_step, budget)
+    function(fresh(weights()), batch())
+    assert [form for form, _ in seen] == ["inputs"] * len(shares)
+    plan = running(function).plan
+    kept = [us for share, (_, us) in zip(shares, seen, strict=True) if share <= 1]
+    assert plan.launch == ("program" if kept else "segments")
+    if kept:
+        assert plan.step_us == min(kept)
+
+
+def test_the_peak_of_the_plan_is_that_of_the_executable() -> None:
+    step, state = adam_step()
+    function = planned(step)
+    function(fresh(state), batch(), jax.random.key(0))
+    executables = running(function).compiled.executables
+    assert executables is not None and len(executables) == 1
+    memory = cast(Any, executables[0].call).memory_analysis()
+    given = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    peak = running(function).plan.peak_bytes
+    assert peak == pytest.approx(given + memory.temp_size_in_bytes, abs=256)
+
+
+def test_where_xla_drops_the_barriers_segments_keep_the_budget_and_a_note_says_so() -> None:
+    function = planned(sgd_step, "60%", compiler_options=None)
+    function(fresh(weights()), batch())
+    plan = running(function).plan
+    assert plan.launch == "segments" and plan.barriers is None
+    assert within_budget(plan)
+    assert any("launch='program' was asked for" in note for note in plan.notes)
+    assert function.report().launches == len(plan.segments) > 1
+
+
+def test_auto_joins_segments_on_a_gpu_where_launches_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    def joins(platform: str, launch_us: float, step: Any = sgd_step, **options: Any) -> bool:
+        function = planned(step, launch="auto", **options)
+        joined = function._calls.step((weights(), batch()), {})
+        monkeypatch.setattr(joined.compiler, "device", dataclasses.make_dataclass("Device", ["platform"])(platform))
+        monkeypatch.setitem(
+            joined.planner.step.__dict__, "profile", dataclasses.replace(joined.planner.step.profile, launch_us=launch_us)
+        )
+        return joined.in_one_program
+
+    assert joins("gpu", 1e4) and joins("cuda", 1e4)
+    assert not joins("gpu", 1e-3) and not joins("cpu", 1e4)
+    assert not joins("gpu", 1e4, policy="checkpoint")
+    assert joins("gpu", 1e4, scanned(8)) and not joins("gpu", 1e4, scanned(9))
+
+
+@pytest.mark.parametrize("slower", [False, True])
+def test_a_program_that_is_slower_than_its_segments_is_not_taken(monkeypatch: pytest.MonkeyPatch, slower: bool) -> None:
+    compile_programs = Fitting.compile_programs
+
+    def compiled(self: Fitting, plan: Plan, choice: Choice | None) -> Any:
+        found = compile_programs(self, plan, choice)
+        assert found is not None
+        slow = dataclasses.replace(found.launched, step_us=1e9)
+        return dataclasses.replace(found, launched=slow) if slower else found
+
+    monkeypatch.setattr(exec_step.Step, "in_one_program", property(lambda self: True))
+    monkeypatch.setattr(Fitting, "compile_programs", compiled)
+    function = planned(sgd_step, "90%", launch="auto")
+    function(fresh(weights(4)), batch(rows=700 + slower))
+    plan = running(function).plan
+    assert plan.launch == ("segments" if slower else "program")
+    assert within_budget(plan)
+
+
+def scanned(layers: int) -> Any:
+    """A step with a loop of so many iterations, which is opened."""
+
+    def step(params: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jax.numpy.sum(jax.lax.scan(lambda h, _: (jax.numpy.tanh(h @ w), None), x, None, layers)[0] ** 2)
+
+        first, *rest = params
+        value, gradient = jax.value_and_grad(loss)(first)
+        return [first - 0.01 * gradient, *rest], value
+
+    return step
+
+
+def test_on_a_cpu_auto_launches_segments() -> None:
+    function = planned(sgd_step, launch="auto")
+    function(fresh(weights()), batch())
+    plan = running(function).plan
+    assert plan.launch == "segments" and not plan.notes
+
+
+def test_copies_to_the_host_and_back_are_inside_the_program(fast_link: str) -> None:
+    predicted = planned(sgd_step, device_profile=fast_link).plan(weights(), batch())
+    assert predicted.launch == "program" and predicted.swapped_in_bytes > 0
+    saved = dataclasses.replace(predicted, budget_bytes=None)  # XLA for CPUs counts the copies as memory of the device
+    function, reference = tensile.jit(sgd_step, plan=saved, donate_argnums=0, compiler_options=KEEP_BARRIERS), plain(sgd_step)
+    mine, theirs = fresh(weights()), fresh(weights())
+    for _ in range(3):
+        mine, theirs = function(mine, batch())[0], reference(theirs, batch())[0]
+    for a, b in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert running(function).plan.launch == "program"
+    assert function.report().passive_swap_ins == 0
+
+
+@pytest.mark.parametrize("state_memory", ["any", pytest.param("device", marks=pytest.mark.slow)])
+def test_state_comes_in_between_two_launches(fast_link: str, state_memory: str) -> None:
+    step, state = adam_step(256)
+    inputs = batch(width=256), jax.random.key(0)
+    options = {"device_profile": fast_link, "state_memory": state_memory, "policy": "tensile"}
+    budget = low_budget(step, state, *inputs, part=0.2, donate_argnums=0, **options)
+    predicted = planned(step, budget, **options).plan(state, *inputs)
+    kept = {t.id for t in predicted.tensors if t.role in ("parameter", "optimizer_state", "state")}
+    assert any(e.kind == "swap_in" and e.tensor in kept for e in predicted.events)
+    assert predicted.launch == "program" and 1 < predicted.launches < len(predicted.segments)
+    saved = dataclasses.replace(predicted, budget_bytes=None)
+    function, reference = tensile.jit(step, plan=saved, donate_argnums=0, compiler_options=KEEP_BARRIERS), plain(step)
+    mine, theirs = fresh(state), fresh(state)
+    for number in range(4):
+        inputs = batch(width=256), jax.random.key(number)
+        mine, loss = function(mine, *inputs)
+        theirs, expected = reference(theirs, *inputs)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    plan, report = running(function).plan, function.report()
+    assert plan.launch == "program" and plan.launches == report.launches == predicted.launches
+    assert report.passive_swap_ins == 0
+    assert report.peak_bytes <= plan.peak_bytes
+
+
+def test_effects_happen_once_each_iteration() -> None:
+    said: list[float] = []
+
+    def step(state: Any, x: jax.Array) -> Any:
+        state, loss = sgd_step(state, x)
+        jax.debug.callback(lambda value: said.append(float(value)), loss)
+        return state, loss
+
+    function = planned(step)
+    state, losses = fresh(weights()), []
+    for _ in range(4):
+        state, loss = function(state, batch())
+        losses.append(float(loss))
+    jax.effects_barrier()
+    assert running(function).plan.launch == "program"
+    assert said == losses
+
+
+def test_a_saved_plan_of_one_program_runs_as_one_program(tmp_path: Path) -> None:
+    function = planned(sgd_step)
+    expected = numbers(function(fresh(weights()), batch()))
+    running(function).plan.save(tmp_path / "plan.json")
+    plan = tensile.Plan.load(tmp_path / "plan.json")
+    assert plan == running(function).plan
+    again = tensile.jit(sgd_step, plan=plan, donate_argnums=0, compiler_options=KEEP_BARRIERS)
+    for a, b in zip(numbers(again(fresh(weights()), batch())), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert running(again).plan == plan
+
+
+def test_a_saved_plan_that_needs_more_here_is_planned_again() -> None:
+    function = planned(sgd_step)
+    function(fresh(weights()), batch())
+    less = int(0.97 * running(function).plan.peak_bytes)
+    saved = dataclasses.replace(running(function).plan, peak_bytes=less, budget_bytes=less)
+    again = tensile.jit(sgd_step, plan=saved, donate_argnums=0, compiler_options=KEEP_BARRIERS)
+    again(fresh(weights()), batch())
+    plan = running(again).plan
+    assert plan.budget_bytes == less and within_budget(plan)
+    assert any("planned again" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("change", [{"barriers": None}, {"launch": "segments"}])
+def test_a_plan_that_contradicts_itself_about_its_launch_is_refused(change: dict[str, Any]) -> None:
+    function = planned(sgd_step)
+    function(fresh(weights()), batch())
+    with pytest.raises(PlanFileError, match="its launch is"):
+        tensile.jit(sgd_step, plan=dataclasses.replace(running(function).plan, **change), donate_argnums=0)
+
+
+def test_a_predicted_plan_says_how_it_is_to_be_launched() -> None:
+    plan = planned(sgd_step).plan(weights(), batch())
+    assert plan.launch == "program" and plan.workspaces == "predicted"
+    assert "all in one launch" in str(plan)
+
+
+def test_if_the_device_is_out_of_memory_the_same_call_is_planned_for_less() -> None:
+    function = planned(sgd_step)
+    state = function(fresh(weights()), batch())[0]
+    before, kept = running(function).plan, fresh(state)
+
+    def fail(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError(OUT_OF_MEMORY)
+
+    wrap_launches(function, lambda index, call: fail)
+    results = function(state, batch())
+    for a, b in zip(numbers(results), numbers(plain(sgd_step)(kept, batch())), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    plan = running(function).plan
+    assert before.launch == "program" and plan.peak_bytes <= 0.9 * before.peak_bytes
+    assert function.report().out_of_memory > 0
+    assert function.plans(results[0], batch()) == (before, plan)
+
+
+@pytest.mark.parametrize("name", ["gpt_scan", pytest.param("gpt", marks=pytest.mark.slow)])
+def test_a_decoder_trains_as_plain_jit_does(name: str) -> None:
+    model = MODELS[name](batch_size=4, sequence_length=64, width=64, heads=2, layers=3)
+    function, reference = planned(model.step, "75%"), plain(model.step)
+    mine, theirs, batches = model.init(), model.init(), model.batches()
+    for _ in range(4):
+        inputs = next(batches)
+        mine, metrics = function(mine, inputs)
+        theirs, expected = reference(theirs, inputs)
+        np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-5)
+    assert running(function).plan.launch == "program"
+
+
+@pytest.mark.parametrize("wrong", ["one", True, None, 1])
+def test_launch_must_be_known(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="launch must be 'auto' or 'segments' or 'program'"):
+        tensile.jit(sgd_step, launch=wrong)
+
+
+def test_one_program_and_the_renewal_of_plans_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="renew_above=0.3 follows the latencies of segments"):
+        tensile.jit(sgd_step, launch="program", renew_above=0.3)

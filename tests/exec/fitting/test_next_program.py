@@ -1,0 +1,81 @@
+"""How the next program of a step is made, from the peaks of the programs before."""
+
+import pytest
+
+from tensile_jax.exec.fitting.next_program import Tried, Try, first_try, next_try
+from tensile_jax.plan_format import Barriers
+
+
+def tried(limit: float, peak_bytes: int, form: Barriers = "lag") -> Tried:
+    return Tried(limit, form, peak_bytes)
+
+
+def limit_after(*those: Tried, budget: float, devices: int = 8) -> float:
+    """The limit of the next try, whose form is that of the last one."""
+    found = next_try(those, budget, devices=devices)
+    assert found is not None and found.form == those[-1].form
+    return found.limit
+
+
+def test_the_form_of_the_first_program_depends_on_the_number_of_devices() -> None:
+    assert first_try(100, devices=1) == Try(100, "inputs")
+    assert first_try(100, devices=2) == Try(100, "lag")
+
+
+def test_a_peak_above_the_budget_lowers_the_limit_by_the_excess_and_a_margin() -> None:
+    assert limit_after(tried(100, 105), budget=100) == 100 - 5 - 1
+    assert limit_after(tried(100, 103, "inputs"), budget=100, devices=1) == 100 - 3 - 1
+
+
+def test_a_second_peak_above_the_budget_lowers_the_limit_by_half_as_much_again_and_changes_the_form_on_several_devices() -> None:
+    one = [tried(100, 105, "inputs"), tried(94, 102, "inputs")]
+    assert next_try(one, 100, devices=1) == Try(94 - 1.5 * 2 - 1, "inputs")
+    several = [tried(100, 105), tried(94, 102)]
+    assert next_try(several, 100, devices=8) == Try(94 - 1.5 * 2 - 1, "live")
+
+
+def test_a_first_peak_far_above_the_budget_changes_the_form_on_several_devices() -> None:
+    assert next_try([tried(100, 110)], 100, devices=8) == Try(100 - 10 - 1, "live")
+    later = [tried(100, 110), tried(89, 106, "live")]
+    assert next_try(later, 100, devices=8) == Try(89 - 1.5 * 6 - 1, "live")
+
+
+def test_on_one_device_no_program_follows_one_that_is_far_above_the_budget() -> None:
+    assert next_try([tried(100, 110, "inputs")], 100, devices=1) is None
+
+
+def test_a_first_peak_near_the_budget_is_the_last() -> None:
+    assert next_try([tried(100, 100)], 100, devices=8) is None
+    assert next_try([tried(100, 95)], 100, devices=1) is None
+
+
+def test_a_first_peak_far_below_the_budget_raises_the_limit_by_what_is_missing() -> None:
+    assert limit_after(tried(1000, 700), budget=1000) == 1000 + 295
+
+
+def test_two_peaks_below_the_budget_raise_the_limit_along_their_line() -> None:
+    assert limit_after(tried(1000, 700), tried(1295, 900), budget=1000) == pytest.approx(1295 + 295 / 200 * 95)
+
+
+def test_peaks_that_are_close_to_each_other_say_little_of_how_far_the_limit_rises() -> None:
+    assert limit_after(tried(1000, 700), tried(1100, 702), budget=1000) == 1100 + 2 * 293  # at most 2 of limit for a byte of peak
+    assert limit_after(tried(1000, 700), tried(1100, 690), budget=1000) == 1000 + 0.5 * 295  # and at least 0.5
+    assert limit_after(tried(1000, 700), tried(1100, 700), budget=1000) == 1000 + 295
+
+
+def test_after_a_peak_above_the_budget_one_that_is_nearly_as_high_as_it_is_the_last() -> None:
+    assert next_try([tried(100, 104), tried(95, 98)], 100, devices=8) is None
+
+
+def test_after_a_peak_above_the_budget_one_far_below_it_raises_the_limit_between_the_two() -> None:
+    # 1040 at 1000 and 900 at 950: 140 of peak for 50 of limit, so half of a byte for each
+    assert limit_after(tried(1000, 1040), tried(950, 900), budget=1000) == pytest.approx(950 + 0.5 * 95)
+    # 900 at 590 and 1100 at 690 (both of one form): half of a byte of limit for each byte of peak
+    assert limit_after(tried(1000, 1400), tried(690, 1100), tried(590, 900), budget=1000) == pytest.approx(590 + 0.5 * 95)
+
+
+def test_a_peak_of_another_form_says_whether_the_limit_rises_by_less_than_is_missing() -> None:
+    one, other = tried(1000, 1200), tried(800, 900, "live")  # two thirds of a byte of limit for each byte of peak
+    assert limit_after(one, other, budget=1000) == pytest.approx(800 + 95 * 2 / 3)
+    assert limit_after(tried(1000, 1100), tried(940, 900, "live"), budget=1000) == 940 + 0.5 * 95  # at least half of a byte
+    assert limit_after(tried(1000, 1010), tried(850, 940, "live"), budget=1000) == 850 + 55  # and at most one

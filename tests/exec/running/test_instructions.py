@@ -1,0 +1,90 @@
+"""The instructions of a plan drawn on paper: what is issued at each boundary, in which order, and on which slots."""
+
+import dataclasses
+from typing import Any
+
+from tensile_jax.exec.running.instructions import (
+    FinishSwapIn,
+    FinishSwapOut,
+    Free,
+    Instruction,
+    Launch,
+    StartSwapIn,
+    StartSwapOut,
+    instructions_of,
+)
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.result.build import empty_plan
+from tensile_jax.plan_format import Event, EventKind, Plan, Segment
+from tests.builders import graph_of
+
+X, A, B, C, Y = map(TensorId, range(5))
+LINES = ["a = heavy(x)", "b = heavy(x)", "c = heavy(b)", "y = heavy(a, c)"]
+
+
+def segment(index: int, inputs: tuple[TensorId, ...], outputs: tuple[TensorId, ...], frees: tuple[TensorId, ...] = ()) -> Segment:
+    return Segment(
+        name=str(index), operators=((index, index + 1),), recomputes=(), inputs=inputs, outputs=outputs, donated=(), frees=frees,
+        resident_bytes=0, workspace_bytes=0, device_bytes=0, begin_us=0.0, latency_us=0.0, recomputed_us=0.0, stall_us=0.0,
+    )  # fmt: skip
+
+
+def copy(kind: EventKind, tensor: TensorId, trigger: int, until: int) -> Event:
+    return Event(kind, tensor, f"t{tensor}", 100, trigger, until, 0.0, 0.0, 0.0, "")
+
+
+def plan_of(graph: Graph, *events: Event) -> Plan:
+    segments = (
+        segment(0, (X,), (A,)),
+        segment(1, (X,), (B,), (X,)),
+        segment(2, (B,), (C,), (B,)),
+        segment(3, (A, C), (Y,), (A, C)),
+    )
+    return dataclasses.replace(empty_plan(graph), segments=segments, events=events)
+
+
+def shown(code: tuple[Instruction, ...]) -> list[tuple[Any, ...]]:
+    """What each instruction is, and its slots; of a launch its segment and what it reads, writes and drops."""
+    return [
+        (Launch, i.index, i.inputs, i.outputs, i.drops) if isinstance(i, Launch) else (type(i), *dataclasses.astuple(i))
+        for i in code
+    ]
+
+
+def test_copies_out_start_before_those_that_must_have_ended_and_copies_in_come_last() -> None:
+    graph = graph_of(LINES, inputs="x", outputs="y", donated="x")
+    swaps = copy("swap_out", A, 0, 1), copy("swap_in", A, 1, 3)
+    assert shown(instructions_of(plan_of(graph, *swaps), graph, [None] * 4).code) == [
+        (Launch, 0, (0,), slice(1, 2), ()),
+        (StartSwapOut, (1,)),
+        (FinishSwapOut, (1,)),
+        (Launch, 1, (0,), slice(2, 3), ()),
+        (Free, (0,)),  # donated, so the caller still names it
+        (StartSwapIn, (1,), (1,)),
+        (Launch, 2, (2,), slice(3, 4), (2,)),
+        (FinishSwapIn, (1,)),
+        (Launch, 3, (1, 3), slice(4, 5), (1, 3)),
+    ]
+
+
+def test_the_host_keeps_its_copy_until_a_tensor_has_come_back_for_the_last_time() -> None:
+    graph = graph_of(LINES, inputs="x", outputs="y")
+    swaps = copy("swap_out", A, 0, 1), copy("swap_in", A, 0, 1), copy("swap_in", A, 2, 3)
+    code = instructions_of(plan_of(graph, *swaps), graph, [None] * 4).code
+    assert [i.forgotten for i in code if isinstance(i, StartSwapIn)] == [(), (1,)]
+
+
+def test_arguments_that_are_not_donated_are_dropped_and_their_memory_is_kept() -> None:
+    graph = graph_of(LINES, inputs="x", outputs="y")
+    made = instructions_of(plan_of(graph), graph, [None] * 4)
+    assert made.keep == {0} and made.inputs == (0,) and made.outputs == (4,)
+    assert not any(isinstance(i, Free) for i in made.code)
+    assert [i.drops for i in made.code if isinstance(i, Launch)] == [(), (0,), (2,), (1, 3)]
+
+
+def test_state_whose_first_copy_comes_in_and_whose_last_goes_out_is_on_the_host_between_iterations() -> None:
+    graph = graph_of(LINES, inputs="x", outputs="y")
+    swaps = copy("swap_in", X, -1, 0), copy("swap_out", Y, 3, 4)
+    made = instructions_of(plan_of(graph, *swaps), graph, [None] * 4)
+    assert made.arrive_on_host == {0} and made.left_on_host == {4}
+    assert isinstance(made.code[0], StartSwapIn) and isinstance(made.code[-1], FinishSwapOut)
