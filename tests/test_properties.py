@@ -20,7 +20,6 @@ from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.joined import joined, programs_of
-from tensile_jax.plan.result.simulate import simulate
 from tensile_jax.plan.search.choice import LEAST, predicted_plan, whole_peak
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Event, Plan
@@ -86,11 +85,8 @@ def peak_of(step: StepModel, choice: Choice, state_memory: str) -> int:
         return whole_peak(step, Measured())
     plan = planned(step, choice, state_memory)
     check(plan, step.graph)
-    check(joined(plan, programs_of(plan), step.graph, step.profile), step.graph)
+    check(joined(plan, programs_of(plan, step.graph), step.graph, step.profile), step.graph)
     assert left_on_host(plan, step.graph) == found_on_host(plan)
-    twice = simulate([plan], step.profile, iterations=2)
-    assert twice.peak_bytes <= plan.peak_bytes
-    assert twice.step_us[0] == pytest.approx((plan.step_us, plan.step_us), abs=0.01)
     return plan.peak_bytes
 
 

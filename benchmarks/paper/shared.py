@@ -85,7 +85,7 @@ def program_of(planner: Planner, planned: Planned) -> SimulatedProgram:
     """The program of a plan that is not compiled."""
     plan, graph = planned.plan, planner.graph
     instructions = None if plan.whole else instructions_of(plan, graph, [None] * len(plan.segments))
-    return SimulatedProgram(planner, planned, memory_profile_of(plan, graph, instructions, planner.profile), instructions)
+    return SimulatedProgram(planner, planned, memory_profile_of(plan, graph, planner.profile), instructions)
 
 
 def _under(prepared: PreparedStep, budget_bytes: int) -> SimulatedProgram:

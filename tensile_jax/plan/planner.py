@@ -372,7 +372,7 @@ class Planner:
             return None
         if choice.barriers is None:
             return plan
-        return replace(plan, launch="program", launches=len(programs_of(plan)), barriers=choice.barriers)
+        return replace(plan, launch="program", launches=len(programs_of(plan, self.graph)), barriers=choice.barriers)
 
     def with_measured(self, choice: Choice, workspaces: Sequence[int], measured: Measured) -> Measured:
         """`measured` and, in addition, the workspaces of the compiled segments of a choice."""

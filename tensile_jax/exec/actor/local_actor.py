@@ -112,7 +112,7 @@ class LocalState:
 def program_of(compiled: CompiledPlan, *, offloaded: frozenset[TensorId] = frozenset()) -> LocalProgram:
     """The program of a compiled plan."""
     step = compiled.step
-    memory = memory_profile_of(compiled.plan, step.graph, code_of(compiled), step.options.profile)
+    memory = memory_profile_of(compiled.plan, step.graph, step.options.profile)
     return LocalProgram(compiled, memory, offloaded)
 
 

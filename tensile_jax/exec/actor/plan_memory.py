@@ -1,7 +1,7 @@
 """Computes the memory profile of a compiled plan: the bytes that each move of an iteration needs and holds, for the controller.
 
-The moves of an iteration are the plan's instructions (`exec/running/instructions.py`) in their order, with `begin` before them
-and `end` after them. What they change in the bytes that the job holds on the device:
+The moves of an iteration are the plan's instructions (`plan/result/instructions.py`) in their order, with `begin` before them and
+`end` after them. What they change in the bytes that the job holds on the device:
 
     begin          adds the batch and the state that an iteration expects on the device
     StartSwapOut   changes nothing: the tensors stay on the device until their copies have ended
@@ -21,37 +21,35 @@ the arguments that plain jit leaves out of its peak because nothing reads them.
 The bytes in host memory are those of the plan (`plan/result/memory_curve.py`), or those of the parked state if these are more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from tensile_jax.exec.running.instructions import (
-    FinishSwapIn,
-    FinishSwapOut,
-    Free,
-    Instructions,
-    Launch,
-    StartSwapIn,
-    StartSwapOut,
-)
-from tensile_jax.ir import Graph
+from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, LAUNCH, WAIT, MemoryProfile
+from tensile_jax.plan.result.instructions import (
+    FinishSwapIn,
+    FinishSwapOut,
+    Instruction,
+    Launch,
+    change_of,
+    decode,
+    on_host_between_iterations,
+)
 from tensile_jax.plan.result.memory_curve import host_bytes
 from tensile_jax.plan_format import Plan
 
+_KINDS: dict[type[Instruction], int] = {Launch: LAUNCH, FinishSwapOut: WAIT, FinishSwapIn: WAIT}  # of others, INSTANT
 _ARRAY_US = 31.0  # to issue the copy of one array, however small (measured)
 
 
-def memory_profile_of(plan: Plan, graph: Graph, instructions: Instructions | None, profile: DeviceProfile) -> MemoryProfile:
-    """The memory profile of one iteration of `plan`; `instructions` are None for a step that runs whole."""
+def memory_profile_of(plan: Plan, graph: Graph, profile: DeviceProfile) -> MemoryProfile:
+    """The memory profile of one iteration of `plan`."""
     new_state = [graph.tensors[pair.output] for pair in graph.carried]
     state_bytes = sum(t.nbytes + (t.host_bytes or 0) for t in new_state)
     there = sum(t.host_bytes or 0 for t in plan.tensors)
-    if instructions is None:
-        moves = _whole(plan, graph)
-    else:
-        moves = _segmented(plan, graph, instructions)
+    moves = _whole(plan, graph) if plan.whole else _segmented(plan, graph)
     moved = moves.holds[0] - moves.parked_bytes
     switch_us = copy_out_us(moved, profile) + copy_in_us(moved, profile)
     switch_us += 2 * _ARRAY_US * len({pair.output for pair in graph.carried})
@@ -76,51 +74,31 @@ def _whole(plan: Plan, graph: Graph) -> _Moves:
     return _Moves((INSTANT, LAUNCH, INSTANT), (begun, launch, begun), (idle, begun, begun, idle), metrics, 0)
 
 
-def _segmented(plan: Plan, graph: Graph, instructions: Instructions) -> _Moves:
+def _segmented(plan: Plan, graph: Graph) -> _Moves:
     carried, metrics = {pair.output for pair in graph.carried}, metrics_bytes(graph)
-    size = instructions.nbytes
+    code = decode(plan, graph)
+    arriving, left = on_host_between_iterations(code)
 
-    def total(slots: Sequence[int]) -> int:
-        return sum(size[slot] for slot in slots)
+    def total(tensors: Iterable[TensorId]) -> int:
+        return sum(graph.tensors[t].nbytes for t in tensors)
 
-    constants = total([slot for slot, _ in instructions.constants])
-    on_device = [slot for slot in instructions.inputs if slot not in instructions.arrive_on_host]
-    results = zip(instructions.outputs, graph.outputs, strict=True)
-    idle_state = total([slot for slot, t in results if t in carried and slot not in instructions.left_on_host])
+    constants = total(t.id for t in graph.tensors if t.role == "constant" and t.producer is None)
+    idle_state = total(t for t in graph.outputs if t in carried and t not in left)
     always = constants + metrics  # the metrics are those of the last iteration, until they are read
     idle = always + idle_state
-    held = max(always + total(on_device), idle)
+    held = max(always + total(t for t in graph.inputs if t not in arriving), idle)
     kinds, needs, holds = [INSTANT], [held], [idle, held]
-    for instruction in instructions.code:
-        need = held
-        match instruction:
-            case Launch(index=index, outputs=outputs, drops=drops):
-                made = total(range(outputs.start, outputs.stop))
-                need = metrics + plan.segments[index].device_bytes
-                taken_over = sum(graph.tensors[t].nbytes for t in plan.segments[index].donated if t in graph.donated)
-                held += made - total(drops) - taken_over
-                kind = LAUNCH
-            case StartSwapOut():
-                kind = INSTANT
-            case StartSwapIn(slots):
-                held += total(slots)
-                need = held
-                kind = INSTANT
-            case FinishSwapOut(slots):
-                held -= total(slots)
-                kind = WAIT
-            case Free(slots):
-                held -= total(slots)
-                kind = INSTANT
-            case FinishSwapIn():
-                kind = WAIT
-        kinds.append(kind)
-        needs.append(max(need, held, holds[-1]))
+    for instruction in code:
+        added, freed = change_of(instruction)
+        held += total(added) - total(freed)
+        launch = metrics + plan.segments[instruction.index].device_bytes if isinstance(instruction, Launch) else 0
+        kinds.append(_KINDS.get(type(instruction), INSTANT))
+        needs.append(max(launch, held, holds[-1]))
         holds.append(held)
     kinds.append(INSTANT)
     needs.append(max(held, idle))
     holds.append(idle)
-    return _Moves(tuple(kinds), tuple(needs), tuple(holds), always, max(host_bytes(graph, plan.segments, plan.events)))
+    return _Moves(tuple(kinds), tuple(needs), tuple(holds), always, max(host_bytes(code, graph)))
 
 
 def metrics_bytes(graph: Graph) -> int:

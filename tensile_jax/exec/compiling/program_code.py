@@ -24,7 +24,6 @@ GPUs.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -32,8 +31,9 @@ import jax.numpy as jnp
 
 from tensile_jax.exec.compiling.segment_code import SegmentBuilder, SegmentCode
 from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.result.instructions import FinishSwapIn, FinishSwapOut, Free, Launch, StartSwapIn, StartSwapOut
 from tensile_jax.plan.result.joined import Program
-from tensile_jax.plan_format import Barriers, Event, Plan, Segment, unranged
+from tensile_jax.plan_format import Barriers, Plan, Segment, unranged
 
 _Values = dict[TensorId, Any]
 _LATE = ("gradient", "parameter", "optimizer_state", "output", "state")
@@ -52,11 +52,6 @@ def program_code(
     codes = [builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, ()) for s in parts]
     crossing = [_crossing(parts, index, joined, form, graph) for index in range(len(parts))]
     ahead = [_ahead(parts, index, form, graph) for index in range(len(parts))]
-    copies = [
-        replace(e, trigger=e.trigger - program.first, until=e.until - program.first)
-        for e in plan.events
-        if e.kind in ("swap_out", "swap_in") and e.tensor in program.inner
-    ]
     owned = {o for s in parts for o in unranged(s.operators)}
     effectful = any(operator.effectful for operator in graph.operators if operator.id in owned)
 
@@ -64,33 +59,50 @@ def program_code(
         values: _Values = dict(zip(joined.inputs, given, strict=True))
         on_host: _Values = {}
         early: _Values = {}  # arguments of the step that have crossed the boundary before the segment that reads them
-        for index, (segment, code) in enumerate(zip(parts, codes, strict=True)):
-            arrived, early = early, {}
-            if index:
-                _copy(copies, index, values, on_host)
-                early = _hold_back(values, crossing[index], ahead[index])
-            made = code.function(*(arrived.get(t, values[t]) for t in segment.inputs))
-            values.update(zip(segment.outputs, made, strict=False))  # with effects, it returns one number more
+        for instruction in program.code:
+            match instruction:
+                case StartSwapOut(tensors):
+                    on_host.update((t, jax.device_put(values[t], jax.memory.Space.Host)) for t in tensors)
+                case FinishSwapOut(tensors):
+                    for t in tensors:
+                        del values[t]
+                case StartSwapIn(tensors):
+                    values.update((t, jax.device_put(on_host[t], jax.memory.Space.Device)) for t in tensors)
+                case Launch(index, inputs, outputs):
+                    place = index - program.first
+                    arrived = early
+                    early = _hold_back(values, crossing[place], ahead[place]) if place else {}
+                    made = codes[place].function(*(arrived.get(t, values[t]) for t in inputs))
+                    values.update(zip(outputs, made, strict=False))  # with effects, it returns one number more
+                case FinishSwapIn() | Free():
+                    pass
         at_the_end = (jnp.zeros((), bool),) if effectful else ()
         return (*(values[t] for t in joined.outputs), *at_the_end)
 
     around = builder.code([], joined.inputs, (), joined.donated)
-    content = ("program", form, around.content, _wiring(parts, copies, joined), tuple(code.content for code in codes))
+    content = ("program", form, around.content, _wiring(plan, program, joined), tuple(code.content for code in codes))
     out_shardings = builder.out_shardings(joined.outputs, effectful=effectful)
     on_host = builder.on_host(joined.inputs, joined.outputs, effectful=effectful)
     return SegmentCode(function, around.avals, around.donated, content, out_shardings, on_host)
 
 
-def _wiring(parts: Sequence[Segment], copies: Sequence[Event], joined: Segment) -> Hashable:
+def _wiring(plan: Plan, program: Program, joined: Segment) -> Hashable:
     """Which results of segments are which inputs of others, and where copies happen; with numbers that equal programs share."""
     number: dict[TensorId, int] = {}
 
     def of(tensors: Sequence[TensorId]) -> tuple[int, ...]:
         return tuple(number.setdefault(t, len(number)) for t in tensors)
 
-    inputs = of(joined.inputs)
-    segments = tuple((of(s.inputs), of(s.outputs), len(unranged(s.recomputes))) for s in parts)
-    return inputs, segments, tuple((e.kind, of((e.tensor,)), e.trigger, e.until) for e in copies), of(joined.outputs)
+    found: list[Hashable] = [of(joined.inputs)]
+    for instruction in program.code:
+        match instruction:
+            case Launch(index, inputs, outputs):
+                found.append((of(inputs), of(outputs), len(unranged(plan.segments[index].recomputes))))
+            case StartSwapOut(tensors) | FinishSwapOut(tensors) | StartSwapIn(tensors):
+                found.append((type(instruction).__name__, of(tensors)))
+            case FinishSwapIn() | Free():
+                pass
+    return (*found, of(joined.outputs))
 
 
 def _crossing(parts: Sequence[Segment], index: int, joined: Segment, form: Barriers, graph: Graph) -> list[TensorId]:
@@ -133,15 +145,3 @@ def _hold_back(values: _Values, crossing: Sequence[TensorId], ahead: Sequence[Te
 def _can_cross(value: Any) -> bool:
     """Whether a barrier takes the value; it takes no random keys and no tokens."""
     return hasattr(value, "dtype") and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
-
-
-def _copy(copies: Sequence[Event], index: int, values: _Values, on_host: _Values) -> None:
-    """The copies at the boundary before segment `index`."""
-    for event in copies:
-        if event.kind == "swap_out" and event.trigger + 1 == index:
-            on_host[event.tensor] = jax.device_put(values[event.tensor], jax.memory.Space.Host)
-        if event.kind == "swap_out" and event.until == index:
-            del values[event.tensor]
-    for event in copies:
-        if event.kind == "swap_in" and event.trigger + 1 == index:
-            values[event.tensor] = jax.device_put(on_host[event.tensor], jax.memory.Space.Device)

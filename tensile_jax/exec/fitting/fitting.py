@@ -299,7 +299,7 @@ class Fitting:
         """A plan whose segments are joined into programs, compiled, with their sizes; None if the replay refuses it."""
         step = self.step
         step.agreement.tell(CompilePrograms(plan))
-        programs, profile = programs_of(plan), self.planner.step.profile
+        programs, profile = programs_of(plan, step.graph), self.planner.step.profile
         segments = joined(plan, programs, step.graph, profile).segments
         executables = self.program_executables(plan)
         found = joined(plan, programs, step.graph, profile, self._workspaces_of(segments, executables))
@@ -313,7 +313,8 @@ class Fitting:
     def program_executables(self, plan: Plan) -> list[Executable]:
         """The executables of the programs into which the segments of a plan are joined."""
         assert plan.barriers is not None
-        step, programs = self.step, programs_of(plan)
+        step = self.step
+        programs = programs_of(plan, step.graph)
         segments = joined(plan, programs, step.graph, self.planner.step.profile).segments
         codes = [
             program_code(plan, program, segment, plan.barriers, step.builder, step.graph)

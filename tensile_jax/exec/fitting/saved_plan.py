@@ -20,6 +20,7 @@ from tensile_jax.exec.fitting.find_plan import begin, budget_of, fit, learn, unt
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.ir import Graph
 from tensile_jax.plan.result.check import check
+from tensile_jax.plan.result.instructions import decode
 from tensile_jax.plan.result.memory_curve import host_bytes, resident_bytes, with_ends
 from tensile_jax.plan_format import Plan, Segment
 from tensile_jax.units import format_bytes
@@ -86,7 +87,7 @@ def _host_peak(step: Step, plan: Plan) -> int:
     if plan.host_peak_bytes is not None:
         return plan.host_peak_bytes
     inner = max((loop.plan.swapped_out_bytes for loop in plan.loops), default=0)
-    return max(host_bytes(step.graph, plan.segments, plan.events)) + inner
+    return max(host_bytes(decode(plan, step.graph), step.graph)) + inner
 
 
 def _compiled(fitting: Fitting, plan: Plan) -> tuple[Sequence[Executable], Sequence[Segment]]:
@@ -99,7 +100,7 @@ def _compiled(fitting: Fitting, plan: Plan) -> tuple[Sequence[Executable], Seque
         at_begin, resident, at_end, workspaces = 0, [held], 0, [jit_peak - held]
     else:
         executables = fitting.compile_segments(plan)
-        at_begin, *resident, at_end = resident_bytes(step.graph, plan.segments, plan.events)
+        at_begin, *resident, at_end = resident_bytes(decode(plan, step.graph), step.graph)
         workspaces = fitting.workspaces(plan, executables)
     sized = (_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True))
     return executables, with_ends(sized, at_begin, at_end)

@@ -1,24 +1,18 @@
-"""Turns a plan into the instructions that carry it out: a flat list over numbered slots, each of which holds one tensor.
+"""Maps the instructions of a plan (`plan/result/instructions.py`) to those that the executor carries out: over numbered slots.
 
-    StartSwapOut    start copies to host memory
-    FinishSwapOut   wait until copies to host memory are done, then free their device memory
-    StartSwapIn     start copies to device memory
-    FinishSwapIn    wait until copies to device memory are done
-    Launch          run a segment
-    Free            free the device memory of donated arguments
-
-Between two segments, the instructions come in this order. They are issued in the order of the list, so the list is the plan's
-schedule.
+A slot holds one tensor. A tensor that is computed again has a new slot from then on, so that the results of a launch have
+consecutive slots. A launch has its executable. Otherwise, each instruction is that of the plan with slots in place of ids of
+tensors, and there are as many, in the same order. They are issued in the order of the list, so the list is the plan's schedule.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan_format import Event, Plan
+from tensile_jax.plan.result import instructions as planned
+from tensile_jax.plan_format import Plan
 
 Slots = tuple[int, ...]
 
@@ -130,55 +124,37 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
     # plain jit's executable has them inside
     constants = [] if plan.whole else [t.id for t in graph.tensors if t.role == "constant" and t.producer is None]
     constant_slots = of(constants)
-    # by kind of event, and the index of the segment before which the event happens
-    started: defaultdict[tuple[str, int], list[TensorId]] = defaultdict(list)
-    finished: defaultdict[tuple[str, int], list[TensorId]] = defaultdict(list)
-    first: dict[TensorId, Event] = {}
-    last: dict[TensorId, Event] = {}
-    last_swap_in: dict[TensorId, int] = {}
-    for event in sorted((e for e in plan.events if e.kind in ("swap_out", "swap_in")), key=lambda e: e.trigger):
-        t, index = event.tensor, event.trigger + 1
-        started[event.kind, index].append(t)
-        finished[event.kind, event.until].append(t)
-        first.setdefault(t, event)
-        last[t] = event
-        if event.kind == "swap_in":
-            last_swap_in[t] = index
-
-    freed = {t: index for index, segment in enumerate(plan.segments) for t in segment.frees}
-    # results that an iteration leaves on the host: the last copy goes there, or it is freed after the last copy from there
-    resting = {t for t in graph.outputs if t in last and (last[t].kind == "swap_out" or freed.get(t, -1) >= last_swap_in[t])}
-
+    acts = planned.decode(plan, graph)
+    arriving, left = planned.on_host_between_iterations(acts)
     code: list[Instruction] = []
-    for index in range(len(plan.segments) + 1):
-        if leaving := started["swap_out", index]:
-            code.append(StartSwapOut(of(leaving)))
-        if gone := finished["swap_out", index]:
-            code.append(FinishSwapOut(of(gone)))
-        if returning := started["swap_in", index]:
-            code.append(StartSwapIn(of(returning), of(t for t in returning if last_swap_in[t] == index and t not in resting)))
-        if index == len(plan.segments):
-            break
-        if awaited := finished["swap_in", index]:
-            code.append(FinishSwapIn(of(awaited)))
-        segment = plan.segments[index]
-        gone = segment.inputs if plan.whole else (t for t in (*segment.frees, *segment.donated) if t not in graph.donated)
-        drops = of(gone)
-        reads = of(segment.inputs)
-        first_new = len(held_by)
-        slot.update((t, first_new + i) for i, t in enumerate(segment.outputs))  # new values, so their slots are consecutive
-        held_by += segment.outputs
-        writes = slice(first_new, len(held_by))
-        code.append(Launch(index, calls[index], _getter(reads), reads, writes, drops, segment.workspace_bytes))
-        if donated := of(t for t in segment.frees if t in graph.donated):
-            code.append(Free(donated))
+    for act in acts:
+        match act:
+            case planned.StartSwapOut(tensors):
+                code.append(StartSwapOut(of(tensors)))
+            case planned.FinishSwapOut(tensors):
+                code.append(FinishSwapOut(of(tensors)))
+            case planned.StartSwapIn(tensors, _, forgotten):
+                code.append(StartSwapIn(of(tensors), of(forgotten)))
+            case planned.FinishSwapIn(tensors):
+                code.append(FinishSwapIn(of(tensors)))
+            case planned.Free(tensors):
+                code.append(Free(of(tensors)))
+            case planned.Launch(index, read, made, donated, dropped):
+                gone = read if plan.whole else (*dropped, *(t for t in donated if t not in graph.donated))
+                drops, reads = of(gone), of(read)
+                first_new = len(held_by)
+                slot.update((t, first_new + i) for i, t in enumerate(made))  # new values, so their slots are consecutive
+                held_by += made
+                writes = slice(first_new, len(held_by))
+                workspace_bytes = plan.segments[index].workspace_bytes
+                code.append(Launch(index, calls[index], _getter(reads), reads, writes, drops, workspace_bytes))
     return Instructions(
         code=tuple(code),
         inputs=inputs,
         outputs=of(graph.outputs),
         constants=tuple(zip(constant_slots, constants, strict=True)),
-        arrive_on_host=frozenset(of(t for t, event in first.items() if event.kind == "swap_in")),
-        left_on_host=frozenset(of(t for t in graph.outputs if t in resting)),
+        arrive_on_host=frozenset(of(arriving)),
+        left_on_host=frozenset(of(t for t in graph.outputs if t in left)),
         keep=frozenset(of(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)),
         effectful=any(operator.effectful for operator in graph.operators),
         always_on_host=frozenset(slot for slot, t in enumerate(held_by) if graph.tensors[t].in_host_memory),

@@ -1,1 +1,1 @@
-"""Builds the plan of a choice, simulates it, counts its memory, and checks it."""
+"""Builds the plan of a choice, decodes it into instructions, counts its memory, simulates it, and checks it."""

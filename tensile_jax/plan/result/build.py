@@ -30,6 +30,7 @@ from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import Liveness
+from tensile_jax.plan.result.instructions import Instruction, decode
 from tensile_jax.plan.result.layout import COPIED, Contents, Layout, contents_of, on_device
 from tensile_jax.plan.result.memory_curve import host_bytes, resident_bytes, with_ends
 from tensile_jax.plan.result.segment_names import segment_names
@@ -92,29 +93,29 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
         events += [_release(graph, t, index, "the host has it still") for t in sorted(let_go.get(index, ()))]
     events += [_copy("swap_out", graph, t, last, until) for t, until in outgoing.get(last, ())]
     events += [_copy("swap_in", graph, t, last, until) for t, until in incoming.get(last, ())]
-    at_begin, *resident, at_end = resident_bytes(graph, segments, events)
+    named = {t for s in segments for t in (*s.inputs, *s.outputs)} | {e.tensor for e in events} | set(graph.inputs)
+    tensors = tuple(_planned(graph, t) for t in sorted(named))
+    plan = replace(header, whole=False, tensors=tensors, segments=tuple(segments), events=tuple(events))
+
+    code = decode(plan, graph)
+    at_begin, *resident, at_end = resident_bytes(code, graph)
     sized = (
         replace(segment, resident_bytes=held, device_bytes=held + segment.workspace_bytes)
         for segment, held in zip(segments, resident, strict=True)
     )
     segments = with_ends(sized, at_begin, at_end)
-
-    named = {t for s in segments for t in (*s.inputs, *s.outputs)} | {e.tensor for e in events} | set(graph.inputs)
     peak = max(range(last), key=lambda i: (segments[i].device_bytes, -i))
     plan = replace(
-        header,
-        whole=False,
+        plan,
         peak_bytes=segments[peak].device_bytes,
         peak_segment=peak,
         recomputed_us=round(sum(s.recomputed_us for s in segments), 3),
         swapped_out_bytes=sum(e.nbytes for e in events if e.kind == "swap_out"),
         swapped_in_bytes=sum(e.nbytes for e in events if e.kind == "swap_in"),
-        host_peak_bytes=max(host_bytes(graph, segments, events)),
-        tensors=tuple(_planned(graph, t) for t in sorted(named)),
+        host_peak_bytes=max(host_bytes(code, graph)),
         segments=tuple(segments),
-        events=tuple(events),
     )
-    return timed(plan, costs.profile)
+    return timed(plan, code, costs.profile)
 
 
 def _donations(liveness: Liveness, contents: Contents, released: set[TensorId]) -> dict[TensorId, TensorId]:
@@ -155,32 +156,31 @@ def _copies(layout: Layout, all_contents: Sequence[Contents]) -> tuple[_Copies, 
     return outgoing, incoming, let_go
 
 
-def timed(plan: Plan, profile: DeviceProfile) -> Plan:
-    """The plan with its times, from a simulation of one iteration of it alone."""
+def timed(plan: Plan, code: Sequence[Instruction], profile: DeviceProfile) -> Plan:
+    """The plan, of which `code` are the instructions, with its times, from a simulation of one iteration."""
     plan = replace(plan, launch_us=profile.launch_us)
-    seen = simulate((plan,), profile)
-    ends = [0.0, *(span.end_us for span in seen.segments)]
+    seen = simulate(plan, code, profile)
+    ends = [0.0, *(end for _, end in seen.segments)]
     segments = [
-        replace(s, begin_us=round(span.begin_us, 3), stall_us=round(span.begin_us - before, 3))
-        for s, span, before in zip(plan.segments, seen.segments, ends, strict=False)
+        replace(s, begin_us=round(begin, 3), stall_us=round(begin - before, 3))
+        for s, (begin, _), before in zip(plan.segments, seen.segments, ends, strict=False)
     ]
-    copies = {span.index: (span.begin_us, span.end_us) for span in (*seen.copies_out, *seen.copies_in)}
     events: list[Event] = []
     for place, e in enumerate(plan.events):
         triggered = ends[e.trigger + 1]
         if e.kind == "recompute":
-            begin = seen.segments[e.until].begin_us
+            begin, _ = seen.segments[e.until]
             end = begin + plan.segments[e.until].recomputed_us
         else:
-            begin, end = copies.get(place, (triggered, triggered))
-        delta = begin - triggered if place in copies else 0.0
+            begin, end = seen.copies.get(place, (triggered, triggered))
+        delta = begin - triggered if place in seen.copies else 0.0
         events.append(replace(e, delta_us=round(delta, 3), begin_us=round(begin, 3), end_us=round(end, 3)))
     return replace(
         plan,
         segments=tuple(segments),
         events=tuple(events),
-        step_us=round(seen.step_us[0][0], 3),
-        stall_us=round(seen.stall_us[0][0], 3),
+        step_us=round(seen.step_us, 3),
+        stall_us=round(seen.stall_us, 3),
     )
 
 

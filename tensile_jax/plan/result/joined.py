@@ -16,33 +16,46 @@ from typing import NamedTuple
 from tensile_jax.ir import Graph, OperatorId, TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.result.build import timed
+from tensile_jax.plan.result.instructions import (
+    FinishSwapIn,
+    FinishSwapOut,
+    Free,
+    Instruction,
+    Launch,
+    StartSwapIn,
+    StartSwapOut,
+    change_of,
+    decode,
+    on_host_between_iterations,
+)
 from tensile_jax.plan.result.memory_curve import resident_bytes, with_ends
-from tensile_jax.plan_format import Event, Plan, Segment, ranges, unranged
-
-_COPIES = ("swap_out", "swap_in")
+from tensile_jax.plan_format import Plan, Segment, ranges, unranged
 
 
 def can_be_joined(plan: Plan, graph: Graph) -> bool:
     """Whether the plan has fewer programs than segments. A loop that runs under a plan of its own is part of no program."""
     if plan.whole or any(operator.alone for operator in graph.operators):
         return False
-    return len(programs_of(plan)) < len(plan.segments)
+    return len(programs_of(plan, graph)) < len(plan.segments)
 
 
 class Program(NamedTuple):
-    """The segments `[first, end)` of a plan as one executable. `inner` are the tensors that it copies to the host and back."""
+    """The segments `[first, end)` of a plan as one executable.
+
+    `inner` are the tensors that it copies to the host and back. `code` are the plan's instructions from the launch of segment
+    `first` to that of segment `end - 1`; all copies among them are of `inner`.
+    """
 
     first: int
     end: int
     inner: frozenset[TensorId]
+    code: tuple[Instruction, ...]
 
 
-def programs_of(plan: Plan) -> tuple[Program, ...]:
+def programs_of(plan: Plan, graph: Graph) -> tuple[Program, ...]:
     """The programs of a plan: as few as possible, in their order."""
-    copies: dict[TensorId, list[Event]] = {}
-    for event in plan.events:
-        if event.kind in _COPIES:
-            copies.setdefault(event.tensor, []).append(event)
+    code = decode(plan, graph)
+    copies = _copies(code)
     made_in: dict[TensorId, list[int]] = {t: [] for t in copies}
     for index, segment in enumerate(plan.segments):
         for t in segment.outputs:
@@ -53,21 +66,59 @@ def programs_of(plan: Plan) -> tuple[Program, ...]:
         spans = list(pairwise(sorted(cuts)))
         inner = [frozenset(t for t in copies if _is_inside(copies[t], made_in[t], *span)) for span in spans]
         outer = copies.keys() - frozenset[TensorId]().union(*inner)
-        more = {b for t in outer for event in copies[t] for b in (event.trigger + 1, event.until)} - cuts
+        more = {boundary for t in outer for copy in copies[t] for boundary in (copy.start, copy.finish)} - cuts
         if not more:
-            return tuple(Program(first, end, those) for (first, end), those in zip(spans, inner, strict=True))
+            break
         cuts |= more
+    launch = [place for place, instruction in enumerate(code) if isinstance(instruction, Launch)]
+    return tuple(
+        Program(first, end, those, code[launch[first] : launch[end - 1] + 1])
+        for (first, end), those in zip(spans, inner, strict=True)
+    )
 
 
-def _is_inside(copies: Sequence[Event], made_in: Sequence[int], first: int, end: int) -> bool:
+class _Copy(NamedTuple):
+    """The copy of event `event`. It starts at boundary `start`, and boundary `finish` waits for it; if none does, the last."""
+
+    event: int
+    outwards: bool
+    start: int
+    finish: int
+
+
+def _copies(code: Sequence[Instruction]) -> dict[TensorId, list[_Copy]]:
+    """The copies of each tensor, in the order in which they start."""
+    started: list[tuple[TensorId, int, bool, int]] = []
+    latest: dict[TensorId, int] = {}  # the event of its latest copy
+    finish: dict[int, int] = {}
+    boundary = 0
+    for instruction in code:
+        match instruction:
+            case StartSwapOut(tensors, events) | StartSwapIn(tensors, events):
+                outwards = isinstance(instruction, StartSwapOut)
+                for t, event in zip(tensors, events, strict=True):
+                    started.append((t, event, outwards, boundary))
+                    latest[t] = event
+            case FinishSwapOut(tensors) | FinishSwapIn(tensors):
+                finish.update((latest[t], boundary) for t in tensors)
+            case Launch():
+                boundary += 1
+            case Free():
+                pass
+    found: dict[TensorId, list[_Copy]] = {}
+    for t, event, outwards, start in started:
+        found.setdefault(t, []).append(_Copy(event, outwards, start, finish.get(event, boundary)))
+    return found
+
+
+def _is_inside(copies: Sequence[_Copy], made_in: Sequence[int], first: int, end: int) -> bool:
     """Whether the segments `[first, end)` make a tensor once, and do all of its copies, of which the last one is back."""
-    ordered = sorted(copies, key=lambda event: event.trigger)
     return (
         len(made_in) == 1
         and first <= made_in[0] < end
-        and ordered[0].kind == "swap_out"
-        and ordered[-1].kind == "swap_in"
-        and all(made_in[0] < event.trigger + 1 < end and event.until < end for event in copies)
+        and copies[0].outwards
+        and not copies[-1].outwards
+        and all(made_in[0] < copy.start < end and copy.finish < end for copy in copies)
     )
 
 
@@ -79,21 +130,21 @@ def joined(
     Args:
         workspaces: of each program, in bytes; if they are not known, the most that one of its segments is expected to need.
     """
-    there = _Contents(plan, graph)
+    code = decode(plan, graph)
+    before, after = _contents(code, graph)
     segments: list[Segment] = []
     for number, program in enumerate(programs):
         parts = plan.segments[program.first : program.end]
         most = max(s.device_bytes for s in parts)
-        segment = _joined(parts, *there(program))
+        segment = _joined(parts, before[program.first], after[program.end - 1])
         segments.append(replace(segment, workspace_bytes=0 if workspaces is None else workspaces[number], device_bytes=most))
     place = {program.first: number for number, program in enumerate(programs)} | {len(plan.segments): len(programs)}
     inner = frozenset[TensorId]().union(*(program.inner for program in programs))
-    events = [
-        replace(event, trigger=place[event.trigger + 1] - 1, until=place[event.until])
-        for event in plan.events
-        if event.kind in _COPIES and event.tensor not in inner
-    ]
-    at_begin, *resident, at_end = resident_bytes(graph, segments, events)
+    outer = sorted(copy for t, several in _copies(code).items() if t not in inner for copy in several)
+    events = [replace(plan.events[c.event], trigger=place[c.start] - 1, until=place[c.finish]) for c in outer]
+    found = replace(plan, segments=tuple(segments), events=tuple(events), launch="segments", launches=None, barriers=None)
+    code = decode(found, graph)
+    at_begin, *resident, at_end = resident_bytes(code, graph)
     if workspaces is None:
         sized = [
             replace(s, resident_bytes=held, workspace_bytes=max(0, s.device_bytes - held), device_bytes=max(s.device_bytes, held))
@@ -106,41 +157,25 @@ def joined(
         ]
     sized = with_ends(sized, at_begin, at_end)
     peak = max(range(len(sized)), key=lambda i: (sized[i].device_bytes, -i))
-    found = replace(
-        plan,
-        segments=tuple(sized),
-        events=tuple(events),
-        peak_bytes=sized[peak].device_bytes,
-        peak_segment=peak,
-        launch="segments",
-        launches=None,
-        barriers=None,
-    )
-    return timed(found, profile)
+    found = replace(found, segments=tuple(sized), peak_bytes=sized[peak].device_bytes, peak_segment=peak)
+    return timed(found, code, profile)
 
 
-class _Contents:
-    """The tensors on the device before each segment of a plan and after it."""
-
-    def __init__(self, plan: Plan, graph: Graph) -> None:
-        arriving: set[TensorId] = set()
-        seen: set[TensorId] = set()
-        for event in sorted((e for e in plan.events if e.kind in _COPIES), key=lambda e: e.trigger):
-            if event.tensor not in seen and event.kind == "swap_in":
-                arriving.add(event.tensor)
-            seen.add(event.tensor)
-        now = {t.id for t in graph.tensors if t.producer is None} - arriving
-        self._before: list[frozenset[TensorId]] = []
-        self._after: list[frozenset[TensorId]] = []
-        for index, segment in enumerate(plan.segments):
-            now -= {e.tensor for e in plan.events if e.kind == "swap_out" and e.until == index}
-            now |= {e.tensor for e in plan.events if e.kind == "swap_in" and e.trigger + 1 == index}
-            self._before.append(frozenset(now))
-            now = (now | set(segment.outputs)) - {*segment.frees, *segment.donated}
-            self._after.append(frozenset(now))
-
-    def __call__(self, program: Program) -> tuple[frozenset[TensorId], frozenset[TensorId]]:
-        return self._before[program.first], self._after[program.end - 1]
+def _contents(code: Sequence[Instruction], graph: Graph) -> tuple[list[frozenset[TensorId]], list[frozenset[TensorId]]]:
+    """The tensors on the device before each segment of a plan, and those there after it."""
+    arriving, _ = on_host_between_iterations(code)
+    now = frozenset(t.id for t in graph.tensors if t.producer is None) - arriving
+    before: list[frozenset[TensorId]] = []
+    after: list[frozenset[TensorId]] = []
+    for instruction in code:
+        if isinstance(instruction, Launch):
+            before.append(now)
+            after.append(now)
+        added, freed = change_of(instruction)
+        now = now.union(added).difference(freed)
+        if isinstance(instruction, Launch | Free):
+            after[-1] = now
+    return before, after
 
 
 def _joined(parts: Sequence[Segment], before: frozenset[TensorId], after: frozenset[TensorId]) -> Segment:

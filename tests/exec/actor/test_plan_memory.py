@@ -53,14 +53,14 @@ def test_what_is_held_at_each_launch_is_what_the_plan_says(name: str, profile: s
     for plan, graph in plans_of(name, profile):
         metrics = metrics_bytes(graph)  # those of the last iteration, until they are read
         if plan.whole:
-            whole = memory_profile_of(plan, graph, None, load_profile(profile))
+            whole = memory_profile_of(plan, graph, load_profile(profile))
             assert whole.kinds == (INSTANT, LAUNCH, INSTANT)
             assert whole.peak_bytes == plan.peak_bytes + metrics
             continue
         segmented += 1
         calls: list[Any] = [None] * len(plan.segments)
         instructions = instructions_of(plan, graph, calls)
-        memory = memory_profile_of(plan, graph, instructions, load_profile(profile))
+        memory = memory_profile_of(plan, graph, load_profile(profile))
         size = {t.id: t.nbytes for t in graph.tensors}
         assert memory.peak_bytes == plan.peak_bytes + metrics
         assert len(memory.kinds) == len(instructions.code) + 2
@@ -87,7 +87,7 @@ def test_state_that_stays_out_is_not_held_between_iterations(name: str, profile:
     assert out
     for plan, graph in out:
         instructions = instructions_of(plan, graph, [None] * len(plan.segments))
-        memory: MemoryProfile = memory_profile_of(plan, graph, instructions, load_profile(profile))
+        memory: MemoryProfile = memory_profile_of(plan, graph, load_profile(profile))
         left = sum(instructions.nbytes[slot] for slot in instructions.left_on_host)
         assert memory.idle_bytes == memory.state_bytes - left + metrics_bytes(graph)
         assert memory.host_bytes >= memory.state_bytes and memory.parked_bytes == metrics_bytes(graph)

@@ -1,4 +1,4 @@
-"""The instructions of a plan drawn on paper: what is issued at each boundary, in which order, and on which slots."""
+"""The executor's instructions of a plan drawn on paper: which slots they use."""
 
 import dataclasses
 from typing import Any
@@ -51,7 +51,7 @@ def shown(code: tuple[Instruction, ...]) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_copies_out_start_before_those_that_must_have_ended_and_copies_in_come_last() -> None:
+def test_the_instructions_are_those_of_the_plan_with_a_slot_for_each_tensor() -> None:
     graph = graph_of(LINES, inputs="x", outputs="y", donated="x")
     swaps = copy("swap_out", A, 0, 1), copy("swap_in", A, 1, 3)
     assert shown(instructions_of(plan_of(graph, *swaps), graph, [None] * 4).code) == [
@@ -67,11 +67,22 @@ def test_copies_out_start_before_those_that_must_have_ended_and_copies_in_come_l
     ]
 
 
-def test_the_host_keeps_its_copy_until_a_tensor_has_come_back_for_the_last_time() -> None:
+def test_what_is_computed_again_has_a_slot_of_its_own() -> None:
     graph = graph_of(LINES, inputs="x", outputs="y")
-    swaps = copy("swap_out", A, 0, 1), copy("swap_in", A, 0, 1), copy("swap_in", A, 2, 3)
-    code = instructions_of(plan_of(graph, *swaps), graph, [None] * 4).code
-    assert [i.forgotten for i in code if isinstance(i, StartSwapIn)] == [(), (1,)]
+    segments = (
+        segment(0, (X,), (A,)),
+        segment(1, (X,), (B,), (A,)),
+        segment(2, (B,), (A, C), (B,)),
+        segment(3, (A, C), (Y,), (A, C)),
+    )
+    made = instructions_of(dataclasses.replace(empty_plan(graph), segments=segments), graph, [None] * 4)
+    assert [(i.inputs, i.outputs, i.drops) for i in made.code if isinstance(i, Launch)] == [
+        ((0,), slice(1, 2), ()),
+        ((0,), slice(2, 3), (1,)),
+        ((2,), slice(3, 5), (2,)),
+        ((3, 4), slice(5, 6), (3, 4)),
+    ]
+    assert made.nbytes == tuple(graph.tensors[t].nbytes for t in (X, A, B, A, C, Y))
 
 
 def test_arguments_that_are_not_donated_are_dropped_and_their_memory_is_kept() -> None:

@@ -4,11 +4,13 @@ import dataclasses
 
 import pytest
 
+from tensile_jax.ir import Graph
 from tensile_jax.plan import Goal, Measured, Planner
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.result.check import check
+from tensile_jax.plan.result.instructions import Launch, StartSwapIn, StartSwapOut, decode
 from tensile_jax.plan.result.joined import can_be_joined, joined, programs_of
 from tensile_jax.plan_format import Plan, PolicyName, unranged
 from tests.builders import graph_of, plan_by_hand, tensor_named, training_graph, with_link
@@ -27,9 +29,13 @@ def test_a_joined_plan_does_what_the_step_does(policy: PolicyName, state_memory:
     plan = found.plan
     if plan.whole:
         return
-    programs = programs_of(plan)
+    programs = programs_of(plan, planner.graph)
     assert [program.first for program in programs] == [0, *(program.end for program in programs[:-1])]
     assert programs[-1].end == len(plan.segments)
+    for program in programs:
+        launched = [i.index for i in program.code if isinstance(i, Launch)]
+        copied = {t for i in program.code if isinstance(i, StartSwapOut | StartSwapIn) for t in i.tensors}
+        assert launched == list(range(program.first, program.end)) and copied == program.inner
     made = joined(plan, programs, planner.graph, planner.profile)
     check(made, planner.graph)
     assert len(made.segments) == len(programs) <= len(plan.segments)
@@ -51,21 +57,25 @@ LINES = [
 ]
 
 
-def absent(name: str, leave: int, back: int) -> Plan:
-    """The plan with a segment for each operator, and a tensor that is absent after operator `leave` until operator `back`."""
+def absent(name: str, leave: int, back: int) -> tuple[Plan, Graph]:
+    """The plan with a segment for each operator, and a tensor that is absent after operator `leave` until operator `back`.
+
+    Its graph comes second.
+    """
     graph = graph_of(LINES, inputs="x", outputs="f", donated="x")
     liveness = find_liveness(graph)
     retention = retain(liveness, {})
     absences = {tensor_named(graph, name): (Absence(tensor_named(graph, name), leave, back, 0.0),)}
-    return plan_by_hand(graph, retention, range(len(LINES) + 1), absences)
+    return plan_by_hand(graph, retention, range(len(LINES) + 1), absences), graph
 
 
 def test_a_copy_out_and_back_of_what_a_program_makes_is_part_of_it() -> None:
-    plan = absent("a", 1, 4)
+    plan, graph = absent("a", 1, 4)
     assert [e.kind for e in plan.events if e.name == "a" and e.kind.startswith("swap")] == ["swap_out", "swap_in"]
-    (program,) = programs_of(plan)
+    (program,) = programs_of(plan, graph)
     assert (program.first, program.end) == (0, len(LINES))
     assert [plan.tensors[t].name for t in program.inner] == ["a"]
+    assert program.code == decode(plan, graph)
 
 
 def test_segments_are_as_they_were_where_every_boundary_has_a_copy() -> None:
@@ -73,9 +83,9 @@ def test_segments_are_as_they_were_where_every_boundary_has_a_copy() -> None:
     planner = Planner(graph, with_link(1000.0), policy="tensile", state_memory="any")
     found = planner.plan(Goal(planner.floor_bytes(Measured())), Measured())
     assert found is not None
-    if len(programs_of(found.plan)) == len(found.plan.segments):
+    if len(programs_of(found.plan, planner.graph)) == len(found.plan.segments):
         assert not can_be_joined(found.plan, planner.graph)
-        made = joined(found.plan, programs_of(found.plan), planner.graph, planner.profile)
+        made = joined(found.plan, programs_of(found.plan, planner.graph), planner.graph, planner.profile)
         for mine, theirs in zip(made.segments, found.plan.segments, strict=True):
             assert (mine.operators, set(mine.outputs), mine.donated) == (theirs.operators, set(theirs.outputs), theirs.donated)
 
@@ -85,7 +95,7 @@ def test_programs_need_what_is_measured_of_them() -> None:
     planner = Planner(graph, with_link(1000.0), policy="tensile")
     found = planner.plan(Goal(planner.floor_bytes(Measured())), Measured())
     assert found is not None
-    programs = programs_of(found.plan)
+    programs = programs_of(found.plan, planner.graph)
     workspaces = [1000 * (number + 1) for number in range(len(programs))]
     made = joined(found.plan, programs, planner.graph, planner.profile, workspaces)
     assert [s.workspace_bytes for s in made.segments] == workspaces
