@@ -19,7 +19,7 @@ import jax
 import msgspec
 
 from tensile_jax.budget import Budget
-from tensile_jax.exec.step.agreement import ALONE, Agreement
+from tensile_jax.exec.processes.agreement import ALONE, Agreement
 from tensile_jax.exec.transfer import Device, nbytes_on_a_device, on_host
 
 _MARGIN = 0.05  # of the allocator's limit

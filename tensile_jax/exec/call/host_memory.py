@@ -27,7 +27,7 @@ import jax
 
 from tensile_jax.budget import Budget
 from tensile_jax.exec.compiling.compiler import GPUS
-from tensile_jax.exec.step.agreement import ALONE, Agreement
+from tensile_jax.exec.processes.agreement import ALONE, Agreement
 from tensile_jax.exec.transfer import Device, nbytes_on_a_device, on_host
 
 _ROOM = 0.1  # of what is free; an assumption, not a measurement

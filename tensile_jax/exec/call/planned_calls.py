@@ -42,9 +42,9 @@ from tensile_jax.exec.fitting.common_plan import digest_of, planned_for_all
 from tensile_jax.exec.fitting.forms import fit_fastest, fit_for_less, form_of, predict_fastest
 from tensile_jax.exec.fitting.saved_plan import load, refuse_saved
 from tensile_jax.exec.out_of_memory import is_out_of_memory
+from tensile_jax.exec.processes.agreement import agreement_of, compare, writes_files
 from tensile_jax.exec.running.executor import Observation
 from tensile_jax.exec.running.runner import Runner
-from tensile_jax.exec.step.agreement import agreement_of, compare, writes_files
 from tensile_jax.exec.transfer import HOST, Device, Transfer, divided_as, in_device_memory, on_host, to_device
 from tensile_jax.plan.update import WATCHED_FIRST, is_watched
 from tensile_jax.plan_format import Plan, PolicyName
@@ -190,11 +190,8 @@ class PlannedCalls:
         """Run the call and return its result. Once this is called, donated arguments may be deleted."""
         if step.followed is not None:
             self._renew(step, step.followed)
-        agreement = step.traced.step.agreement
-        agreement.begin_step()
-        result = self._run(step, call, args, kwargs)
-        agreement.finish_step()
-        return result
+        step.traced.step.agreement.begin_step()
+        return self._run(step, call, args, kwargs)
 
     def _run(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
         iteration = step.begin()
@@ -244,11 +241,8 @@ class PlannedCalls:
                 lambda leaf: to_device(leaf) if id(leaf) in wanted else leaf, args, kwargs
             )
         result = self._jitted(*args, **kwargs)
-        if step.agrees and step.traced.placement.device.platform == "cpu":
-            step.traced.step.agreement.wait_for(result)  # as an `Executor` does
-        elif watched:
-            jax.block_until_ready(result)
         if watched:
+            jax.block_until_ready(result)
             step.note_watched()
             step_us = (time.perf_counter() - began) * 1e6
             step.runner.observations.append(Observation(peak_bytes=step.plan.peak_bytes, step_us=step_us))

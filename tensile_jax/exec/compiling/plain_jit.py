@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from tensile_jax.exec.compiling.compiler import Compiler, Whole, peak_of
-from tensile_jax.exec.step.agreement import Agreement
-from tensile_jax.exec.step.orders import CompileWhole
+from tensile_jax.exec.processes.agreement import Agreement
+from tensile_jax.exec.processes.orders import CompileWhole
 
 
 class JitExecutable(NamedTuple):

@@ -15,7 +15,7 @@ import jax
 from tensile_jax.exec.compiling.compiler import GPUS, Compiler, Executable
 from tensile_jax.exec.compiling.plain_jit import PlainJit
 from tensile_jax.exec.compiling.segment_code import SegmentBuilder
-from tensile_jax.exec.step.agreement import ALONE, Agreement
+from tensile_jax.exec.processes.agreement import ALONE, Agreement
 from tensile_jax.exec.transfer import divided_as, is_divided
 from tensile_jax.ir import Graph, OperatorId
 from tensile_jax.plan import Choice, DeviceProfile, Planner

@@ -13,8 +13,8 @@ import msgspec
 from tensile_jax.exec.compiling.step import CompiledPlan, Step
 from tensile_jax.exec.compiling.whole_executable import whole_executable
 from tensile_jax.exec.fitting.find_plan import begin
-from tensile_jax.exec.step.agreement import compare
-from tensile_jax.exec.step.orders import CompilePrograms, CompileSegments, CompileWhole, Order, Run
+from tensile_jax.exec.processes.agreement import compare
+from tensile_jax.exec.processes.orders import CompilePrograms, CompileSegments, CompileWhole, Order, Run
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan_format import Plan
 

@@ -21,8 +21,8 @@ from tensile_jax.exec.compiling.step import CompiledPlan, DrivenBody, Spent, Ste
 from tensile_jax.exec.compiling.whole_executable import whole_executable
 from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.exec.fitting.knowledge_store import STORE
+from tensile_jax.exec.processes.orders import CompilePrograms, CompileSegments
 from tensile_jax.exec.running.driven_loop import driven_segment
-from tensile_jax.exec.step.orders import CompilePrograms, CompileSegments
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.plan import Choice, Goal, Measured, Planned
 from tensile_jax.plan.result.check import check

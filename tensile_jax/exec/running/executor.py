@@ -19,9 +19,6 @@ segment is taken when the segment is launched, not when it runs, so each launch 
 Effects (callbacks, debug prints) happen once, where their segment runs. Segments run in the order of their launches: on a GPU
 because they share a stream, and on a CPU because each launch waits. On a CPU, an iteration with effects also ends before the
 next one begins. A segment for which the device had no memory has not begun, so it has had no effect.
-
-If the step runs on devices of several processes, a launch may wait for another process. On a CPU, the executor then waits for
-all results, so that it notices if another process has ended (`agreement.py`).
 """
 
 import time
@@ -43,7 +40,6 @@ from tensile_jax.exec.running.instructions import (
     StartSwapIn,
     StartSwapOut,
 )
-from tensile_jax.exec.step.agreement import ALONE, Agreement
 from tensile_jax.exec.transfer import Transfer, device_bytes, may_move, nbytes_on_a_device, on_host
 
 
@@ -79,7 +75,6 @@ class Executor:
         transfer: Transfer,
         *,
         run_ahead: bool,
-        agreement: Agreement = ALONE,
     ) -> None:
         self._program = instructions
         self._constants = [  # copies, since the user may donate or delete the arrays that the step captured
@@ -89,8 +84,6 @@ class Executor:
         self._transfer = transfer
         self._used = _slots_used(instructions)
         self._run_ahead = run_ahead
-        self._waits_for = jax.block_until_ready if run_ahead else agreement.wait_for
-        self._waits_at_end = not run_ahead and len(agreement.processes) > 1
         self.passive_swap_ins = 0
         self.out_of_memory = 0
         self.needs_lower_budget = False
@@ -104,8 +97,8 @@ class Executor:
             if type(instruction) is not FinishSwapIn:  # here a launch may be issued before its inputs have arrived
                 perform(instruction)
         results = self.end(iteration)
-        if watch is not None or self._waits_at_end:
-            self._waits_for(results)
+        if watch is not None:
+            jax.block_until_ready(results)
         return results
 
     def begin(self, arguments: Sequence[Any], watch: Observation | None = None) -> "Iteration":
@@ -125,7 +118,7 @@ class Executor:
         program, env, host = self._program, iteration.env, iteration.host
         latest = iteration.latest
         if program.effectful and not self._run_ahead and latest is not None and not latest.is_deleted():
-            self._waits_for(latest)
+            jax.block_until_ready(latest)
         results = [env[slot] if env[slot] is not None else host[slot] for slot in program.outputs]
         if self.needs_lower_budget:  # copy back what recovery sent to the host, but not what the plan leaves there
             results = [
@@ -256,7 +249,7 @@ class Iteration:
     def _launch(self, launch: Launch) -> None:
         env, watch, previous = self.env, self.watch, self.latest
         if self._wait and previous is not None and not previous.is_deleted():
-            self._executor._waits_for(previous)
+            jax.block_until_ready(previous)
         began = time.perf_counter() if watch is not None else 0.0
         if self._careful or watch is not None:
             self._fetch(launch.inputs)
@@ -337,7 +330,7 @@ class Iteration:
         The number that a segment with effects returns after its outputs is a part of its workspace.
         """
         if watch.timed:
-            self._executor._waits_for(made)
+            jax.block_until_ready(made)
             watch.segment_us.append((time.perf_counter() - began) * 1e6)
         watch.live_bytes = device_bytes(self.env) + workspace_bytes
         watch.peak_bytes = max(watch.peak_bytes, watch.live_bytes)

@@ -114,5 +114,4 @@ def executor_of(compiled: CompiledPlan, transfer: Transfer | None = None, *, run
         () if compiled.plan.whole else step.constants(),
         transfer or Transfer(device, committed=step.compiler.committed),
         run_ahead=device.platform != "cpu" if run_ahead is None else run_ahead,
-        agreement=step.agreement,
     )

@@ -12,7 +12,7 @@ import tensile_jax as tensile
 from tensile_jax.budget import Budget
 from tensile_jax.exec.call import planned_calls
 from tensile_jax.exec.call.device_memory import free_memory
-from tensile_jax.exec.step.agreement import Alone
+from tensile_jax.exec.processes.agreement import Alone
 from tests.builders import batch, fresh, low_budget, running, sgd_step, weights
 
 

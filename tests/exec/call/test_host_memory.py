@@ -9,7 +9,7 @@ import pytest
 
 from tensile_jax.exec.call import host_memory
 from tensile_jax.exec.call.host_memory import BASIS, available_bytes, free_host_memory, pool_bytes, rounded_down
-from tensile_jax.exec.step.agreement import Alone
+from tensile_jax.exec.processes.agreement import Alone
 
 GIB = 2**30
 V2 = {"proc__self__cgroup": "0::/\n"}

@@ -108,21 +108,21 @@ def test_a_runtime_and_renewal_on_devices_of_several_processes_are_refused(quick
         assert "Leave renew_above out" in renewing[1]
 
 
-def test_a_process_that_is_interrupted_ends_the_other_with_its_name(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_process_that_is_interrupted_ends_and_jax_ends_the_other(tmp_path: Path) -> None:
     stays, leaves = run("interrupted", tmp_path, timeout_s=120)
-    assert leaves.code == -signal.SIGINT and "KeyboardInterrupt" in leaves.text
-    assert stays.code == 1 and not stays.found
-    assert "DistributedError: Process 1 runs no further step (it has ended with KeyboardInterrupt)" in stays.text
-    assert abs(stays.after_s - leaves.after_s) < 20  # less than jax.distributed waits for a process to end
+    assert leaves.code and "KeyboardInterrupt" in leaves.text
+    assert stays.code and not stays.found
+    assert abs(stays.after_s - leaves.after_s) < 3 * HEARTBEAT_S
 
 
 @pytest.mark.slow
-def test_a_step_that_fails_in_the_middle_in_one_process_ends_it_in_the_other_and_no_further_one_begins(tmp_path: Path) -> None:
-    waits, fails = _of(run("fails_in_a_step", tmp_path, timeout_s=120), "fails_in_a_step")
-    assert fails[0][:2] == ["OSError", "no disk in process 1"]
-    assert "An earlier step has failed in the middle in process 1 (OSError: no disk in process 1)" in fails[1][1]
-    story = "Process 1 runs no further step (a step has failed in it with OSError: no disk in process 1)"
-    assert all(story in text and processes == [1] for _, text, processes in waits)
+def test_after_a_step_that_fails_in_the_middle_in_one_process_no_further_one_begins_in_it(tmp_path: Path) -> None:
+    waits, fails = run("fails_in_a_step", tmp_path, timeout_s=120)
+    first, second = fails.found["fails_in_a_step"]
+    assert first[:2] == ["OSError", "no disk in process 1"]
+    assert "An earlier step has failed in the middle in process 1 (OSError: no disk in process 1)" in second[1]
+    assert waits.code and not waits.found
 
 
 @pytest.mark.slow
@@ -132,12 +132,11 @@ def test_the_largest_workspaces_of_all_processes_count(long: list[Ended]) -> Non
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_ends_the_other_with_its_name(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_is_missed_by_jax_which_ends_the_other(tmp_path: Path) -> None:
     stays, killed = run("killed", tmp_path, timeout_s=120)
     assert killed.code == -signal.SIGKILL
-    assert stays.code == 1 and not stays.found
-    assert "DistributedError: Process 1 runs no further step (its connection has ended: it was killed" in stays.text
-    assert stays.after_s - killed.after_s < HEARTBEAT_S  # before jax.distributed misses it
+    assert stays.code and not stays.found
+    assert stays.after_s - killed.after_s < 3 * HEARTBEAT_S
 
 
 @pytest.mark.slow
