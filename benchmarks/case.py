@@ -23,7 +23,7 @@ import jax
 
 import tensile_jax as tensile
 from benchmarks.device_time import measured
-from benchmarks.loop import loop_us_per_segment, prepared
+from benchmarks.loop import compiled_plan, loop_us_per_segment
 from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
 
@@ -111,7 +111,7 @@ def main(
     while True:
         try:
             mine: Any = built.init()
-            prepared(step, mine, first_batch)
+            compiled_plan(step, mine, first_batch)
             if locked and steps:
                 fcntl.flock(locked, fcntl.LOCK_EX)
             mine, metrics = step(mine, first_batch)

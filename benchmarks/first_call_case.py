@@ -10,19 +10,21 @@ the step is plain jit's. `--cache` is the folder of jax's persistent compilation
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import click
 import jax
 import numpy as np
 import optax
 from flax import nnx
-from tensile_jax.exec.step.prepared_step import PreparedStep
 
 import tensile_jax as tensile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.compiler import Executable, peak_of
+from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan_format import Plan
 from tensile_jax.trace import shape_struct
@@ -109,22 +111,23 @@ class Round(NamedTuple):
     executables: int
 
 
-def watch_rounds() -> list[Round]:
-    """A list to which each plan that is compiled from now on is added."""
+@contextmanager
+def watched_rounds() -> Iterator[list[Round]]:
+    """A list to which each plan is added that is compiled in the block, since nothing reports what was predicted before."""
     rounds: list[Round] = []
-    workspaces = PreparedStep.workspaces
+    workspaces = Fitting.workspaces
 
-    def watched(self: PreparedStep, plan: Plan, executables: Sequence[Executable]) -> list[int]:
+    def watched(self: Fitting, plan: Plan, executables: Sequence[Executable]) -> list[int]:
         found = workspaces(self, plan, executables)
         errors: Errors = []
         for segment, needed in zip(plan.segments, found, strict=True):
             error = segment.workspace_bytes - needed
             errors.append((error / max(needed, 1), error / (segment.resident_bytes + needed)))
-        rounds.append(Round(errors, len(self.compiler)))
+        rounds.append(Round(errors, len(self.step.compiler)))
         return found
 
-    PreparedStep.workspaces = watched  # nothing that the product reports has what was predicted before compiling
-    return rounds
+    with patch.object(Fitting, "workspaces", watched):
+        yield rounds
 
 
 @click.command()
@@ -136,13 +139,13 @@ def main(model: str, budget: str | None, cache: str) -> None:
     step, arguments = step_of(model, budget)
     shapes = None if model == MIXER else jax.tree.map(shape_struct, arguments)
     jax.block_until_ready(jax.jit(lambda x: x + 1)(0.0))  # JAX's own first call of anything
-    rounds = watch_rounds()
     began, cpu_began = time.perf_counter(), time.process_time()
     result: dict[str, Any] = {"device": jax.devices()[0].device_kind}
-    try:
-        jax.block_until_ready(step(*arguments))
-    except BudgetTooSmall as error:
-        result["too_small"] = error.floor_bytes
+    with watched_rounds() as rounds:
+        try:
+            jax.block_until_ready(step(*arguments))
+        except BudgetTooSmall as error:
+            result["too_small"] = error.floor_bytes
     result |= {"first_call_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu_began, "rounds": len(rounds)}
     if "too_small" in result:
         print(json.dumps(result))

@@ -20,16 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import click
-from tensile_jax.exec.step.fitting_plan import choose_and_compile
-from tensile_jax.exec.step.prepared_step import LaunchName, Options, PreparedStep
 
 from benchmarks.h200_device import H200Compiler, h200, traced_for, traffic, write_compiled
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.compiler import peak_of
+from tensile_jax.exec.compiling.step import LaunchName, Options, step_of
+from tensile_jax.exec.fitting.find_plan import fit
+from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
+from tensile_jax.trace import TracedStep
 
 _RESULTS = Path(__file__).parent / "results" / "h200-compiled.json"
 # Budgets: a part of plain jit's peak, or bytes (75 %, 50 % and 40 % of the 1.83 GB that plain jit takes of another ResNet-50).
@@ -93,18 +96,17 @@ def _rematerialized(model: Any, share: float, peak: int, moved: int) -> dict[str
     return row
 
 
-def _case(step: Any, compiler: H200Compiler, peak: int, share: float | None, launch: LaunchName) -> dict[str, Any]:
+def _case(traced: TracedStep, compiler: H200Compiler, peak: int, share: float | None, launch: LaunchName) -> dict[str, Any]:
     budget = None if share is None else Budget(int(share * peak), None)
     options = Options("none" if share is None else "auto", load_profile("h200"), "device", launch=launch)
-    prepared = PreparedStep(step, budget, options, compiler)
-    prepared.measured = Measured(whole=peak)
+    fitting = Fitting(step_of(traced, options, compiler), budget, Knowledge(Measured(whole=peak)))
     began = time.perf_counter()
     try:
-        found = choose_and_compile(prepared)
+        found = fit(fitting)
     except BudgetTooSmall as error:
         return {"share": share, "floor_bytes": error.floor_bytes}
     plan, executables = found.plan, found.executables
-    assert executables is not None  # every budget here is below plain jit's peak
+    assert executables is not None and not plan.whole  # every budget here is below plain jit's peak
     return {
         "policy": options.policy,
         "share": share,

@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
-
 from benchmarks.h200_device import H200Compiler, h200, traced_for, traffic, write_compiled
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.compiling.compiler import peak_of
+from tensile_jax.exec.compiling.step import Options, step_of
+from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Goal, Measured
 from tensile_jax.plan.result.joined import can_be_joined
@@ -36,22 +37,22 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name, batch_size in _MODELS:
         model = MODELS[name](batch_size=batch_size)
-        step = traced_for(model, device)
+        traced = traced_for(model, device)
         began = time.perf_counter()
-        plain = H200Compiler(device).compile_whole(step.traced)
+        plain = H200Compiler(device).compile_whole(traced.traced)
         plain_s, peak, moved = time.perf_counter() - began, peak_of(plain), traffic(plain)
         for share in _SHARES:
             options = Options("auto", load_profile("h200"), "device")
-            prepared = PreparedStep(step, Budget(int(share * peak), None), options, H200Compiler(device))
-            prepared.measured = Measured(whole=peak)
+            step = step_of(traced, options, H200Compiler(device))
+            fitting = Fitting(step, Budget(int(share * peak), None), Knowledge(Measured(whole=peak)))
             goal = Goal(share * peak)
-            chosen = prepared.planner.plan(goal, prepared.measured)
+            chosen = fitting.chosen(goal)
             if chosen is None or chosen.plan.whole:
                 continue
-            joined = get_args(Barriers) if can_be_joined(chosen.plan, prepared.graph) else ()
+            joined = get_args(Barriers) if can_be_joined(chosen.plan, step.graph) else ()
             for barriers in (None, *joined):
                 began = time.perf_counter()
-                found = prepared.compiled(replace(chosen.choice, barriers=barriers), goal)
+                found = fitting.compiled(replace(chosen.choice, barriers=barriers), goal)
                 if found is None or found.executables is None:
                     continue
                 seconds = time.perf_counter() - began

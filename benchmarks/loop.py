@@ -4,9 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tensile_jax.exec.step.prepared_step import RunningPlan
-
 from tensile_jax.api import PlannedFunction
+from tensile_jax.exec.compiling.step import CompiledPlan
 from tensile_jax.exec.running.executor import Executor
 from tensile_jax.exec.running.instructions import FinishSwapIn, instructions_of
 
@@ -39,10 +38,10 @@ class _NoTransfer:
         return array
 
 
-def prepared(step: PlannedFunction, *args: Any) -> RunningPlan:
+def compiled_plan(step: PlannedFunction, *args: Any) -> CompiledPlan:
     """The plan with its executables under which a call with these arguments runs; nothing runs yet."""
     calls = step._calls  # pyright: ignore[reportPrivateUsage] # the one place outside that needs it
-    return calls.planned(calls.read(args, {}), args, {}).running  # pyright: ignore[reportArgumentType] # called outermost
+    return calls.planned(calls.read(args, {}), args, {}).runner.compiled  # pyright: ignore[reportArgumentType] # called outermost
 
 
 def loop_us_per_segment(step: PlannedFunction, *args: Any) -> float:
@@ -50,14 +49,14 @@ def loop_us_per_segment(step: PlannedFunction, *args: Any) -> float:
     plan = step.plan(*args)
     if plan.whole:
         return 0.0
-    running = prepared(step, *args)
+    graph = compiled_plan(step, *args).step.graph
     nothing = _Nothing()
 
     def call_of(outputs: int) -> Callable[..., Any]:
         made = tuple(nothing for _ in range(outputs))
         return lambda *_: made
 
-    instructions = instructions_of(plan, running.prepared.graph, [call_of(len(s.outputs)) for s in plan.segments])
+    instructions = instructions_of(plan, graph, [call_of(len(s.outputs)) for s in plan.segments])
     constants = [nothing for _ in instructions.constants]
     executor = Executor(instructions, constants, _NoTransfer(), run_ahead=False)  # pyright: ignore[reportArgumentType] # a stand-in
     arguments = [nothing for _ in instructions.inputs]

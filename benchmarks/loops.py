@@ -19,9 +19,6 @@ import click
 import jax
 import jax.numpy as jnp
 import optax
-from tensile_jax.exec.step.fitting_plan import choose_and_compile
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
-from tensile_jax.exec.step.variants import fastest_variant
 from tensile_models.gpt import gpt2_small
 
 from benchmarks.h200_device import H200Compiler, h200, traced_for, traced_on, traffic, write_compiled
@@ -31,6 +28,11 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.compiler import peak_of
+from tensile_jax.exec.compiling.step import Options, step_of
+from tensile_jax.exec.fitting.find_plan import fit
+from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.exec.fitting.forms import fastest_form
+from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.plan import Measured
 from tensile_jax.trace import TracedStep
 
@@ -120,19 +122,19 @@ def _plain_of(step: TracedStep) -> dict[str, Any]:
     }
 
 
-def _planned(step: TracedStep, budget: float, plain_bytes: int) -> dict[str, Any]:
+def _planned(traced: TracedStep, budget: float, plain_bytes: int) -> dict[str, Any]:
     """The step under a budget in bytes, or under the least one if that is too small; plain jit needs `plain_bytes`."""
     compiler = H200Compiler(h200())
-    prepared = PreparedStep(step, Budget(int(budget), None), Options("auto", load_profile("h200"), "device"), compiler)
-    prepared.measured = Measured(whole=plain_bytes)
+    step = step_of(traced, Options("auto", load_profile("h200"), "device"), compiler)
+    fitting = Fitting(step, Budget(int(budget), None), Knowledge(Measured(whole=plain_bytes)))
     began = time.perf_counter()
-    prepared = fastest_variant(prepared)
+    fastest = fastest_form(fitting)
     planning_s = time.perf_counter() - began
     try:
-        found = choose_and_compile(prepared)
+        found = fit(fastest)
     except BudgetTooSmall as error:
         return (
-            _planned(step, error.floor_bytes, plain_bytes) if budget < error.floor_bytes else {"floor_bytes": error.floor_bytes}
+            _planned(traced, error.floor_bytes, plain_bytes) if budget < error.floor_bytes else {"floor_bytes": error.floor_bytes}
         )
     plan, executables = found.plan, found.executables
     assert executables is not None
@@ -141,12 +143,12 @@ def _planned(step: TracedStep, budget: float, plain_bytes: int) -> dict[str, Any
         "notes": plan.notes,
         "peak_bytes": plan.peak_bytes,
         "traffic_bytes": sum(traffic(e.call) for e in executables),
-        "predicted_ratio": plan.step_us / prepared.planner.step.whole_us,
+        "predicted_ratio": plan.step_us / found.step.planner.step.whole_us,
         "segments": len(plan.segments),
         "executables": len(compiler),
         "rounds": compiler.rounds,
-        "planning_s": planning_s + prepared.plan_s,
-        "compile_s": prepared.compile_s,
+        "planning_s": planning_s + found.spent.plan_s,
+        "compile_s": found.spent.compile_s,
         "seconds": time.perf_counter() - began,
     }
 

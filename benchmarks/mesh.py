@@ -30,8 +30,6 @@ from typing import Any, TypeVar, get_args
 
 import click
 import jax
-from tensile_jax.exec.step.fitting_plan import choose_and_compile, predict
-from tensile_jax.exec.step.prepared_step import Compiled, Options, PreparedStep
 
 from benchmarks.h200_device import H200Compiler, cost_of, exchanged, h200s, traffic, write_compiled
 from benchmarks.sharded_decoder import POLICIES, WAYS, ShardedDecoder, Way
@@ -39,6 +37,10 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import DeviceProfile, load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.compiler import peak_of
+from tensile_jax.exec.compiling.step import CompiledPlan, Options, step_of
+from tensile_jax.exec.fitting.find_plan import begin_to_predict, fit, predict
+from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.plan import Goal, Measured
 from tensile_jax.plan_format import Barriers
 from tensile_jax.trace import TracedStep
@@ -87,19 +89,19 @@ def _rows(way: Way) -> Iterator[_Row]:
         yield {"how": "checkpoint", "policy": policy, "compile_s": compile_s, **by_hand[policy]}
     yield from _bounds(step, compiler, peak, moved)
     for share in _SHARES:
-        for row in _forms(prepared_under(step, compiler, int(share * peak), peak), Goal(int(share * peak)), peak, moved):
+        for row in _forms(fitting_under(step, compiler, int(share * peak), peak), Goal(int(share * peak)), peak, moved):
             yield {"how": "planned", "budget": f"{share:.0%}", **row}
     yield from _chosen(step, compiler, peak, moved, by_hand)
 
 
-def prepared_under(
-    step: TracedStep, compiler: H200Compiler, budget: int, peak: int | None, profile: DeviceProfile | None = None
-) -> PreparedStep:
+def fitting_under(
+    traced: TracedStep, compiler: H200Compiler, budget: int, peak: int | None, profile: DeviceProfile | None = None
+) -> Fitting:
     """The step under a budget in bytes. Plain jit's peak is taken as measured; without one, the predicted peak is."""
     options = Options("auto", profile or load_profile("h200"), "device", host_limit=0, launch="program")
-    prepared = PreparedStep(step, Budget(budget, None), options, compiler)
-    prepared.measured = Measured(whole=peak or prepared.planner.whole_peak_bytes(Measured()))
-    return prepared
+    step = step_of(traced, options, compiler)
+    known = Knowledge(Measured(whole=peak or step.planner.whole_peak_bytes(Measured())))
+    return Fitting(step, Budget(budget, None), known)
 
 
 def _bounds(step: TracedStep, compiler: H200Compiler, peak: int, moved: int) -> Iterator[_Row]:
@@ -107,8 +109,8 @@ def _bounds(step: TracedStep, compiler: H200Compiler, peak: int, moved: int) -> 
     profile = replace(load_profile("h200"), flops_per_us=1e15, interconnect_bytes_per_us=1e15, launch_us=1e-6)
     profile = replace(profile, kernel_us=0.0, host_kernel_us=0.0, host_launch_us=0.0)
     for share in _SHARES:
-        prepared = prepared_under(step, compiler, int(share * peak), peak, profile)
-        more_us = prepared.bound_us() - prepared.planner.step.whole_us
+        fitting = fitting_under(step, compiler, int(share * peak), peak, profile)
+        more_us = fitting.bound_us() - fitting.planner.step.whole_us
         yield {
             "how": "bound", "budget": f"{share:.0%}", "traffic_ratio": round(1 + more_us * profile.bytes_per_us / moved, 4),
         }  # fmt: skip
@@ -124,33 +126,33 @@ def _chosen(step: TracedStep, compiler: H200Compiler, peak: int, moved: int, by_
         theirs = by_hand.get(name)
         if theirs is not None and any(all(row[key] <= theirs[key] for key in _COMPARED) for row in ours):
             continue
-        prepared, rounds = prepared_under(step, compiler, budget, peak), compiler.rounds
+        fitting, rounds = fitting_under(step, compiler, budget, peak), compiler.rounds
         try:
-            seconds, found = timed(partial(choose_and_compile, prepared))
+            seconds, found = timed(partial(fit, fitting))
         except BudgetTooSmall as error:
             yield {"how": "chosen", "budget": name, "budget_bytes": budget, "floor_bytes": error.floor_bytes}
             continue
-        if found.executables is not None:
+        if not found.plan.whole:
             known = {"how": "chosen", "budget": name, "barriers": found.plan.barriers, "seconds": seconds}
             ours.append({**known, "rounds": compiler.rounds - rounds, **_planned(found, peak, moved)})
             yield ours[-1]
 
 
-def _forms(prepared: PreparedStep, goal: Goal, peak: int, moved: int) -> Iterator[_Row]:
+def _forms(fitting: Fitting, goal: Goal, peak: int, moved: int) -> Iterator[_Row]:
     """The planner's first choice, compiled by segments and in each form of a program."""
-    plan_s, chosen = timed(lambda: prepared.planner.plan(goal, prepared.measured))
+    plan_s, chosen = timed(partial(fitting.chosen, goal))
     if chosen is None or chosen.plan.whole:
         return
     for barriers in (None, *get_args(Barriers)):
         choice = replace(chosen.choice, barriers=barriers)
-        compile_s, found = timed(lambda choice=choice: prepared.compiled(choice, goal))
-        if found is not None and found.executables is not None:
+        compile_s, found = timed(partial(fitting.compiled, choice, goal))
+        if found is not None:
             predicted = round(chosen.plan.peak_bytes / peak, 4)
             known = {"barriers": barriers, "predicted_peak_ratio": predicted, "plan_s": plan_s, "compile_s": compile_s}
             yield {**known, **_planned(found, peak, moved)}
 
 
-def _planned(found: Compiled, peak: int, moved: int) -> _Row:
+def _planned(found: CompiledPlan, peak: int, moved: int) -> _Row:
     assert found.executables is not None
     figures = _figures(found.plan.peak_bytes, [e.call for e in found.executables], peak, moved)
     return {"segments": len(found.plan.segments), "launches": len(found.executables), **figures}
@@ -184,14 +186,13 @@ def _planning() -> Iterator[_Row]:
     for way, devices in ways:
         decoder = ShardedDecoder(way, h200s()[:devices], layers=24)
         began = time.process_time()
-        step = decoder.traced() if devices > 1 else decoder.traced_whole()
+        traced = decoder.traced() if devices > 1 else decoder.traced_whole()
         traced_s = time.process_time() - began
         options, compiler = Options("auto", load_profile("h200"), "device"), H200Compiler(decoder.devices[0])
-        prepared = PreparedStep(step, Budget(None, 0.5), options, compiler)
-        predict(prepared)
+        predict(begin_to_predict(step_of(traced, options, compiler), Budget(None, 0.5)))
         seconds = time.process_time() - began
         row = {
-            "way": way, "devices": devices, "layers": 24, "operators": len(step.graph.operators),
+            "way": way, "devices": devices, "layers": 24, "operators": len(traced.graph.operators),
             "trace_s": round(traced_s, 2), "plan_s": round(seconds - traced_s, 2),
         }  # fmt: skip
         print(json.dumps(row), flush=True)

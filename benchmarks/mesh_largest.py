@@ -24,14 +24,15 @@ from typing import Any, NamedTuple
 import click
 import jax
 import jax.numpy as jnp
-from tensile_jax.exec.step.fitting_plan import choose_and_compile
 
 from benchmarks.h200_device import H200Compiler, cost_of, h200s, write_compiled
-from benchmarks.mesh import prepared_under, timed, traced_by_jit
+from benchmarks.mesh import fitting_under, timed, traced_by_jit
 from benchmarks.sharded_decoder import POLICIES, ShardedDecoder
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.compiler import peak_of
+from tensile_jax.exec.compiling.step import CompiledPlan
+from tensile_jax.exec.fitting.find_plan import fit
 from tensile_jax.plan import Measured
 
 _RESULTS = Path(__file__).parent / "results" / "mesh-largest-h200.json"
@@ -142,7 +143,7 @@ def _largest_planned(decoder: ShardedDecoder, compiler: H200Compiler) -> Iterato
 
     def floor(sequences: int) -> int:
         step = replace(decoder, batch=sequences * _DEVICES).traced()
-        return prepared_under(step, compiler, _LIMIT, None).planner.floor_bytes(Measured())
+        return fitting_under(step, compiler, _LIMIT, None).planner.floor_bytes(Measured())
 
     small, large = floor(4), floor(16)
     sequences = int(4 + (_LIMIT - small) / ((large - small) / 12))
@@ -157,14 +158,20 @@ def _largest_planned(decoder: ShardedDecoder, compiler: H200Compiler) -> Iterato
 
 def _planned(decoder: ShardedDecoder, compiler: H200Compiler) -> _Try:
     sequences = decoder.batch // _DEVICES
-    prepared = prepared_under(decoder.traced(), compiler, _LIMIT, None)
+    fitting = fitting_under(decoder.traced(), compiler, _LIMIT, None)
     try:
-        seconds, found = timed(partial(choose_and_compile, prepared))
+        seconds, found = timed(partial(fit, fitting))
     except BudgetTooSmall as error:
         return _Try(sequences, None, {"floor_bytes": error.floor_bytes})
-    executables = [prepared.whole_executable()] if found.executables is None else [one.call for one in found.executables]
+    executables = _compiled(found)
     known = {"segments": len(found.plan.segments), "launches": len(executables), "barriers": found.plan.barriers}
     return _Try(sequences, found.plan.peak_bytes, {**known, **_per_token(executables, decoder), "seconds": seconds})
+
+
+def _compiled(found: CompiledPlan) -> list[Any]:
+    """XLA's executables of a plan, in the order of the launches."""
+    assert found.executables is not None
+    return [found.step.plain_jit.compiled().executable] if found.plan.whole else [one.call for one in found.executables]
 
 
 def _per_token(executables: Sequence[Any], decoder: ShardedDecoder) -> dict[str, float]:

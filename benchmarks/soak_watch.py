@@ -6,10 +6,9 @@ measured = live arrays + workspace of the executable that is launched
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from unittest.mock import patch
 
 import jax
-from tensile_jax.exec.step.whole_step import WholeIteration
 
 from tensile_jax.exec.running.executor import Iteration
 from tensile_jax.exec.running.instructions import Instruction, Launch
@@ -23,7 +22,7 @@ def live_bytes(kind: str) -> int:
 
 @dataclass
 class Watch:
-    """Measures inside a `with` block, in which it patches the executors. `budget` gives the budget of the moment."""
+    """Measures inside a `with` block, in which it patches the executor. `budget` gives the budget of the moment."""
 
     budget: Callable[[], int]
     baseline: int = 0
@@ -34,25 +33,19 @@ class Watch:
     def __enter__(self) -> "Watch":
         gc.collect()
         self.baseline = live_bytes(DEVICE)
-        self._performs = Iteration.perform, WholeIteration.perform
-        in_segments, whole = self._performs
-        seen = self._seen
+        performed = Iteration.perform
 
-        def perform(iteration: Any, instruction: Instruction) -> None:
-            in_segments(iteration, instruction)
+        def perform(iteration: Iteration, instruction: Instruction) -> None:
+            performed(iteration, instruction)
             if isinstance(instruction, Launch):
-                seen(instruction.workspace_bytes)
+                self._seen(instruction.workspace_bytes)
 
-        def perform_whole(iteration: Any, instruction: Any) -> None:
-            whole(iteration, instruction)
-            made = sum(a.nbytes for a in iteration.env)
-            seen(iteration._step._peak_bytes - made)
-
-        Iteration.perform, WholeIteration.perform = perform, perform_whole  # pyright: ignore[reportAttributeAccessIssue] # a patch
+        self._patched = patch.object(Iteration, "perform", perform)
+        self._patched.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        Iteration.perform, WholeIteration.perform = self._performs
+        self._patched.stop()
 
     def _seen(self, beside: int) -> None:
         measured, budget = live_bytes(DEVICE) - self.baseline + beside, self.budget()

@@ -19,11 +19,13 @@ import click
 import jax
 import numpy as np
 from scipy.optimize import nnls
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
 
 from benchmarks.h200_device import H200Compiler, h200, placed
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.compiling.compiler import Compiler
+from tensile_jax.exec.compiling.step import Options, step_of
+from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Goal, Measured
 from tensile_jax.plan.search.choice import schedule_of
@@ -90,15 +92,15 @@ def _rows(kind: str, name: str, batch_size: int, shares: tuple[float, ...]) -> l
     if kind == "h200":
         device = h200()
         compiler, arguments = H200Compiler(device), placed(arguments, device)
-    step = trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
-    prepared = PreparedStep(step, None, Options("auto", load_profile(kind), "device"), compiler)
-    planner, nothing = prepared.planner, Measured()
+    traced = trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
+    fitting = Fitting(step_of(traced, Options("auto", load_profile(kind), "device"), compiler), None, Knowledge())
+    planner, nothing = fitting.planner, Measured()
     rows: list[Row] = []
     for share in shares:
         found = planner.plan(Goal(share * planner.whole_peak_bytes(nothing)), nothing)
         if found is None or found.choice.layout is None:
             continue
-        workspaces = prepared.workspaces(found.plan, prepared.compile(found.plan))
+        workspaces = fitting.workspaces(found.plan, fitting.compile_segments(found.plan))
         contents = schedule_of(planner.step, found.choice.layout, nothing).contents
         rows += [
             Row(name, share, s.name, c.late, c.early, s.workspace_bytes, nbytes, s.resident_bytes)

@@ -5,10 +5,6 @@ the workspaces of cuDNN and cuBLAS are missing from both. Times are predicted fo
 the CUDA plugin of JAX, which `make paper-compiled` installs.
 """
 
-from tensile_jax.exec.step.fitting_plan import choose_and_compile
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
-from tensile_jax.exec.step.variants import fastest_variant
-
 from benchmarks.h200_device import H200Compiler, h200, traced_for
 from benchmarks.paper.metrics import metrics
 from benchmarks.paper.steps import BATCH_SIZE, Figures
@@ -16,6 +12,11 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.compiler import peak_of
+from tensile_jax.exec.compiling.step import Options, step_of
+from tensile_jax.exec.fitting.find_plan import fit
+from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.exec.fitting.forms import fastest_form
+from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
 from tensile_jax.plan_format import Plan, PolicyName
@@ -29,9 +30,9 @@ class _Compiled:
     def __init__(self, model: str) -> None:
         device = h200()
         built = MODELS[model](batch_size=BATCH_SIZE)
-        self._step = traced_for(built, device)
+        self._traced = traced_for(built, device)
         self._compiler = H200Compiler(device)
-        self.jit_peak = peak_of(self._compiler.compile_whole(self._step.traced))
+        self.jit_peak = peak_of(self._compiler.compile_whole(self._traced.traced))
 
     def plan(self, policy: PolicyName, budget: int) -> Figures:
         """The figures of the plan under a budget in bytes.
@@ -40,9 +41,9 @@ class _Compiled:
             BudgetTooSmall: no plan of the policy keeps the budget.
         """
         options = Options(policy, load_profile("h200"), "any")
-        prepared = PreparedStep(self._step, Budget(budget, None), options, self._compiler)
-        prepared.measured = Measured(whole=self.jit_peak)
-        return self._figures(choose_and_compile(fastest_variant(prepared)).plan, prepared.planner.step.whole_us)
+        step = step_of(self._traced, options, self._compiler)
+        fitting = Fitting(step, Budget(budget, None), Knowledge(Measured(whole=self.jit_peak)))
+        return self._figures(fit(fastest_form(fitting)).plan, step.planner.step.whole_us)
 
     def least(self, policy: PolicyName) -> Figures:
         """The figures of the policy's plan with the least memory."""

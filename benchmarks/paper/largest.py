@@ -7,7 +7,7 @@ the samples per second of plain jit with its own largest batch.
 from functools import partial
 from typing import Any
 
-from benchmarks.paper.steps import Step, step_of
+from benchmarks.paper.steps import ModelStep, model_step
 from tensile_jax.cli.run.max_batch import largest as largest_number
 from tensile_jax.plan_format import PolicyName
 
@@ -26,8 +26,8 @@ def largest(device: str) -> dict[str, Any]:
 
 
 def _of(model: str, device: str, memory: int) -> dict[str, Any]:
-    def step(size: int) -> Step:
-        return step_of(model, device, size)
+    def step(size: int) -> ModelStep:
+        return model_step(model, device, size)
 
     plain = largest_number(lambda size: step(size).jit_peak <= memory, most=_MOST, known=0)
     speed = plain / step(plain).jit_us * 1e6

@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensile_jax.exec.step.prepared_step import PreparedStep
-from tensile_jax.exec.step.variants import fastest_variant
-
 from benchmarks.device_simulation import Run, Simulation, Work
 from benchmarks.paper.metrics import metrics
 from benchmarks.paper.published import MODELS
-from benchmarks.paper.steps import NOTHING, Figures, Step, step_of
+from benchmarks.paper.steps import NOTHING, Figures, ModelStep, model_step
 from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.actor.plan_memory import memory_profile_of, metrics_bytes
+from tensile_jax.exec.compiling.step import Step
+from tensile_jax.exec.fitting.find_plan import begin_to_predict
+from tensile_jax.exec.fitting.forms import fastest_form
 from tensile_jax.exec.running.instructions import (
     FinishSwapIn,
     FinishSwapOut,
@@ -88,12 +88,12 @@ def program_of(planner: Planner, planned: Planned) -> SimulatedProgram:
     return SimulatedProgram(planner, planned, memory_profile_of(plan, graph, planner.profile), instructions)
 
 
-def _under(prepared: PreparedStep, budget_bytes: int) -> SimulatedProgram:
+def _under(step: Step, budget_bytes: int) -> SimulatedProgram:
     """The program under a budget, which includes the memory of the metrics. Raises: BudgetTooSmall."""
-    beside = metrics_bytes(prepared.graph)
-    prepared.budget = Budget(max(budget_bytes - beside, 1), None)
-    planner = fastest_variant(prepared, drive_loops=False).planner
-    planned = planner.plan(Goal(prepared.limit()), NOTHING)
+    beside = metrics_bytes(step.graph)
+    limit = max(budget_bytes - beside, 1)
+    planner = fastest_form(begin_to_predict(step, Budget(limit, None)), drive_loops=False).planner
+    planned = planner.plan(Goal(limit), NOTHING)
     if planned is None:
         floor = planner.floor_bytes(NOTHING) + beside
         raise BudgetTooSmall("the budget is too small", budget_bytes=budget_bytes, floor_bytes=floor)
@@ -130,7 +130,7 @@ def work_of(program: SimulatedProgram, *, arrives_us: float = 0.0, steps: int) -
 # -- jobs that are planned together, and each for itself ------------------------------------------------------------------------
 
 
-def each_for_itself(steps: Sequence[Step], policy: PolicyName, msr: float | None = None) -> list[SimulatedProgram]:
+def each_for_itself(steps: Sequence[ModelStep], policy: PolicyName, msr: float | None = None) -> list[SimulatedProgram]:
     """Every job with as little memory as the policy can do with, or with the budget that saves `msr`."""
     programs: list[SimulatedProgram] = []
     for step in steps:
@@ -145,7 +145,7 @@ def each_for_itself(steps: Sequence[Step], policy: PolicyName, msr: float | None
     return programs
 
 
-def tensile_together(steps: Sequence[Step]) -> list[SimulatedProgram]:
+def tensile_together(steps: Sequence[ModelStep]) -> list[SimulatedProgram]:
     """Every job with as little memory as TENSILE can do with, after the jobs have agreed on their swaps."""
     planners = [step.planner.with_policy("tensile") for step in steps]
     profile = planners[0].profile
@@ -162,29 +162,29 @@ def tensile_together(steps: Sequence[Step]) -> list[SimulatedProgram]:
     return programs
 
 
-def auto_together(steps: Sequence[Step], budget_bytes: int) -> tuple[list[SimulatedProgram], int]:
+def auto_together(steps: Sequence[ModelStep], budget_bytes: int) -> tuple[list[SimulatedProgram], int]:
     """All jobs planned for one budget, as the runtime plans them; and the budget, which is raised if there is no such plan."""
-    known: dict[tuple[PreparedStep, int], SimulatedProgram | BudgetTooSmall] = {}
+    known: dict[tuple[Step, int], SimulatedProgram | BudgetTooSmall] = {}
 
-    def prepare(prepared: PreparedStep, budget: int) -> SimulatedProgram:
-        if (prepared, budget) not in known:
+    def prepare(step: Step, budget: int) -> SimulatedProgram:
+        if (step, budget) not in known:
             try:
-                known[prepared, budget] = _under(prepared, budget)
+                known[step, budget] = _under(step, budget)
             except BudgetTooSmall as error:
-                known[prepared, budget] = error
-        found = known[prepared, budget]
+                known[step, budget] = error
+        found = known[step, budget]
         if isinstance(found, BudgetTooSmall):
             raise found
         return found
 
-    def plannable(step: Step) -> PlannableJob[Any]:
-        graph = step.prepared.graph
+    def plannable(step: ModelStep) -> PlannableJob[Any]:
+        graph = step.traced.graph
         state = sum(graph.tensors[pair.output].nbytes for pair in graph.carried)
         try:
-            floor = prepare(step.prepared, 1).memory.peak_bytes
+            floor = prepare(step.traced, 1).memory.peak_bytes
         except BudgetTooSmall as error:
             floor = error.floor_bytes
-        return PlannableJob(step.prepared, prepare, state, floor, 1.0)
+        return PlannableJob(step.traced, prepare, state, floor, 1.0)
 
     jobs = [plannable(step) for step in steps]
     planned = plan_jobs(jobs, budget_bytes, math.inf)
@@ -200,7 +200,9 @@ def auto_together(steps: Sequence[Step], budget_bytes: int) -> tuple[list[Simula
 # -- the metrics --------------------------------------------------------------------------------------------------------------
 
 
-def _simulate(programs: Sequence[SimulatedProgram], steps: Sequence[Step], budget_bytes: float, arrivals: Sequence[float]) -> Run:
+def _simulate(
+    programs: Sequence[SimulatedProgram], steps: Sequence[ModelStep], budget_bytes: float, arrivals: Sequence[float]
+) -> Run:
     longest = max(step.jit_us for step in steps)
     works = [
         work_of(program, arrives_us=us, steps=round(_STEPS * longest / step.jit_us))
@@ -211,7 +213,7 @@ def _simulate(programs: Sequence[SimulatedProgram], steps: Sequence[Step], budge
     return run
 
 
-def _metrics(run: Run, programs: Sequence[SimulatedProgram], steps: Sequence[Step]) -> Figures:
+def _metrics(run: Run, programs: Sequence[SimulatedProgram], steps: Sequence[ModelStep]) -> Figures:
     vanilla_us = sum(len(ended) * step.jit_us for ended, step in zip(run.ended_us, steps, strict=True))
     vanilla_peak = sum(step.jit_peak for step in steps)
     took_us = run.elapsed_us - run.first_launch_us
@@ -226,7 +228,7 @@ def _metrics(run: Run, programs: Sequence[SimulatedProgram], steps: Sequence[Ste
     }
 
 
-def _compared(steps: Sequence[Step], arrivals: Sequence[float], budget_share: float | None = None) -> dict[str, Figures]:
+def _compared(steps: Sequence[ModelStep], arrivals: Sequence[float], budget_share: float | None = None) -> dict[str, Figures]:
     """Every method on the same jobs. Capuchin's budgets, and that of `auto`, save as much as TENSILE does."""
     programs = tensile_together(steps)
     tensile = _metrics(_simulate(programs, steps, math.inf, arrivals), programs, steps)
@@ -248,25 +250,25 @@ def _compared(steps: Sequence[Step], arrivals: Sequence[float], budget_share: fl
 
 def scalability(model: str, device: str) -> dict[str, dict[str, Figures]]:
     """One to four equal jobs that begin together, by the number of jobs."""
-    step = step_of(model, device)
+    step = model_step(model, device)
     return {str(jobs): _compared([step] * jobs, [0.0] * jobs, 0.5) for jobs in range(1, MOST_JOBS + 1)}
 
 
 def mixed(device: str) -> list[dict[str, Any]]:
     """The five models come one after another in random order, as far apart as five of ResNet-50's iterations."""
     rows: list[dict[str, Any]] = []
-    apart = 5 * step_of("resnet50", device).jit_us
+    apart = 5 * model_step("resnet50", device).jit_us
     for seed in range(REPETITIONS):
         order = list(MODELS)
         random.Random(seed).shuffle(order)
-        steps = [step_of(name, device) for name in order]
+        steps = [model_step(name, device) for name in order]
         rows.append({"order": order, "methods": _compared(steps, [apart * k for k in range(len(order))], _MIXED_BUDGET)})
     return rows
 
 
 def overhead(model: str, device: str) -> dict[str, Figures]:
     """What Capuchin's time is spent on, as multiples of plain jit's time of an iteration, by the number of jobs."""
-    step = step_of(model, device)
+    step = model_step(model, device)
     limit = step.least("tensile").peak_bytes
     passive = passive_iteration(step.planner.step, limit)
     programs = each_for_itself([step], "capuchin", 1 - limit / step.jit_peak)

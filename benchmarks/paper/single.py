@@ -11,7 +11,7 @@ import random
 import time
 from typing import Any
 
-from benchmarks.paper.steps import NOTHING, Figures, Step, figures_of, step_of
+from benchmarks.paper.steps import NOTHING, Figures, ModelStep, figures_of, model_step
 from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.planner import Goal, Planned, Planner
 from tensile_jax.plan.policies.capuchin.passive_mode import passive_iteration
@@ -33,7 +33,7 @@ _REPETITIONS = 3
 
 def curve(model: str, device: str) -> list[Figures]:
     """`auto` under budgets from plain jit's peak downwards, in tenths, with the bound that no plan can beat."""
-    step = step_of(model, device)
+    step = model_step(model, device)
     rows: list[Figures] = []
     for tenth in range(9, 0, -1):
         row = _under(step, tenth / 10)
@@ -46,14 +46,14 @@ def curve(model: str, device: str) -> list[Figures]:
     return sorted(rows, key=lambda row: -row["share"])
 
 
-def _under(step: Step, share: float) -> Figures | None:
+def _under(step: ModelStep, share: float) -> Figures | None:
     plan = step.fastest(share * step.jit_peak)
     if plan is None:
         return None
     return {"share": round(share, 4), **figures_of(plan, step), "bound_eor": round(step.bound(share * step.jit_peak), 4)}
 
 
-def _around(step: Step, rows: list[Figures], eor: float) -> list[Figures]:
+def _around(step: ModelStep, rows: list[Figures], eor: float) -> list[Figures]:
     """More budgets, between the lowest one that keeps the EOR and the next one."""
     good = [row["share"] for row in rows if row["eor"] <= eor]
     high = min(good, default=1.0)
@@ -70,7 +70,7 @@ def _around(step: Step, rows: list[Figures], eor: float) -> list[Figures]:
     return found
 
 
-def _least_share(step: Step, eor: float) -> Figures:
+def _least_share(step: ModelStep, eor: float) -> Figures:
     """The share of plain jit's peak below which no plan keeps the EOR, as the bound of the time shows; a row without a plan."""
     low, high = 0.0, 1.0
     while high - low > _EXACT / 2:
@@ -84,7 +84,7 @@ def _least_share(step: Step, eor: float) -> Figures:
 
 def single(model: str, device: str) -> dict[str, Figures]:
     """Every policy with as little memory as it can do with; Capuchin and `auto` with the budget of TENSILE's peak."""
-    step = step_of(model, device)
+    step = model_step(model, device)
     tensile = step.least("tensile")
     found: dict[str, Figures] = {
         "unplanned": _of(step, "none", math.inf),
@@ -99,20 +99,20 @@ def single(model: str, device: str) -> dict[str, Figures]:
     return found
 
 
-def _of(step: Step, policy: PolicyName, limit: float) -> Figures:
+def _of(step: ModelStep, policy: PolicyName, limit: float) -> Figures:
     plan = step.plan(policy, limit)
     return figures_of(step.least(policy) if plan is None else plan, step)
 
 
 def phases(model: str, device: str) -> dict[str, dict[str, Figures]]:
     """By policy: the whole, the cold start and after updating, as means over several draws of the true latencies."""
-    step = step_of(model, device)
+    step = model_step(model, device)
     tensile_peak = step.least("tensile").peak_bytes
     limits: dict[PolicyName, float] = {"tensile": tensile_peak, "auto": tensile_peak}
     return {policy: _phases(step, policy, limit) for policy, limit in limits.items()}
 
 
-def _phases(step: Step, policy: PolicyName, limit: float) -> dict[str, Figures]:
+def _phases(step: ModelStep, policy: PolicyName, limit: float) -> dict[str, Figures]:
     planner, goal = step.planner.with_policy(policy), Goal(limit)
     first = planner.plan(goal, NOTHING)
     if first is None:  # its least peak is a little above
@@ -131,7 +131,7 @@ def _phases(step: Step, policy: PolicyName, limit: float) -> dict[str, Figures]:
     }
 
 
-def _draw(step: Step, planner: Planner, first: Planned, goal: Goal, seed: int) -> dict[str, float]:
+def _draw(step: ModelStep, planner: Planner, first: Planned, goal: Goal, seed: int) -> dict[str, float]:
     rng = random.Random(seed)
     factors = tuple(math.exp(rng.gauss(0.0, _SPREAD)) for _ in planner.graph.operators)
     truth = planner.corrected(Corrections(factors, factors))
@@ -158,7 +158,7 @@ def _draw(step: Step, planner: Planner, first: Planned, goal: Goal, seed: int) -
 
 def first(model: str, device: str) -> Figures:
     """The first iteration: of the plans of the cold start, and of Capuchin in passive mode; and what planning takes here."""
-    step = step_of(model, device)
+    step = model_step(model, device)
     limit = step.least("tensile").peak_bytes
     passive = passive_iteration(step.planner.step, limit)
     row: Figures = {"capuchin": round(passive.step_us / step.jit_us, 4), "capuchin_swapped_bytes": passive.swapped_out_bytes}
@@ -176,7 +176,7 @@ def batch(model: str, device: str) -> list[Figures]:
     """TENSILE with as little memory as it can do with, and `auto` and Capuchin with that peak, for several batch sizes."""
     rows: list[Figures] = []
     for size in BATCH_SIZES:
-        step = step_of(model, device, size)
+        step = model_step(model, device, size)
         tensile = step.least("tensile")
         rows.append(
             {

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from tensile_jax.exec.step.prepared_step import Options, PreparedStep
-from tensile_jax.exec.step.variants import fastest_variant, with_outer_products
 from tensile_models.bert import bert_base
 from tensile_models.gpt import gpt2_small
 
@@ -15,6 +13,9 @@ from benchmarks.paper.metrics import metrics
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.compiling.compiler import Compiler
+from tensile_jax.exec.compiling.step import Options, Step, step_of
+from tensile_jax.exec.fitting.find_plan import begin_to_predict
+from tensile_jax.exec.fitting.forms import fastest_form, with_outer_products
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
 from tensile_jax.plan.planner import Goal, Planner
@@ -28,17 +29,17 @@ NOTHING = Measured()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class ModelStep:
     """A model's step on a device. State may be in host memory between two iterations, as the paper's method needs it."""
 
     model: str
     batch_size: int
-    prepared: PreparedStep
+    traced: Step
 
     @property
     def planner(self) -> Planner:
-        """The planner of the step as it is, without variants."""
-        return self.prepared.planner
+        """The planner of the step as it is, without other forms."""
+        return self.traced.planner
 
     @property
     def jit_peak(self) -> int:
@@ -56,22 +57,21 @@ class Step:
         return None if found is None else found.plan
 
     def fastest(self, limit: float) -> Plan | None:
-        """The plan of `auto` under a limit in bytes for the fastest variant of the step, as users get it; None if it has none."""
+        """The plan of `auto` under a limit in bytes for the fastest form of the step, as users get it; None if it has none."""
         found = self._fastest_planner(limit).plan(Goal(limit), NOTHING)
         return None if found is None else found.plan
 
     def least(self, policy: PolicyName) -> Plan:
-        """The plan of a policy with the least memory; of `auto`, for the variant of the step that needs least."""
+        """The plan of a policy with the least memory; of `auto`, for the form of the step that needs least."""
         planner = self._fastest_planner(1) if policy == "auto" else self.planner.with_policy(policy)
         return planner.least_plan(NOTHING)
 
     def bound(self, limit: float) -> float:
         """No plan under a limit in bytes takes less than so many times the time of plain `jax.jit`, if nothing is in chunks."""
-        return with_outer_products(self.prepared).planner.bound_us(limit, NOTHING) / self.jit_us
+        return with_outer_products(self.traced).planner.bound_us(limit, NOTHING) / self.jit_us
 
     def _fastest_planner(self, limit: float) -> Planner:
-        self.prepared.budget = Budget(int(limit), None)
-        return fastest_variant(self.prepared).planner
+        return fastest_form(begin_to_predict(self.traced, Budget(int(limit), None))).planner
 
 
 @cache
@@ -81,17 +81,17 @@ def _traced(model: str, batch_size: int, sizes: tuple[tuple[str, Any], ...]) -> 
 
 
 @cache
-def step_of(model: str, device: str, batch_size: int = BATCH_SIZE, **sizes: Any) -> Step:
+def model_step(model: str, device: str, batch_size: int = BATCH_SIZE, **sizes: Any) -> ModelStep:
     """The step of a model at the sizes of the paper, on one of `DEVICES`; `bert` and `gpt` at their published sizes."""
     traced = _traced(model, batch_size, tuple(sorted(sizes.items())))
     options = Options("auto", load_profile(DEVICES[device]), "any")
-    return Step(model, batch_size, PreparedStep(traced, None, options, Compiler(jax.devices()[0])))
+    return ModelStep(model, batch_size, step_of(traced, options, Compiler(jax.devices()[0])))
 
 
 Figures = dict[str, Any]
 
 
-def figures_of(plan: Plan, step: Step) -> Figures:
+def figures_of(plan: Plan, step: ModelStep) -> Figures:
     """The paper's metrics of a plan against plain jit, and what it does."""
     msr, eor = 1 - plan.peak_bytes / step.jit_peak, plan.step_us / step.jit_us
     return {

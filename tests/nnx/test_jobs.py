@@ -87,7 +87,7 @@ def test_names_in_the_plan_are_those_of_the_objects() -> None:
         job.result()
         program = job._stored.program
     assert program is not None
-    graph = program.prepared.step.graph  # pyright: ignore[reportAttributeAccessIssue] # a local one
+    graph = program.prepared.graph  # pyright: ignore[reportAttributeAccessIssue] # a local one
     roles = {graph.tensors[t].name: graph.tensors[t].role for t in graph.inputs}
     assert roles == {
         "layer.bias": "parameter",

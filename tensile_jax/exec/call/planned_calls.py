@@ -6,8 +6,8 @@ step that is equal to an earlier one takes over its plan. Any traced step takes 
 The plain jitted function takes calls inside another transformation, calls under `jax.disable_jit`, and calls whose plan is to run
 the whole step as one executable. For every other call, the segments of the plan run one after another.
 
-A step on devices of several processes is called in each of these. One of them plans for all (`exec/step/agreement.py`), and in
-iterations that are watched anyway the processes tell one another whether the device of one was out of memory.
+A step on devices of several processes is called in each of these. One of them plans for all (`exec/processes/agreement.py`),
+and in iterations that are watched anyway the processes tell one another whether the device of one was out of memory.
 """
 
 import threading

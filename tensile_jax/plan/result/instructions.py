@@ -13,8 +13,9 @@ boundary that is the `until` of its event. An iteration does not wait for copies
 these have no FinishSwapIn.
 
 Whatever is said of what a plan does follows from these instructions: resident bytes and host bytes (`memory_curve.py`), times
-(`simulate.py`), programs (`joined.py`), the executor's instructions (`exec/step/instructions.py`) and the memory profile of a job
-(`exec/actor/plan_memory.py`). Only the checker (`check.py`) replays the events of a plan itself, so that it is a second opinion.
+(`simulate.py`), programs (`joined.py`), the executor's instructions (`exec/running/instructions.py`) and the memory profile of
+a job (`exec/actor/plan_memory.py`). Only the checker (`check.py`) replays the events of a plan itself, so that it is a second
+opinion.
 """
 
 from collections.abc import Sequence
