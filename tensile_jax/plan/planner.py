@@ -40,7 +40,7 @@ from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_pl
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.joined import programs_of
 from tensile_jax.plan.result.layout import COPIED
-from tensile_jax.plan.search.alike import alike
+from tensile_jax.plan.search.alike_iterations import alike
 from tensile_jax.plan.search.choice import (
     LEAST,
     WHOLE,
@@ -53,11 +53,11 @@ from tensile_jax.plan.search.choice import (
     whole_peak,
     workspaces_of,
 )
-from tensile_jax.plan.search.lower_bound import least_step_us
-from tensile_jax.plan.search.necessary import bytes_at_ends
+from tensile_jax.plan.search.memory_bound import bytes_at_ends
 from tensile_jax.plan.search.search import fast
-from tensile_jax.plan.search.state_out import keep_state_out
+from tensile_jax.plan.search.state_on_host import keep_state_out
 from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan.search.time_bound import least_step_us
 from tensile_jax.plan.search.workspace import Measured
 from tensile_jax.plan_format import Plan, PolicyName
 

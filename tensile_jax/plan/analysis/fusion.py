@@ -60,7 +60,7 @@ _PAD = "pad"  # XLA:CPU writes what is padded, as in the gradient of a slice, in
 # on a CPU, and, compiled for an H200, between two products with one of 13 functions and its derivative.
 _EXPENSIVE_ON_CPU = EXPENSIVE | frozenset(f"cbrt div erfc exp exp2 expm1 log log1p logistic {_PAD} pow rsqrt sqrt".split())
 _VIEWS = frozenset("broadcast_in_dim expand_dims reshape squeeze".split())
-_SMALL_VIEW = 65536  # bytes: not tuned; whether a larger view is stored is decided by its bytes (`rematerialization.py`)
+_SMALL_VIEW = 65536  # bytes: not tuned; whether a larger view is stored is decided by its bytes (`minimum_cut.py`)
 _SCALAR = 16  # bytes; the largest scalar
 
 

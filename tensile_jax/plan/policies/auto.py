@@ -8,13 +8,13 @@ repeated. If that finds nothing, the plan is one that is found quickly, or the o
 If state may be on the host between two iterations, the search also begins with the schedule of the policy `tensile`, if that has
 one: it fills the link with state, one tensor after another, which the search's own starts do not.
 
-If loops of the step are opened, a plan that treats all iterations alike (`search/alike.py`) needs far fewer executables. It is
-the plan if it is hardly slower than the step as one executable, or than what the search finds.
+If loops of the step are opened, a plan that treats all iterations alike (`search/alike_iterations.py`) needs far fewer
+executables. It is the plan if it is hardly slower than the step as one executable, or than what the search finds.
 """
 
 from tensile_jax.plan.policies.host_limit import host_peak_of, within_host_limit
 from tensile_jax.plan.policies.tensile.policy import tensile
-from tensile_jax.plan.search.alike import alike
+from tensile_jax.plan.search.alike_iterations import alike
 from tensile_jax.plan.search.choice import (
     LEAST,
     WHOLE,

@@ -4,7 +4,7 @@ What a policy decides without such a limit is its plan, if that keeps the limit:
 policy decides with the limit. `auto` then makes no schedule that exceeds it (`search/local_search.py`). The other policies decide
 what is away at which places; of that, what the host can hold is kept, the largest tensors first. Both count with what they know
 before the plan is built, and a plan may need a little more, where what the search does not count needs a tensor
-(`search/condensed.py`). So the built plan is measured. If it exceeds the limit, the policy decides for less.
+(`search/condensed_step.py`). So the built plan is measured. If it exceeds the limit, the policy decides for less.
 
 Swaps of a few tensors can be worse than none, so what the policy decides without swaps is compared, or taken where it has nothing
 else.

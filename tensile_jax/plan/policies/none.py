@@ -5,8 +5,8 @@ least peak of any cut, whichever is more, but never more than the limit. The oth
 policy keeps.
 """
 
+from tensile_jax.plan.policies.segments import Decision, cut_of, least_cut
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, peak_of, whole_peak
-from tensile_jax.plan.search.cut_choice import Decision, cut_of, least_cut
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 

@@ -43,8 +43,8 @@ from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.host_limit import that_fit, within_host_limit
 from tensile_jax.plan.policies.none import none
+from tensile_jax.plan.policies.segments import Decision, first_that_fits
 from tensile_jax.plan.search.choice import Choice
-from tensile_jax.plan.search.cut_choice import Decision, first_that_fits
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import Gap, may_leave
 from tensile_jax.plan.search.workspace import Measured

@@ -1,4 +1,4 @@
-"""Searches for the fastest schedule under a limit by moves (`moves.py`), beginning with schedules that minimum cuts suggest.
+"""Makes a schedule fit under a limit, and then faster, one move at a time (`residency_moves.py`, `boundary_moves.py`).
 
     repair    While a segment exceeds the limit: of the moves that lower the sum of what segments exceed it by, make the one that
               adds the least time for each byte. The limit is a high one first, so that the highest peaks are lowered first.
@@ -17,11 +17,11 @@ from itertools import pairwise
 from typing import NamedTuple, TypeGuard
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED
-from tensile_jax.plan.search import moves
-from tensile_jax.plan.search.condensed import members
-from tensile_jax.plan.search.moves import Gap
+from tensile_jax.plan.search import residency_moves
+from tensile_jax.plan.search.boundary_moves import merged, split
+from tensile_jax.plan.search.condensed_step import members
+from tensile_jax.plan.search.residency_moves import Gap
 from tensile_jax.plan.search.schedule import Schedule
-from tensile_jax.plan.search.start import merged, split
 
 # Moves after which the speed of a repair is trusted. `make bench-scale`: with 20, 100,000 operators on a CPU at 50 % take 1.104
 # times plain time, with 40 1.026; plans of smaller steps are the same with either.
@@ -114,7 +114,7 @@ def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterat
     step = model.step
     ranked: list[tuple[float, Gap]] = []
     results: list[tuple[float, Gap]] = []
-    for gap in moves.gaps_at(schedule, j):
+    for gap in residency_moves.gaps_at(schedule, j):
         recipe = step.recipes[gap.t]
         us = recipe.us if recipe is not None and gap.before < schedule.count else float("inf")
         if step.movable >> gap.t & 1:
@@ -153,7 +153,7 @@ def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Sch
         for gone, back in windows(schedule, gap, j, limit):
             if gone < back and (gone, back) not in seen:
                 seen.add((gone, back))
-                new = moves.swap(schedule, gap, gone, back)
+                new = residency_moves.swap(schedule, gap, gone, back)
                 if new is not None:
                     yield new
 
@@ -168,7 +168,7 @@ def made_later(schedule: Schedule, gap: Gap) -> Iterator[Schedule]:
 def dropped(schedule: Schedule, gap: Gap) -> Iterator[Schedule]:
     """The tensor is not on the device in the gap, and is computed again; with or without what it is computed from."""
     for keep_sources in (False, True):
-        new = moves.drop(schedule, gap, keep_sources=keep_sources)
+        new = residency_moves.drop(schedule, gap, keep_sources=keep_sources)
         if new is not None:
             yield new
 
@@ -223,7 +223,7 @@ def sent_across(schedule: Schedule, j: int) -> Iterator[Schedule]:
         out_ends = out_free[gone] + model.out_us[old]
         while gone < schedule.count and begins[gone] < out_ends and not last < j <= gone:
             gone += 1
-        new = moves.send_across(schedule, old, back, gone)
+        new = residency_moves.send_across(schedule, old, back, gone)
         if new is not None:
             yield new
 
@@ -256,9 +256,9 @@ def absences_with(schedule: Schedule, j: int) -> Iterator[Schedule]:
                 continue
             gone, back = one.last + 1, two.first
             if one.first <= j <= one.last and schedule.last_use(t, one.first, one.last) < j:
-                new = moves.shift(schedule, t, number, j, back)
+                new = residency_moves.shift(schedule, t, number, j, back)
             elif back <= j < schedule.first_use(t, back, two.last):
-                new = moves.shift(schedule, t, number, gone, j + 1)
+                new = residency_moves.shift(schedule, t, number, gone, j + 1)
             else:
                 continue
             if new is not None:
@@ -332,7 +332,7 @@ def changes(schedule: Schedule) -> list[Change]:
         several = schedule.residencies[old]
         if several and several[0].arrival == COPIED:
             copies_us = model.out_us[old] + model.in_us[old]
-            found.append(Change(copies_us, 5, (old,), moves.keep_across))
+            found.append(Change(copies_us, 5, (old,), residency_moves.keep_across))
             found += [Change(_SHIFTED * copies_us, 6, (old, *by), _shift_across) for by in _SHIFTS_ACROSS]
     for t in sorted(schedule.swapped):
         copies_us = model.out_us[t] + model.in_us[t]
@@ -358,11 +358,11 @@ def _keep(schedule: Schedule, t: int, node: int) -> Schedule | None:
     m = _segment_from(schedule, node)
     if m is None or not schedule.contents[m].again >> t & 1:
         return None
-    return moves.keep(schedule, t, m)
+    return residency_moves.keep(schedule, t, m)
 
 
 def _stay(schedule: Schedule, t: int, number: int) -> Schedule | None:
-    return moves.stay(schedule, t, number) if number + 1 < len(schedule.residencies[t]) else None
+    return residency_moves.stay(schedule, t, number) if number + 1 < len(schedule.residencies[t]) else None
 
 
 def _shift(schedule: Schedule, t: int, number: int, d: int, e: int) -> Schedule | None:
@@ -375,18 +375,18 @@ def _shift(schedule: Schedule, t: int, number: int, d: int, e: int) -> Schedule 
     use = schedule.first_use(t, two.first, two.last)
     if gone <= max(need, one.first - 1) or back > min(use, schedule.count) or gone >= back:
         return None
-    return moves.shift(schedule, t, number, gone, back)
+    return residency_moves.shift(schedule, t, number, gone, back)
 
 
 def _shift_across(schedule: Schedule, old: int, d: int, e: int) -> Schedule | None:
-    kept = moves.keep_across(schedule, old)
+    kept = residency_moves.keep_across(schedule, old)
     if kept is None:
         return None
     back = schedule.residencies[old][0].first + d
     gone = schedule.residencies[schedule.model.new_of[old]][-1].last + 1 + e
     if back < 0 or gone > schedule.count:
         return None
-    return moves.send_across(kept, old, back, gone)
+    return residency_moves.send_across(kept, old, back, gone)
 
 
 def _merge(schedule: Schedule, cut: int) -> Schedule | None:

@@ -1,11 +1,11 @@
 """Finds the fastest schedule of a step under a memory limit, and the schedule with the least peak.
 
-The search begins with several schedules. For some prices of a minimum cut (`analysis/rematerialization.py`), tensors are kept or
-dropped at that price, and the step is cut into segments by dynamic programming (`cut.py`). Each schedule is repaired until it
-keeps the limit (`local_search.py`). If the fastest that does is slow, a schedule under a higher limit is sought too, and repaired
-under lower and lower ones. The fastest schedules are improved by local search. The fastest of these is repaired under a lower
-limit and improved again, as long as that makes it faster (iterated local search: Lourenço, Martin and Stützle, 2003). Below what
-every schedule needs (`necessary.py`), none is sought.
+The search begins with several schedules. For some prices of a minimum cut (`analysis/minimum_cut.py`), tensors are kept or
+dropped at that price, and the step is cut into segments by dynamic programming (`segment_boundaries.py`). Each schedule is
+repaired until it keeps the limit (`local_search.py`). If the fastest that does is slow, a schedule under a higher limit is sought
+too, and repaired under lower and lower ones. The fastest schedules are improved by local search. The fastest of these is repaired
+under a lower limit and improved again, as long as that makes it faster (iterated local search: Lourenço, Martin and Stützle,
+2003). Below what every schedule needs (`memory_bound.py`), none is sought.
 
 The search also begins with the schedule of least memory. In it, every segment is as short as possible, but where segments that
 are joined hold less, and every tensor is on the host whenever no segment needs it. Repairs then lower its peak. If the host
@@ -22,12 +22,14 @@ from typing import NamedTuple
 import numpy as np
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
-from tensile_jax.plan.search.condensed import members
-from tensile_jax.plan.search.cut import cheapest_cuts
+from tensile_jax.plan.search.boundary_moves import merged
+from tensile_jax.plan.search.condensed_step import members
 from tensile_jax.plan.search.local_search import improve, repair
-from tensile_jax.plan.search.necessary import necessary_bytes
-from tensile_jax.plan.search.schedule import Model, Schedule, Several
-from tensile_jax.plan.search.start import assemble, held_at, last_held, merged, start
+from tensile_jax.plan.search.memory_bound import necessary_bytes
+from tensile_jax.plan.search.schedule import Schedule, Several
+from tensile_jax.plan.search.segment_boundaries import cheapest_cuts
+from tensile_jax.plan.search.segment_evaluator import Model
+from tensile_jax.plan.search.start_schedules import assemble, held_at, last_held, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel
 from tensile_jax.plan.search.workspace import Measured
 
@@ -40,7 +42,7 @@ class Start(NamedTuple):
         higher: the price of another cut, if there is one; of the tensors that are made by the node `since` or a later one, that
             cut says which are kept.
         since: a node.
-        spread: whether many segments may exceed the limit by little each, instead of few by much (`cut.py`).
+        spread: whether many segments may exceed the limit by little each, instead of few by much (`segment_boundaries.py`).
     """
 
     price: float

@@ -18,12 +18,12 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
 from tensile_jax.plan.analysis.latency import StepCosts, fused_latencies, rerun_latencies, rewriting_us
 from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
-from tensile_jax.plan.analysis.rematerialization import drop_tensors
+from tensile_jax.plan.analysis.minimum_cut import drop_tensors
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.search.boundaries import possible_boundaries
 from tensile_jax.plan.search.bundles import MOST_TENSORS, bundled
-from tensile_jax.plan.search.condensed import Condensed, classify, condense
-from tensile_jax.plan.search.schedule import Model
+from tensile_jax.plan.search.condensed_step import Condensed, classify, condense
+from tensile_jax.plan.search.possible_boundaries import possible_boundaries
+from tensile_jax.plan.search.segment_evaluator import Model
 from tensile_jax.plan.search.swaps import SMALLEST
 
 PRICES = (4.0, 0.6, 0.36, 0.165, 0.05, 0.01)
@@ -155,7 +155,7 @@ class StepModel:
     def base(self) -> Retention:
         """What policy `none` keeps, from which the policies of the papers start: the least is computed again.
 
-        Derived tensors (`condensed.py`) are dropped, since no schedule keeps them.
+        Derived tensors (`condensed_step.py`) are dropped, since no schedule keeps them.
         """
         begin = self.liveness.begin
         derived: list[int] = np.flatnonzero(self.classes[1]).tolist()
@@ -216,7 +216,7 @@ class StepModel:
         return self.whole_latency_us + self.profile.launch_us
 
     def dropped_at(self, price: float) -> Retention:
-        """What is kept if tensors are dropped at this price of moving a byte (`analysis/rematerialization.py`).
+        """What is kept if tensors are dropped at this price of moving a byte (`analysis/minimum_cut.py`).
 
         Tensors are dropped across the boundary at which most is stored, again and again, while that lowers the highest footprint.
         """
@@ -303,7 +303,7 @@ class StepModel:
 
     @cached_property
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which tensors are significant, and which are derived (`condensed.py`)."""
+        """Which tensors are significant, and which are derived (`condensed_step.py`)."""
         count = len(self.graph.operators)
         begins = self.liveness.begins
         kept = np.zeros(len(self.graph.tensors), dtype=bool)

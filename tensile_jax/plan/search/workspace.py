@@ -1,8 +1,8 @@
 """Predicts the workspace of a segment, and remembers what XLA has reported for the segments that were compiled.
 
 The workspace is the memory that a segment needs beside its inputs and results. XLA chooses the order of operators, and with it
-the workspace, between two extremes that the account computes (`account.py`). A linear function of the two, with the weights of
-the device profile, predicts it:
+the workspace, between two extremes that the account computes (`segment_account.py`). A linear function of the two, with the
+weights of the device profile, predicts it:
 
     predicted = late_weight * late + early_weight * early
     workspace = measured                            if the same segment was compiled
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
-from tensile_jax.plan.search.account import Contents
+from tensile_jax.plan.search.segment_account import Contents
 
 _MOST_RATIO = 4.0  # not tuned: a prediction that is wrong by more says nothing of other segments
 

@@ -5,8 +5,8 @@ from tensile_jax.plan import POLICIES, Measured
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.checkpoint_blocks import checkpoint, checkpointed, find_backward_start, find_blocks
+from tensile_jax.plan.policies.segments import Decision, choice_with
 from tensile_jax.plan.search.choice import LEAST
-from tensile_jax.plan.search.cut_choice import Decision, choice_with
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, convolutions, graph_of, training_graph
 from tests.test_properties import planned

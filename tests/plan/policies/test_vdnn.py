@@ -4,9 +4,9 @@ from tensile_jax.ir import Graph
 from tensile_jax.plan import Choice, Measured
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.policies.none import none
+from tensile_jax.plan.policies.segments import Decision, choice_with
 from tensile_jax.plan.policies.vdnn import Layer, find_layers, offload, vdnn
 from tensile_jax.plan.search.choice import LEAST
-from tensile_jax.plan.search.cut_choice import Decision, choice_with
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, convolutions, graph_of, tensor_named
 from tests.test_properties import planned

@@ -1,6 +1,6 @@
 """Random steps with all that is odd in a step, random schedules of them, and random moves.
 
-Sizes are such that no tensor is small (`condensed.py`): then the account of a schedule is exact.
+Sizes are such that no tensor is small (`condensed_step.py`): then the account of a schedule is exact.
 """
 
 import dataclasses
@@ -12,11 +12,13 @@ from tensile_jax.plan import DeviceProfile, Measured
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.search import moves
+from tensile_jax.plan.search import residency_moves
+from tensile_jax.plan.search.boundary_moves import merged, split
 from tensile_jax.plan.search.choice import choice_of, workspaces_of
-from tensile_jax.plan.search.condensed import members
-from tensile_jax.plan.search.schedule import Model, Schedule
-from tensile_jax.plan.search.start import last_held, merged, split, start
+from tensile_jax.plan.search.condensed_step import members
+from tensile_jax.plan.search.schedule import Schedule
+from tensile_jax.plan.search.segment_evaluator import Model
+from tensile_jax.plan.search.start_schedules import last_held, start
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, graph_of, header_for
@@ -98,23 +100,23 @@ def random_schedule(model: Model, rng: random.Random) -> Schedule:
 def possible_moves(schedule: Schedule, rng: random.Random) -> Iterator[tuple[str, Schedule | None]]:
     """Moves of every kind, each at a few places, with their names."""
     model, k = schedule.model, schedule.count
-    gaps = list(dict.fromkeys(gap for j in range(k) for gap in moves.gaps_at(schedule, j)))
+    gaps = list(dict.fromkeys(gap for j in range(k) for gap in residency_moves.gaps_at(schedule, j)))
     for gap in rng.sample(gaps, min(4, len(gaps))):
-        yield "drop", moves.drop(schedule, gap, keep_sources=False)
-        yield "drop", moves.drop(schedule, gap, keep_sources=True)
+        yield "drop", residency_moves.drop(schedule, gap, keep_sources=False)
+        yield "drop", residency_moves.drop(schedule, gap, keep_sources=True)
         low, high = gap.after + 1, min(gap.before, k)
         if model.step.movable >> gap.t & 1 and high > low:
             gone = rng.randint(low, high - 1)
-            yield "swap", moves.swap(schedule, gap, gone, rng.randint(gone + 1, high))
+            yield "swap", residency_moves.swap(schedule, gap, gone, rng.randint(gone + 1, high))
     for m in range(k):
         for t in members(schedule.contents[m].again):
-            yield "keep", moves.keep(schedule, t, m)
+            yield "keep", residency_moves.keep(schedule, t, m)
     for t in sorted(schedule.swapped):
         for number in range(len(schedule.residencies[t]) - 1):
-            yield "stay", moves.stay(schedule, t, number)
+            yield "stay", residency_moves.stay(schedule, t, number)
     for old in model.new_of:
-        yield "keep_across", moves.keep_across(schedule, old)
-        yield "send_across", moves.send_across(schedule, old, rng.randint(0, k), rng.randint(0, k))
+        yield "keep_across", residency_moves.keep_across(schedule, old)
+        yield "send_across", residency_moves.send_across(schedule, old, rng.randint(0, k), rng.randint(0, k))
     for j in range(1, k):
         yield "merge", merged(schedule, j)
     for j in range(k):

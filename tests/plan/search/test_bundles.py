@@ -7,13 +7,13 @@ import pytest
 
 from tensile_jax.plan import Measured
 from tensile_jax.plan.policies.auto import auto, floor_bytes
-from tensile_jax.plan.search import boundaries, step_model
-from tensile_jax.plan.search.account import Contents, contents_of
+from tensile_jax.plan.search import possible_boundaries, step_model
 from tensile_jax.plan.search.bundles import bundled
 from tensile_jax.plan.search.choice import LEAST, choice_of, peak_of, predicted_plan, schedule_of
-from tensile_jax.plan.search.condensed import Condensed, members
+from tensile_jax.plan.search.condensed_step import Condensed, members
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import fastest, least
+from tensile_jax.plan.search.segment_account import Contents, contents_of
 from tensile_jax.plan.search.step_model import PRICES, StepModel
 from tests.builders import PROFILE, training_graph
 from tests.plan.search.schedules import odd_step, plan_of, random_schedule, wander
@@ -25,7 +25,7 @@ NOTHING = Measured()
 def long_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step is bundled, and has few possible boundaries."""
     monkeypatch.setattr(step_model, "MOST_TENSORS", 0)
-    monkeypatch.setattr(boundaries, "_MOST", 6)
+    monkeypatch.setattr(possible_boundaries, "_MOST", 6)
 
 
 def deep_step(layers: int, *, state_may_stay_out: bool) -> StepModel:
@@ -179,7 +179,7 @@ def test_what_the_search_finds_keeps_the_limit_down_to_the_floor(make) -> None:
 def test_a_deep_step_with_equal_layers_is_bundled_and_nearly_as_fast(
     state_may_stay_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boundaries, "_MOST", 24)
+    monkeypatch.setattr(possible_boundaries, "_MOST", 24)
     step = deep_step(40, state_may_stay_out=state_may_stay_out)
     assert len(step.search_model.step.tensors) < 0.7 * len(step.model.step.tensors)
     monkeypatch.setattr(step_model, "MOST_TENSORS", 10**6)

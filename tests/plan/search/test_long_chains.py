@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tensile_jax.plan.search.account import Segment
-from tensile_jax.plan.search.condensed import Recipe
+from tensile_jax.plan.search.condensed_step import Recipe
+from tensile_jax.plan.search.segment_account import Segment
 
 LENGTH = 3000
 

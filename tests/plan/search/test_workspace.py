@@ -7,10 +7,10 @@ import pytest
 from tensile_jax.plan import Measured
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import floor_bytes
-from tensile_jax.plan.search.account import Contents
 from tensile_jax.plan.search.choice import choice_of, compared, peak_of
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import least
+from tensile_jax.plan.search.segment_account import Contents
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Compared, predicted_workspace, ratio_near
 from tests.builders import PROFILE, training_graph

@@ -33,7 +33,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.retention import Retention, segment_contents
-from tensile_jax.plan.search.cut_choice import RetainedSegments
+from tensile_jax.plan.policies.segments import RetainedSegments
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import may_leave
 

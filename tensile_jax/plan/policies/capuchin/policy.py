@@ -47,8 +47,8 @@ from tensile_jax.plan.policies.capuchin.passive_mode import Kernel, observe
 from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.host_limit import that_fit, within_host_limit
+from tensile_jax.plan.policies.segments import Decision, Option, first_that_fits
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice
-from tensile_jax.plan.search.cut_choice import Decision, Option, first_that_fits
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 

@@ -31,10 +31,10 @@ from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.host_limit import that_fit, within_host_limit
+from tensile_jax.plan.policies.segments import Decision, first_that_fits
 from tensile_jax.plan.policies.tensile.schedule_to_absences import schedule_events
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.search.choice import LEAST, Choice
-from tensile_jax.plan.search.cut_choice import Decision, first_that_fits
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import SMALLEST
 from tensile_jax.plan.search.workspace import Measured

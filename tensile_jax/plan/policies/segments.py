@@ -1,7 +1,7 @@
 """Cuts what a policy has decided into segments: what is kept until when, and what is absent when, by places of operators.
 
 `auto` searches for its segments itself (`search.py`). The other policies decide on the operators' places, and find their segments
-here: the cheapest boundaries with which every segment keeps the limit (`cut.py`).
+here: the cheapest boundaries with which every segment keeps the limit (`segment_boundaries.py`).
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -15,7 +15,7 @@ from tensile_jax.plan.analysis.absence import Absences
 from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.result.layout import layout_of
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, peak_of, whole_peak
-from tensile_jax.plan.search.cut import cheapest_cuts, least_peak
+from tensile_jax.plan.search.segment_boundaries import cheapest_cuts, least_peak
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import Measured
 
@@ -26,7 +26,7 @@ _TRIES = 5  # limits that are tried if choices turn out to be above it; `make be
 class Decision:
     """What is kept until when, what is absent when, and the boundaries (places) that every cut must have.
 
-    Derived tensors (`condensed.py`) are never kept: a policy starts from `StepModel.base`, and drops more.
+    Derived tensors (`condensed_step.py`) are never kept: a policy starts from `StepModel.base`, and drops more.
     """
 
     retention: Retention
@@ -90,7 +90,7 @@ def first_that_fits(step: StepModel, options: Iterable[Option], limit: float, me
 
 
 def _cheapest(step: StepModel, decision: Decision, limit: float, measured: Measured) -> Choice:
-    """The cheapest cut with which no segment is above the limit, or the least above, as far as the account of `cut.py` says."""
+    """The cheapest cut with which no segment is above the limit, or the least above, as `segment_boundaries.py` counts."""
     model = step.model_for(decision.own).with_measured(measured)
     cuts = cheapest_cuts(model, decision.stored(step), limit, _required(step, decision), thorough=True)
     return choice_with(decision, (model.places[cut] for cut in cuts))

@@ -6,16 +6,16 @@ A schedule must have on the device
     while a node runs                what the node reads and makes, its extra bytes, and what can neither be swapped nor
                                      computed again and is needed now or later
 
-In the account of memory (`account.py`), a tensor that is written inside a segment is a part of the workspace. There it counts
-with the profile's weights (`workspace.py`), and here so does all that the node reads and makes. Updates are not counted, since
-each may take over the memory of the state that it replaces; nor are tensors that XLA does not write.
+In the account of memory (`segment_account.py`), a tensor that is written inside a segment is a part of the workspace. There it
+counts with the profile's weights (`workspace.py`), and here so does all that the node reads and makes. Updates are not counted,
+since each may take over the memory of the state that it replaces; nor are tensors that XLA does not write.
 
 Where segments were compiled, the ends of an iteration alone count. Of these, `bytes_at_ends` knows without a condensed step, and
 also for plain jit's own executable. Sizes in bytes.
 """
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan.search.schedule import Model
+from tensile_jax.plan.search.segment_evaluator import Model
 
 
 def necessary_bytes(model: Model) -> int:

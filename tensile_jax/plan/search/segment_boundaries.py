@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensile_jax.plan.search.account import Segment
-from tensile_jax.plan.search.schedule import Model
+from tensile_jax.plan.search.segment_account import Segment
+from tensile_jax.plan.search.segment_evaluator import Model
 
 # Tuned by `make bench-planning` on ResNet-50 at 25 to 75 %. `make bench-constants`: with half and twice of each, steps take up to
 # 1.1 % less and up to 0.6 % more time.

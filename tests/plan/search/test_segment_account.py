@@ -8,10 +8,10 @@ import pytest
 from tensile_jax.ir import Graph
 from tensile_jax.plan.result.layout import Contents as PlacedContents
 from tensile_jax.plan.result.layout import segments_of
-from tensile_jax.plan.search.account import contents_of
 from tensile_jax.plan.search.choice import choice_of
-from tensile_jax.plan.search.condensed import Condensed, members
-from tensile_jax.plan.search.schedule import Model
+from tensile_jax.plan.search.condensed_step import Condensed, members
+from tensile_jax.plan.search.segment_account import contents_of
+from tensile_jax.plan.search.segment_evaluator import Model
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of
 from tests.plan.search.schedules import model_of, odd_step, random_schedule, wander

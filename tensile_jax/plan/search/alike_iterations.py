@@ -9,8 +9,8 @@ A schedule of this kind follows from a price of the minimum cut and from cuts in
 
     dropped   A tensor is dropped if the minimum cut at that price drops it in most iterations.
     cuts      Every iteration is cut once, where least is stored. If that is above the limit, the cheapest cuts under the limit
-              (`cut.py`) are found for the whole step. Of each loop, those inside the iteration that has most of them are made in
-              all iterations, and those outside of loops are kept.
+              (`segment_boundaries.py`) are found for the whole step. Of each loop, those inside the iteration that has most of
+              them are made in all iterations, and those outside of loops are kept.
 
 Two prices may be combined: the lower price, at which more is dropped, in the iterations with indices below k, and the higher one
 in the others. Under the limit, k is the least one. Iterations of nested loops are told apart by the index of the innermost one.
@@ -24,9 +24,10 @@ import numpy as np
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.absence import stored_unless_swapped
-from tensile_jax.plan.search.cut import cheapest_cuts
-from tensile_jax.plan.search.schedule import Model, Schedule
-from tensile_jax.plan.search.start import held_at, last_held, start
+from tensile_jax.plan.search.schedule import Schedule
+from tensile_jax.plan.search.segment_boundaries import cheapest_cuts
+from tensile_jax.plan.search.segment_evaluator import Model
+from tensile_jax.plan.search.start_schedules import held_at, last_held, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel
 from tensile_jax.plan.search.workspace import Measured
 

@@ -6,7 +6,7 @@ step, in which a plan is evaluated much faster. Every tensor of the step belongs
     owned      an input that belongs to the caller, or a constant: always on the device
     significant   a large tensor that XLA writes to memory, that is expensive to compute again, or that a minimum cut keeps at
     some
-                  price (`analysis/rematerialization.py`); the search decides where it is on the device
+                  price (`analysis/minimum_cut.py`); the search decides where it is on the device
     small         any other tensor below the threshold: it is kept from where it is made to where it is needed last
     derived       any other large tensor: XLA fuses it into its readers, so each segment computes it from what it is made from
 

@@ -5,10 +5,10 @@ import random
 import pytest
 
 from tensile_jax.plan import Goal, Measured, Planner
+from tensile_jax.plan.policies.segments import Decision, choice_with
 from tensile_jax.plan.result.layout import COPIED, Residency
 from tensile_jax.plan.search.choice import whole_peak
-from tensile_jax.plan.search.cut_choice import Decision, choice_with
-from tensile_jax.plan.search.state_out import keep_state_out
+from tensile_jax.plan.search.state_on_host import keep_state_out
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of, slow_but, tensor_named, training_graph, with_link
 from tests.plan.search.schedules import odd_graph

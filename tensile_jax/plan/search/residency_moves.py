@@ -11,7 +11,7 @@ last one and the end of the iteration, while no segment needs it.
     send_across   a tensor of the state is on the host from its last need in an iteration to its first need in the next one
     keep_across   the opposite: it stays on the device from iteration to iteration
 
-The boundaries between segments do not change here (`boundaries.py`).
+The boundaries between segments do not change here (`boundary_moves.py`).
 
 Sizes in bytes, times in microseconds.
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, may_have
-from tensile_jax.plan.search.condensed import members
+from tensile_jax.plan.search.condensed_step import members
 from tensile_jax.plan.search.schedule import Schedule, Several
 
 

@@ -1,7 +1,7 @@
 """States what a segment holds, runs and needs, from what is on the device when it begins and what must be there when it ends.
 
-This is the planner's one account of memory. A segment of nodes `[begin, end)` of a condensed step (`condensed.py`) begins with
-the tensors `there` on the device, and must leave the tensors `wanted` behind in addition. Whatever it reads that is neither
+This is the planner's one account of memory. A segment of nodes `[begin, end)` of a condensed step (`condensed_step.py`) begins
+with the tensors `there` on the device, and must leave the tensors `wanted` behind in addition. Whatever it reads that is neither
 there nor made by an earlier node of the segment is computed again by its recipe, right before it is first read. What a recipe
 reads is found in the same way. A tensor that is wanted and not made by then is computed again at the end.
 
@@ -23,7 +23,7 @@ Sizes in bytes, times in microseconds.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tensile_jax.plan.search.condensed import Condensed
+from tensile_jax.plan.search.condensed_step import Condensed
 
 _Ran = tuple[int, int, int, bool, int]
 """What an operator or a recipe reads and makes, its extra bytes, whether it runs again, and what it reads where its light inputs
