@@ -34,7 +34,7 @@ from rich.table import Table
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.installed_models import MODELS
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, DeviceProfile, Measured
+from tensile_jax.plan import POLICIES, CompiledSizes, DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.search.choice import step_us, whole_peak
@@ -91,7 +91,7 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
         ],
         "_REPAIRS": None, "_LEAST_REPAIRS": None, "_PROMISING": [1.025, 1.1], "_OTHERS": None, "_MOST_OTHERS": None,
         "_TIRED": None, "_LIKELY": [1.1, 1.4],
-        "_EVALUATIONS": None, "_MORE_EVALUATIONS": None, "_LOWER": [0.99, 0.94], "_FAST": [1.02, 1.1],
+        "_EVALUATIONS": None, "_MORE_EVALUATIONS": None, "_LOWER": [0.99, 0.94], "_NOT_PERTURBED": [1.02, 1.1],
         "_ALL_EVALUATIONS": None, "_IMPROVED": [1.5, 3.0], "_SHRINK": [0.94, 0.985],
     },
     "search.step_model": {
@@ -146,14 +146,14 @@ def _limits(seed: int, policy: PolicyName) -> tuple[int, ...]:
     """Those at which the small step is planned; they are the same for every value of a constant."""
     graph, profile = small_step(seed, most=10)
     step = StepModel(order(graph), profile, state_may_stay_out=True)
-    least, most = floor_bytes(step, Measured(), POLICIES[policy]), whole_peak(step, Measured())
+    least, most = floor_bytes(step, CompiledSizes(), POLICIES[policy]), whole_peak(step, CompiledSizes())
     return tuple(sorted({int(least + part * (most - least)) for part in _PARTS}))
 
 
 def _plan_all(kind: Kind) -> Planned:
     times: dict[str, float | None] = {}
     least: dict[str, int] = {}
-    nothing, h200 = Measured(), load_profile("h200")
+    nothing, h200 = CompiledSizes(), load_profile("h200")
     began = time.process_time()
 
     def plan(case: str, graph: Graph, profile: DeviceProfile, state: State, limits: Sequence[float]) -> None:
@@ -179,7 +179,7 @@ def _plan_all(kind: Kind) -> Planned:
 
 @cache
 def _whole(name: str) -> int:
-    return whole_peak(StepModel(order(_graph(name)), load_profile("h200"), state_may_stay_out=False), Measured())
+    return whole_peak(StepModel(order(_graph(name)), load_profile("h200"), state_may_stay_out=False), CompiledSizes())
 
 
 @contextmanager

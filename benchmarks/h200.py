@@ -29,7 +29,7 @@ from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 
 _RESULTS = Path(__file__).parent / "results" / "h200-compiled.json"
 # Budgets: a part of plain jit's peak, or bytes (75 %, 50 % and 40 % of the 1.83 GB that plain jit takes of another ResNet-50).
@@ -97,7 +97,7 @@ def _case(step: Any, compiler: H200Compiler, peak: int, share: float | None, lau
     budget = None if share is None else Budget(int(share * peak), None)
     options = Options("none" if share is None else "auto", load_profile("h200"), "device", launch=launch)
     prepared = PreparedStep(step, budget, options, compiler)
-    prepared.measured = Measured(whole=peak)
+    prepared.measured = CompiledSizes(whole=peak)
     began = time.perf_counter()
     try:
         found = choose_and_compile(prepared)

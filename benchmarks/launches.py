@@ -20,7 +20,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import Goal, Measured
+from tensile_jax.plan import CompiledSizes, Goal
 from tensile_jax.plan.result.joined import can_be_joined
 from tensile_jax.plan_format import Barriers
 
@@ -43,7 +43,7 @@ def main() -> None:
         for share in _SHARES:
             options = Options("auto", load_profile("h200"), "device")
             prepared = PreparedStep(step, Budget(int(share * peak), None), options, H200Compiler(device))
-            prepared.measured = Measured(whole=peak)
+            prepared.measured = CompiledSizes(whole=peak)
             goal = Goal(share * peak)
             chosen = prepared.planner.plan(goal, prepared.measured)
             if chosen is None or chosen.plan.whole:

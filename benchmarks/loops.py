@@ -31,7 +31,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.compiler import peak_of
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.trace import TracedStep
 
 _RESULTS = Path(__file__).parent / "results" / "loops.json"
@@ -124,7 +124,7 @@ def _planned(step: TracedStep, budget: float, plain_bytes: int) -> dict[str, Any
     """The step under a budget in bytes, or under the least one if that is too small; plain jit needs `plain_bytes`."""
     compiler = H200Compiler(h200())
     prepared = PreparedStep(step, Budget(int(budget), None), Options("auto", load_profile("h200"), "device"), compiler)
-    prepared.measured = Measured(whole=plain_bytes)
+    prepared.measured = CompiledSizes(whole=plain_bytes)
     began = time.perf_counter()
     prepared = fastest_variant(prepared)
     planning_s = time.perf_counter() - began
@@ -141,7 +141,7 @@ def _planned(step: TracedStep, budget: float, plain_bytes: int) -> dict[str, Any
         "notes": plan.notes,
         "peak_bytes": plan.peak_bytes,
         "traffic_bytes": sum(traffic(e.call) for e in executables),
-        "predicted_ratio": plan.step_us / prepared.planner.step.whole_us,
+        "predicted_ratio": plan.step_us / prepared.planner.model.whole_us,
         "segments": len(plan.segments),
         "executables": len(compiler),
         "rounds": compiler.rounds,

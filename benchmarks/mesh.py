@@ -39,7 +39,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import DeviceProfile, load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.compiler import peak_of
-from tensile_jax.plan import Goal, Measured
+from tensile_jax.plan import CompiledSizes, Goal
 from tensile_jax.plan_format import Barriers
 from tensile_jax.trace import TracedStep
 
@@ -98,7 +98,7 @@ def prepared_under(
     """The step under a budget in bytes. Plain jit's peak is taken as measured; without one, the predicted peak is."""
     options = Options("auto", profile or load_profile("h200"), "device", host_limit=0, launch="program")
     prepared = PreparedStep(step, Budget(budget, None), options, compiler)
-    prepared.measured = Measured(whole=peak or prepared.planner.whole_peak_bytes(Measured()))
+    prepared.measured = CompiledSizes(whole=peak or prepared.planner.whole_peak_bytes(CompiledSizes()))
     return prepared
 
 
@@ -108,7 +108,7 @@ def _bounds(step: TracedStep, compiler: H200Compiler, peak: int, moved: int) -> 
     profile = replace(profile, kernel_us=0.0, host_kernel_us=0.0, host_launch_us=0.0)
     for share in _SHARES:
         prepared = prepared_under(step, compiler, int(share * peak), peak, profile)
-        more_us = prepared.bound_us() - prepared.planner.step.whole_us
+        more_us = prepared.bound_us() - prepared.planner.model.whole_us
         yield {
             "how": "bound", "budget": f"{share:.0%}", "traffic_ratio": round(1 + more_us * profile.bytes_per_us / moved, 4),
         }  # fmt: skip

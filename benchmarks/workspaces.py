@@ -25,7 +25,7 @@ from benchmarks.h200_device import H200Compiler, h200, placed
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import Goal, Measured
+from tensile_jax.plan import CompiledSizes, Goal
 from tensile_jax.plan.search.choice import schedule_of
 from tensile_jax.trace import trace_step
 
@@ -92,17 +92,17 @@ def _rows(kind: str, name: str, batch_size: int, shares: tuple[float, ...]) -> l
         compiler, arguments = H200Compiler(device), placed(arguments, device)
     step = trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
     prepared = PreparedStep(step, None, Options("auto", load_profile(kind), "device"), compiler)
-    planner, nothing = prepared.planner, Measured()
+    planner, nothing = prepared.planner, CompiledSizes()
     rows: list[Row] = []
     for share in shares:
         found = planner.plan(Goal(share * planner.whole_peak_bytes(nothing)), nothing)
         if found is None or found.choice.layout is None:
             continue
         workspaces = prepared.workspaces(found.plan, prepared.compile(found.plan))
-        contents = schedule_of(planner.step, found.choice.layout, nothing).contents
+        accounts = schedule_of(planner.model, found.choice.layout, nothing).accounts
         rows += [
             Row(name, share, s.name, c.late, c.early, s.workspace_bytes, nbytes, s.resident_bytes)
-            for s, c, nbytes in zip(found.plan.segments, contents, workspaces, strict=True)
+            for s, c, nbytes in zip(found.plan.segments, accounts, workspaces, strict=True)
         ]
     return rows
 

@@ -17,7 +17,7 @@ from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan_format import Plan, PolicyName
 
 _MOST_EOR = 1.6
@@ -41,8 +41,8 @@ class _Compiled:
         """
         options = Options(policy, load_profile("h200"), "any")
         prepared = PreparedStep(self._step, Budget(budget, None), options, self._compiler)
-        prepared.measured = Measured(whole=self.jit_peak)
-        return self._figures(choose_and_compile(fastest_variant(prepared)).plan, prepared.planner.step.whole_us)
+        prepared.measured = CompiledSizes(whole=self.jit_peak)
+        return self._figures(choose_and_compile(fastest_variant(prepared)).plan, prepared.planner.model.whole_us)
 
     def least(self, policy: PolicyName) -> Figures:
         """The figures of the policy's plan with the least memory."""

@@ -16,7 +16,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.planner import Goal, Planner
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace import trace_step
@@ -24,7 +24,7 @@ from tensile_jax.trace import trace_step
 DEVICES = {"h200": "h200", "rtx_a6000": str(Path(__file__).with_name("rtx_a6000.toml"))}
 BATCH_SIZE = 16
 _LARGE = {"bert": bert_base, "gpt": gpt2_small}
-NOTHING = Measured()
+NOTHING = CompiledSizes()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +48,7 @@ class Step:
     @property
     def jit_us(self) -> float:
         """The predicted time of plain `jax.jit`."""
-        return self.planner.step.whole_us
+        return self.planner.model.whole_us
 
     def plan(self, policy: PolicyName, limit: float) -> Plan | None:
         """The plan of a policy under a limit in bytes; None if it has none."""

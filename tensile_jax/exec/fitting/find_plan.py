@@ -34,7 +34,7 @@ from tensile_jax.plan.search.choice import WHOLE
 from tensile_jax.plan_format import Plan
 
 _MOST_ATTEMPTS = 8
-_MORE_SEARCHES, _MORE_ATTEMPTS, _ROOM, _FASTER = 2, 4, 0.03, 0.99
+_MORE_SEARCHES, _MORE_ATTEMPTS, _ROOM, _NEXT_PLAN_TIME = 2, 4, 0.03, 0.99
 """Searches with what compiling has shown, and their attempts; the part of the limit that a plan must leave free for a search,
 and the part of the plan's time in which another one must be predicted to run. A decoder of 124 million parameters at 50 %,
 compiled for an H200, needs 40 % with its first plan, and takes 1.096 times plain time; with the second one 50 % and 1.073. At
@@ -54,7 +54,7 @@ _MANY_OPERATORS = 1000
 the error names is then a prediction. Not tuned: a step of 2,000 weights of 16 x 16 with Adam, which XLA compiles in half a minute
 as one executable, was refused after more than a minute."""
 _MOST_PROGRAMS = 3  # that are compiled of a step, each with a plan of its own (`next_program.py`)
-_FAST = 1.02
+_NEARLY_PLAIN_TIME = 1.02
 """Times the step as one executable: a plan that keeps the limit and is no slower is taken. A better one would gain less than
 the compilations of a long training cost."""
 
@@ -339,10 +339,10 @@ def _search(fitting: Fitting, goal: Goal) -> CompiledPlan:
         if whole is not None and whole.plan.peak_bytes <= goal.limit:
             return whole
     for _ in range(_MORE_SEARCHES):
-        slow = found.plan.step_us > _FAST * fitting.planner.step.whole_us
+        slow = found.plan.step_us > _NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
         if not slow or found.plan.peak_bytes > (1 - _ROOM) * goal.limit:
             break
-        other = _within(fitting, goal, _MORE_ATTEMPTS, faster_than=_FASTER * found.plan.step_us)
+        other = _within(fitting, goal, _MORE_ATTEMPTS, faster_than=_NEXT_PLAN_TIME * found.plan.step_us)
         if other is None or other.plan.step_us >= found.plan.step_us:
             break
         found = other
@@ -399,7 +399,7 @@ def _as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan |
         if found.plan.peak_bytes <= goal.limit and (best is None or found.plan.step_us < best.plan.step_us):
             best = found
         tried.append(Tried(*following, found.plan.peak_bytes))
-        fast = best is not None and best.plan.step_us <= _FAST * fitting.planner.step.whole_us
+        fast = best is not None and best.plan.step_us <= _NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
         if fast or len(tried) == _MOST_PROGRAMS:
             break
         following = next_try(tried, goal.limit, devices=step.traced.devices)

@@ -10,7 +10,7 @@ from tensile_jax.plan.search.schedule import Schedule
 
 def merged(schedule: Schedule, j: int) -> Schedule | None:
     """The schedule without boundary j: segments j - 1 and j are one."""
-    used = schedule.contents[j].used
+    used = schedule.accounts[j].used
     new = schedule.copy(schedule.cuts[:j] + schedule.cuts[j + 1 :])
     residencies = new.residencies
     for t, several in enumerate(residencies):
@@ -34,30 +34,30 @@ def merged(schedule: Schedule, j: int) -> Schedule | None:
         residencies[t] = tuple(found)
     come, left = schedule.at[j] & ~schedule.after[j - 1], schedule.after[j - 1] & ~schedule.at[j]  # at the boundary
     new.at[j - 1] |= come & used
-    new.held[j - 1] += schedule.model.step.bytes_of(come & used)
+    new.held[j - 1] += schedule.evaluator.condensed.bytes_of(come & used)
     new.after[j - 1 : j + 1] = [schedule.after[j] & ~(come & ~used) | left]
-    for those in (new.at, new.held, new.contents, new.peaks, new.us, new.written_us):
+    for those in (new.at, new.held, new.accounts, new.peaks, new.us, new.written_us):
         del those[j]
     new.recount_copies(schedule.swapped)
-    both = schedule.contents[j - 1].used | used | schedule.after[j - 1]
+    both = schedule.accounts[j - 1].used | used | schedule.after[j - 1]
     return new if new.settle((j - 1,), members(both & ~new.after[j - 1])) else None
 
 
 def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     """The schedule with one more boundary, at the possible boundary `cut`, inside segment j."""
-    model = schedule.model
+    evaluator = schedule.evaluator
     a, b = schedule.cuts[j], schedule.cuts[j + 1]
     there, after = schedule.at[j], schedule.after[j]
-    made = model.made(a, cut)
-    first_part = model.contents(a, cut, there, 0, 0)
+    made = evaluator.made(a, cut)
+    first_part = evaluator.evaluate(a, cut, there, 0, 0)
     if first_part is None:
         return None
-    before = first_part.contents
+    before = first_part.account
     have = there | made | before.again
-    second_part = model.contents(cut, b, have, after & ~have, 0)
+    second_part = evaluator.evaluate(cut, b, have, after & ~have, 0)
     if second_part is None:
         return None
-    behind = second_part.contents
+    behind = second_part.account
     crossing = behind.used & ~there
     new = schedule.copy(schedule.cuts[: j + 1] + [cut] + schedule.cuts[j + 1 :])
     residencies = new.residencies
@@ -93,11 +93,11 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     held |= crossing
     new.at.insert(j + 1, held)
     new.after.insert(j, held)
-    new.held.insert(j + 1, schedule.held[j] + model.step.bytes_of(held & ~there))
+    new.held.insert(j + 1, schedule.held[j] + evaluator.condensed.bytes_of(held & ~there))
     new.peaks.insert(j + 1, new.peaks[j])
     for times in (new.us, new.written_us):
         times.insert(j + 1, times[j])
-    new.contents[j : j + 1] = [before, behind]
+    new.accounts[j : j + 1] = [before, behind]
     new.recount_copies(schedule.swapped)
-    idle = schedule.contents[j].used | crossing | new.at[j + 1] & ~new.at[j + 2]
+    idle = schedule.accounts[j].used | crossing | new.at[j + 1] & ~new.at[j + 2]
     return new if new.settle(range(j, j + 2), members(idle)) else None

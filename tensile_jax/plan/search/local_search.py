@@ -63,14 +63,14 @@ def repair(
     A repair is given up early if so many moves would not do, provided that the others lower the excess as much as those made; or
     if it would not be faster than `upper`, provided that the others take a quarter of the time for each byte.
     """
-    begun, begun_us, end = schedule.excess(limit), schedule.cost, schedule.model.evaluated + evaluations
+    begun, begun_us, end = schedule.excess(limit), schedule.cost, schedule.evaluator.evaluated + evaluations
     stage = max(limit, _STAGE * schedule.peak)
     for made in range(most):
         if schedule.peak <= limit:
             return schedule
         while schedule.peak <= stage and stage > 0:  # a step may hold nothing, and no limit below zero can be kept
             stage = max(limit, _STAGE * stage)
-        if schedule.cost >= upper or schedule.model.evaluated >= end:
+        if schedule.cost >= upper or schedule.evaluator.evaluated >= end:
             return None
         excess = schedule.excess(limit)
         if made >= _TRUSTED and excess * made > (begun - excess) * (most - made):
@@ -110,8 +110,8 @@ def worst(schedule: Schedule, limit: float) -> list[int]:
 
 def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterator[Schedule]:
     """Schedules in which segment j may hold less, without those that are expected to take `most_us` longer, or more."""
-    model = schedule.model
-    step = model.step
+    evaluator = schedule.evaluator
+    step = evaluator.condensed
     ranked: list[tuple[float, Gap]] = []
     results: list[tuple[float, Gap]] = []
     for gap in residency_moves.gaps_at(schedule, j):
@@ -130,7 +130,7 @@ def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterat
     for _, gap in sorted(results)[:_LATER]:
         yield from made_later(schedule, gap)
     yield from sent_across(schedule, j)
-    if schedule.model.profile.launch_us < most_us:
+    if schedule.evaluator.profile.launch_us < most_us:
         yield from splits(schedule, j)
     yield from merges(schedule, j, limit)
     yield from absences_with(schedule, j)
@@ -138,17 +138,17 @@ def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterat
 
 def _swap_us(schedule: Schedule, gap: Gap) -> float:
     """An estimate of the time that a swap in the gap adds: what other work does not hide, and what copies take from it."""
-    model = schedule.model
-    copies = model.out_us[gap.t] + model.in_us[gap.t]
+    evaluator = schedule.evaluator
+    copies = evaluator.out_us[gap.t] + evaluator.in_us[gap.t]
     timing = schedule.timing
     room = timing.begins[gap.before] - timing.out_free[min(gap.after + 1, schedule.count)]
-    return max(0.0, copies - room) + (model.profile.copy_share + _SWAP_RISK) * copies
+    return max(0.0, copies - room) + (evaluator.profile.copy_share + _SWAP_RISK) * copies
 
 
 def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Schedule]:
     if gap.before < schedule.count:
         yield from dropped(schedule, gap)
-    if schedule.model.step.movable >> gap.t & 1 and gap.before > gap.after + 1:
+    if schedule.evaluator.condensed.movable >> gap.t & 1 and gap.before > gap.after + 1:
         seen: set[tuple[int, int]] = set()
         for gone, back in windows(schedule, gap, j, limit):
             if gone < back and (gone, back) not in seen:
@@ -176,7 +176,7 @@ def dropped(schedule: Schedule, gap: Gap) -> Iterator[Schedule]:
 def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tuple[int, int]]:
     """Windows (gone, back) of a swap in the gap that contain segment j: with time for the copies, and as long as possible."""
     low, high = gap.after + 1, min(gap.before, schedule.count)
-    out_us, in_us = schedule.model.out_us[gap.t], schedule.model.in_us[gap.t]
+    out_us, in_us = schedule.evaluator.out_us[gap.t], schedule.evaluator.in_us[gap.t]
     if not low <= j < high:
         j = min(max(j, low), high - 1)
     first = j
@@ -200,9 +200,9 @@ def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tupl
 
 def sent_across(schedule: Schedule, j: int) -> Iterator[Schedule]:
     """State that is idle in segment j, before its first use or after its update, is on the host across the iteration boundary."""
-    model = schedule.model
+    evaluator = schedule.evaluator
     ranked: list[tuple[float, int]] = []
-    for old, new in model.new_of.items():
+    for old, new in evaluator.new_of.items():
         before, after = schedule.residencies[old], schedule.residencies[new]
         if not before or before[0].arrival != BEGINS or not after or after[-1].last != schedule.count:
             continue
@@ -213,14 +213,14 @@ def sent_across(schedule: Schedule, j: int) -> Iterator[Schedule]:
             ranked.append((-room, old))
     ranked.sort()
     for _, old in ranked[:_SENT]:
-        before, after = schedule.residencies[old], schedule.residencies[model.new_of[old]]
+        before, after = schedule.residencies[old], schedule.residencies[evaluator.new_of[old]]
         use = min(schedule.first_use(old, 0, before[0].last), schedule.count)
-        last = max(schedule.last_use(model.new_of[old], after[-1].first, schedule.count), after[-1].first - 1)
+        last = max(schedule.last_use(evaluator.new_of[old], after[-1].first, schedule.count), after[-1].first - 1)
         _, begins, out_free, in_free = schedule.timing
         back, gone = use, last + 1
-        while back > 0 and max(in_free[back], begins[back]) + model.in_us[old] > begins[use] and not back - 1 <= j < use:
+        while back > 0 and max(in_free[back], begins[back]) + evaluator.in_us[old] > begins[use] and not back - 1 <= j < use:
             back -= 1
-        out_ends = out_free[gone] + model.out_us[old]
+        out_ends = out_free[gone] + evaluator.out_us[old]
         while gone < schedule.count and begins[gone] < out_ends and not last < j <= gone:
             gone += 1
         new = residency_moves.send_across(schedule, old, back, gone)
@@ -270,17 +270,17 @@ def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float
 
     Nothing is repaired while it is more than `_BEHIND` times as slow as `wanted`, the cost of another schedule.
     """
-    model = schedule.model
-    end = model.evaluated + budget
+    evaluator = schedule.evaluator
+    end = evaluator.evaluated + budget
 
     def saves(new: Schedule | None) -> TypeGuard[Schedule]:
         return new is not None and new.cost < schedule.cost - _EPS and new.keeps_host_limit
 
-    while model.evaluated < end:
+    while evaluator.evaluated < end:
         before = schedule.cost
         above: list[tuple[float, Change]] = []
         for change in changes(schedule):
-            if model.evaluated >= end:
+            if evaluator.evaluated >= end:
                 break
             new = change.move(schedule, *change.arguments)
             if not saves(new):
@@ -294,7 +294,7 @@ def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float
             break
         failed = 0
         for _, change in sorted(above, key=lambda one: one[0]):
-            if model.evaluated >= end or failed == _FAILED:
+            if evaluator.evaluated >= end or failed == _FAILED:
                 break
             new = change.move(schedule, *change.arguments)
             if saves(new) and new.excess(limit):
@@ -319,27 +319,27 @@ class Change(NamedTuple):
 
 def changes(schedule: Schedule) -> list[Change]:
     """Changes that may save time, the most promising first. Each is found again in the schedule to which it is made."""
-    model = schedule.model
-    step = model.step
+    evaluator = schedule.evaluator
+    step = evaluator.condensed
     found: list[Change] = []
-    for m, contents in enumerate(schedule.contents):
+    for m, account in enumerate(schedule.accounts):
         node = step.boundaries[schedule.cuts[m]]
-        for t in members(contents.again):
+        for t in members(account.again):
             recipe = step.recipes[t]
             if recipe is not None and recipe.us > _WORTH_KEEPING_US:
                 found.append(Change(recipe.us, 0, (t, node), _keep))
-    for old in model.new_of:
+    for old in evaluator.new_of:
         several = schedule.residencies[old]
         if several and several[0].arrival == COPIED:
-            copies_us = model.out_us[old] + model.in_us[old]
+            copies_us = evaluator.out_us[old] + evaluator.in_us[old]
             found.append(Change(copies_us, 5, (old,), residency_moves.keep_across))
             found += [Change(_SHIFTED * copies_us, 6, (old, *by), _shift_across) for by in _SHIFTS_ACROSS]
     for t in sorted(schedule.swapped):
-        copies_us = model.out_us[t] + model.in_us[t]
+        copies_us = evaluator.out_us[t] + evaluator.in_us[t]
         for number in range(len(schedule.residencies[t]) - 1):
             found.append(Change(_STAYING * copies_us, 1, (t, number), _stay))
             found += [Change(_SHIFTED * copies_us, 2, (t, number, *by), _shift) for by in _SHIFTS]
-    launch_us = model.profile.launch_us
+    launch_us = evaluator.profile.launch_us
     for j in range(1, schedule.count):
         cut = schedule.cuts[j]
         found.append(Change(launch_us + schedule.written_us[j - 1], 3, (cut,), _merge))
@@ -350,13 +350,13 @@ def changes(schedule: Schedule) -> list[Change]:
 
 def _segment_from(schedule: Schedule, node: int) -> int | None:
     """The segment that begins with this node."""
-    bounds = schedule.model.step.boundaries
+    bounds = schedule.evaluator.condensed.boundaries
     return next((j for j in range(schedule.count) if bounds[schedule.cuts[j]] == node), None)
 
 
 def _keep(schedule: Schedule, t: int, node: int) -> Schedule | None:
     m = _segment_from(schedule, node)
-    if m is None or not schedule.contents[m].again >> t & 1:
+    if m is None or not schedule.accounts[m].again >> t & 1:
         return None
     return residency_moves.keep(schedule, t, m)
 
@@ -383,7 +383,7 @@ def _shift_across(schedule: Schedule, old: int, d: int, e: int) -> Schedule | No
     if kept is None:
         return None
     back = schedule.residencies[old][0].first + d
-    gone = schedule.residencies[schedule.model.new_of[old]][-1].last + 1 + e
+    gone = schedule.residencies[schedule.evaluator.new_of[old]][-1].last + 1 + e
     if back < 0 or gone > schedule.count:
         return None
     return residency_moves.send_across(kept, old, back, gone)

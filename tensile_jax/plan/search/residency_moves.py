@@ -72,7 +72,7 @@ def drop(schedule: Schedule, gap: Gap, *, keep_sources: bool) -> Schedule | None
     With `keep_sources`, what it is computed from is kept until then; otherwise that is computed again too.
     """
     t, number, after, before = gap
-    step = schedule.model.step
+    step = schedule.evaluator.condensed
     recipe = step.recipes[t]
     if recipe is None or before >= schedule.count:
         return None
@@ -89,7 +89,7 @@ def drop(schedule: Schedule, gap: Gap, *, keep_sources: bool) -> Schedule | None
     also: list[tuple[int, Several]] = []
     if keep_sources:
         for u in members(recipe.reads & ~schedule.at[before]):
-            if schedule.model.made(schedule.cuts[before], schedule.cuts[before + 1]) >> u & 1:
+            if schedule.evaluator.made(schedule.cuts[before], schedule.cuts[before + 1]) >> u & 1:
                 continue
             longer = kept(schedule, u, before)
             if longer is not None:
@@ -167,7 +167,7 @@ def shift(schedule: Schedule, t: int, number: int, gone: int, back: int) -> Sche
 def send_across(schedule: Schedule, old: int, back: int, gone: int) -> Schedule | None:
     """State is on the host across the iteration boundary: the old value until segment `back`, its update from segment `gone`
     on."""
-    new = schedule.model.new_of[old]
+    new = schedule.evaluator.new_of[old]
     before, after = schedule.residencies[old], schedule.residencies[new]
     if not before or not after or before[0].arrival != BEGINS or after[-1].last != schedule.count:
         return None
@@ -187,7 +187,7 @@ def send_across(schedule: Schedule, old: int, back: int, gone: int) -> Schedule 
 
 def keep_across(schedule: Schedule, old: int) -> Schedule | None:
     """The opposite of `send_across`."""
-    new = schedule.model.new_of[old]
+    new = schedule.evaluator.new_of[old]
     before, after = schedule.residencies[old], schedule.residencies[new]
     if not before or before[0].arrival != COPIED or not after:
         return None

@@ -17,8 +17,8 @@ from math import sqrt
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, is_swapped
 from tensile_jax.plan.search.condensed_step import members
-from tensile_jax.plan.search.segment_account import Contents
-from tensile_jax.plan.search.segment_evaluator import Model
+from tensile_jax.plan.search.segment_account import SegmentAccount
+from tensile_jax.plan.search.segment_evaluator import Evaluator
 from tensile_jax.plan.search.timing import Copies, CopiesOfAll, Timing, timed
 
 _MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made
@@ -30,13 +30,13 @@ Several = tuple[Residency, ...]
 class Schedule:
     """A schedule, and what follows from it, by segment; `cuts` are indices of `Condensed.boundaries`."""
 
-    model: Model
+    evaluator: Evaluator
     cuts: list[int]
     residencies: list[Several]
     at: list[int]  # by boundary, the tensors on the device
     after: list[int]  # by segment, those on the device when it has ended
     copies: CopiesOfAll
-    contents: list[Contents]
+    accounts: list[SegmentAccount]
     held: list[int]  # by boundary, bytes of `at`
     peaks: list[int]
     us: list[float]
@@ -47,13 +47,13 @@ class Schedule:
     def copy(self, cuts: Sequence[int] | None = None) -> "Schedule":
         """Another schedule, which may be changed; with other `cuts`, its other lists are still as those of this one."""
         return Schedule(
-            self.model, list(cuts or self.cuts), self.residencies[:], self.at[:], self.after[:], self.copies.copy(),
-            self.contents[:], self.held[:], self.peaks[:], self.us[:], self.written_us[:],
+            self.evaluator, list(cuts or self.cuts), self.residencies[:], self.at[:], self.after[:], self.copies.copy(),
+            self.accounts[:], self.held[:], self.peaks[:], self.us[:], self.written_us[:],
         )  # fmt: skip
 
     def recount_copies(self, swapped: Iterable[int]) -> None:
         """Count the copies of these tensors anew, and those of no others."""
-        self.copies = CopiesOfAll(self.model.copies_us, (t for t in swapped if is_swapped(self.residencies[t])))
+        self.copies = CopiesOfAll(self.evaluator.copies_us, (t for t in swapped if is_swapped(self.residencies[t])))
 
     @property
     def swapped(self) -> Set[int]:
@@ -73,13 +73,13 @@ class Schedule:
         """When what happens in a step. The schedule must not be changed any more."""
         if self._timing is None:
             known = self._known_copies()
-            self._timing = timed(self.us, known.out_us, known.into_us, self.model.profile.copy_share)
+            self._timing = timed(self.us, known.out_us, known.into_us, self.evaluator.profile.copy_share)
         return self._timing
 
     @property
     def keeps_host_limit(self) -> bool:
         """Whether the host holds no more than it may (`result/memory_curve.py`). The schedule must not be changed any more."""
-        return not self.swapped or self.model.host_limit == float("inf") or self.host_peak <= self.model.host_limit
+        return not self.swapped or self.evaluator.host_limit == float("inf") or self.host_peak <= self.evaluator.host_limit
 
     @property
     def host_peak(self) -> int:
@@ -87,8 +87,8 @@ class Schedule:
         change = [0] * (len(self.after) + 2)
         for t in self.swapped:
             begin, end = self.host_span(t)
-            change[begin] += self.model.step.nbytes[t]
-            change[end + 1] -= self.model.step.nbytes[t]
+            change[begin] += self.evaluator.condensed.nbytes[t]
+            change[end + 1] -= self.evaluator.condensed.nbytes[t]
         return max(accumulate(change))
 
     def host_span(self, t: int) -> tuple[int, int]:
@@ -123,7 +123,7 @@ class Schedule:
         return self._cost_at(sum(self.us))
 
     def _cost_at(self, step_us: float) -> float:
-        return step_us + sum(self.written_us) + len(self.after) * self.model.compiling_us
+        return step_us + sum(self.written_us) + len(self.after) * self.evaluator.compiling_us
 
     def excess(self, limit: float) -> float:
         """By how much segments exceed the limit: the bytes of each, weighted with the square root of its number of nodes.
@@ -131,18 +131,18 @@ class Schedule:
         Without weights, one long segment far above the limit would be preferred to its two parts, both of which are above it
         by less.
         """
-        cuts, bounds = self.cuts, self.model.step.boundaries
+        cuts, bounds = self.cuts, self.evaluator.condensed.boundaries
         return sum((p - limit) * sqrt(bounds[cuts[j + 1]] - bounds[cuts[j]]) for j, p in enumerate(self.peaks) if p > limit)
 
     def have(self, j: int) -> int:
         """All tensors that exist at some time during segment j."""
-        return self.at[j] | self.model.made(self.cuts[j], self.cuts[j + 1]) | self.contents[j].again
+        return self.at[j] | self.evaluator.made(self.cuts[j], self.cuts[j + 1]) | self.accounts[j].again
 
     # -- changes ------------------------------------------------------------------------------------------------------------
 
     def set_residencies(self, t: int, residencies: Several) -> set[int]:
         """Replace the residencies of tensor t; the segments that must be evaluated again."""
-        before, bit, nbytes, k = self.residencies[t], 1 << t, self.model.step.nbytes[t], len(self.after)
+        before, bit, nbytes, k = self.residencies[t], 1 << t, self.evaluator.condensed.nbytes[t], len(self.after)
         was_at, was_after = _at_and_after(before, k)
         now_at, now_after = _at_and_after(residencies, k)
         at, after, held = self.at, self.after, self.held
@@ -168,23 +168,23 @@ class Schedule:
 
     def refresh(self, j: int) -> bool:
         """Evaluate segment j again; False if it cannot run."""
-        model = self.model
-        step = model.step
+        evaluator = self.evaluator
+        step = evaluator.condensed
         there, after = self.at[j], self.after[j]
         wanted = after & ~there
-        aliased = model.aliased(there, after, wanted)
+        aliased = evaluator.aliased(there, after, wanted)
         a, b = self.cuts[j], self.cuts[j + 1]
-        evaluated = model.contents(a, b, there, wanted, aliased)
+        evaluated = evaluator.evaluate(a, b, there, wanted, aliased)
         if evaluated is None:
             return False
         found, result_bytes, self.written_us[j] = evaluated
-        for t in members(self.contents[j].used ^ found.used):
+        for t in members(self.accounts[j].used ^ found.used):
             if t in self.copies.of:
                 self.copies.forget(t)
-        self.contents[j] = found
-        workspace, _ = model.workspace(a, b, found, wanted)
+        self.accounts[j] = found
+        workspace, _ = evaluator.workspace(a, b, found, wanted)
         self.peaks[j] = step.base_bytes + int(step.small_bytes[a, b]) + self.held[j] + result_bytes + workspace
-        self.us[j] = model.profile.launch_us + found.us
+        self.us[j] = evaluator.profile.launch_us + found.us
         if j == 0:  # state may leave before the first segment, or come
             begin = step.base_bytes + int(step.small_bytes[0, 0]) + self.held[0]
             for t in self.swapped:
@@ -201,16 +201,16 @@ class Schedule:
         """Evaluate changed segments, and release earlier what nothing needs any more; False if a segment cannot run."""
         waiting, idle = set(changed), set(idle)
         rounds = 0
-        self.model.evaluated += 1
+        self.evaluator.evaluated += 1
         while waiting or idle:
             rounds += 1
             if rounds > _MOST_ROUNDS:
                 return False
             for j in sorted(waiting):
-                before = self.contents[j].used
+                before = self.accounts[j].used
                 if not self.refresh(j):
                     return False
-                idle.update(members(before & ~self.contents[j].used))
+                idle.update(members(before & ~self.accounts[j].used))
             waiting = set[int]()
             for t in sorted(idle):
                 shorter = self._no_longer_than_needed(t)
@@ -222,20 +222,20 @@ class Schedule:
     def first_use(self, t: int, first: int, last: int) -> int:
         """The first of these segments that needs tensor t; last + 1 if none does."""
         for j in range(first, min(last, len(self.after) - 1) + 1):
-            if self.contents[j].used >> t & 1:
+            if self.accounts[j].used >> t & 1:
                 return j
         return last + 1
 
     def last_use(self, t: int, first: int, last: int) -> int:
         """The last of these segments that needs tensor t; first - 1 if none does."""
         for j in range(min(last, len(self.after) - 1), first - 1, -1):
-            if self.contents[j].used >> t & 1:
+            if self.accounts[j].used >> t & 1:
                 return j
         return first - 1
 
     def _no_longer_than_needed(self, t: int) -> Several:
         k = len(self.after)
-        returned = self.model.step.at_end >> t & 1
+        returned = self.evaluator.condensed.at_end >> t & 1
         found: list[Residency] = []
         on_host = False
         for stay in self.residencies[t]:
@@ -261,7 +261,7 @@ class Schedule:
         return tuple(found)
 
     def _stays_on_host(self, t: int) -> bool:
-        old = self.model.old_of.get(t)
+        old = self.evaluator.old_of.get(t)
         return old is not None and bool(self.residencies[old]) and self.residencies[old][0].arrival == COPIED
 
     def _copies_of(self, t: int) -> Copies:

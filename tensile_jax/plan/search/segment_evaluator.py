@@ -12,9 +12,9 @@ from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.search.condensed_step import Condensed, members
 from tensile_jax.plan.search.latest_results import LatestResults
-from tensile_jax.plan.search.segment_account import Contents, contents_of
+from tensile_jax.plan.search.segment_account import SegmentAccount, account_of
 from tensile_jax.plan.search.timing import GRID_US
-from tensile_jax.plan.search.workspace import Measured, SegmentKey, predicted_workspace, ratio_near
+from tensile_jax.plan.search.workspace import CompiledSizes, SegmentKey, predicted_workspace, ratio_near
 
 _COMPILING = 0.001
 """The least that a segment counts for, as a part of the step's time, since every one must be compiled. `make bench-first-call`: a
@@ -27,14 +27,14 @@ Found = TypeVar("Found")
 
 
 class Evaluated(NamedTuple):
-    """A segment's contents, the bytes of its results, and microseconds of writing what would not be written otherwise."""
+    """A segment's account, the bytes of its results, and microseconds of writing what would not be written otherwise."""
 
-    contents: Contents
+    account: SegmentAccount
     result_bytes: int
     written_us: float
 
 
-class Model:
+class Evaluator:
     """Evaluates segments of one condensed step on one device, and remembers them.
 
     Args:
@@ -42,14 +42,14 @@ class Model:
     """
 
     def __init__(self, step: Condensed, profile: DeviceProfile, host_limit: float) -> None:
-        self.step = step
+        self.condensed = step
         self.profile = profile
         self.host_limit = host_limit
         self.places = tuple(step.starts[node] for node in step.boundaries)
         self.bit = {t: i for i, those in enumerate(step.tensors) for t in those}
         self.kept_at: dict[float, tuple[list[int], list[int]]] = {}  # by price, what a minimum cut keeps (`search.py`)
-        self._measured = Measured()
-        self._latest: Model | None = None  # the same with what was measured last
+        self._measured = CompiledSizes()
+        self._latest: Evaluator | None = None  # the same with what was measured last
         self._found = LatestResults()
         self._at_places: set[tuple[int, int]] = set()
         self._ratios: dict[tuple[int, int], float] = {}
@@ -78,7 +78,7 @@ class Model:
         self._known: dict[tuple[int, int, int, int, int], Evaluated | None] = {}
         self.evaluated = 0  # segments, a long one as often as it takes longer; and schedules that were tried
         self.compiling_us = max(0.0, _COMPILING * sum(step.us) - profile.launch_us)
-        self.nothing = Contents(0.0, 0.0, 0, 0, 0, 0, 0)
+        self.nothing = SegmentAccount(0.0, 0.0, 0, 0, 0, 0, 0)
         self.out_us = [_on_grid(copy_out_us(n, profile)) for n in step.nbytes]
         self.in_us = [_on_grid(copy_in_us(n, profile)) for n in step.nbytes]
         self.copies_us = tuple(zip(self.out_us, self.in_us, strict=True))
@@ -88,7 +88,7 @@ class Model:
         found = self._made.get((a, b))
         if found is None:
             found = 0
-            for made in self.step.makes[self.step.boundaries[a] : self.step.boundaries[b]]:
+            for made in self.condensed.makes[self.condensed.boundaries[a] : self.condensed.boundaries[b]]:
                 found |= made
             self._made[a, b] = found
         return found
@@ -110,7 +110,7 @@ class Model:
         found = self._relevant.get((a, b))
         if found is None:
             found = 0
-            for deep in self._deep[self.step.boundaries[a] : self.step.boundaries[b]]:
+            for deep in self._deep[self.condensed.boundaries[a] : self.condensed.boundaries[b]]:
                 found |= deep
             self._relevant[a, b] = found
         again = wanted & ~self.made(a, b)
@@ -120,7 +120,7 @@ class Model:
             again ^= low
         return found
 
-    def contents(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
+    def evaluate(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
         """The segment between two boundaries (indices of `Condensed.boundaries`); None if it cannot run."""
         key = a, b, there & self.relevant(a, b, wanted), wanted, aliased
         if key not in self._known:
@@ -128,17 +128,17 @@ class Model:
         return self._known[key]
 
     def _evaluated(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
-        step = self.step
+        step = self.condensed
         if b - a > 1 and any(a <= i < b for i in step.alone):
             return None
         self.evaluated += 1 + (step.boundaries[b] - step.boundaries[a]) // _SHORT
-        found = contents_of(step, step.boundaries[a], step.boundaries[b], there, wanted, aliased)
+        found = account_of(step, step.boundaries[a], step.boundaries[b], there, wanted, aliased)
         if found is None:
             return None
         return Evaluated(found, step.bytes_of(wanted & ~aliased), step.crossing_bytes(wanted) / self.profile.bytes_per_us)
 
-    def with_measured(self, measured: Measured) -> "Model":
-        """The same model, in which measured workspaces replace predictions; it shares what it remembers.
+    def with_measured(self, measured: CompiledSizes) -> "Evaluator":
+        """The same evaluator, in which measured workspaces replace predictions; it shares what it remembers.
 
         Plain jit's peak says nothing of segments.
         """
@@ -154,7 +154,7 @@ class Model:
         return new
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> CompiledSizes:
         """What compiling has shown of segments."""
         return self._measured
 
@@ -163,10 +163,10 @@ class Model:
         """Whether workspaces of segments were measured."""
         return bool(self._measured.workspaces)
 
-    def without_state_out(self) -> "Model":
-        """The same model, in which no state may be on the host across the iteration boundary; it shares what it remembers."""
+    def without_state_out(self) -> "Evaluator":
+        """The same evaluator for schedules that keep state on the device between iterations; both share what they remember."""
         new = copy(self)
-        new.step = replace(self.step, pairs=())
+        new.condensed = replace(self.condensed, pairs=())
         new.old_of, new.new_of = {}, {}
         new._latest, new._found = None, LatestResults()
         return new
@@ -177,20 +177,20 @@ class Model:
 
     def key(self, a: int, b: int, again: int, wanted: int) -> SegmentKey:
         """What tells a segment from others (`workspace.py`)."""
-        tensors = self.step.tensors
+        tensors = self.condensed.tensors
         return (
             self.places[a], self.places[b],
             frozenset(t for i in members(again) for t in tensors[i]), frozenset(t for i in members(wanted) for t in tensors[i]),
         )  # fmt: skip
 
-    def workspace(self, a: int, b: int, contents: Contents, wanted: int) -> tuple[int, bool]:
+    def workspace(self, a: int, b: int, account: SegmentAccount, wanted: int) -> tuple[int, bool]:
         """The workspace of the segment between two boundaries, and whether it was measured."""
         places = self.places[a], self.places[b]
-        predicted = predicted_workspace(contents, self.profile)
+        predicted = predicted_workspace(account, self.profile)
         if not self._at_places:
             return predicted + self._measured.margin, False
         if places in self._at_places:
-            known = self._measured.workspaces.get(self.key(a, b, contents.again, wanted))
+            known = self._measured.workspaces.get(self.key(a, b, account.again, wanted))
             if known is not None:
                 return known.nbytes, True
         if places not in self._ratios:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from tensile_jax.plan.result.layout import BEGINS, MADE, Residency
 from tensile_jax.plan.search.condensed_step import Condensed, members
 from tensile_jax.plan.search.schedule import Schedule, Several
-from tensile_jax.plan.search.segment_evaluator import Model
+from tensile_jax.plan.search.segment_evaluator import Evaluator
 from tensile_jax.plan.search.timing import CopiesOfAll
 
 
@@ -51,9 +51,9 @@ def held_at(step: Condensed, end: Sequence[int]) -> list[int]:
     return found
 
 
-def start(model: Model, cuts: Sequence[int], end: Sequence[int]) -> Schedule | None:
+def start(evaluator: Evaluator, cuts: Sequence[int], end: Sequence[int]) -> Schedule | None:
     """The schedule of these cuts in which every tensor is held from where it is made to `end` (`last_held`)."""
-    step = model.step
+    step = evaluator.condensed
     edges = [step.boundaries[c] for c in cuts]
     residencies: list[Several] = []
     for t, made in enumerate(step.made):
@@ -63,23 +63,23 @@ def start(model: Model, cuts: Sequence[int], end: Sequence[int]) -> Schedule | N
         else:
             first = bisect_right(edges, made)
             residencies.append((Residency(first, last, MADE, False),) if first <= last else ())
-    return assemble(model, list(cuts), residencies)
+    return assemble(evaluator, list(cuts), residencies)
 
 
-def assemble(model: Model, cuts: list[int], residencies: list[Several], *, as_they_are: bool = False) -> Schedule | None:
+def assemble(evaluator: Evaluator, cuts: list[int], residencies: list[Several], *, as_they_are: bool = False) -> Schedule | None:
     """The schedule of these cuts and residencies; None if a segment cannot run.
 
     Tensors that nothing needs are released earlier, unless the residencies are to be left as they are.
     """
     k = len(cuts) - 1
-    none = model.nothing
+    none = evaluator.nothing
     made = Schedule(
-        model,
+        evaluator,
         cuts,
         [()] * len(residencies),
         [0] * (k + 1),
         [0] * k,
-        CopiesOfAll(model.copies_us),
+        CopiesOfAll(evaluator.copies_us),
         [none] * k,
         [0] * (k + 1),
         [0] * k,

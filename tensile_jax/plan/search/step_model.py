@@ -23,7 +23,7 @@ from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.search.bundles import MOST_TENSORS, bundled
 from tensile_jax.plan.search.condensed_step import Condensed, classify, condense
 from tensile_jax.plan.search.possible_boundaries import possible_boundaries
-from tensile_jax.plan.search.segment_evaluator import Model
+from tensile_jax.plan.search.segment_evaluator import Evaluator
 from tensile_jax.plan.search.swaps import SMALLEST
 
 PRICES = (4.0, 0.6, 0.36, 0.165, 0.05, 0.01)
@@ -71,7 +71,7 @@ class StepModel:
         self.host_limit = host_limit if sum(t.nbytes for t in graph.tensors) > host_limit else float("inf")
         self.whole_graph = whole_graph
         self._dropped: dict[float, Retention] = {}
-        self._models: dict[tuple[int, ...], Model] = {}
+        self._evaluators: dict[tuple[int, ...], Evaluator] = {}
         self._decided: dict[Hashable, Any] = {}
 
     def corrected(self, corrections: Corrections) -> "StepModel":
@@ -91,8 +91,8 @@ class StepModel:
 
         def make() -> StepModel:
             made = copy(self)
-            made.host_limit, made._models, made._decided = host_limit, {}, {}
-            for name in ("model", "plain_model", "search_model"):
+            made.host_limit, made._evaluators, made._decided = host_limit, {}, {}
+            for name in ("evaluator", "plain_evaluator", "search_evaluator"):
                 made.__dict__.pop(name, None)
             return made
 
@@ -188,9 +188,9 @@ class StepModel:
     def unpredicted(self) -> tuple[int, int]:
         """Of how many heavy operators the latency is a roofline's, since the device's latency model does not know such
         operators; and how many heavy operators there are. Nothing is said of a device without such a model."""
-        model = self.profile.latency_model
+        networks = self.profile.latency_model
         heavy = [op for op in self.graph.operators if op.kind == "heavy" and not op.alone]
-        return (0, len(heavy)) if model is None else (int(np.isnan(model.predict(heavy)).sum()), len(heavy))
+        return (0, len(heavy)) if networks is None else (int(np.isnan(networks.predict(heavy)).sum()), len(heavy))
 
     @cached_property
     def costs(self) -> StepCosts:
@@ -268,38 +268,42 @@ class StepModel:
         return possible_boundaries(retention, stored_unless_swapped(retention))
 
     @cached_property
-    def model(self) -> Model:
+    def evaluator(self) -> Evaluator:
         """The condensed step with the possible boundaries of the search."""
-        return self.model_for(())
+        return self.evaluator_for(())
 
     @cached_property
-    def plain_model(self) -> Model:
+    def plain_evaluator(self) -> Evaluator:
         """The same for plain `jax.jit`, which gives all updates the memory of the donated state, be it with a copy."""
-        step, bit = self.model.step, self.model.bit
+        step, bit = self.evaluator.condensed, self.evaluator.bit
         aliases = {bit[t]: bit[h] for t, h in self.liveness.possible_aliases if t in bit and h in bit}
-        return self.model if aliases == step.aliases else Model(replace(step, aliases=aliases), self.profile, self.host_limit)
+        return (
+            self.evaluator
+            if aliases == step.aliases
+            else Evaluator(replace(step, aliases=aliases), self.profile, self.host_limit)
+        )
 
     @cached_property
     def small_rewritten_bytes(self) -> int:
-        """The bytes of small updates that `plain_model` counts beside the state whose memory they take over."""
+        """The bytes of small updates that `plain_evaluator` counts beside the state whose memory they take over."""
         nbytes, significant = self.liveness.nbytes, self.classes[0]
         return sum(int(nbytes[t]) for t in self.liveness.rewritten if not significant[t])
 
     @cached_property
-    def search_model(self) -> Model:
+    def search_evaluator(self) -> Evaluator:
         """The same, as the search sees it: bundled, if it has many significant tensors (`bundles.py`)."""
-        step = self.model.step
+        step = self.evaluator.condensed
         if len(step.tensors) <= MOST_TENSORS:
-            return self.model
+            return self.evaluator
         dropped = [self.dropped_at(price).dropped for price in PRICES]
         dropped_by = [sum((t in those) << i for i, those in enumerate(dropped)) for (t,) in step.tensors]
-        return Model(bundled(step, dropped_by), self.profile, self.host_limit)
+        return Evaluator(bundled(step, dropped_by), self.profile, self.host_limit)
 
-    def model_for(self, boundaries: tuple[int, ...]) -> Model:
+    def evaluator_for(self, boundaries: tuple[int, ...]) -> Evaluator:
         """The condensed step with these possible boundaries (places) beside those of the search."""
-        if boundaries not in self._models:
-            self._models[boundaries] = Model(self._condense(boundaries), self.profile, self.host_limit)
-        return self._models[boundaries]
+        if boundaries not in self._evaluators:
+            self._evaluators[boundaries] = Evaluator(self._condense(boundaries), self.profile, self.host_limit)
+        return self._evaluators[boundaries]
 
     @cached_property
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
