@@ -53,6 +53,7 @@ from tensile_jax.plan.search.choice import (
     whole_peak,
     workspaces_of,
 )
+from tensile_jax.plan.search.latest_results import LatestResults
 from tensile_jax.plan.search.memory_bound import bytes_at_ends
 from tensile_jax.plan.search.search import fast
 from tensile_jax.plan.search.state_on_host import keep_state_out
@@ -127,11 +128,7 @@ class Planner:
         self.state_memory: Literal["device", "any"] = state_memory
         self._policy = POLICIES[policy] if agreed_swaps is None else partial(tensile, agreed=agreed_swaps)
         self._version = version
-        self._floor: tuple[CompiledSizes, int] | None = None  # the latest
-        self._lowest: tuple[CompiledSizes, Choice] | None = None  # the latest
-        self._least_limit: tuple[float, CompiledSizes, float] | None = None  # the latest
-        self._no_choice: tuple[float, CompiledSizes] | None = None  # the latest limit under which the policy had none
-        self._latest: tuple[Goal, CompiledSizes, bool, Planned | None] | None = None  # what `plan` has found last
+        self._latest = LatestResults()
         self._faults: dict[object, str] = {}  # by choice, why its replay refused the plan
 
     def with_policy(self, policy: PolicyName) -> "Planner":
@@ -174,8 +171,7 @@ class Planner:
     def _with_model(self, model: StepModel) -> "Planner":
         made = copy(self)
         made.model = model
-        made._floor, made._lowest, made._least_limit, made._no_choice, made._latest = None, None, None, None, None
-        made._faults = {}
+        made._latest, made._faults = LatestResults(), {}
         return made
 
     def __reduce__(self) -> Any:
@@ -214,9 +210,7 @@ class Planner:
     def floor_bytes(self, measured: CompiledSizes) -> int:
         """The smallest limit for which the policy has a plan, where no margin is kept."""
         measured = replace(measured, margin=0)
-        if self._floor is None or self._floor[0] != measured:
-            self._floor = measured, peak_of(self.model, self.lowest_choice(measured), measured)
-        return self._floor[1]
+        return self._latest.of("floor", measured, lambda: peak_of(self.model, self.lowest_choice(measured), measured))
 
     def bytes_at_ends(self) -> int:
         """Bytes of arguments and results than which no plan, nor plain jit's step, needs less."""
@@ -224,7 +218,7 @@ class Planner:
 
     def remember_floor(self, measured: CompiledSizes, floor_bytes: int) -> None:
         """Take over the smallest limit that another planner of this step has found with these measurements."""
-        self._floor = measured, floor_bytes
+        self._latest.put("floor", measured, floor_bytes)
 
     def is_possible(self, choice: Choice) -> bool:
         """Whether a choice that was kept in a file is one of this step."""
@@ -232,9 +226,7 @@ class Planner:
 
     def lowest_choice(self, measured: CompiledSizes) -> Choice:
         """The choice of the policy with the least peak; that of `auto` is found quickly, and may be slow."""
-        if self._lowest is None or self._lowest[0] != measured:
-            self._lowest = measured, lowest(self.model, measured, self._policy)
-        return self._lowest[1]
+        return self._latest.of("lowest choice", measured, lambda: lowest(self.model, measured, self._policy))
 
     def least_choice(self, measured: CompiledSizes) -> Choice:
         """The choice of the policy with the least peak, made as fast as it can be there."""
@@ -259,12 +251,10 @@ class Planner:
         A lower limit makes a plan faster by a trifle at most, so bisection finds the least limit. The limit that it returns was
         tried.
         """
-        known = self._least_limit
-        if known is None or known[0] != max_slowdown or known[1] != measured:
-            near = None if known is None or known[0] != max_slowdown else known[2]
-            known = max_slowdown, measured, self._find_least_limit(max_slowdown, measured, near)
-            self._least_limit = known
-        return known[2]
+        before = self._latest.latest("least limit")
+        near = before[1] if before is not None and before[0][0] == max_slowdown else None
+        arguments = max_slowdown, measured
+        return self._latest.of("least limit", arguments, lambda: self._find_least_limit(max_slowdown, measured, near))
 
     def _find_least_limit(self, max_slowdown: float, measured: CompiledSizes, near: float | None) -> float:
         """What `least_limit` describes; it is sought `near` the one for other measurements first."""
@@ -326,9 +316,11 @@ class Planner:
         """Whether the policy has a choice under the limit, even if the replay of its plan would refuse it."""
         if self._is_below_floor(limit, measured):
             return False
-        if self._no_choice == (limit, measured):
-            return False
-        return self._policy(self.model, limit, measured) is not None
+        return self._first_choice(limit, measured) is not None
+
+    def _first_choice(self, limit: float, measured: CompiledSizes) -> Choice | None:
+        """The policy's own choice under the limit; None if it has none."""
+        return self._latest.of("choice", (limit, measured), lambda: self._policy(self.model, limit, measured))
 
     def _is_below_floor(self, limit: float, measured: CompiledSizes) -> bool:
         """Whether the policy has no plan under the limit, as its floor says. `auto` looks for one nevertheless."""
@@ -338,9 +330,7 @@ class Planner:
         """The first choice under the limit whose plan passes its replay, with that plan; None if there is none."""
         runs_whole = whole_peak(self.model, measured) <= goal.limit
         matters = measured if runs_whole else replace(measured, whole=None)
-        if self._latest is None or self._latest[:3] != (goal, matters, runs_whole):
-            self._latest = goal, matters, runs_whole, self._planned(goal, measured)
-        found = self._latest[3]
+        found = self._latest.of("plan", (goal, matters, runs_whole), lambda: self._planned(goal, measured))
         if found is None or found.plan.jit_peak_bytes == measured.whole:
             return found
         return found._replace(plan=replace(found.plan, jit_peak_bytes=measured.whole))
@@ -400,9 +390,8 @@ class Planner:
         executable. There are none if the policy has no choice under the limit: then the budget is too small for it. Only `auto`
         knows of operators that are alone.
         """
-        first = self._policy(self.model, limit, measured)
+        first = self._first_choice(limit, measured)
         if first is None:
-            self._no_choice = limit, measured
             return
         any_alone = any(op.alone for op in self.graph.operators)
         others = () if any_alone else (p for p in POLICIES.values() if p is not self._policy)
