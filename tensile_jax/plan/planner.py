@@ -62,13 +62,10 @@ from tensile_jax.plan.search.time_bound import least_step_us
 from tensile_jax.plan.search.workspace import CompiledSizes
 from tensile_jax.plan_format import Plan, PolicyName
 
-_HALVINGS = 8
-"""Steps of the bisection for the least limit: it is found to 1/256 of the range. With 14, planning four dense layers with Adam
-for `max_slowdown=1.5` took 45 seconds, and now 10; workspaces that are not compiled yet are predicted less exactly than that."""
-_NEAR = 1.02  # not tuned: times the least limit with other measurements, or divided by it: the range in which it is sought first
-# Not tuned: a refusal is a mistake of this package, and none is known.
-_MOST_REFUSED = 12  # so many plans of one policy are tried if their replays refuse them
-_BELOW_REFUSED = 0.97  # of the peak of a plan that was refused: the limit for the next
+_HALVINGS = 8  # steps of the bisection for the least limit: finer than workspaces are predicted; each step plans once; not tuned
+_NEAR = 1.02  # factor around the previous least limit within which the next is looked for first: a guess, not tuned
+_MOST_REFUSED = 12  # plans of one policy that are tried if their replays refuse them; not tuned, since no refusal is known
+_BELOW_REFUSED = 0.97  # of a refused plan's peak: the next limit; not tuned
 _NAMED_TENSORS = 5  # the tensors that an error about the floor names
 
 

@@ -28,24 +28,19 @@ from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.planner import Choice, CompiledSizes, Goal, Planner
 from tensile_jax.plan_format import Plan, Segment, unranged
 
-WORTH = 10.0
-"""A new plan is begun only after the plan in use has run for so many times as long as making a plan takes. Not tuned: planning
-then takes a tenth of the time at most, in a process of the lowest priority, and usually much less."""
+WORTH = 10.0  # a plan must have run this many times as long as planning takes before the next is made; not tuned
 
-WATCHED_FIRST = 3
-"""The first iterations of a plan that are measured. The first one is slower; two are a measurement, and its confirmation."""
-_WATCHED_EVERY = 50  # not tuned: a measured iteration waits for each of its segments, which may cost a tenth of its time
+WATCHED_FIRST = 3  # iterations measured when a plan begins: a slow first one, a measurement, and its confirmation
+_WATCHED_EVERY = 50  # measuring an iteration costs up to a tenth of its time, since it waits for each segment; not tuned
 WATCHED_AFTER_UNUSUAL = 3  # as many as confirm a drift, and one more
 
-_WEIGHT = 0.5
-"""Of the newest measurement in an average. With 0.5, a change of the load by a factor of 2 is seen to 75 % after two measured
-iterations. Iterations are measured rarely, so a smaller weight would follow too late."""
-_MOST_FACTOR = 32.0  # not tuned: a measurement further from the prediction than this is not of the same operation
+_WEIGHT = 0.5  # of the newest measurement: less is steadier but follows later, and iterations are measured rarely
+_MOST_FACTOR = 32.0  # a measurement further from its prediction is not of the same operation; not tuned
 _LEAST_COPIED = 1_000_000  # bytes: the time of smaller copies says nothing of the link's rate
-_CONFIRMING = 2  # measured iterations, one after another, whose drift must exceed the threshold
-_RENEWED_TIME = 0.95  # times the predicted time of the plan in use: what a plan with other segments or copies must reach
+_CONFIRMING = 2  # consecutive measured iterations whose drift must exceed the threshold
+_RENEWED_TIME = 0.95  # of the predicted time of the plan in use: a new plan must be at least this fast, since it is compiled
 _SETTLING = 3  # iterations whose pace is known before one is called unusual
-_REMEMBERED = 5  # iterations of which the pace is the median: two unusual ones change it little, three in a row are usual
+_REMEMBERED = 5  # iterations behind the median pace: it ignores two unusual ones, and follows three in a row
 
 
 @dataclass(frozen=True, slots=True)

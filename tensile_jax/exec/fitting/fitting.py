@@ -30,8 +30,8 @@ from tensile_jax.plan.result.joined import joined, programs_of
 from tensile_jax.plan_format import Plan, PlannedLoop, Segment, unranged
 
 _MARGIN = 0.01
-"""Of the limit: what a plan keeps free for what predictions miss, twice that at first, and once more after every attempt. A
-larger margin gives memory away, a smaller one needs more rounds of compiling (`make bench-h200`)."""
+"""Of the limit: kept free for what predictions miss, doubled at first and raised with every attempt. A larger margin gives memory
+away, a smaller one needs more rounds of compiling (`make bench-h200`)."""
 _NOT_JOINED = (
     "launch='program' was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "
     "there is a copy at every boundary."

@@ -31,17 +31,13 @@ from tensile_jax.plan_format import Plan
 from tensile_jax.trace import Immediate, TracedStep
 from tensile_jax.trace.driven_loops import DrivenLoop, driven_loops, with_driven
 
-# Not tuned: with chunks, results are rounded differently, so they must gain something.
-_OTHER_FORM_TIME = 0.98  # times the time with fewer chunks or without any
+_OTHER_FORM_TIME = 0.98  # of the best time so far: what another form must reach, since chunks round differently; not tuned
 _CHUNKS = (2, 4, 8)  # of rows
-_SLOW = 1.2
-"""Times the step as one executable: loops are split where plans without that are slower. Not tuned, but seen on 2026-11-28: an
-LSTM of two layers and 64 steps under 60 % takes 1.16 times plain jit's time without. Its first call takes 12 seconds where
-splitting is tried, in the place of 4, for nothing. Under 30 % there is no plan without, and with it one of 1.8 times."""
-_LARGE_TENSOR = 1 / 32  # of plain jit's peak: if all tensors are smaller, they are in chunks only where no plan fits without
-_MANY_EQUATIONS = 200  # likewise, if the part that could be in chunks has more: each number of chunks is planned
+_SLOW = 1.2  # of the whole step's time: loops are split only where plans are slower, since trying takes long (`make bench-loops`)
+_LARGE_TENSOR = 1 / 32  # of plain jit's peak: if all tensors are smaller, chunks are tried only where no plan fits without
+_MANY_EQUATIONS = 200  # the same if the part for chunks has more: each number of chunks is planned
 _LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their inputs and outputs are not driven
-_LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
+_LOWER = 0.9  # of the budget: the next budget after the device ran out of memory
 _FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body leaves to the small tensors around the loop
 
 

@@ -31,18 +31,12 @@ from tensile_jax.plan.search.search import fast, fastest, least
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import CompiledSizes
 
-# `make bench-constants`: half and twice of each give the same plans.
-_EVALUATIONS = 3000  # as in `search.py`, to make a repaired plan, or the one with the least peak, faster
-_REPAIRS = 100  # moves that may bring a choice under the limit
-_TRIES = 4  # limits that are tried if plans turn out to be above the limit
-_WITHOUT_TENSILE = 1.02
-"""Times the step as one executable: faster schedules are not compared with that of `tensile`. VGG-16 (batch 16, profile h200,
-state on the host between iterations) under 90.4 % of its peak takes 1.03 times plain time, and 1.10 without that schedule."""
-# Not tuned: what compiling every layer of a network, instead of one, is worth.
-_ALIKE_WITHOUT_SEARCH = (
-    1.1  # times the step as one executable: a plan that treats iterations alike and is no slower is taken at once
-)
-_ALIKE_OVER_SEARCHED = 1.05  # times the plan that the search finds
+_EVALUATIONS = 3000  # spent on making a repaired plan faster: more takes longer to plan (`make bench-constants`)
+_REPAIRS = 100  # moves that may bring a choice under the limit (`make bench-constants`)
+_TRIES = 4  # limits tried while plans turn out to be above the limit (`make bench-constants`)
+_WITHOUT_TENSILE = 1.02  # of the whole step's time: faster schedules skip the comparison with `tensile` (`make bench-planning`)
+_ALIKE_WITHOUT_SEARCH = 1.1  # of the whole step's time: iterations planned alike are taken without a search; not tuned
+_ALIKE_OVER_SEARCHED = 1.05  # of the searched plan's time: iterations planned alike compile one layer, not all; not tuned
 
 
 def auto(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:

@@ -23,7 +23,7 @@ from tensile_jax.plan.search.choice import LEAST, Choice, peak_of, predicted_pla
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import CompiledSizes
 
-_LOWER = (1.0, 0.9, 0.7)  # times the limit; not tuned: no random graph has needed the second one
+_LOWER = (1.0, 0.9, 0.7)  # of the limit: host limits tried if the built plan needs more than was counted; not tuned
 
 
 def within_host_limit(

@@ -10,9 +10,8 @@ from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, peak_of, whole_
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import CompiledSizes
 
-# `make bench-constants`: with 1.0 and 1.2, and with 0 and 0.75, steps take at most 0.1 % longer.
-_NEAR_LEAST = 1.04  # of the least peak: the policy may use so much memory if the limit allows it
-_NEAR_WHOLE = 0.95  # of the whole step's peak: the policy may use so much instead if that is more
+_NEAR_LEAST = 1.04  # of the least peak: memory used although less would do, for fewer segments (`make bench-constants`)
+_NEAR_WHOLE = 0.95  # of the whole step's peak: the same; the larger of the two counts (`make bench-constants`)
 
 
 def none(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:

@@ -19,7 +19,7 @@ from tensile_jax.plan.search.segment_boundaries import cheapest_cuts, least_peak
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import CompiledSizes
 
-_TRIES = 5  # limits that are tried if choices turn out to be above it; `make bench-constants`: 2 and 10 give the same plans
+_TRIES = 5  # limits tried while choices turn out to be above the limit (`make bench-constants`)
 
 
 @dataclass(eq=False)

@@ -32,12 +32,9 @@ from tensile_jax.plan.search.step_model import PRICES, StepModel
 from tensile_jax.plan.search.workspace import CompiledSizes
 
 _LOWER = (None, 1.0, 0.85, 0.7)
-"""Times the limit: limits under which cuts are sought, one after another, since the cuts that are taken over may need more. First
-(None), no cuts are sought: every iteration is cut once. A decoder of 48 layers (`make bench-loops`) then takes 2 s to plan; where
-they were always sought, it took 6 s. With 1.0 alone, more limits have no such schedule."""
-_ONE_CUT_SUFFICES = 1.05
-"""Times the step as one executable: a schedule that is no slower is taken although no cuts were sought. With 1.1, the decoder of
-`make bench-loops` takes 1.20 times as long in four chunks at 7.3 GB, and 1.05 with this."""
+"""Of the limit: limits for cuts, since cuts that are taken over may need more. None cuts each iteration once, which plans faster
+(`make bench-loops`)."""
+_ONE_CUT_SUFFICES = 1.05  # of the whole step's time: slower schedules make a search for cuts worth its time (`make bench-loops`)
 
 Iteration = tuple[int, ...]
 

@@ -26,9 +26,7 @@ import numpy as np
 
 from tensile_jax.plan.search.condensed_step import Condensed, Recipe, members
 
-MOST_TENSORS = 2000
-"""Significant tensors up to which a step is searched without bundles. `make bench-planning`: InceptionV4, which has 1,651, takes
-2.5 times plain time at 25 % of its peak without bundles, and 28 times with them; at 40 % it takes 1.21 and 1.25."""
+MOST_TENSORS = 2000  # significant tensors searched without bundles: finer plans, but longer planning (`make bench-planning`)
 
 _Key = tuple[int, ...]
 

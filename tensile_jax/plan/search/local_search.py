@@ -23,30 +23,21 @@ from tensile_jax.plan.search.condensed_step import members
 from tensile_jax.plan.search.residency_moves import Gap
 from tensile_jax.plan.search.schedule import Schedule
 
-# Moves after which the speed of a repair is trusted. `make bench-scale`: with 20, 100,000 operators on a CPU at 50 % take 1.104
-# times plain time, with 40 1.026; plans of smaller steps are the same with either.
-_TRUSTED = 40
-_RATED, _LATER_US = 20, 0.25
-"""Moves after which the time that they took for each byte is trusted, and the part of it that later ones are expected to take.
-Without this, InceptionV4 under 44 %, as in `search.py`, is planned in 25 seconds for 18, with the same result."""
-_STAGE = 0.93
-"""Times a limit: the next one of a repair. With the profile h200, what keeps most of ResNet-50 is repaired under 30 % at 2.14
-times plain time if that limit is the only one, and at 1.23 like this; of InceptionV3 under 40 % at 1.20 and 1.12."""
-# `make bench-constants`: with half and twice of each of the others, steps take up to 1.0 % less and up to 1.3 % more time.
-_TRIED = 8  # moves of which the repair evaluates each, the likeliest first
-_LATER = 2  # results of the step that are tried to be made later
-_SENT = 3  # pairs of state that are tried in one move
-_SWAP_RISK = 0.05  # part of a copy's time that is counted although other work may hide it
-_REPAIRS = 16
-"""Moves that repair what a change has brought above the limit. ResNet-50 under 27.5 %, as in `search.py`, takes 1.556 times plain
-time with 6, and 1.545 with 16."""
-_FAILED, _WORTH, _BEHIND = 6, 0.01, 1.08
-"""Repairs in a row that have not saved time, after which no other is tried; the part of the time that a round must save for
-another one; and times what is wanted: nothing slower is repaired. Without the three, the plans of the decoder of
-`make bench-planning` under 50, 40 and 30 % with `state_memory="device"` are the same, and take 26 seconds for 17."""
+# Each trades the time of the plan for the time of planning (`make bench-constants`; `_TRUSTED`: also `make bench-scale`).
+_TRUSTED = 40  # moves after which a repair that lowers the excess too slowly is given up
+_RATED, _LATER_US = 20, 0.25  # moves after which their time per byte is trusted, and the part of it that later moves take
+_STAGE = 0.93  # of a limit: the next limit of a repair, so that the highest peaks are lowered first
+_TRIED = 8  # moves of which a repair evaluates each, the likeliest first
+_LATER = 2  # results of the step that a move tries to make later
+_SENT = 3  # pairs of state that one move tries
+_SWAP_RISK = 0.05  # of a copy's time: counted although other work may hide the copy
+_REPAIRS = 16  # moves that repair what a change has brought above the limit
+_FAILED = 6  # consecutive repairs that save no time before the others are skipped
+_WORTH = 0.01  # of the time: what a round of changes must save to be followed by another
+_BEHIND = 1.08  # of the wanted time: schedules that are slower are not repaired
 _EPS = 1e-3  # microseconds; less is no gain
-_WORTH_KEEPING_US = 0.05  # what takes less time to compute again is left so
-_STAYING, _SHIFTED = 0.5, 0.2  # parts of the time of copies that changes of swaps are taken to save, to put changes in order
+_WORTH_KEEPING_US = 0.05  # a tensor that takes less time to compute again is not kept
+_STAYING, _SHIFTED = 0.5, 0.2  # of the time of copies: what changes of swaps are expected to save; orders the changes
 _SHIFTS = ((1, 0), (0, -1), (1, -1), (-1, 0), (0, 1), (3, 0), (0, -3))  # of the two ends of an absence, in segments
 _SHIFTS_ACROSS = ((-1, 0), (0, 1), (-1, 1), (1, 0), (0, -1), (-3, 0), (0, 3))
 _MOVES = (-1, 1, -2, 2, -4, 4)  # of a boundary, in possible boundaries

@@ -21,7 +21,7 @@ from tensile_jax.plan.search.segment_account import SegmentAccount
 from tensile_jax.plan.search.segment_evaluator import Evaluator
 from tensile_jax.plan.search.timing import Copies, CopiesOfAll, Timing, timed
 
-_MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made
+_MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made (`make bench-constants`)
 
 Several = tuple[Residency, ...]
 

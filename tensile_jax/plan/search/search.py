@@ -51,59 +51,31 @@ class Start(NamedTuple):
     spread: bool = False
 
 
-# Times without another command are the simulator's, of `Planner(..., state_memory="any")` with the profile h200 and batch 16,
-# over those of plain jit.
+# Each trades the time of the plan for the time of planning (`make bench-constants`, `make bench-planning`).
 _STARTS = (Start(0.05), Start(0.165), Start(0.36), Start(1.2), Start(0.36, spread=True), Start(0.6, spread=True))
-"""The price 1.2 keeps nearly everything, and leaves what is dropped or swapped to the repair; without it, InceptionV4 under 44 %
-takes 1.118 for 1.085, and the encoder under 30 % 1.161 for 1.150. Once another one is repaired, those with `spread` are for small
-steps: without them, VGG-16 under 90 % takes 1.130 for 1.065; others are no slower, and planned in up to a third less time."""
-_LOWEST_PRICE, _APART = 0.004, 1.05
-"""The lowest price of a cut to begin with, and the ratio of the two prices between which what a cut keeps passes a limit."""
-_KEPT = (1.0, 0.65)
-"""Times the limit: what cuts at lower prices are to keep. Segments need their workspace beside it. A decoder of 24 layers and
-width 2,048 with 215 texts on each of eight H200 (`python -m benchmarks.mesh_largest --how ours --batch 215`) is predicted to take
-1.16 times plain time with 141 GB, and 1.31 with 1.0 alone; with 0.5 to 0.75 for the latter, times are the same within 0.3 %."""
-_PARTS = tuple(part / 100 for part in range(30, 95, 5))
-"""Times the limit: what schedules may keep. The largest part is sought with which no repair is needed. The same decoder with 385
-texts is predicted to take 1.218 times plain time, and 1.239 without such a start: repairs drop what takes long to compute."""
-_REPAIRS = 400  # moves of a repair; those of large networks that keep everything at first need 90 to 400
-_LEAST_REPAIRS = 30  # those of a repair of the schedule with the least peak
-_PROMISING = 1.05  # a repair goes on while its schedule is at most so much slower than the fastest one that is repaired
-_OTHERS, _MOST_OTHERS = 100_000, 40_000
-"""Segments that are evaluated, and schedules that are tried, to repair one if another is repaired already: the first times the
-part by which that is slower than the step as one executable, but no more than the second. With 50,000 for the first, InceptionV4
-under 44 % takes 1.018 for 1.000. With 20,000 for the second, it takes 1.446 for 1.397 under 25 % with `state_memory="device"`,
-and is planned in 44 seconds for 53."""
-_TIRED = 10_000
-"""The same number for all repairs together, after which a higher limit is tried if none has succeeded. With 20,000 and 40,000,
-the plans of InceptionV4 under 25 % and 30 % with `state_memory="device"` are the same, and take up to 7 % longer to plan."""
-_LIKELY = 1.2  # in a second search, times what the first has found: schedules that are slower are not repaired any further
-_EVALUATIONS = 4000
-"""Segments that are evaluated, and schedules that are tried, to improve one. With 3,000, a deep step in bundles is 12 % slower
-than apart (`make test-slow`, `test_bundles.py`)."""
-_LOWER, _STILL_FASTER = 0.97, 0.9999
-"""Times the limit: the limit under which the fastest one is repaired, to be improved again. Times its cost: what is faster."""
-_MORE_EVALUATIONS, _NOT_PERTURBED = 12_000, 1.05
-"""For that, unless it is that fast already, over the step as one executable. VGG-16 under 90 % then takes 1.080 for 1.128, the
-encoder under 30 % 1.161 for 1.180, and with `state_memory="device"` ResNet-50 under 30 % 1.252 for 1.275."""
-_ALL_EVALUATIONS = 6000
-"""After which no start with `spread` is tried, and then no other schedule is improved. Of small steps, all are: `make bench-gap`
-says 7.7 % for 11.6."""
-_LIMITS, _SLOW = (1.3, 1.15, 1.07, 1.0), 1.1
-"""Times the limit: limits under which a schedule is repaired and improved, one after another, if all others that are repaired are
-slower than `_SLOW` times the step as one executable. InceptionV4 under 24.4 % takes 1.20 for 5.55. With 1.1 for 1.2, ResNet-50
-under 35 % with `state_memory="device"`, as in `make bench-planning`, takes 1.059 for 1.075, and 18 seconds to plan for 10."""
-_IMPROVED = 2.0
-"""Times the time that is wanted: schedules that are no slower may become that fast when they are improved. With 1.25, VGG-16
-under 60 % was not seen to be fastest in eight chunks of images."""
-_UNSWAPPED = 16  # swaps of which the best to give up is found, one after another, where the host cannot hold all; not tuned
-_SHRINK = 0.97  # steps in which the least peak is sought
-_LEAST_KEPT = Start(PRICES[-1])  # how the search for the least peak begins without swaps, beside the schedule of least memory
-_DESCENT, _LEAST_EVALUATIONS = 15_000, 3_000
-"""Segments that are evaluated to lower each of the two, and then, each time, to repair one schedule. Of VGG-16, ResNet-50,
-InceptionV3, DenseNet-121, the decoder and the encoder with the profiles h200 and cpu, `Planner(..., host_limit=0).floor_bytes`
-is at most 2.3 % higher than without these limits, and takes 0.35 to 0.95 times as long. A plan of a decoder of 24 layers and
-width 2,048 takes 9 s instead of 33 s (`python -m benchmarks.mesh_largest --how ours --batch 68`)."""
+"""Price 1.2 keeps nearly everything, and leaves the rest to repairs. Those with `spread` are for small steps."""
+_LOWEST_PRICE, _APART = 0.004, 1.05  # the lowest price of a start; the ratio at which a search between two prices ends
+_KEPT = (1.0, 0.65)  # of the limit: what starts at lower prices keep; a segment needs its workspace beside it
+_PARTS = tuple(part / 100 for part in range(30, 95, 5))  # of the limit: the largest part that needs no repair is one more start
+_REPAIRS = 400  # moves of a repair
+_LEAST_REPAIRS = 30  # moves of a repair of the schedule with the least peak
+_PROMISING = 1.05  # of the fastest repaired schedule's time: slower ones are not repaired any further
+_OTHERS, _MOST_OTHERS = 100_000, 40_000  # evaluations per repair once one succeeded: times its slowdown, but at most the second
+_TIRED = 10_000  # evaluations without a successful repair after which a higher limit is tried
+_LIKELY = 1.2  # of the time without state on the host: slower schedules of the second search are not repaired any further
+_EVALUATIONS = 4000  # to improve one schedule
+_LOWER = 0.97  # of the limit: what the fastest schedule is repaired under, to be improved again under the limit
+_STILL_FASTER = 0.9999  # of its time: what that must reach to be repeated
+_NOT_PERTURBED = 1.05  # of the whole step's time: a faster schedule is not improved again
+_MORE_EVALUATIONS = 12_000  # for all of these repetitions
+_ALL_EVALUATIONS = 6000  # after which no start with `spread` is tried, and then no further schedule is improved
+_LIMITS = (1.3, 1.15, 1.07, 1.0)  # of the limit: higher limits for a schedule that is then repaired under lower ones
+_SLOW = 1.1  # of the whole step's time: only if all repaired schedules are slower, these higher limits are tried
+_IMPROVED = 2.0  # of the wanted time: schedules that are no slower may become that fast when they are improved
+_UNSWAPPED = 16  # swaps compared as candidates to give up, where the host cannot hold all; not tuned
+_SHRINK = 0.97  # of the least peak found so far: the next limit that is tried
+_LEAST_KEPT = Start(PRICES[-1])  # the start for the least peak without swaps
+_DESCENT, _LEAST_EVALUATIONS = 15_000, 3_000  # evaluations to lower the peak of each start, and to repair one schedule
 
 
 def fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule | None:

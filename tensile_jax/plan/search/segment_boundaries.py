@@ -19,14 +19,13 @@ import numpy as np
 from tensile_jax.plan.search.segment_account import PartialSegment
 from tensile_jax.plan.search.segment_evaluator import Evaluator
 
-# Tuned by `make bench-planning` on ResNet-50 at 25 to 75 %. `make bench-constants`: with half and twice of each, steps take up to
-# 1.1 % less and up to 0.6 % more time.
-_FEW = 24  # possible boundaries of the first try; with 48, times are the same within 1 %, and planning takes 1.5 times as long
-_MISSES = 4  # possible ends at which a segment exceeds the limit, one after another, before it is not extended any further
-_FAR_ABOVE = 1.25  # times the limit: where `thorough`, ends below it are no misses, since a longer segment may need less
+# Each trades the time of the plan for the time of planning (`make bench-planning`, `make bench-constants`).
+_FEW = 24  # possible boundaries of the first try
+_MISSES = 4  # consecutive ends at which a segment exceeds the limit before it is extended no further
+_FAR_ABOVE = 1.25  # of the limit: if `thorough`, ends below it are no misses, since a longer segment may need less
 _NEAR = 8  # possible boundaries: a segment ends at any of the next ones, and beyond these at one of the few
-_EXCESS_US_PER_BYTE = 1.0  # more than anything else costs
-_SPREAD_US_PER_BYTE = 1e-6  # where excesses are spread; with 1e-5 and 1e-4, plans at 25 % take 1.04 times as long
+_EXCESS_US_PER_BYTE = 1.0  # so high that a segment exceeds the limit only when that is unavoidable
+_SPREAD_US_PER_BYTE = 1e-6  # so low that many small excesses, which repairs can remove, are preferred to slow cuts
 
 
 class _Cut(NamedTuple):

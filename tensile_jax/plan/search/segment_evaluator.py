@@ -16,11 +16,8 @@ from tensile_jax.plan.search.segment_account import SegmentAccount, account_of
 from tensile_jax.plan.search.timing import GRID_US
 from tensile_jax.plan.search.workspace import CompiledSizes, SegmentKey, predicted_workspace, ratio_near
 
-_COMPILING = 0.001
-"""The least that a segment counts for, as a part of the step's time, since every one must be compiled. `make bench-first-call`: a
-plan for the decoder at 40 % has 19 segments for 25 without this, and a plan for README's step 11 for 41. Neither is slower."""
-# `make bench-constants`: half and twice of each give the same plans.
-_SHORT = 200  # nodes; so many more count as one more evaluated segment
+_COMPILING = 0.001  # of the step's time: the least cost of a segment, since each is compiled (`make bench-first-call`)
+_SHORT = 200  # nodes that count as one more evaluated segment (`make bench-constants`)
 
 
 Found = TypeVar("Found")

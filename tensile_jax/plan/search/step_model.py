@@ -27,16 +27,13 @@ from tensile_jax.plan.search.segment_evaluator import Evaluator
 from tensile_jax.plan.search.swaps import SMALLEST
 
 PRICES = (4.0, 0.6, 0.36, 0.165, 0.05, 0.01)
-"""Prices of the minimum cuts from which the search begins: the bytes that one is willing to keep in order to move one byte
-less. `make bench-constants`: with three or ten prices, steps take at most 0.2 % longer."""
+"""Of moving a byte, in bytes kept: prices of the minimum cuts. More prices plan longer (`make bench-constants`)."""
 
 Made = TypeVar("Made")
 
-# `make bench-constants`: with half and twice the turns, and with 0.97 and 0.995, plans are the same.
-_TURNS = 4  # boundaries at which tensors are dropped, one after another; the one at which most is stored first
-_ENOUGH = 0.99  # the search for such boundaries goes on if the last one lowered the highest footprint below this part of it
-
-_LAUNCHES = 10  # not tuned: plans for an H200 have 3 to 20 segments
+_TURNS = 4  # boundaries at which tensors are dropped, the highest first (`make bench-constants`)
+_ENOUGH = 0.99  # of the highest footprint: a turn that lowers it by less is the last (`make bench-constants`)
+_LAUNCHES = 10  # of a typical plan, which share the time that the host is ahead of the device; not tuned
 
 
 class StepModel:

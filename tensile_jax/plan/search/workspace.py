@@ -25,7 +25,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.search.segment_account import SegmentAccount
 
-_MOST_RATIO = 4.0  # not tuned: a prediction that is wrong by more says nothing of other segments
+_MOST_RATIO = 4.0  # a prediction that is wrong by more says nothing of other segments; not tuned
 
 SegmentKey = tuple[int, int, frozenset[TensorId], frozenset[TensorId]]
 """The first place of a segment, the place behind its last, and what it computes again and leaves behind, of significant
