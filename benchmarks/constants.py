@@ -34,13 +34,13 @@ from rich.table import Table
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.installed_models import MODELS
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, DeviceProfile, Measured
+from tensile_jax.plan import POLICIES, CompiledSizes, DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.search.choice import step_us, whole_peak
-from tensile_jax.plan.search.lower_bound import least_step_us
 from tensile_jax.plan.search.search import Start
 from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan.search.time_bound import least_step_us
 from tensile_jax.plan_format import PolicyName
 from tensile_jax.trace import trace_step
 from tests.plan.small_steps import small_step
@@ -67,14 +67,14 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
     "policies.capuchin.feedback": {"_ITERATIONS": None},
     "policies.none": {"_NEAR_LEAST": [1.0, 1.2], "_NEAR_WHOLE": [0.0, 0.75]},
     "policies.tensile.policy": {"_TARGETS": [(1.0, 0.9, 0.75, 0.5, 0.0), (0.0,)]},
-    "search.boundaries": {"_MOST": None},
+    "search.possible_boundaries": {"_MOST": None},
     "search.bundles": {"MOST_TENSORS": [250]},
-    "search.condensed": {"_SHARE": None, "_SMALL_SHARE": [0.1, 1.0], "_CHEAP_US": None, "_CROSSING": [0.0, 0.05, 0.2]},
-    "search.cut": {
+    "search.condensed_step": {"_SHARE": None, "_SMALL_SHARE": [0.1, 1.0], "_CHEAP_US": None, "_CROSSING": [0.0, 0.05, 0.2]},
+    "search.segment_boundaries": {
         "_FEW": None, "_MISSES": None, "_FAR_ABOVE": [1.1, 1.5], "_NEAR": None, "_EXCESS_US_PER_BYTE": None,
         "_SPREAD_US_PER_BYTE": [1e-7, 1e-5],
     },
-    "search.cut_choice": {"_TRIES": None},
+    "policies.segments": {"_TRIES": None},
     "search.local_search": {
         "_TRUSTED": [20, 80], "_RATED": None, "_LATER_US": None,
         "_STAGE": [0.88, 0.97], "_TRIED": None, "_LATER": None, "_SENT": None,
@@ -82,7 +82,8 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
         "_SHIFTS": [((1, 0), (0, -1), (-1, 0), (0, 1))], "_SHIFTS_ACROSS": [((1, 0), (0, -1), (-1, 0), (0, 1))],
         "_MOVES": [(-1, 1), (-1, 1, -2, 2, -3, 3, -4, 4, -8, 8)], "_FAILED": None, "_WORTH": [0.001, 0.03], "_BEHIND": [1.0, 1.1],
     },
-    "search.schedule": {"_COMPILING": [0.0, 0.0005, 0.002], "_SHORT": None, "_MOST_ROUNDS": None},
+    "search.schedule": {"_MOST_ROUNDS": None},
+    "search.segment_evaluator": {"_COMPILING": [0.0, 0.0005, 0.002], "_SHORT": None},
     "search.search": {
         "_STARTS": [
             (Start(0.165), Start(1.2)),
@@ -90,7 +91,7 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
         ],
         "_REPAIRS": None, "_LEAST_REPAIRS": None, "_PROMISING": [1.025, 1.1], "_OTHERS": None, "_MOST_OTHERS": None,
         "_TIRED": None, "_LIKELY": [1.1, 1.4],
-        "_EVALUATIONS": None, "_MORE_EVALUATIONS": None, "_LOWER": [0.99, 0.94], "_FAST": [1.02, 1.1],
+        "_EVALUATIONS": None, "_MORE_EVALUATIONS": None, "_LOWER": [0.99, 0.94], "_NOT_PERTURBED": [1.02, 1.1],
         "_ALL_EVALUATIONS": None, "_IMPROVED": [1.5, 3.0], "_SHRINK": [0.94, 0.985],
     },
     "search.step_model": {
@@ -98,16 +99,16 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
         "_TURNS": None, "_ENOUGH": [0.97, 0.995],
     },
     "search.swaps": {"SMALLEST": None},
-    "search.lower_bound": {"_PLACES": None, "_MOST_ROUNDS": None, "_MOST_COLUMNS": None, "_SMALL": None, "_SLACK": None},
+    "search.time_bound": {"_PLACES": None, "_MOST_ROUNDS": None, "_MOST_COLUMNS": None, "_SMALL": None, "_SLACK": None},
     "analysis.fusion": {"_SMALL": None, "_MOST_LEAVES": None},
     "analysis.operator_order": {"_MUCH": None},
-    "analysis.rematerialization": {
+    "analysis.minimum_cut": {
         "_JOIN_PRICE": None, "_OTHER_JOINS": [1.0, 4.0], "_SIZE_EXPONENT": [0.0, 0.2], "_LIGHT_PRICE": None,
     },
 }  # fmt: skip
 _KIND_OF: Mapping[str, Kind] = {
     "policies.capuchin.policy": "capuchin", "policies.capuchin.feedback": "capuchin", "policies.none": "none",
-    "policies.tensile.policy": "tensile", "search.lower_bound": "bound",
+    "policies.tensile.policy": "tensile", "search.time_bound": "bound",
 }  # fmt: skip
 
 
@@ -145,14 +146,14 @@ def _limits(seed: int, policy: PolicyName) -> tuple[int, ...]:
     """Those at which the small step is planned; they are the same for every value of a constant."""
     graph, profile = small_step(seed, most=10)
     step = StepModel(order(graph), profile, state_may_stay_out=True)
-    least, most = floor_bytes(step, Measured(), POLICIES[policy]), whole_peak(step, Measured())
+    least, most = floor_bytes(step, CompiledSizes(), POLICIES[policy]), whole_peak(step, CompiledSizes())
     return tuple(sorted({int(least + part * (most - least)) for part in _PARTS}))
 
 
 def _plan_all(kind: Kind) -> Planned:
     times: dict[str, float | None] = {}
     least: dict[str, int] = {}
-    nothing, h200 = Measured(), load_profile("h200")
+    nothing, h200 = CompiledSizes(), load_profile("h200")
     began = time.process_time()
 
     def plan(case: str, graph: Graph, profile: DeviceProfile, state: State, limits: Sequence[float]) -> None:
@@ -178,7 +179,7 @@ def _plan_all(kind: Kind) -> Planned:
 
 @cache
 def _whole(name: str) -> int:
-    return whole_peak(StepModel(order(_graph(name)), load_profile("h200"), state_may_stay_out=False), Measured())
+    return whole_peak(StepModel(order(_graph(name)), load_profile("h200"), state_may_stay_out=False), CompiledSizes())
 
 
 @contextmanager

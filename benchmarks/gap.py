@@ -19,7 +19,7 @@ from typing import Any, Literal
 import click
 import numpy as np
 
-from tensile_jax.plan import POLICIES, Measured
+from tensile_jax.plan import POLICIES, CompiledSizes
 from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.search.choice import step_us
 from tests.plan.oracle import Oracle
@@ -51,7 +51,7 @@ def compare(seed: int, *, most: int, state_memory: Literal["device", "any"] = "d
     """Auto and the oracle on the small step of that seed, with at most so many operators."""
     graph, profile = small_step(seed, most=most)
     oracle = Oracle(graph, profile, state_memory=state_memory)
-    step, nothing, auto = oracle.step, Measured(), POLICIES["auto"]
+    step, nothing, auto = oracle.step, CompiledSizes(), POLICIES["auto"]
     floor = oracle.least_peak()
     auto_floor = floor_bytes(step, nothing, auto)
     limits = {int(floor + part * (oracle.whole_peak - floor)) for part in PARTS} | {auto_floor}

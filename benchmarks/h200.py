@@ -31,7 +31,7 @@ from tensile_jax.exec.fitting.find_plan import fit
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.trace import TracedStep
 
 _RESULTS = Path(__file__).parent / "results" / "h200-compiled.json"
@@ -99,7 +99,7 @@ def _rematerialized(model: Any, share: float, peak: int, moved: int) -> dict[str
 def _case(traced: TracedStep, compiler: H200Compiler, peak: int, share: float | None, launch: LaunchName) -> dict[str, Any]:
     budget = None if share is None else Budget(int(share * peak), None)
     options = Options("none" if share is None else "auto", load_profile("h200"), "device", launch=launch)
-    fitting = Fitting(step_of(traced, options, compiler), budget, Knowledge(Measured(whole=peak)))
+    fitting = Fitting(step_of(traced, options, compiler), budget, Knowledge(CompiledSizes(whole=peak)))
     began = time.perf_counter()
     try:
         found = fit(fitting)

@@ -21,7 +21,7 @@ from tensile_jax.exec.compiling.step import Options, step_of
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import Goal, Measured
+from tensile_jax.plan import CompiledSizes, Goal
 from tensile_jax.plan.result.joined import can_be_joined
 from tensile_jax.plan_format import Barriers
 
@@ -44,7 +44,7 @@ def main() -> None:
         for share in _SHARES:
             options = Options("auto", load_profile("h200"), "device")
             step = step_of(traced, options, H200Compiler(device))
-            fitting = Fitting(step, Budget(int(share * peak), None), Knowledge(Measured(whole=peak)))
+            fitting = Fitting(step, Budget(int(share * peak), None), Knowledge(CompiledSizes(whole=peak)))
             goal = Goal(share * peak)
             chosen = fitting.chosen(goal)
             if chosen is None or chosen.plan.whole:

@@ -33,7 +33,7 @@ from tensile_jax.exec.fitting.find_plan import fit
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.forms import fastest_form
 from tensile_jax.exec.fitting.knowledge import Knowledge
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.trace import TracedStep
 
 _RESULTS = Path(__file__).parent / "results" / "loops.json"
@@ -126,7 +126,7 @@ def _planned(traced: TracedStep, budget: float, plain_bytes: int) -> dict[str, A
     """The step under a budget in bytes, or under the least one if that is too small; plain jit needs `plain_bytes`."""
     compiler = H200Compiler(h200())
     step = step_of(traced, Options("auto", load_profile("h200"), "device"), compiler)
-    fitting = Fitting(step, Budget(int(budget), None), Knowledge(Measured(whole=plain_bytes)))
+    fitting = Fitting(step, Budget(int(budget), None), Knowledge(CompiledSizes(whole=plain_bytes)))
     began = time.perf_counter()
     fastest = fastest_form(fitting)
     planning_s = time.perf_counter() - began
@@ -143,7 +143,7 @@ def _planned(traced: TracedStep, budget: float, plain_bytes: int) -> dict[str, A
         "notes": plan.notes,
         "peak_bytes": plan.peak_bytes,
         "traffic_bytes": sum(traffic(e.call) for e in executables),
-        "predicted_ratio": plan.step_us / found.step.planner.step.whole_us,
+        "predicted_ratio": plan.step_us / found.step.planner.model.whole_us,
         "segments": len(plan.segments),
         "executables": len(compiler),
         "rounds": compiler.rounds,

@@ -14,7 +14,7 @@ for less moves and takes as little as the policy.
 Seconds are those of this machine: `plan_s` from the traced step to the plan, and `compile_s`. What was compiled before is not
 compiled again, which the seconds of rows `chosen` show.
 Rows `bound` have a lower bound of the traffic of any plan, according to the planner's model of what kernels read and write: it is
-what the linear program of `plan/search/lower_bound.py` says if traffic alone takes time. XLA's kernels are not quite the model's.
+what the linear program of `plan/search/time_bound.py` says if traffic alone takes time. XLA's kernels are not quite the model's.
 
 `--planning` plans a decoder of 24 layers on one device and on eight. Writes `benchmarks/results/mesh-h200.json`.
 """
@@ -41,7 +41,7 @@ from tensile_jax.exec.compiling.step import CompiledPlan, Options, step_of
 from tensile_jax.exec.fitting.find_plan import begin_to_predict, fit, predict
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.knowledge import Knowledge
-from tensile_jax.plan import Goal, Measured
+from tensile_jax.plan import CompiledSizes, Goal
 from tensile_jax.plan_format import Barriers
 from tensile_jax.trace import TracedStep
 
@@ -100,7 +100,7 @@ def fitting_under(
     """The step under a budget in bytes. Plain jit's peak is taken as measured; without one, the predicted peak is."""
     options = Options("auto", profile or load_profile("h200"), "device", host_limit=0, launch="program")
     step = step_of(traced, options, compiler)
-    known = Knowledge(Measured(whole=peak or step.planner.whole_peak_bytes(Measured())))
+    known = Knowledge(CompiledSizes(whole=peak or step.planner.whole_peak_bytes(CompiledSizes())))
     return Fitting(step, Budget(budget, None), known)
 
 
@@ -110,7 +110,7 @@ def _bounds(step: TracedStep, compiler: H200Compiler, peak: int, moved: int) -> 
     profile = replace(profile, kernel_us=0.0, host_kernel_us=0.0, host_launch_us=0.0)
     for share in _SHARES:
         fitting = fitting_under(step, compiler, int(share * peak), peak, profile)
-        more_us = fitting.bound_us() - fitting.planner.step.whole_us
+        more_us = fitting.bound_us() - fitting.planner.model.whole_us
         yield {
             "how": "bound", "budget": f"{share:.0%}", "traffic_ratio": round(1 + more_us * profile.bytes_per_us / moved, 4),
         }  # fmt: skip

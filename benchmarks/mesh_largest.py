@@ -33,7 +33,7 @@ from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.exec.compiling.step import CompiledPlan
 from tensile_jax.exec.fitting.find_plan import fit
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 
 _RESULTS = Path(__file__).parent / "results" / "mesh-largest-h200.json"
 _LIMIT = 141 * 10**9  # bytes on each device
@@ -143,7 +143,7 @@ def _largest_planned(decoder: ShardedDecoder, compiler: H200Compiler) -> Iterato
 
     def floor(sequences: int) -> int:
         step = replace(decoder, batch=sequences * _DEVICES).traced()
-        return fitting_under(step, compiler, _LIMIT, None).planner.floor_bytes(Measured())
+        return fitting_under(step, compiler, _LIMIT, None).planner.floor_bytes(CompiledSizes())
 
     small, large = floor(4), floor(16)
     sequences = int(4 + (_LIMIT - small) / ((large - small) / 12))

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import Goal, Measured
+from tensile_jax.plan import CompiledSizes, Goal
 from tensile_jax.plan.planner import Planner
 from tensile_jax.trace import trace_step
 
@@ -76,7 +76,7 @@ def main(names: tuple[str, ...]) -> None:
 
 
 def _rows(name: str, place: Literal["device", "any"]) -> Iterator[Row]:
-    model, nothing = MODELS[name](batch_size=_MODELS[name]), Measured()
+    model, nothing = MODELS[name](batch_size=_MODELS[name]), CompiledSizes()
     step = trace_step(jax.jit(model.step, donate_argnums=0), model.step, (model.state_shape, model.batch_shape), {})
     for share in _SHARES:
         began = time.process_time()
@@ -84,13 +84,13 @@ def _rows(name: str, place: Literal["device", "any"]) -> Iterator[Row]:
         limit = share * planner.whole_peak_bytes(nothing)
         found = planner.plan(Goal(limit), nothing)
         seconds = time.process_time() - began
-        bound = planner.bound_us(limit, nothing) / planner.step.whole_us
+        bound = planner.bound_us(limit, nothing) / planner.model.whole_us
         bound_eor = round(bound, 4) if bound < float("inf") else None
         if found is None:
             yield Row(name, _MODELS[name], place, share, None, bound_eor, 0, 0.0, 0, round(seconds, 2))
             continue
         plan = found.plan
-        eor = round(plan.step_us / planner.step.whole_us, 4)
+        eor = round(plan.step_us / planner.model.whole_us, 4)
         swapped = plan.swapped_out_bytes + plan.swapped_in_bytes
         segments = len(plan.segments)
         yield Row(

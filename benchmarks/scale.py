@@ -28,7 +28,7 @@ from rich.table import Table
 
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
-from tensile_jax.plan import Goal, Measured, Planner
+from tensile_jax.plan import CompiledSizes, Goal, Planner
 from tensile_jax.plan_format import Plan
 
 _RESULTS = Path(__file__).parent / "results" / "scale.json"
@@ -196,10 +196,10 @@ class _Layer:
 def plan_of(graph: Graph, profile_name: str, share: int | None) -> Plan:
     """The checked plan under `share` per cent of the unplanned peak."""
     planner = Planner(graph, load_profile(profile_name))
-    limit = planner.step.unplanned_bytes * (share or 100) // 100
-    found = planner.plan(Goal(limit), Measured())
+    limit = planner.model.unplanned_bytes * (share or 100) // 100
+    found = planner.plan(Goal(limit), CompiledSizes())
     if found is None:
-        raise SystemExit(f"{graph.name}: {limit} bytes are below the floor of {planner.floor_bytes(Measured())}.")
+        raise SystemExit(f"{graph.name}: {limit} bytes are below the floor of {planner.floor_bytes(CompiledSizes())}.")
     return found.plan
 
 

@@ -27,7 +27,7 @@ from tensile_jax.exec.compiling.step import Options, step_of
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import Goal, Measured
+from tensile_jax.plan import CompiledSizes, Goal
 from tensile_jax.plan.search.choice import schedule_of
 from tensile_jax.trace import trace_step
 
@@ -40,7 +40,7 @@ _CASES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One segment, in bytes; `late` and `early` are what the account computes (`plan/search/account.py`)."""
+    """One segment, in bytes; `late` and `early` are what the account computes (`plan/search/segment_account.py`)."""
 
     model: str
     share: float
@@ -94,17 +94,17 @@ def _rows(kind: str, name: str, batch_size: int, shares: tuple[float, ...]) -> l
         compiler, arguments = H200Compiler(device), placed(arguments, device)
     traced = trace_step(jax.jit(model.step, donate_argnums=0), model.step, arguments, {})
     fitting = Fitting(step_of(traced, Options("auto", load_profile(kind), "device"), compiler), None, Knowledge())
-    planner, nothing = fitting.planner, Measured()
+    planner, nothing = fitting.planner, CompiledSizes()
     rows: list[Row] = []
     for share in shares:
         found = planner.plan(Goal(share * planner.whole_peak_bytes(nothing)), nothing)
         if found is None or found.choice.layout is None:
             continue
         workspaces = fitting.workspaces(found.plan, fitting.compile_segments(found.plan))
-        contents = schedule_of(planner.step, found.choice.layout, nothing).contents
+        accounts = schedule_of(planner.model, found.choice.layout, nothing).accounts
         rows += [
             Row(name, share, s.name, c.late, c.early, s.workspace_bytes, nbytes, s.resident_bytes)
-            for s, c, nbytes in zip(found.plan.segments, contents, workspaces, strict=True)
+            for s, c, nbytes in zip(found.plan.segments, accounts, workspaces, strict=True)
         ]
     return rows
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import tensile_jax as tensile
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan import POLICIES, Choice, Measured
+from tensile_jax.plan import POLICIES, Choice, CompiledSizes
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.result.check import check
@@ -60,7 +60,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 def planned(step: StepModel, choice: Choice, state_memory: str) -> Plan:
     """The plan of a choice that does not run whole, with predicted workspaces."""
     state = header_for(step.graph, state_memory=state_memory).state_memory
-    return dataclasses.replace(predicted_plan(step, choice, Measured()), state_memory=state)
+    return dataclasses.replace(predicted_plan(step, choice, CompiledSizes()), state_memory=state)
 
 
 def left_on_host(plan: Plan, graph: Graph) -> set[TensorId]:
@@ -82,7 +82,7 @@ def found_on_host(plan: Plan) -> set[TensorId]:
 def peak_of(step: StepModel, choice: Choice, state_memory: str) -> int:
     """The peak of a choice, whose plan survives its replay."""
     if choice.runs_whole:
-        return whole_peak(step, Measured())
+        return whole_peak(step, CompiledSizes())
     plan = planned(step, choice, state_memory)
     check(plan, step.graph)
     check(joined(plan, programs_of(plan, step.graph), step.graph, step.profile), step.graph)
@@ -92,13 +92,13 @@ def peak_of(step: StepModel, choice: Choice, state_memory: str) -> int:
 
 def hold_to_any_budget(graph: Graph, state_memory: str, parts: list[float]) -> None:
     step = StepModel(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
-    least = floor_bytes(step, Measured(), POLICIES["auto"])
-    lowest = POLICIES["auto"](step, LEAST, Measured())
+    least = floor_bytes(step, CompiledSizes(), POLICIES["auto"])
+    lowest = POLICIES["auto"](step, LEAST, CompiledSizes())
     assert lowest is not None
     assert peak_of(step, lowest, state_memory) <= least
-    top = max(least, whole_peak(step, Measured()))
+    top = max(least, whole_peak(step, CompiledSizes()))
     for limit in sorted((least + part * (top - least) for part in (0.0, *parts)), reverse=True):
-        choice = POLICIES["auto"](step, limit, Measured())
+        choice = POLICIES["auto"](step, limit, CompiledSizes())
         assert choice is not None, f"no plan for {limit} bytes, above the floor of {least}"
         assert peak_of(step, choice, state_memory) <= limit
 
@@ -114,8 +114,8 @@ def test_any_graph_is_planned_for_any_budget_from_its_floor_up(examples: int) ->
 @given(graph=graphs(), state_memory=st.sampled_from(["device", "any"]))
 def test_below_the_floor_a_plan_is_found_by_chance_only_and_keeps_its_limit(graph: Graph, state_memory: str) -> None:
     step = StepModel(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
-    least = floor_bytes(step, Measured(), POLICIES["auto"])
-    below = POLICIES["auto"](step, least - 1, Measured())
+    least = floor_bytes(step, CompiledSizes(), POLICIES["auto"])
+    below = POLICIES["auto"](step, least - 1, CompiledSizes())
     assert below is None or peak_of(step, below, state_memory) <= least - 1
 
 
@@ -123,7 +123,7 @@ def test_below_the_floor_a_plan_is_found_by_chance_only_and_keeps_its_limit(grap
 @given(graph=graphs())
 def test_the_plan_without_swaps_is_valid_for_any_graph(graph: Graph) -> None:
     step = StepModel(order(graph), PROFILE, state_may_stay_out=False)
-    choice = POLICIES["none"](step, float("inf"), Measured())
+    choice = POLICIES["none"](step, float("inf"), CompiledSizes())
     assert choice is not None
     plan = planned(step, choice, "device")
     check(plan, step.graph)
@@ -133,10 +133,10 @@ def test_the_plan_without_swaps_is_valid_for_any_graph(graph: Graph) -> None:
 def plan_twice(graph: Graph) -> None:
     def make() -> tuple[Choice | None, Plan]:
         step = StepModel(order(graph), PROFILE, state_may_stay_out=True)
-        none = POLICIES["none"](step, float("inf"), Measured())
+        none = POLICIES["none"](step, float("inf"), CompiledSizes())
         assert none is not None
-        least = floor_bytes(step, Measured(), POLICIES["auto"])
-        found = POLICIES["auto"](step, least, Measured())
+        least = floor_bytes(step, CompiledSizes(), POLICIES["auto"])
+        found = POLICIES["auto"](step, least, CompiledSizes())
         return found, planned(step, none if found is None or found.runs_whole else found, "any")
 
     (first, plan), (second, again) = make(), make()

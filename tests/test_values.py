@@ -22,7 +22,7 @@ MAY_ASSIGN = {
     "cli/program.py": {"_END.code", "warnings.formatwarning"},
     "exec/process/carried_exception.py": {"error.args"},
     "nnx/function.py": {"self._flax.jitted_fn"},
-    "plan/analysis/rematerialization.py": {"residual.data"},
+    "plan/analysis/minimum_cut.py": {"residual.data"},
     "ray/device_jobs.py": {"sys.path"},
 }
 """Attributes of objects of other packages, which offer no other way."""

@@ -18,7 +18,7 @@ from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.forms import fastest_form
 from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan_format import Plan, PolicyName
 
 _MOST_EOR = 1.6
@@ -42,8 +42,8 @@ class _Compiled:
         """
         options = Options(policy, load_profile("h200"), "any")
         step = step_of(self._traced, options, self._compiler)
-        fitting = Fitting(step, Budget(budget, None), Knowledge(Measured(whole=self.jit_peak)))
-        return self._figures(fit(fastest_form(fitting)).plan, step.planner.step.whole_us)
+        fitting = Fitting(step, Budget(budget, None), Knowledge(CompiledSizes(whole=self.jit_peak)))
+        return self._figures(fit(fastest_form(fitting)).plan, step.planner.model.whole_us)
 
     def least(self, policy: PolicyName) -> Figures:
         """The figures of the policy's plan with the least memory."""

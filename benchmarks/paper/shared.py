@@ -153,7 +153,7 @@ def tensile_together(steps: Sequence[ModelStep]) -> list[SimulatedProgram]:
     programs: list[SimulatedProgram] = []
     for planner, swaps in zip(planners, agreed, strict=True):
         joint = Planner(
-            planner.graph, profile, policy="tensile", state_memory="any", step=planner.step, agreed_swaps=swaps
+            planner.graph, profile, policy="tensile", state_memory="any", model=planner.model, agreed_swaps=swaps
         )  # fmt: skip
         choice = joint.least_choice(NOTHING)
         plan = joint.plan_of(choice, Goal(math.inf), NOTHING)
@@ -270,7 +270,7 @@ def overhead(model: str, device: str) -> dict[str, Figures]:
     """What Capuchin's time is spent on, as multiples of plain jit's time of an iteration, by the number of jobs."""
     step = model_step(model, device)
     limit = step.least("tensile").peak_bytes
-    passive = passive_iteration(step.planner.step, limit)
+    passive = passive_iteration(step.planner.model, limit)
     programs = each_for_itself([step], "capuchin", 1 - limit / step.jit_peak)
     found: dict[str, Figures] = {}
     for jobs in range(1, MOST_JOBS + 1):

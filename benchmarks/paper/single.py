@@ -146,7 +146,7 @@ def _draw(step: ModelStep, planner: Planner, first: Planned, goal: Goal, seed: i
     tracked = Tracked().with_iteration(first.plan, measured, out=Copied(), into=Copied(), threshold=0.0)
     chosen = choose_again(planner, corrections_from(planner, first.plan, tracked), first.choice, goal, NOTHING)
     updated = true_plan(Planned(first.plan, chosen.choice))
-    true_us = truth.step.whole_us
+    true_us = truth.model.whole_us
     return {
         "msr_cs": 1 - cold.peak_bytes / step.jit_peak,
         "eor_cs": cold.step_us / true_us,
@@ -160,7 +160,7 @@ def first(model: str, device: str) -> Figures:
     """The first iteration: of the plans of the cold start, and of Capuchin in passive mode; and what planning takes here."""
     step = model_step(model, device)
     limit = step.least("tensile").peak_bytes
-    passive = passive_iteration(step.planner.step, limit)
+    passive = passive_iteration(step.planner.model, limit)
     row: Figures = {"capuchin": round(passive.step_us / step.jit_us, 4), "capuchin_swapped_bytes": passive.swapped_out_bytes}
     for policy in ("tensile", "auto"):
         began = time.process_time()

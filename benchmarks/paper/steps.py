@@ -17,7 +17,7 @@ from tensile_jax.exec.compiling.step import Options, Step, step_of
 from tensile_jax.exec.fitting.find_plan import begin_to_predict
 from tensile_jax.exec.fitting.forms import fastest_form, with_outer_products
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.planner import Goal, Planner
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace import trace_step
@@ -25,7 +25,7 @@ from tensile_jax.trace import trace_step
 DEVICES = {"h200": "h200", "rtx_a6000": str(Path(__file__).with_name("rtx_a6000.toml"))}
 BATCH_SIZE = 16
 _LARGE = {"bert": bert_base, "gpt": gpt2_small}
-NOTHING = Measured()
+NOTHING = CompiledSizes()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ class ModelStep:
     @property
     def jit_us(self) -> float:
         """The predicted time of plain `jax.jit`."""
-        return self.planner.step.whole_us
+        return self.planner.model.whole_us
 
     def plan(self, policy: PolicyName, limit: float) -> Plan | None:
         """The plan of a policy under a limit in bytes; None if it has none."""

@@ -14,7 +14,7 @@ multi_job/      several jobs under one budget: admission, safety, state on the h
 
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.comparison import Comparison, compare_policies
-from tensile_jax.plan.planner import Choice, Goal, Measured, Planned, Planner
+from tensile_jax.plan.planner import Choice, CompiledSizes, Goal, Planned, Planner
 from tensile_jax.plan.policies.registry import POLICIES
 
-__all__ = ["POLICIES", "Choice", "Comparison", "DeviceProfile", "Goal", "Measured", "Planned", "Planner", "compare_policies"]
+__all__ = ["POLICIES", "Choice", "Comparison", "DeviceProfile", "Goal", "CompiledSizes", "Planned", "Planner", "compare_policies"]

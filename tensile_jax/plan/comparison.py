@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tensile_jax.plan.planner import Goal, Measured, Planner
+from tensile_jax.plan.planner import CompiledSizes, Goal, Planner
 from tensile_jax.plan.policies.capuchin.passive_mode import passive_iteration
 from tensile_jax.plan.policies.registry import POLICIES
 from tensile_jax.plan.search.choice import LEAST
@@ -124,7 +124,7 @@ def compare_policies(
     Raises:
         TensileError: no plan of a policy survives its replay, which is a mistake of this package.
     """
-    nothing = Measured()
+    nothing = CompiledSizes()
     planner = planner.across_iterations()
     planners = {policy: planner.with_policy(policy) for policy in POLICIES}  # each finds its floor once
     others: list[PolicyName] = [p for p in POLICIES if p not in ("none", "auto")]
@@ -171,7 +171,7 @@ def compare_policies(
         nbytes = int(share * vanilla.peak_bytes)
         entries = tuple(e for policy in POLICIES if policy != "none" and (e := under(policy, nbytes)) is not None)
         bound = bounded.bound_us(nbytes, nothing)
-        passive = passive_iteration(planner.step, nbytes)
+        passive = passive_iteration(planner.model, nbytes)
         bound_eor = None if bound == float("inf") else bound / vanilla.step_us
         budgets.append(AtBudget(share, nbytes, entries, bound_eor, passive.step_us / vanilla.step_us))
     whole, lowest = unlimited("auto"), with_least("auto")

@@ -13,7 +13,7 @@ Every plan is replayed (`result/check.py`) before it is returned. If the replay 
 The user's step can still run: the planner asks the policy again for less memory, then it asks the other policies. The reason of
 the refusal becomes a note of the plan that is taken.
 
-A planner computes with estimates of what segments need. `Measured` contains what compiling has shown so far, in the place of
+A planner computes with estimates of what segments need. `CompiledSizes` contains what compiling has shown so far, in the place of
 estimates. Nothing here compiles or runs. A limit for which there is no plan is no error: the result is None. Sizes in bytes,
 times in microseconds.
 """
@@ -40,7 +40,7 @@ from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_pl
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.joined import programs_of
 from tensile_jax.plan.result.layout import COPIED
-from tensile_jax.plan.search.alike import alike
+from tensile_jax.plan.search.alike_iterations import alike
 from tensile_jax.plan.search.choice import (
     LEAST,
     WHOLE,
@@ -53,21 +53,19 @@ from tensile_jax.plan.search.choice import (
     whole_peak,
     workspaces_of,
 )
-from tensile_jax.plan.search.lower_bound import least_step_us
-from tensile_jax.plan.search.necessary import bytes_at_ends
+from tensile_jax.plan.search.latest_results import LatestResults
+from tensile_jax.plan.search.memory_bound import bytes_at_ends
 from tensile_jax.plan.search.search import fast
-from tensile_jax.plan.search.state_out import keep_state_out
+from tensile_jax.plan.search.state_on_host import keep_state_out
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan.search.time_bound import least_step_us
+from tensile_jax.plan.search.workspace import CompiledSizes
 from tensile_jax.plan_format import Plan, PolicyName
 
-_HALVINGS = 8
-"""Steps of the bisection for the least limit: it is found to 1/256 of the range. With 14, planning four dense layers with Adam
-for `max_slowdown=1.5` took 45 seconds, and now 10; workspaces that are not compiled yet are predicted less exactly than that."""
-_NEAR = 1.02  # not tuned: times the least limit with other measurements, or divided by it: the range in which it is sought first
-# Not tuned: a refusal is a mistake of this package, and none is known.
-_MOST_REFUSED = 12  # so many plans of one policy are tried if their replays refuse them
-_BELOW_REFUSED = 0.97  # of the peak of a plan that was refused: the limit for the next
+_HALVINGS = 8  # steps of the bisection for the least limit: finer than workspaces are predicted; each step plans once; not tuned
+_NEAR = 1.02  # factor around the previous least limit within which the next is looked for first: a guess, not tuned
+_MOST_REFUSED = 12  # plans of one policy that are tried if their replays refuse them; not tuned, since no refusal is known
+_BELOW_REFUSED = 0.97  # of a refused plan's peak: the next limit; not tuned
 _NAMED_TENSORS = 5  # the tensors that an error about the floor names
 
 
@@ -98,7 +96,7 @@ class Planner:
 
     Attributes:
         graph: the step's graph, its operators in the order in which plans run them.
-        step: what the policies know of the step and the device.
+        model: what the policies know of the step and the device.
     """
 
     def __init__(
@@ -110,28 +108,24 @@ class Planner:
         state_memory: Literal["device", "any"] = "device",
         host_limit: float = float("inf"),
         version: str = "",
-        step: StepModel | None = None,
+        model: StepModel | None = None,
         whole_graph: Graph | None = None,
         agreed_swaps: tuple[SwappedOut, ...] | None = None,
     ) -> None:
-        self.step = step or StepModel(
+        self.model = model or StepModel(
             order(graph),
             profile,
             state_may_stay_out=state_memory == "any",
             host_limit=host_limit,
             whole_graph=None if whole_graph is None or whole_graph is graph else order(whole_graph),
         )
-        self.graph = self.step.graph
+        self.graph = self.model.graph
         self.profile = profile
         self.policy_name: PolicyName = policy
         self.state_memory: Literal["device", "any"] = state_memory
         self._policy = POLICIES[policy] if agreed_swaps is None else partial(tensile, agreed=agreed_swaps)
         self._version = version
-        self._floor: tuple[Measured, int] | None = None  # the latest
-        self._lowest: tuple[Measured, Choice] | None = None  # the latest
-        self._least_limit: tuple[float, Measured, float] | None = None  # the latest
-        self._no_choice: tuple[float, Measured] | None = None  # the latest limit under which the policy had none
-        self._latest: tuple[Goal, Measured, bool, Planned | None] | None = None  # what `plan` has found last
+        self._latest = LatestResults()
         self._faults: dict[object, str] = {}  # by choice, why its replay refused the plan
 
     def with_policy(self, policy: PolicyName) -> "Planner":
@@ -142,16 +136,16 @@ class Planner:
             policy=policy,
             state_memory=self.state_memory,
             version=self._version,
-            step=self.step,
+            model=self.model,
         )
 
     def across_iterations(self) -> "Planner":
         """A planner of the same step whose state may be in host memory between two iterations; itself, if it is one."""
         if self.state_memory == "any":
             return self
-        step = StepModel(
-            self.graph, self.profile, state_may_stay_out=True, host_limit=self.step.host_limit,
-            whole_graph=self.step.whole_graph, corrections=self.step.corrections,
+        model = StepModel(
+            self.graph, self.profile, state_may_stay_out=True, host_limit=self.model.host_limit,
+            whole_graph=self.model.whole_graph, corrections=self.model.corrections,
         )  # fmt: skip
         return Planner(
             self.graph,
@@ -159,29 +153,28 @@ class Planner:
             policy=self.policy_name,
             state_memory="any",
             version=self._version,
-            step=step,
+            model=model,
         )
 
     def corrected(self, corrections: Corrections) -> "Planner":
         """A planner of the same step with these corrections of its latencies, with the same policy and options."""
-        return self._with_step(self.step.corrected(corrections))
+        return self._with_model(self.model.corrected(corrections))
 
     def with_host_limit(self, host_limit: float) -> "Planner":
         """A planner of the same step with another limit of host memory, with the same policy and options."""
-        step = self.step.with_host_limit(host_limit)
-        return self if step is self.step else self._with_step(step)
+        model = self.model.with_host_limit(host_limit)
+        return self if model is self.model else self._with_model(model)
 
-    def _with_step(self, step: StepModel) -> "Planner":
+    def _with_model(self, model: StepModel) -> "Planner":
         made = copy(self)
-        made.step = step
-        made._floor, made._lowest, made._least_limit, made._no_choice, made._latest = None, None, None, None, None
-        made._faults = {}
+        made.model = model
+        made._latest, made._faults = LatestResults(), {}
         return made
 
     def __reduce__(self) -> Any:
         """A planner is pickled without what it has computed."""
-        step = self.step
-        return _remade, (step.graph, step.whole_graph, self.profile, step.state_may_stay_out, step.host_limit, self._kept())
+        model = self.model
+        return _remade, (model.graph, model.whole_graph, self.profile, model.state_may_stay_out, model.host_limit, self._kept())
 
     def _kept(self) -> dict[str, Any]:
         names = ("policy_name", "state_memory", "_policy", "_version")
@@ -189,8 +182,8 @@ class Planner:
 
     def swapping_accesses(self) -> AccessSequence | None:
         """What the choice of swaps for several jobs must know of the step; None if the policy does not take part in it."""
-        takes_part = self.policy_name == "tensile" and self.step.may_swap and self.graph.operators
-        return access_sequence_of(self.step) if takes_part else None
+        takes_part = self.policy_name == "tensile" and self.model.may_swap and self.graph.operators
+        return access_sequence_of(self.model) if takes_part else None
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -207,42 +200,38 @@ class Planner:
 
     # -- limits ---------------------------------------------------------------------------------------------------------------
 
-    def whole_peak_bytes(self, measured: Measured) -> int:
+    def whole_peak_bytes(self, measured: CompiledSizes) -> int:
         """The peak of the step as one executable: what compiling has shown, or else the prediction."""
-        return whole_peak(self.step, measured)
+        return whole_peak(self.model, measured)
 
-    def floor_bytes(self, measured: Measured) -> int:
+    def floor_bytes(self, measured: CompiledSizes) -> int:
         """The smallest limit for which the policy has a plan, where no margin is kept."""
         measured = replace(measured, margin=0)
-        if self._floor is None or self._floor[0] != measured:
-            self._floor = measured, peak_of(self.step, self.lowest_choice(measured), measured)
-        return self._floor[1]
+        return self._latest.of("floor", measured, lambda: peak_of(self.model, self.lowest_choice(measured), measured))
 
     def bytes_at_ends(self) -> int:
         """Bytes of arguments and results than which no plan, nor plain jit's step, needs less."""
-        return bytes_at_ends(self.graph, state_may_stay_out=self.step.state_may_stay_out)
+        return bytes_at_ends(self.graph, state_may_stay_out=self.model.state_may_stay_out)
 
-    def remember_floor(self, measured: Measured, floor_bytes: int) -> None:
+    def remember_floor(self, measured: CompiledSizes, floor_bytes: int) -> None:
         """Take over the smallest limit that another planner of this step has found with these measurements."""
-        self._floor = measured, floor_bytes
+        self._latest.put("floor", measured, floor_bytes)
 
     def is_possible(self, choice: Choice) -> bool:
         """Whether a choice that was kept in a file is one of this step."""
-        return is_possible(self.step, choice)
+        return is_possible(self.model, choice)
 
-    def lowest_choice(self, measured: Measured) -> Choice:
+    def lowest_choice(self, measured: CompiledSizes) -> Choice:
         """The choice of the policy with the least peak; that of `auto` is found quickly, and may be slow."""
-        if self._lowest is None or self._lowest[0] != measured:
-            self._lowest = measured, lowest(self.step, measured, self._policy)
-        return self._lowest[1]
+        return self._latest.of("lowest choice", measured, lambda: lowest(self.model, measured, self._policy))
 
-    def least_choice(self, measured: Measured) -> Choice:
+    def least_choice(self, measured: CompiledSizes) -> Choice:
         """The choice of the policy with the least peak, made as fast as it can be there."""
-        choice = self._policy(self.step, LEAST, measured)
+        choice = self._policy(self.model, LEAST, measured)
         assert choice is not None  # every policy has a choice for the limit `LEAST`
         return choice
 
-    def least_plan(self, measured: Measured) -> Plan:
+    def least_plan(self, measured: CompiledSizes) -> Plan:
         """The plan of that choice, made for no limit.
 
         Raises:
@@ -253,28 +242,26 @@ class Planner:
             raise self.no_verified_plan()
         return plan
 
-    def least_limit(self, max_slowdown: float, measured: Measured) -> float:
+    def least_limit(self, max_slowdown: float, measured: CompiledSizes) -> float:
         """The least limit that has a plan of at most `max_slowdown` times the time of the step as one executable.
 
         A lower limit makes a plan faster by a trifle at most, so bisection finds the least limit. The limit that it returns was
         tried.
         """
-        known = self._least_limit
-        if known is None or known[0] != max_slowdown or known[1] != measured:
-            near = None if known is None or known[0] != max_slowdown else known[2]
-            known = max_slowdown, measured, self._find_least_limit(max_slowdown, measured, near)
-            self._least_limit = known
-        return known[2]
+        before = self._latest.latest("least limit")
+        near = before[1] if before is not None and before[0][0] == max_slowdown else None
+        arguments = max_slowdown, measured
+        return self._latest.of("least limit", arguments, lambda: self._find_least_limit(max_slowdown, measured, near))
 
-    def _find_least_limit(self, max_slowdown: float, measured: Measured, near: float | None) -> float:
+    def _find_least_limit(self, max_slowdown: float, measured: CompiledSizes, near: float | None) -> float:
         """What `least_limit` describes; it is sought `near` the one for other measurements first."""
 
         def is_fast_enough(limit: float) -> bool:
             found = self.plan(Goal(limit, max_slowdown), measured)
-            return found is not None and found.plan.step_us <= max_slowdown * self.step.whole_us
+            return found is not None and found.plan.step_us <= max_slowdown * self.model.whole_us
 
         lowest = max(self.floor_bytes(measured) - 1, LEAST)
-        highest = float(max(whole_peak(self.step, measured), self.floor_bytes(measured)))
+        highest = float(max(whole_peak(self.model, measured), self.floor_bytes(measured)))
         exact = max((highest - lowest) / 2**_HALVINGS, 1)
         if near is not None and lowest < (middle := near * _NEAR) < highest:
             lowest, highest = (max(lowest, near / _NEAR), middle) if is_fast_enough(middle) else (middle, highest)
@@ -286,29 +273,29 @@ class Planner:
                 lowest = middle
         return highest
 
-    def bound_us(self, limit: float, measured: Measured) -> float:
+    def bound_us(self, limit: float, measured: CompiledSizes) -> float:
         """Microseconds that no plan under the limit is faster than; those of the step as one executable, if it fits."""
-        if whole_peak(self.step, measured) <= limit:
-            return self.step.whole_us
-        known = self.step
+        if whole_peak(self.model, measured) <= limit:
+            return self.model.whole_us
+        known = self.model
         return least_step_us(known.liveness, known.fusion, known.costs, limit, state_may_stay_out=self.state_memory == "any")
 
-    def quick_us(self, limit: float, measured: Measured, upper: float = float("inf")) -> float:
+    def quick_us(self, limit: float, measured: CompiledSizes, upper: float = float("inf")) -> float:
         """Microseconds of a step under the limit, of a plan of `auto` that is found quickly.
 
         It is infinite if there is no plan, or more than `upper`, perhaps infinite, if there seems to be none that is faster. If
         loops are opened, it is of the plan that treats their iterations alike.
         """
-        if whole_peak(self.step, measured) <= limit:
-            return self.step.whole_us
-        if self.step.has_iterations:
-            schedule = alike(self.step, limit, measured)
+        if whole_peak(self.model, measured) <= limit:
+            return self.model.whole_us
+        if self.model.has_iterations:
+            schedule = alike(self.model, limit, measured)
             return float("inf") if schedule is None else schedule.step_us
-        schedule = fast(self.step.with_host_limit(float("inf")), limit, measured, upper)
-        if schedule is not None and schedule.host_peak > self.step.host_limit:
-            schedule = fast(self.step, limit, measured, upper)
+        schedule = fast(self.model.with_host_limit(float("inf")), limit, measured, upper)
+        if schedule is not None and schedule.host_peak > self.model.host_limit:
+            schedule = fast(self.model, limit, measured, upper)
         if schedule is not None and (
-            schedule.step_us >= upper or peak_of(self.step, choice_of(self.step, schedule), measured) <= limit
+            schedule.step_us >= upper or peak_of(self.model, choice_of(self.model, schedule), measured) <= limit
         ):
             return schedule.step_us
         if schedule is None and upper < float("inf"):
@@ -318,34 +305,34 @@ class Planner:
 
     def stored(self, tensor: TensorId) -> bool:
         """Whether the tensor is expected to be written to device memory, and not to be fused away."""
-        return self.step.fusion.materialised[tensor]
+        return self.model.fusion.materialised[tensor]
 
     # -- plans ----------------------------------------------------------------------------------------------------------------
 
-    def has_choice(self, limit: float, measured: Measured) -> bool:
+    def has_choice(self, limit: float, measured: CompiledSizes) -> bool:
         """Whether the policy has a choice under the limit, even if the replay of its plan would refuse it."""
         if self._is_below_floor(limit, measured):
             return False
-        if self._no_choice == (limit, measured):
-            return False
-        return self._policy(self.step, limit, measured) is not None
+        return self._first_choice(limit, measured) is not None
 
-    def _is_below_floor(self, limit: float, measured: Measured) -> bool:
+    def _first_choice(self, limit: float, measured: CompiledSizes) -> Choice | None:
+        """The policy's own choice under the limit; None if it has none."""
+        return self._latest.of("choice", (limit, measured), lambda: self._policy(self.model, limit, measured))
+
+    def _is_below_floor(self, limit: float, measured: CompiledSizes) -> bool:
         """Whether the policy has no plan under the limit, as its floor says. `auto` looks for one nevertheless."""
         return self.policy_name != "auto" and measured.margin == 0 and LEAST < limit < self.floor_bytes(measured)
 
-    def plan(self, goal: Goal, measured: Measured) -> Planned | None:
+    def plan(self, goal: Goal, measured: CompiledSizes) -> Planned | None:
         """The first choice under the limit whose plan passes its replay, with that plan; None if there is none."""
-        runs_whole = whole_peak(self.step, measured) <= goal.limit
+        runs_whole = whole_peak(self.model, measured) <= goal.limit
         matters = measured if runs_whole else replace(measured, whole=None)
-        if self._latest is None or self._latest[:3] != (goal, matters, runs_whole):
-            self._latest = goal, matters, runs_whole, self._planned(goal, measured)
-        found = self._latest[3]
+        found = self._latest.of("plan", (goal, matters, runs_whole), lambda: self._planned(goal, measured))
         if found is None or found.plan.jit_peak_bytes == measured.whole:
             return found
         return found._replace(plan=replace(found.plan, jit_peak_bytes=measured.whole))
 
-    def _planned(self, goal: Goal, measured: Measured) -> Planned | None:
+    def _planned(self, goal: Goal, measured: CompiledSizes) -> Planned | None:
         if self._is_below_floor(goal.limit, measured):
             return None
         for choice in self._choices(goal.limit, measured):
@@ -354,16 +341,16 @@ class Planner:
                 return Planned(plan, choice)
         return None
 
-    def plan_of(self, choice: Choice, goal: Goal, measured: Measured) -> Plan | None:
+    def plan_of(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Plan | None:
         """The plan of a choice; None if its replay refuses it."""
         header = self._header(goal, measured)
         if choice.layout is None:
-            peak_bytes, latency_us = whole_peak(self.step, measured), self.step.whole_latency_us
-            plan = build_whole_plan(self.graph, header, self.step.profile, peak_bytes=peak_bytes, latency_us=latency_us)
+            peak_bytes, latency_us = whole_peak(self.model, measured), self.model.whole_latency_us
+            plan = build_whole_plan(self.graph, header, self.model.profile, peak_bytes=peak_bytes, latency_us=latency_us)
             return replace(plan, workspaces="compiled" if measured.whole is not None else "predicted")
-        schedule = schedule_of(self.step, choice.layout, measured)
+        schedule = schedule_of(self.model, choice.layout, measured)
         workspaces = [nbytes for nbytes, _ in workspaces_of(schedule)]
-        plan = build_plan(choice.layout, self.step.liveness, workspaces, self.step.costs, header)
+        plan = build_plan(choice.layout, self.model.liveness, workspaces, self.model.costs, header)
         plan = replace(plan, floor_bytes=min(plan.floor_bytes, plan.peak_bytes))
         try:
             check(plan, self.graph)
@@ -374,52 +361,51 @@ class Planner:
             return plan
         return replace(plan, launch="program", launches=len(programs_of(plan, self.graph)), barriers=choice.barriers)
 
-    def with_measured(self, choice: Choice, workspaces: Sequence[int], measured: Measured) -> Measured:
+    def with_measured(self, choice: Choice, workspaces: Sequence[int], measured: CompiledSizes) -> CompiledSizes:
         """`measured` and, in addition, the workspaces of the compiled segments of a choice."""
         assert choice.layout is not None
-        found = compared(schedule_of(self.step, choice.layout, measured), workspaces)
+        found = compared(schedule_of(self.model, choice.layout, measured), workspaces)
         if all(measured.workspaces.get(key) == shown for key, shown in found.items()):
             return measured
         return replace(measured, workspaces={**measured.workspaces, **found})
 
-    def revise(self, choice: Choice, goal: Goal, measured: Measured) -> Planned | None:
+    def revise(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Planned | None:
         """The plan of a choice with as few changes as bring it under the limit, where compiling has shown that it is above.
 
         Only `auto` revises its choices; None also if the search finds no such changes.
         """
         if choice.layout is None or self.policy_name != "auto":
             return None
-        revised = revise(self.step, choice, goal.limit, measured)
+        revised = revise(self.model, choice, goal.limit, measured)
         plan = None if revised is None else self.plan_of(revised, goal, measured)
         return None if revised is None or plan is None or plan.peak_bytes > goal.limit else Planned(plan, revised)
 
-    def _choices(self, limit: float, measured: Measured) -> Iterator[Choice]:
+    def _choices(self, limit: float, measured: CompiledSizes) -> Iterator[Choice]:
         """The policy's choice, then others in case its plan is refused.
 
         The others are the policy's choices for lower limits, then the choices of the other policies, then the step as one
         executable. There are none if the policy has no choice under the limit: then the budget is too small for it. Only `auto`
         knows of operators that are alone.
         """
-        first = self._policy(self.step, limit, measured)
+        first = self._first_choice(limit, measured)
         if first is None:
-            self._no_choice = limit, measured
             return
         any_alone = any(op.alone for op in self.graph.operators)
         others = () if any_alone else (p for p in POLICIES.values() if p is not self._policy)
         for policy in (self._policy, *others):
-            lower, choice = limit, first if policy is self._policy else policy(self.step, limit, measured)
+            lower, choice = limit, first if policy is self._policy else policy(self.model, limit, measured)
             for _ in range(_MOST_REFUSED):
                 if choice is None:
                     break
                 yield choice
                 if lower == LEAST:
                     break
-                lower = min(lower, _BELOW_REFUSED * peak_of(self.step, choice, measured))
-                choice = policy(self.step, lower, measured)
-        if whole_peak(self.step, measured) <= limit:
+                lower = min(lower, _BELOW_REFUSED * peak_of(self.model, choice, measured))
+                choice = policy(self.model, lower, measured)
+        if whole_peak(self.model, measured) <= limit:
             yield WHOLE
 
-    def _header(self, goal: Goal, measured: Measured) -> Plan:
+    def _header(self, goal: Goal, measured: CompiledSizes) -> Plan:
         held = [t for t in self.graph.tensors if t.producer is None]
         held.sort(key=lambda t: (-t.nbytes, t.id))
         unlimited = goal.limit == float("inf") or goal.max_slowdown is not None
@@ -433,15 +419,15 @@ class Planner:
             budget_bytes=None if unlimited else int(goal.limit),
             max_slowdown=goal.max_slowdown,
             jit_peak_bytes=measured.whole,
-            host_budget_bytes=None if self.step.host_limit == float("inf") else int(self.step.host_limit),
-            unplanned_peak_bytes=self.step.unplanned_bytes,
+            host_budget_bytes=None if self.model.host_limit == float("inf") else int(self.model.host_limit),
+            unplanned_peak_bytes=self.model.unplanned_bytes,
             floor_bytes=self.floor_bytes(measured),
             floor_tensors=tuple(t.name for t in held[:_NAMED_TENSORS]),
             notes=tuple(self._notes()),
         )
 
     def _notes(self) -> Iterator[str]:
-        unlike, heavy = self.step.unpredicted
+        unlike, heavy = self.model.unpredicted
         if unlike:
             yield f"The times of {unlike} of {heavy} heavy operators are rough: a calibration measures none like them."
         for fault in self.faults:
@@ -458,10 +444,10 @@ class Planner:
         largest_first = sorted(tensors, key=lambda t: (-self.graph.tensors[t].nbytes, t))
 
         def exceeds(count: int) -> bool:
-            return host_peak_of(self.step, keep_state_out(self.step, choice, largest_first[:count])) > self.step.host_limit
+            return host_peak_of(self.model, keep_state_out(self.model, choice, largest_first[:count])) > self.model.host_limit
 
         fitting = bisect_left(range(1, len(largest_first) + 1), True, key=exceeds)
-        return keep_state_out(self.step, choice, largest_first[:fitting]) if fitting else choice
+        return keep_state_out(self.model, choice, largest_first[:fitting]) if fitting else choice
 
     def may_be_offloaded(self, choice: Choice) -> tuple[tuple[TensorId, int], ...]:
         """The state tensors that `offload_state` could still put on the host, and their bytes."""
@@ -469,7 +455,9 @@ class Planner:
             return ()
         residencies = choice.layout.residencies
         away = {t for t, several in residencies.items() if any(r.leaves or r.arrival == COPIED for r in several)}
-        return tuple((old, self.graph.tensors[old].nbytes) for old, new in self.step.pairs if old not in away and new not in away)
+        return tuple(
+            (old, self.graph.tensors[old].nbytes) for old, new in self.model.pairs if old not in away and new not in away
+        )
 
 
 def _remade(
@@ -481,7 +469,7 @@ def _remade(
     kept: dict[str, Any],
 ) -> Planner:
     """The planner that was pickled. Its corrections are not pickled with it."""
-    step = StepModel(graph, profile, state_may_stay_out=state_may_stay_out, host_limit=host_limit, whole_graph=whole_graph)
-    planner = Planner(graph, profile, step=step)
+    model = StepModel(graph, profile, state_may_stay_out=state_may_stay_out, host_limit=host_limit, whole_graph=whole_graph)
+    planner = Planner(graph, profile, model=model)
     planner.__dict__.update(kept)
     return planner

@@ -25,27 +25,22 @@ from typing import NamedTuple
 from tensile_jax.ir import OperatorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.corrections import Corrections
-from tensile_jax.plan.planner import Choice, Goal, Measured, Planner
+from tensile_jax.plan.planner import Choice, CompiledSizes, Goal, Planner
 from tensile_jax.plan_format import Plan, Segment, unranged
 
-WORTH = 10.0
-"""A new plan is begun only after the plan in use has run for so many times as long as making a plan takes. Not tuned: planning
-then takes a tenth of the time at most, in a process of the lowest priority, and usually much less."""
+WORTH = 10.0  # a plan must have run this many times as long as planning takes before the next is made; not tuned
 
-WATCHED_FIRST = 3
-"""The first iterations of a plan that are measured. The first one is slower; two are a measurement, and its confirmation."""
-_WATCHED_EVERY = 50  # not tuned: a measured iteration waits for each of its segments, which may cost a tenth of its time
+WATCHED_FIRST = 3  # iterations measured when a plan begins: a slow first one, a measurement, and its confirmation
+_WATCHED_EVERY = 50  # measuring an iteration costs up to a tenth of its time, since it waits for each segment; not tuned
 WATCHED_AFTER_UNUSUAL = 3  # as many as confirm a drift, and one more
 
-_WEIGHT = 0.5
-"""Of the newest measurement in an average. With 0.5, a change of the load by a factor of 2 is seen to 75 % after two measured
-iterations. Iterations are measured rarely, so a smaller weight would follow too late."""
-_MOST_FACTOR = 32.0  # not tuned: a measurement further from the prediction than this is not of the same operation
+_WEIGHT = 0.5  # of the newest measurement: less is steadier but follows later, and iterations are measured rarely
+_MOST_FACTOR = 32.0  # a measurement further from its prediction is not of the same operation; not tuned
 _LEAST_COPIED = 1_000_000  # bytes: the time of smaller copies says nothing of the link's rate
-_CONFIRMING = 2  # measured iterations, one after another, whose drift must exceed the threshold
-_FASTER = 0.95  # times the predicted time of the plan in use: what a plan with other segments or copies must reach
+_CONFIRMING = 2  # consecutive measured iterations whose drift must exceed the threshold
+_RENEWED_TIME = 0.95  # of the predicted time of the plan in use: a new plan must be at least this fast, since it is compiled
 _SETTLING = 3  # iterations whose pace is known before one is called unusual
-_REMEMBERED = 5  # iterations of which the pace is the median: two unusual ones change it little, three in a row are usual
+_REMEMBERED = 5  # iterations behind the median pace: it ignores two unusual ones, and follows three in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +227,7 @@ def corrections_from(planner: Planner, plan: Plan, tracked: Tracked) -> Correcti
     `plan` was made by `planner`. If that was corrected itself, the result includes its corrections. An operator that several
     segments run again gets the mean of their factors.
     """
-    before, profile = planner.step.corrections, planner.step.profile
+    before, profile = planner.model.corrections, planner.model.profile
     place = {op.id: place for place, op in enumerate(planner.graph.operators)}
     first, again = list(before.first), list(before.again)
     factors = [_factor(s, us - plan.launch_us) for s, us in zip(plan.segments, tracked.segment_us, strict=True)]
@@ -280,7 +275,7 @@ class Renewal(NamedTuple):
     changed: bool
 
 
-def choose_again(planner: Planner, corrections: Corrections, choice: Choice, goal: Goal, measured: Measured) -> Renewal:
+def choose_again(planner: Planner, corrections: Corrections, choice: Choice, goal: Goal, measured: CompiledSizes) -> Renewal:
     """What to run with these corrections: what `planner`'s policy chooses now, if that is predicted to be faster than `choice`.
 
     Args:
@@ -292,5 +287,5 @@ def choose_again(planner: Planner, corrections: Corrections, choice: Choice, goa
     now = corrected.plan_of(choice, goal, measured)
     if found is None or now is None or found.choice.runs_whole or found.choice.key == choice.key:
         return Renewal(choice, False)
-    faster = found.plan.step_us <= _FASTER * now.step_us
+    faster = found.plan.step_us <= _RENEWED_TIME * now.step_us
     return Renewal(found.choice, True) if faster else Renewal(choice, False)

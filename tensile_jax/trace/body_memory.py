@@ -19,8 +19,8 @@ from collections.abc import Collection
 
 from tensile_jax.ir import EXPENSIVE
 from tensile_jax.trace.avals import nbytes_of
-from tensile_jax.trace.cost import kind_of
 from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.fusion_kind import kind_of
 from tensile_jax.trace.jaxprs import closed
 from tensile_jax.trace.loops import scan_of
 from tensile_jax.trace.program import Equation, Program

@@ -1,18 +1,12 @@
-"""Estimates what an equation costs: its kind, its floating-point operations, and the bytes that it reads, writes and copies.
+"""Estimates what an equation costs: its floating-point operations, and the bytes that it reads, writes and copies.
 
-    kind_of          heavy      XLA runs the equation as a kernel of its own: inputs and outputs lie in device memory
-                     reduction  light, but the equation passes over its whole input at once
-                     light      XLA fuses the equation into its neighbours
     flops_of         floating-point operations; a multiplication and an addition count as two
     bytes_touched    bytes of inputs + bytes of outputs, each tensor once, and of copies that every backend makes, twice
     copied_bytes     bytes that it copies between device memory and host memory
-    reduces_rows     whether it reduces each row of its input, as a softmax does
     relaid_operands  operands of a `dot_general` that XLA copies, on any device, since their dimensions must be in another order
     relayout_bytes   bytes that XLA:CPU, alone, copies around the equation, to give operands and results another layout or dtype
 
-The kind is looked up in a table of primitives. A primitive that is not in the table is heavy, because the errors are not equally
-bad: a light equation that counts as heavy costs some time, but for a heavy equation that counts as light the planner would
-expect a fusion that does not happen.
+Which equations XLA fuses with others, `fusion_kind.py` says.
 """
 
 import math
@@ -21,52 +15,17 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import jaxprs_in_params
 
-from tensile_jax.ir import OUTER_PRODUCTS, Kind
+from tensile_jax.ir import OUTER_PRODUCTS
 from tensile_jax.trace.avals import dtype_of, host_bytes_of, in_host_memory, nbytes_of, shape_of
+from tensile_jax.trace.fusion_kind import REDUCTIONS, SHAPES
 from tensile_jax.trace.program import Equation, Program
 from tensile_jax.trace.ragged_products import RAGGED_PRODUCT, ragged_bytes, ragged_flops
 
-ELEMENTWISE = frozenset(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex
-    conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt
-    igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min
-    mul mulhi name ne neg nextafter not one_minus_square optimization_barrier or polygamma polynomial
-    population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
-    sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-    stop_gradient sub tan tanh xor zeta
-    """.split()
-)
-_SHAPES = """
-    axis_index bitcast_convert_type broadcast broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty empty2
-    expand_dims full iota pad pcast pvary random_unwrap random_wrap reshape rev slice split squeeze stack tile transpose unstack
-""".split()
-_REDUCTIONS = """
-    argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor
-""".split()
-_LIGHT = ELEMENTWISE | frozenset(_SHAPES) | {OUTER_PRODUCTS}  # the last is one of ours
-_REDUCTION = frozenset(_REDUCTIONS)
 _EXPENSIVE_ELEMENTS = frozenset(
     "acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log log1p log2 "
     "logistic pow sin sinh tan tanh".split()
 )
 _RANDOM_FLOPS_PER_WORD = 100  # threefry2x32: 20 rounds of add, rotate, xor on two words
-
-
-def kind_of(equation: Equation) -> Kind:
-    """The kind of an equation, from its primitive."""
-    name = equation.primitive.name
-    if name in _LIGHT:
-        return "light"
-    return "reduction" if name in _REDUCTION else "heavy"
-
-
-def reduces_rows(program: Program, equation: Equation) -> bool:
-    """Whether the equation is a reduction over the last axes of its operand, and over no others."""
-    if kind_of(equation) != "reduction":
-        return False
-    axes, rank = equation.params["axes"], len(program.shape(equation.inputs[0]))
-    return 0 < len(axes) < rank and set(axes) == set(range(rank - len(axes), rank))
 
 
 def bytes_touched(program: Program, equation: Equation) -> int:
@@ -169,11 +128,11 @@ def flops_of(program: Program, equation: Equation) -> int:
     inputs = sum(_size(program, v) for v in equation.inputs if isinstance(v, int))
     outputs = sum(_size(program, v) for v in equation.outputs)
     name = equation.primitive.name
-    if name in _SHAPES:
+    if name in SHAPES:
         return 0
     if name in _EXPENSIVE_ELEMENTS:
         return 8 * outputs
-    return max(inputs, outputs) if name in _REDUCTION else outputs
+    return max(inputs, outputs) if name in REDUCTIONS else outputs
 
 
 def _size(program: Program, variable: int) -> int:

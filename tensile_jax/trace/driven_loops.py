@@ -19,8 +19,8 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.trace.avals import in_host_memory, shape_struct
-from tensile_jax.trace.cost import kind_of
 from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.fusion_kind import kind_of
 from tensile_jax.trace.graph import variable_ids
 from tensile_jax.trace.jaxprs import closed
 from tensile_jax.trace.loops import Loop, scan_of

@@ -35,8 +35,9 @@ branches are computed, and each result is selected. A conditional is opened if
 from typing import Any
 
 from tensile_jax.trace.avals import nbytes_of
-from tensile_jax.trace.cost import body_flops, flops_of, kind_of
+from tensile_jax.trace.cost import body_flops, flops_of
 from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.fusion_kind import kind_of
 from tensile_jax.trace.jaxprs import closed
 from tensile_jax.trace.loops import Loop, loop_of
 from tensile_jax.trace.program import Program

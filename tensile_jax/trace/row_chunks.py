@@ -39,7 +39,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from tensile_jax.trace.avals import nbytes_of, shape_of
-from tensile_jax.trace.cost import ELEMENTWISE
+from tensile_jax.trace.fusion_kind import ELEMENTWISE
 from tensile_jax.trace.program import Equation, Immediate, Program
 
 # Not tuned.

@@ -32,7 +32,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Layout, Residency
-from tensile_jax.plan.search.condensed import members
+from tensile_jax.plan.search.condensed_step import members
 from tests.plan.subsets import subsets
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Labels:
     def __init__(self, oracle: "Oracle", limit: float) -> None:
         self._oracle = oracle
         self._limit = limit
-        self._model = oracle.model
+        self._evaluator = oracle.evaluator
         self._step = oracle.condensed
         self._rest = oracle.rest_us(limit)
         self._futures: dict[tuple[int, int, int, int], list[tuple[float, float]]] = {}
@@ -182,7 +182,7 @@ class Labels:
         must_come = leaving | label.owing  # besides what is on the host and used again
         key = place, device, host, must_come
         if key not in self._futures:
-            in_us, rest = self._model.in_us, self._rest[place]
+            in_us, rest = self._evaluator.in_us, self._rest[place]
             found = sorted(
                 (float(rest[device | some]), sum(in_us[t] for t in members((some & ~sent) | must_come))) for some in subsets(host)
             )
@@ -210,11 +210,11 @@ class Labels:
             for ordered in permutations(members(going)):
                 out, leaving, delay_us = label.out, list(label.leaving), 0.0
                 for t in ordered:
-                    out = max(out, label.clock) + self._model.out_us[t]
-                    delay_us += share * self._model.out_us[t]
+                    out = max(out, label.clock) + self._evaluator.out_us[t]
+                    delay_us += share * self._evaluator.out_us[t]
                     leaving.append((t, out))
                 for clock in sorted({label.clock, *(end for _, end in leaving if end > label.clock)}):
-                    if any(end - self._model.in_us[t] >= clock for t, end in label.coming):
+                    if any(end - self._evaluator.in_us[t] >= clock for t, end in label.coming):
                         continue
                     gone = sum(1 << t for t, end in leaving if end <= clock)
                     device, host = label.device & ~gone, label.host | gone
@@ -228,8 +228,8 @@ class Labels:
                         for order in permutations(members(coming_in)):
                             into, coming, delay_in_us = label.into, list(label.coming), delay_us
                             for t in order:
-                                into = max(into, clock) + self._model.in_us[t]
-                                delay_in_us += share * self._model.in_us[t]
+                                into = max(into, clock) + self._evaluator.in_us[t]
+                                delay_in_us += share * self._evaluator.in_us[t]
                                 coming.append((t, into))
                             new = label._replace(
                                 clock=clock, out=out, into=into, device=device | coming_in, host=host, leaving=still,
@@ -242,17 +242,17 @@ class Labels:
 
     def _run(self, ready: Ready, a: int, b: int) -> Iterator[Label]:
         """The labels after the segment of the places [a, b), by what it leaves behind and what stays on the device."""
-        oracle, model = self._oracle, self._model
+        oracle, evaluator = self._oracle, self._evaluator
         label, delay_us = ready
         there, bytes_of = label.device, self._step.bytes_of
         useful = oracle.needable[b]
         leaving = sum(1 << t for t, _ in label.leaving)
         for results in subsets(useful & ~there & ~label.host):
-            relevant = there & model.relevant(a, b, results)
-            evaluated = model.contents(a, b, there, results, 0)
-            if evaluated is None or evaluated.contents.used & leaving:
+            relevant = there & evaluator.relevant(a, b, results)
+            evaluated = evaluator.evaluate(a, b, there, results, 0)
+            if evaluated is None or evaluated.account.used & leaving:
                 continue
-            used = evaluated.contents.used
+            used = evaluated.account.used
             idle = there & ~used
             if idle & ~useful or label.owing & ~useful:
                 continue
@@ -269,7 +269,7 @@ class Labels:
                 device = idle | stays | results
                 room = self._limit - option.peak - idle_bytes
                 absent = label.host & ~there
-                missed = label.missed | (absent & evaluated.contents.again)
+                missed = label.missed | (absent & evaluated.account.again)
                 missed |= sum(1 << t for t in members(absent & ~missed) if self._step.nbytes[t] > room)
                 yield label._replace(
                     clock=max(label.clock, arrived) + option.us + delay_us, device=device, host=label.host & (useful | device),
@@ -295,11 +295,11 @@ class Labels:
             return None
         out, into, clock = label.out, label.into, label.clock
         for t in members(going):
-            out = max(out, clock) + self._model.out_us[t]
+            out = max(out, clock) + self._evaluator.out_us[t]
         if going | leaving:
             clock = max(clock, out)
         for t in members(coming):
-            into = max(into, clock) + self._model.in_us[t]
+            into = max(into, clock) + self._evaluator.in_us[t]
         trail = Trail(oracle.count, wanted, going | leaving, coming, label.trail)
         end = max(clock, out, into)
         return label._replace(clock=end, out=end, into=end, device=wanted, leaving=(), coming=(), trail=trail)

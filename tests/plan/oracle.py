@@ -1,11 +1,11 @@
 """Finds, by exact search, the fastest of all plans of a small step under a limit, and the least peak of any plan.
 
 Tests and `make bench-gap` compare the planner with this oracle. Memory and workspaces are those of the planner's own account
-(`plan/search/account.py`), and times are those of `build_plan`. Every place between two operators is a possible boundary. The
-oracle considers every layout (`plan/result/layout.py`) of at least two segments in which
+(`plan/search/segment_account.py`), and times are those of `build_plan`. Every place between two operators is a possible boundary.
+The oracle considers every layout (`plan/result/layout.py`) of at least two segments in which
 
     boundaries   are any set of places
-    residencies  are any set for each significant tensor (`plan/search/condensed.py`), with any copies between host and device
+    residencies  are any set for each significant tensor (`plan/search/condensed_step.py`), with any copies of it over the link
     nothing      is kept for longer than needed: a residency ends with a segment that uses the tensor, with the end of the
                  iteration if the step returns the tensor, or with a copy to the host
     absences     last for one segment at least
@@ -38,13 +38,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import DeviceProfile, Measured
+from tensile_jax.plan import CompiledSizes, DeviceProfile
 from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.layout import Layout, contents_of
 from tensile_jax.plan.search.choice import whole_peak, with_small_tensors, workspaces_of
-from tensile_jax.plan.search.condensed import members
-from tensile_jax.plan.search.start import assemble
+from tensile_jax.plan.search.condensed_step import members
+from tensile_jax.plan.search.start_schedules import assemble
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
 from tests.builders import header_for
@@ -85,11 +85,11 @@ class Oracle:
         self.state_memory = state_memory
         self.step = StepModel(graph, profile, state_may_stay_out=state_memory == "any")
         self.count = len(graph.operators)
-        self.model = self.step.model_for(tuple(range(self.count + 1)))
-        self.condensed = self.model.step
+        self.evaluator = self.step.evaluator_for(tuple(range(self.count + 1)))
+        self.condensed = self.evaluator.condensed
         self.tensors = [t for (t,) in self.condensed.tensors]
         n = len(self.tensors)
-        self.whole_peak = whole_peak(self.step, Measured())
+        self.whole_peak = whole_peak(self.step, CompiledSizes())
         self.base = [
             self.condensed.base_bytes + int(self.condensed.small_bytes[b, b]) for b in range(self.count + 1)
         ]  # what is there beside significant tensors when nothing runs
@@ -97,9 +97,11 @@ class Oracle:
             raise ValueError("The oracle takes steps in which every significant tensor may be swapped; make the tensors larger.")
         self.pairs = dict(self.condensed.pairs)
         end = self.condensed.at_end
-        self.needable = [self.model.relevant(b, self.count, end) | end for b in range(self.count)] + [end]
+        self.needable = [self.evaluator.relevant(b, self.count, end) | end for b in range(self.count)] + [end]
         """By place, the tensors that a segment which begins there or later may use, and those that the step returns."""
-        made = [self.condensed.at_begin | self.model.made(0, b) if b else self.condensed.at_begin for b in range(self.count + 1)]
+        made = [
+            self.condensed.at_begin | self.evaluator.made(0, b) if b else self.condensed.at_begin for b in range(self.count + 1)
+        ]
         self.needable = [those & there for those, there in zip(self.needable, made, strict=True)]
         self.small = {t.id for t in graph.tensors} - set(self.tensors)
         self.small -= {t for t in self.small if self.step.classes[1][t]}  # derived tensors are never stored
@@ -113,19 +115,19 @@ class Oracle:
 
         `kept` are those of `there` that are not released with the segment.
         """
-        step, model = self.condensed, self.model
-        aliased = model.aliased(there, kept, results)
-        evaluated = model.contents(a, b, there, results, aliased)
+        step, evaluator = self.condensed, self.evaluator
+        aliased = evaluator.aliased(there, kept, results)
+        evaluated = evaluator.evaluate(a, b, there, results, aliased)
         if evaluated is None:
             return None
-        contents, result_bytes, _ = evaluated
-        workspace, _ = model.workspace(a, b, contents, results)
-        peak = step.base_bytes + int(step.small_bytes[a, b]) + step.bytes_of(contents.used) + result_bytes + ceil(workspace)
-        return Option(contents.used, results, self._olds(aliased), self._us(a, b, contents.used, results), peak)
+        account, result_bytes, _ = evaluated
+        workspace, _ = evaluator.workspace(a, b, account, results)
+        peak = step.base_bytes + int(step.small_bytes[a, b]) + step.bytes_of(account.used) + result_bytes + ceil(workspace)
+        return Option(account.used, results, self._olds(aliased), self._us(a, b, account.used, results), peak)
 
     def _olds(self, news: int) -> int:
         """The state that these updates may replace."""
-        return sum(1 << self.model.alias_of[new] for new in members(news & self.model.updates))
+        return sum(1 << self.evaluator.alias_of[new] for new in members(news & self.evaluator.updates))
 
     def _us(self, a: int, b: int, used: int, results: int) -> float:
         """The time of the segment with its launch, as `build_plan` computes it."""
@@ -230,7 +232,7 @@ class Oracle:
     def plan(self, layout: Layout) -> Plan:
         """The plan of a layout, replayed, with the workspaces of the oracle's model."""
         several = [layout.residencies.get(t, ()) for t in self.tensors]
-        schedule = assemble(self.model, list(layout.boundaries), several, as_they_are=True)
+        schedule = assemble(self.evaluator, list(layout.boundaries), several, as_they_are=True)
         assert schedule is not None
         workspaces = [nbytes for nbytes, _ in workspaces_of(schedule)]
         header = header_for(self.graph, state_memory=self.state_memory)

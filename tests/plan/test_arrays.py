@@ -10,9 +10,9 @@ from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
 from tensile_jax.plan.analysis.latency import operator_latency, rerun_latencies
 from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
-from tensile_jax.plan.analysis.rematerialization import _ancestors, _keeping, _prices
+from tensile_jax.plan.analysis.minimum_cut import _ancestors, _keeping, _prices
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.search.boundaries import possible_boundaries
+from tensile_jax.plan.search.possible_boundaries import possible_boundaries
 from tensile_jax.plan.search.swaps import Lane
 from tests.builders import PROFILE, graph_of
 

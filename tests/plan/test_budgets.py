@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tensile_jax.plan import Goal, Measured, Planner
+from tensile_jax.plan import CompiledSizes, Goal, Planner
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import auto, floor_bytes
 from tensile_jax.plan.result.build import build_whole_plan, empty_plan
@@ -12,7 +12,7 @@ from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, slow_but, slow_if, training_graph
 
-NOTHING = Measured()
+NOTHING = CompiledSizes()
 _NOISE = 0.25  # of a step: a local search may end in another optimum at a lower limit
 
 
@@ -47,12 +47,12 @@ def test_a_lower_budget_is_kept_and_is_never_faster_by_more_than_noise(
 def test_a_limit_under_which_there_is_no_choice_is_searched_once() -> None:
     planner, searched = Planner(training_graph(2, activation=100_000), PROFILE), list[float]()
 
-    def policy(step: StepModel, limit: float, measured: Measured) -> Choice | None:
+    def policy(step: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
         searched.append(limit)
         return auto(step, limit, measured)
 
     planner._policy = policy
-    assert planner.plan(Goal(1), NOTHING) is None and not planner.has_choice(1, Measured())
+    assert planner.plan(Goal(1), NOTHING) is None and not planner.has_choice(1, CompiledSizes())
     assert searched == [1]
     assert planner.has_choice(2**40, NOTHING) and searched == [1, 2**40]
 
@@ -62,10 +62,10 @@ def test_a_plan_that_was_just_found_is_not_sought_again() -> None:
     goal = Goal(planner.floor_bytes(NOTHING) + 1_000)
     found = planner.plan(goal, NOTHING)
     assert found is not None and planner.plan(goal, NOTHING) is found
-    assert planner.plan(goal, Measured()) is found
-    known = planner.plan(goal, Measured(whole=10**9))  # plain jit needs more than the limit, as was predicted
+    assert planner.plan(goal, CompiledSizes()) is found
+    known = planner.plan(goal, CompiledSizes(whole=10**9))  # plain jit needs more than the limit, as was predicted
     assert known is not None and known.choice is found.choice and known.plan.jit_peak_bytes == 10**9
-    assert planner.plan(goal, Measured(margin=1)) is not found
+    assert planner.plan(goal, CompiledSizes(margin=1)) is not found
     assert planner.plan(Goal(goal.limit + 1), NOTHING) is not found
 
 
@@ -80,15 +80,15 @@ def test_the_floor_is_computed_once_whatever_margin_plans_keep() -> None:
     planner, searched = Planner(training_graph(2, activation=100_000), PROFILE, policy="capuchin"), list[float]()
     known = planner._policy
 
-    def policy(step: StepModel, limit: float, measured: Measured) -> Choice | None:
+    def policy(step: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
         searched.append(limit)
         return known(step, limit, measured)
 
     planner._policy = policy
     floor = planner.floor_bytes(NOTHING)
-    assert planner.floor_bytes(Measured(margin=1000)) == planner.floor_bytes(Measured()) == floor
+    assert planner.floor_bytes(CompiledSizes(margin=1000)) == planner.floor_bytes(CompiledSizes()) == floor
     assert searched == [LEAST]
     found = planner.plan(Goal(floor), NOTHING)
     assert found is not None and found.plan.peak_bytes <= floor and searched == [LEAST, floor]
-    planner.floor_bytes(Measured(whole=1))
+    planner.floor_bytes(CompiledSizes(whole=1))
     assert searched == [LEAST, floor, LEAST]

@@ -8,7 +8,7 @@ import pytest
 
 from tensile_jax.errors import InvalidPlan
 from tensile_jax.ir import Graph, OperatorId
-from tensile_jax.plan import POLICIES, Measured
+from tensile_jax.plan import POLICIES, CompiledSizes
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.retention import retain
@@ -69,7 +69,7 @@ def test_every_policy_makes_plans_that_leave_effects_alone(seed: int) -> None:
     for policy in POLICIES.values():
         step = StepModel(order(graph), profile, state_may_stay_out=rng.random() < 0.5)
         for limit in (LEAST, float("inf")):
-            choice = policy(step, limit, Measured())
+            choice = policy(step, limit, CompiledSizes())
             if choice is None or choice.runs_whole:
                 continue
             plan = planned(step, choice, "any" if step.state_may_stay_out else "device")

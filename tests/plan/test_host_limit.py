@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tensile_jax.plan import POLICIES, Measured
+from tensile_jax.plan import POLICIES, CompiledSizes
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.planner import Goal, Planner
 from tensile_jax.plan.policies.host_limit import host_peak_of, within_host_limit
@@ -18,7 +18,7 @@ from tests.builders import PROFILE, slow_but, training_graph
 from tests.plan.result.test_memory_curve import random_graph
 from tests.plan.search.schedules import odd_step, plan_of, random_schedule, wander
 
-NOTHING = Measured()
+NOTHING = CompiledSizes()
 
 
 def planned(step: StepModel, choice: Choice) -> Plan:
@@ -32,7 +32,7 @@ def planned(step: StepModel, choice: Choice) -> Plan:
 def test_any_schedule_counts_at_least_what_its_plan_has_in_host_memory(seed: int) -> None:
     """All tensors are significant here, and so the count is exact."""
     rng, step = random.Random(seed), odd_step(seed)
-    for _, schedule in wander(random_schedule(step.model, rng), rng, 12):
+    for _, schedule in wander(random_schedule(step.evaluator, rng), rng, 12):
         assert schedule.host_peak == plan_of(step, schedule).host_peak_bytes
 
 
@@ -99,7 +99,7 @@ def test_of_offloaded_state_the_largest_tensors_are_on_the_host_that_fit_there()
     for state, most in ((500_000, 10**9), (200_000, 200_000), (100_000, 199_999), (0, 99_999)):
         planner = Planner(graph, PROFILE, policy="none", state_memory="any", host_limit=most)
         choice = planner.least_choice(NOTHING)
-        out = planner.offload_state(choice, [old for old, _ in planner.step.pairs])
+        out = planner.offload_state(choice, [old for old, _ in planner.model.pairs])
         plan = planner.plan_of(out, Goal(float("inf")), NOTHING)
         assert plan is not None and (plan.host_peak_bytes or 0) <= most
         assert (plan.host_peak_bytes or 0) >= 0.9 * state, plan.host_peak_bytes

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, DeviceProfile, Measured
+from tensile_jax.plan import POLICIES, CompiledSizes, DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.result.layout import COPIED
@@ -81,7 +81,7 @@ def profiles(draw: st.DrawFn) -> DeviceProfile:
 def test_a_plan_is_valid_and_keeps_its_limit_and_there_is_one_from_the_floor_up(
     name: PolicyName, graph: Graph, profile: DeviceProfile, state_memory: str, parts: list[float]
 ) -> None:
-    policy, measured = POLICIES[name], Measured()
+    policy, measured = POLICIES[name], CompiledSizes()
     step = StepModel(order(graph), profile, state_may_stay_out=state_memory == "any")
     least, lowest = floor_bytes(step, measured, policy), policy(step, LEAST, measured)
     assert lowest is not None
@@ -102,7 +102,7 @@ def test_a_plan_is_valid_and_keeps_its_limit_and_there_is_one_from_the_floor_up(
 def test_what_a_policy_chooses_does_not_depend_on_what_it_was_asked_before(
     name: PolicyName, graph: Graph, profile: DeviceProfile
 ) -> None:
-    policy, measured = POLICIES[name], Measured()
+    policy, measured = POLICIES[name], CompiledSizes()
 
     def ask(limits: list[float]) -> tuple[tuple[int, ...], int] | None:
         step = StepModel(order(graph), profile, state_may_stay_out=False)
@@ -120,7 +120,7 @@ def test_a_job_that_may_not_swap_gets_a_plan_without_swaps_from_every_policy(
     name: PolicyName, graph: Graph, profile: DeviceProfile, part: float
 ) -> None:
     step = StepModel(order(graph), profile, state_may_stay_out=True, host_limit=0)
-    for limit in (LEAST, part * whole_peak(step, Measured())):
-        choice = POLICIES[name](step, limit, Measured())
+    for limit in (LEAST, part * whole_peak(step, CompiledSizes())):
+        choice = POLICIES[name](step, limit, CompiledSizes())
         if choice is not None and choice.layout is not None:
             assert not any(r.leaves or r.arrival == COPIED for several in choice.layout.residencies.values() for r in several)

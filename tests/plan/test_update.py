@@ -8,12 +8,12 @@ import pickle
 import numpy as np
 import pytest
 
-from tensile_jax.plan import Goal, Measured, Planned, Planner
+from tensile_jax.plan import CompiledSizes, Goal, Planned, Planner
 from tensile_jax.plan.update import Copied, Pace, Tracked, choose_again, corrections_from
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, training_graph
 
-NOTHING = Measured()
+NOTHING = CompiledSizes()
 LAUNCH = PROFILE.launch_us
 
 
@@ -117,8 +117,8 @@ def test_a_corrected_planner_predicts_what_was_measured(seed: int) -> None:
         tracked = track(Tracked(), found.plan, us)
         tracked = dataclasses.replace(tracked, out=Copied(nbytes, nbytes * out), into=Copied(nbytes, nbytes * into))
         corrections = corrections_from(before, found.plan, tracked)
-        assert 1 / before.corrected(corrections).step.profile.device_to_host_bytes_per_us == pytest.approx(out)
-        assert 1 / before.corrected(corrections).step.profile.host_to_device_bytes_per_us == pytest.approx(into)
+        assert 1 / before.corrected(corrections).model.profile.device_to_host_bytes_per_us == pytest.approx(out)
+        assert 1 / before.corrected(corrections).model.profile.host_to_device_bytes_per_us == pytest.approx(into)
         before = before.corrected(corrections)
         again = before.plan_of(found.choice, goal, NOTHING)
         assert again is not None and again.peak_bytes == found.plan.peak_bytes

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from itertools import combinations, product
 
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Arrival, Residency
 from tensile_jax.plan.search.choice import whole_peak, with_small_tensors, workspaces_of
-from tensile_jax.plan.search.schedule import Model, Schedule, Several
-from tensile_jax.plan.search.start import assemble
+from tensile_jax.plan.search.schedule import Schedule, Several
+from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.start_schedules import assemble
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import header_for
 
@@ -17,16 +18,18 @@ from tests.builders import header_for
 def unpruned(step: StepModel) -> list[tuple[int, float]]:
     """The peak and the time of every plan that the oracle considers."""
     count = len(step.graph.operators)
-    model = step.model_for(tuple(range(count + 1)))
+    evaluator = step.evaluator_for(tuple(range(count + 1)))
     header = header_for(step.graph, state_memory="any" if step.state_may_stay_out else "device")
-    found = [(whole_peak(step, Measured()), step.whole_us)]
+    found = [(whole_peak(step, CompiledSizes()), step.whole_us)]
     for inner in range(1, count):
         for cuts in ([0, *some, count] for some in combinations(range(1, count), inner)):
-            for several in every_residencies(model, cuts):
-                schedule = assemble(model, cuts, several, as_they_are=True)
+            for several in every_residencies(evaluator, cuts):
+                schedule = assemble(evaluator, cuts, several, as_they_are=True)
                 if schedule is None or not no_longer_than_needed(schedule):
                     continue
-                layout = with_small_tensors(step, cuts, {t: s for (t,), s in zip(model.step.tensors, several, strict=True) if s})
+                layout = with_small_tensors(
+                    step, cuts, {t: s for (t,), s in zip(evaluator.condensed.tensors, several, strict=True) if s}
+                )
                 workspaces = [nbytes for nbytes, _ in workspaces_of(schedule)]
                 plan = build_plan(layout, step.liveness, workspaces, step.costs, header)
                 check(plan, step.graph)
@@ -34,12 +37,12 @@ def unpruned(step: StepModel) -> list[tuple[int, float]]:
     return found
 
 
-def every_residencies(model: Model, cuts: list[int]) -> Iterator[list[Several]]:
+def every_residencies(evaluator: Evaluator, cuts: list[int]) -> Iterator[list[Several]]:
     """Every combination of residencies of the tensors with which the step's results are there in the end."""
-    step, k = model.step, len(cuts) - 1
+    step, k = evaluator.condensed, len(cuts) - 1
     segment_of = [j for j in range(k) for _ in range(cuts[j], cuts[j + 1])]
     new_of = dict(step.pairs)
-    alone = [t for t in range(len(step.tensors)) if t not in new_of and t not in model.old_of]
+    alone = [t for t in range(len(step.tensors)) if t not in new_of and t not in evaluator.old_of]
 
     def made(t: int) -> int:
         return segment_of[step.starts[step.made[t]]] if step.made[t] >= 0 else -1

@@ -21,7 +21,7 @@ from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options, Step
 from tensile_jax.exec.transfer import Transfer
-from tensile_jax.plan import DeviceProfile, Measured
+from tensile_jax.plan import CompiledSizes, DeviceProfile
 from tensile_jax.plan.multi_job.joint_plan import JobPlan, PlannableJob, offload_states, plan_jobs, smallest_budget
 from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps
 from tensile_jax.plan.multi_job.safety import serial_peak
@@ -45,7 +45,7 @@ class _Candidate:
 
     def prepare(self, traced: Step, budget_bytes: int) -> LocalProgram:
         """The program under a budget, with estimated workspaces. Raises: BudgetTooSmall: no plan keeps the budget."""
-        key = (traced.planner.step.host_limit, traced.options.agreed_swaps, budget_bytes)
+        key = (traced.planner.model.host_limit, traced.options.agreed_swaps, budget_bytes)
         if key not in self._known:
             try:
                 self._known[key] = program_under(traced, budget_bytes, compiled=False)
@@ -103,7 +103,7 @@ def _peaks_for_another_device(
     if jobs.device.budget.share is None or (profile.platform == "cpu") == (jax.devices()[0].platform == "cpu"):
         return None
     planners = [(entry.name, c.traced.planner) for entry, c in zip(jobs.jobs, candidates, strict=True)]
-    return {name: planner.whole_peak_bytes(Measured()) for name, planner in planners}
+    return {name: planner.whole_peak_bytes(CompiledSizes()) for name, planner in planners}
 
 
 def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, phases: Phases) -> list[_Candidate]:

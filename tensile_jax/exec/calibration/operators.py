@@ -25,9 +25,10 @@ from tensile_jax.exec.calibration.random_layers import random_layer
 from tensile_jax.exec.out_of_memory import is_out_of_memory
 from tensile_jax.exec.transfer import Device
 from tensile_jax.trace import Equation, Program
-from tensile_jax.trace.cost import bytes_touched, flops_of, kind_of
+from tensile_jax.trace.cost import bytes_touched, flops_of
 from tensile_jax.trace.features import features_of
 from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.fusion_kind import kind_of
 
 _AHEAD = 12  # operators that wait to be compiled
 _RUN_S = 0.005  # for how long an operator is run

@@ -104,7 +104,7 @@ class Step:
         """What must be equal for two steps to have the same plans. Two steps of one kind share what is known of them."""
         options = self.options
         asked = options.policy, options.max_slowdown, options.agreed_swaps, self.in_one_program, options.state_memory
-        where = options.profile, self.planner.step.host_limit, self.compiler.kind
+        where = options.profile, self.planner.model.host_limit, self.compiler.kind
         return self.graph.fingerprint, asked, where, tuple((o, body.nbytes, body.us) for o, body in self.bodies.items())
 
     @property
@@ -120,7 +120,7 @@ class Step:
             return options.launch == "program"
         if options.policy != "auto" or self.compiler.device.platform not in GPUS:
             return False
-        model = self.planner.step
+        model = self.planner.model
         # equal iterations of a loop share executables, and in one program each would be compiled
         if model.most_iterations > _MOST_ITERATIONS:
             return False
@@ -182,7 +182,7 @@ class Step:
         made = replace(
             step_of(self.traced, replace(self.options, agreed_swaps=swaps), self.compiler), plain_jit=self.plain_jit
         )  # fmt: skip
-        return made.corrected(self.planner.step.corrections)
+        return made.corrected(self.planner.model.corrections)
 
     def swapping_accesses(self) -> AccessSequence | None:
         """The accesses from which swaps are chosen for several jobs together; None if the policy does not take part in that."""

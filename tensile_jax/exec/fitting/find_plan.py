@@ -33,30 +33,19 @@ from tensile_jax.plan.result.joined import can_be_joined
 from tensile_jax.plan.search.choice import WHOLE
 from tensile_jax.plan_format import Plan
 
+# Each trades compilations for a faster plan (`make bench-h200`, `make bench-first-call`), unless it says otherwise.
 _MOST_ATTEMPTS = 8
-_MORE_SEARCHES, _MORE_ATTEMPTS, _ROOM, _FASTER = 2, 4, 0.03, 0.99
-"""Searches with what compiling has shown, and their attempts; the part of the limit that a plan must leave free for a search,
-and the part of the plan's time in which another one must be predicted to run. A decoder of 124 million parameters at 50 %,
-compiled for an H200, needs 40 % with its first plan, and takes 1.096 times plain time; with the second one 50 % and 1.073. At
-30 %, its first plan needs 28.9 % and moves 1.243 times plain jit's bytes: with a room of 0.05 it was kept, and a second one moves
-1.188. In the size of `make paper`, InceptionV4 was predicted to need 59 MB of a CPU, and needs 33: under 50 MB it had the plan
-with the least peak, which takes 3 times as long as plain jit, and has one that takes 1.1 times as long."""
+_MORE_SEARCHES, _MORE_ATTEMPTS = 2, 4  # searches with what compiling has shown, and the attempts of each
+_ROOM = 0.03  # of the limit: what a plan must leave free for another search
+_NEXT_PLAN_TIME = 0.99  # of the plan's time: what another plan must be predicted to reach
 _MOST_SLOWDOWN_ATTEMPTS = 4
-_NEAR = 1.3
-"""Times the budget, if that is a number of bytes: a step that is predicted to need no more as one executable is compiled so,
-since it may need less. Not tuned, but seen on 2026-11-27: plain jit's peak is predicted more than 1.3 times too high for 9 of 64
-kinds of training steps on a CPU and for 1 of 53 that were compiled for an H200, and more than 1.1 times for 18 and 7."""
+_NEAR = 1.3  # of a budget in bytes: plain jit is compiled if its predicted peak, which may be too high, is no higher; not tuned
 _NEAR_FLOOR = 0.5
-"""A budget in bytes is not refused before the step is compiled as one executable, if no plan is known to need less than this part
-of plain jit's predicted peak; nor is a share of that, if it is this part of what some plan needs. Not tuned."""
-_MANY_OPERATORS = 1000
-"""A step with more is refused without compiling it if its arguments and results alone exceed the budget; the smallest budget that
-the error names is then a prediction. Not tuned: a step of 2,000 weights of 16 x 16 with Adam, which XLA compiles in half a minute
-as one executable, was refused after more than a minute."""
-_MOST_PROGRAMS = 3  # that are compiled of a step, each with a plan of its own (`next_program.py`)
-_FAST = 1.02
-"""Times the step as one executable: a plan that keeps the limit and is no slower is taken. A better one would gain less than
-the compilations of a long training cost."""
+"""Before refusing, compile plain jit if it could change the answer: for bytes, if the floor is at least 0.5 of its predicted
+peak; for a share, if the limit is at least 0.5 of the floor. Not tuned."""
+_MANY_OPERATORS = 1000  # a larger step whose arguments and results exceed the budget is refused without compiling; not tuned
+_MOST_PROGRAMS = 3  # compiled of a step, each with a plan of its own (`next_program.py`)
+_NEARLY_PLAIN_TIME = 1.02  # of the whole step's time: a plan within the limit that is no slower is taken
 
 
 def begin(step: Step, budget: Budget | None) -> Fitting:
@@ -339,10 +328,10 @@ def _search(fitting: Fitting, goal: Goal) -> CompiledPlan:
         if whole is not None and whole.plan.peak_bytes <= goal.limit:
             return whole
     for _ in range(_MORE_SEARCHES):
-        slow = found.plan.step_us > _FAST * fitting.planner.step.whole_us
+        slow = found.plan.step_us > _NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
         if not slow or found.plan.peak_bytes > (1 - _ROOM) * goal.limit:
             break
-        other = _within(fitting, goal, _MORE_ATTEMPTS, faster_than=_FASTER * found.plan.step_us)
+        other = _within(fitting, goal, _MORE_ATTEMPTS, faster_than=_NEXT_PLAN_TIME * found.plan.step_us)
         if other is None or other.plan.step_us >= found.plan.step_us:
             break
         found = other
@@ -399,7 +388,7 @@ def _as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan |
         if found.plan.peak_bytes <= goal.limit and (best is None or found.plan.step_us < best.plan.step_us):
             best = found
         tried.append(Tried(*following, found.plan.peak_bytes))
-        fast = best is not None and best.plan.step_us <= _FAST * fitting.planner.step.whole_us
+        fast = best is not None and best.plan.step_us <= _NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
         if fast or len(tried) == _MOST_PROGRAMS:
             break
         following = next_try(tried, goal.limit, devices=step.traced.devices)

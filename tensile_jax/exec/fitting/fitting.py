@@ -24,14 +24,14 @@ from tensile_jax.exec.fitting.knowledge_store import STORE
 from tensile_jax.exec.processes.orders import CompilePrograms, CompileSegments
 from tensile_jax.exec.running.driven_loop import driven_segment
 from tensile_jax.ir import OperatorId, TensorId
-from tensile_jax.plan import Choice, Goal, Measured, Planned
+from tensile_jax.plan import Choice, CompiledSizes, Goal, Planned
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.joined import joined, programs_of
 from tensile_jax.plan_format import Plan, PlannedLoop, Segment, unranged
 
 _MARGIN = 0.01
-"""Of the limit: what a plan keeps free for what predictions miss, twice that at first, and once more after every attempt. A
-larger margin gives memory away, a smaller one needs more rounds of compiling (`make bench-h200`)."""
+"""Of the limit: kept free for what predictions miss, doubled at first and raised with every attempt. A larger margin gives memory
+away, a smaller one needs more rounds of compiling (`make bench-h200`)."""
 _NOT_JOINED = (
     "launch='program' was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "
     "there is a copy at every boundary."
@@ -62,7 +62,7 @@ class Fitting:
         self._bodies: dict[OperatorId, CompiledPlan] = {}  # of driven loops, once they are compiled
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> CompiledSizes:
         """What compiling has shown so far."""
         return self.known.measured
 
@@ -162,7 +162,7 @@ class Fitting:
         """
         goal = self.goal()
         # with opened loops, the bound takes longer than such a plan: 31 seconds for 1, of an LSTM of 32 steps
-        if not self.planner.step.has_iterations and upper < float("inf") and self.bound_us() >= upper:
+        if not self.planner.model.has_iterations and upper < float("inf") and self.bound_us() >= upper:
             return float("inf")
         measured = self.measured if self.step.in_one_program else self.with_margin(goal)
         found = self.planner.quick_us(goal.limit, measured, upper)
@@ -170,7 +170,7 @@ class Fitting:
             return self.planner.quick_us(goal.limit, self.measured, upper)
         return found
 
-    def with_margin(self, goal: Goal, attempt: int = 1) -> Measured:
+    def with_margin(self, goal: Goal, attempt: int = 1) -> CompiledSizes:
         """What was measured, with a margin for segments that were not compiled yet, each time a larger one.
 
         A margin that leaves no choice is halved, and then given up.
@@ -299,7 +299,7 @@ class Fitting:
         """A plan whose segments are joined into programs, compiled, with their sizes; None if the replay refuses it."""
         step = self.step
         step.agreement.tell(CompilePrograms(plan))
-        programs, profile = programs_of(plan, step.graph), self.planner.step.profile
+        programs, profile = programs_of(plan, step.graph), self.planner.model.profile
         segments = joined(plan, programs, step.graph, profile).segments
         executables = self.program_executables(plan)
         found = joined(plan, programs, step.graph, profile, self._workspaces_of(segments, executables))
@@ -315,7 +315,7 @@ class Fitting:
         assert plan.barriers is not None
         step = self.step
         programs = programs_of(plan, step.graph)
-        segments = joined(plan, programs, step.graph, self.planner.step.profile).segments
+        segments = joined(plan, programs, step.graph, self.planner.model.profile).segments
         codes = [
             program_code(plan, program, segment, plan.barriers, step.builder, step.graph)
             for program, segment in zip(programs, segments, strict=True)

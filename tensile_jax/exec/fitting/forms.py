@@ -26,22 +26,18 @@ from tensile_jax.exec.fitting.knowledge import Entry
 from tensile_jax.exec.fitting.knowledge_store import STORE
 from tensile_jax.exec.fitting.saved_plan import load, refuse_saved
 from tensile_jax.ir import OperatorId
-from tensile_jax.plan import Comparison, Measured, Planner, compare_policies
+from tensile_jax.plan import Comparison, CompiledSizes, Planner, compare_policies
 from tensile_jax.plan_format import Plan
 from tensile_jax.trace import Immediate, TracedStep
 from tensile_jax.trace.driven_loops import DrivenLoop, driven_loops, with_driven
 
-# Not tuned: with chunks, results are rounded differently, so they must gain something.
-_FASTER = 0.98  # times the time with fewer chunks or without any
+_OTHER_FORM_TIME = 0.98  # of the best time so far: what another form must reach, since chunks round differently; not tuned
 _CHUNKS = (2, 4, 8)  # of rows
-_SLOW = 1.2
-"""Times the step as one executable: loops are split where plans without that are slower. Not tuned, but seen on 2026-11-28: an
-LSTM of two layers and 64 steps under 60 % takes 1.16 times plain jit's time without. Its first call takes 12 seconds where
-splitting is tried, in the place of 4, for nothing. Under 30 % there is no plan without, and with it one of 1.8 times."""
-_LARGE_TENSOR = 1 / 32  # of plain jit's peak: if all tensors are smaller, they are in chunks only where no plan fits without
-_MANY_EQUATIONS = 200  # likewise, if the part that could be in chunks has more: each number of chunks is planned
+_SLOW = 1.2  # of the whole step's time: loops are split only where plans are slower, since trying takes long (`make bench-loops`)
+_LARGE_TENSOR = 1 / 32  # of plain jit's peak: if all tensors are smaller, chunks are tried only where no plan fits without
+_MANY_EQUATIONS = 200  # the same if the part for chunks has more: each number of chunks is planned
 _LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their inputs and outputs are not driven
-_LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
+_LOWER = 0.9  # of the budget: the next budget after the device ran out of memory
 _FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body leaves to the small tensors around the loop
 
 
@@ -127,7 +123,7 @@ def fastest_form(fitting: Fitting, *, drive_loops: bool = True) -> Fitting:
     """
     step = fitting.step
     if step.origin is not step:
-        measured = not fitting.planner.step.corrections.change_nothing
+        measured = not fitting.planner.model.corrections.change_nothing
         if measured and fitting.floor_bytes() <= fitting.limit():
             return fitting
         fitting = fitting.of(step.origin)
@@ -164,17 +160,17 @@ def _fastest(fitting: Fitting, *, drive_loops: bool) -> Fitting:
     ):
         return found
     best, best_us = whole, whole.quick_us(float("inf"))
-    if _FASTER * best_us <= fitting.planner.step.whole_us:
+    if _OTHER_FORM_TIME * best_us <= fitting.planner.model.whole_us:
         return whole  # no form computes less than the whole step
     with_fewer_us, enough = best_us, False
     for form in others(that_may_fit=True):
         chunks = form.step.traced.row_chunks
-        if (chunks and enough) or (form in split and best_us < _SLOW * fitting.planner.step.whole_us):
+        if (chunks and enough) or (form in split and best_us < _SLOW * fitting.planner.model.whole_us):
             continue
-        upper = _FASTER * best_us if best_us < float("inf") else best_us
+        upper = _OTHER_FORM_TIME * best_us if best_us < float("inf") else best_us
         form_us = form.quick_us(upper)
         if chunks:
-            enough = with_fewer_us < float("inf") and form_us >= _FASTER * with_fewer_us
+            enough = with_fewer_us < float("inf") and form_us >= _OTHER_FORM_TIME * with_fewer_us
             with_fewer_us = form_us
         if form_us < upper:
             best, best_us = form, form_us
@@ -288,7 +284,7 @@ def _driven(fitting: Fitting, loops: Sequence[DrivenLoop], limit: float) -> Step
     while True:
         bodies = {loop.operator: _body_under(step, loop, limit - around[loop.operator] - free) for loop in loops}
         form = _with_bodies(step, bodies)
-        above = form.planner.floor_bytes(Measured(whole=fitting.measured.whole)) - limit
+        above = form.planner.floor_bytes(CompiledSizes(whole=fitting.measured.whole)) - limit
         if above <= 0 or free > _MOST_FREE * limit or any(body.plan.budget_bytes is None for body in bodies.values()):
             return form
         free += above + _FREE * limit
@@ -317,7 +313,7 @@ def _loops(step: Step) -> list[DrivenLoop]:
 
 def _bytes_around(step: Step, loop: DrivenLoop) -> int:
     """What is on the device while a loop runs, beside what the loop needs inside: its inputs and outputs, and the caller's."""
-    graph, liveness = step.graph, step.planner.step.liveness
+    graph, liveness = step.graph, step.planner.model.liveness
     there = {t for t in loop.inputs if not isinstance(t, Immediate)}
     taken_over = {new for old, new in liveness.aliases if old in there}
     return sum(graph.tensors[t].nbytes for t in {*there, *liveness.kept_by_caller, *loop.outputs} - taken_over)

@@ -16,7 +16,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tensile_jax.plan import Choice, Measured
+from tensile_jax.plan import Choice, CompiledSizes
 
 
 class Entry(NamedTuple):
@@ -38,7 +38,7 @@ class Knowledge:
         forms: the kinds of the forms of this step (`forms.py`) of which any plan is confirmed.
     """
 
-    measured: Measured = Measured()
+    measured: CompiledSizes = CompiledSizes()
     confirmed: tuple[Entry, ...] = ()
     floor_bytes: int | None = None
     forms: frozenset[Hashable] = frozenset()

@@ -22,7 +22,7 @@ import msgspec
 from tensile_jax.atomic_file import write_whole
 from tensile_jax.exec.fitting.knowledge import Entry, Knowledge
 from tensile_jax.ir import TensorId
-from tensile_jax.plan import Choice, Measured
+from tensile_jax.plan import Choice, CompiledSizes
 from tensile_jax.plan.result.layout import Layout, Residency
 from tensile_jax.plan.search.workspace import Compared
 from tensile_jax.plan_format import Barriers
@@ -112,7 +112,7 @@ def load(file: Path) -> Knowledge | None:
         (w.begin, w.end, frozenset(w.again), frozenset(w.wanted)): Compared(w.nbytes, w.predicted) for w in content.workspaces
     }
     confirmed = tuple(Entry(c.limit, c.peak_bytes, Choice(_layout(c), c.barriers)) for c in content.choices)
-    return Knowledge(Measured(workspaces, content.whole_bytes), confirmed, content.floor_bytes)
+    return Knowledge(CompiledSizes(workspaces, content.whole_bytes), confirmed, content.floor_bytes)
 
 
 def keep(file: Path, known: Knowledge, floor_bytes: int) -> None:

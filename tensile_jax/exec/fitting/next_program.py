@@ -22,24 +22,14 @@ from typing import NamedTuple
 
 from tensile_jax.plan_format import Barriers
 
-_MARGIN = 0.01
-"""Of the budget; half of it where the limit rises. `python -m benchmarks.mesh`: plans whose limits differ by 1 % have peaks that
-differ by up to 2 %, so a smaller margin is often missed, and a larger one gives away what was to be won."""
-_FAR = 0.02
-"""Of the budget: what a peak must be below it for one more compilation, if an earlier one was above. `python -m benchmarks.mesh`:
-2 % of plain jit's peak are worth up to 1 % of its traffic, and compiling once more takes as long as plain jit's compilation."""
-_FIRST_FAR = 0.05
-"""The same if no peak was above. `python -m benchmarks.mesh_largest --how ours --batch 215`: XLA needs 99.7 GB of a budget of 141
-for the first plan."""
-_FAR_ABOVE = 0.08
-"""Of the budget: what the first peak must be above it for another form, or for none. `python -m benchmarks.mesh_largest
---how ours --batch 385`: for the same plan, `lag` needs 154.5 GB of 141, and `live` 140.4. `python -m benchmarks.mesh --way data`,
-under the peak of `jax.checkpoint` with products kept: `lag` is 7.5 % above, and with the next limit, `lag` keeps the budget, and
-`live` does not. ResNet-50 in one program needs 10 %
-more than a budget of 50 % (`make bench-launches`), and its segments are corrected with what XLA says of each of them."""
-_AGAIN = 1.5
-"""Times the excess: how much lower the limit gets after a second one. `python -m benchmarks.mesh --way data`, under the peak of
-`jax.checkpoint` with products kept: a limit that is lower by 4.5 % of the budget lowered the peak of `live` by 3 %."""
+# Each trades memory left unused for compilations (`python -m benchmarks.mesh`, `python -m benchmarks.mesh_largest --how ours`).
+_MARGIN = 0.01  # of the budget; half of it where the limit rises
+_FAR = 0.02  # of the budget: a peak further below it is worth one more compilation, if an earlier peak was above
+_FIRST_FAR = 0.05  # the same if no peak was above
+_FAR_ABOVE = (
+    0.08  # of the budget: a first peak further above it asks for the other form, or for no program (`make bench-launches`)
+)
+_AGAIN = 1.5  # times the excess: how much the limit falls after a second peak above the budget
 _LEAST_RISE, _MOST_RISE = 0.5, 2.0  # of the limit, for each byte of the peak; not tuned: two peaks say little if they are close
 
 

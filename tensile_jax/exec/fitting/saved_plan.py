@@ -51,7 +51,7 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
         launched = None
         peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
         needed = segments[peak].device_bytes
-    on_host, host_limit = _host_peak(step, plan), step.origin.planner.step.host_limit
+    on_host, host_limit = _host_peak(step, plan), step.origin.planner.model.host_limit
     above_host = on_host > host_limit
     if above_host or (budget_bytes is not None and needed > budget_bytes):
         found = fit(fitting)

@@ -52,15 +52,13 @@ import numpy as np
 from tensile_jax.ir import EXPENSIVE
 from tensile_jax.plan.analysis.liveness import Liveness
 
-# `make bench-constants`: with half and twice of each, steps take at most 0.3 % longer.
-_SMALL = 16  # a tensor is much smaller than another if it has at most a sixteenth of its bytes
-_MOST_LEAVES = 12
+_SMALL = 16  # a tensor is much smaller than another if it has at most a sixteenth of its bytes (`make bench-constants`)
+_MOST_LEAVES = 12  # of a tensor that is computed on the fly (`make bench-constants`)
 _PAD = "pad"  # XLA:CPU writes what is padded, as in the gradient of a slice, in a kernel of its own
-# Primitives whose results XLA writes rather than computing them in several kernels: in the segments of `make bench-workspaces`
-# on a CPU, and, compiled for an H200, between two products with one of 13 functions and its derivative.
+# Primitives whose results XLA writes instead of computing them in several kernels (`make bench-workspaces`).
 _EXPENSIVE_ON_CPU = EXPENSIVE | frozenset(f"cbrt div erfc exp exp2 expm1 log log1p logistic {_PAD} pow rsqrt sqrt".split())
 _VIEWS = frozenset("broadcast_in_dim expand_dims reshape squeeze".split())
-_SMALL_VIEW = 65536  # bytes: not tuned; whether a larger view is stored is decided by its bytes (`rematerialization.py`)
+_SMALL_VIEW = 65536  # bytes: the minimum cut decides whether a larger view is stored (`minimum_cut.py`); not tuned
 _SCALAR = 16  # bytes; the largest scalar
 
 

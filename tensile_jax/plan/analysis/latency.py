@@ -38,11 +38,7 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.liveness import Liveness
 
-# Of `flops_per_us`, which products reach: what is reached in a kernel of light operators. Not measured on a GPU yet: an H200's
-# units for single numbers do 60 TFLOP/s at most, and `tensile calibrate` measures 229 TFLOP/s of products. On a CPU of 2 cores,
-# an update by Adam with the sum of 32 outer products of 4,096 numbers takes 83 ms, and by this rate 86 ms; with 4, 8 and 16 it
-# takes 17, 19 and 34 ms.
-_FUSED_PRODUCTS = 1 / 8
+_FUSED_PRODUCTS = 1 / 8  # of `flops_per_us`: the rate in a kernel of light operators; fitted on a CPU, not measured on a GPU
 _UPDATE = 4  # an update reads and writes at least so many times the bytes of a gradient, while its kernel computes
 
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from tensile_jax.ir import Operator
 
-_FLOOR_US = 5.0  # not tuned: no executable that does anything takes less
-# Not tuned. Far above what was measured, latency grows as the roofline does, so that their ratio is that of the largest.
+_FLOOR_US = 5.0  # no executable that does anything takes less; not tuned
+# How far a network extrapolates, not tuned: far above what was measured, latency grows as the roofline does.
 _BEYOND = 3.0  # by how much an input (a logarithm to base 2) may lie outside of what was measured
-_SAME = 0.01  # by how much, if it was the same in all that was measured, such as the size of a number
+_SAME = 0.01  # the same for an input that did not vary in what was measured, such as the size of a number
 _MOST = 4.0  # the most standard deviations of what was measured that a network may predict
 
 

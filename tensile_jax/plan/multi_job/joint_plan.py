@@ -16,9 +16,8 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.multi_job.admission import JobLimits, Program, most_swapped_bytes, plan_job, smallest_budgets
 from tensile_jax.plan.multi_job.state_offload import offload_state
 
-# Not tuned: how exact an answer is, and where a search without an end stops.
-_CLOSE_ENOUGH = 1.005  # the search for the smallest budget ends when its bounds differ by this factor
-_MOST_TRIES = 40  # so many larger budgets are tried until the jobs fit; each is a sixteenth above the one before
+_CLOSE_ENOUGH = 1.005  # ratio of its bounds at which the search for the smallest budget ends; not tuned
+_MOST_TRIES = 40  # larger budgets tried until the jobs fit, each a sixteenth above the one before; not tuned
 
 
 @dataclass(frozen=True, slots=True, eq=False)

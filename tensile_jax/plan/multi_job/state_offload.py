@@ -27,7 +27,7 @@ from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.multi_job.admission import JobProgram
 
-_WORTH = 0.1  # the part of a round that copies may take from computation, not tuned: parking costs about as much
+_WORTH = 0.1  # of a round: copies may take so much from computation, since parking costs about as much; not tuned
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ repeated. If that finds nothing, the plan is one that is found quickly, or the o
 If state may be on the host between two iterations, the search also begins with the schedule of the policy `tensile`, if that has
 one: it fills the link with state, one tensor after another, which the search's own starts do not.
 
-If loops of the step are opened, a plan that treats all iterations alike (`search/alike.py`) needs far fewer executables. It is
-the plan if it is hardly slower than the step as one executable, or than what the search finds.
+If loops of the step are opened, a plan that treats all iterations alike (`search/alike_iterations.py`) needs far fewer
+executables. It is the plan if it is hardly slower than the step as one executable, or than what the search finds.
 """
 
 from tensile_jax.plan.policies.host_limit import host_peak_of, within_host_limit
 from tensile_jax.plan.policies.tensile.policy import tensile
-from tensile_jax.plan.search.alike import alike
+from tensile_jax.plan.search.alike_iterations import alike
 from tensile_jax.plan.search.choice import (
     LEAST,
     WHOLE,
@@ -29,70 +29,66 @@ from tensile_jax.plan.search.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import fast, fastest, least
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan.search.workspace import CompiledSizes
 
-# `make bench-constants`: half and twice of each give the same plans.
-_EVALUATIONS = 3000  # as in `search.py`, to make a repaired plan, or the one with the least peak, faster
-_REPAIRS = 100  # moves that may bring a choice under the limit
-_TRIES = 4  # limits that are tried if plans turn out to be above the limit
-_FAST_ENOUGH = 1.02
-"""Times the step as one executable: faster schedules are not compared with that of `tensile`. VGG-16 (batch 16, profile h200,
-state on the host between iterations) under 90.4 % of its peak takes 1.03 times plain time, and 1.10 without that schedule."""
-# Not tuned: what compiling every layer of a network, instead of one, is worth.
-_FAST = 1.1  # times the step as one executable: a plan that treats iterations alike and is no slower is taken at once
-_HARDLY_SLOWER = 1.05  # times the plan that the search finds
+_EVALUATIONS = 3000  # spent on making a repaired plan faster: more takes longer to plan (`make bench-constants`)
+_REPAIRS = 100  # moves that may bring a choice under the limit (`make bench-constants`)
+_TRIES = 4  # limits tried while plans turn out to be above the limit (`make bench-constants`)
+_WITHOUT_TENSILE = 1.02  # of the whole step's time: faster schedules skip the comparison with `tensile` (`make bench-planning`)
+_ALIKE_WITHOUT_SEARCH = 1.1  # of the whole step's time: iterations planned alike are taken without a search; not tuned
+_ALIKE_OVER_SEARCHED = 1.05  # of the searched plan's time: iterations planned alike compile one layer, not all; not tuned
 
 
-def auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
+def auto(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
     """The fastest plan that is found under the limit; one executable, if that fits."""
-    return within_host_limit(step, limit, measured, lambda step: _auto(step, limit, measured))
+    return within_host_limit(model, limit, measured, lambda model: _auto(model, limit, measured))
 
 
-def _auto(step: StepModel, limit: float, measured: Measured) -> Choice | None:
-    if not step.graph.operators or (limit > LEAST and whole_peak(step, measured) <= limit):
+def _auto(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
+    if not model.graph.operators or (limit > LEAST and whole_peak(model, measured) <= limit):
         return WHOLE
     if limit == LEAST:
-        return _least(step, measured)
-    schedule = _fastest(step, limit, measured)
+        return _least(model, measured)
+    schedule = _fastest(model, limit, measured)
     if schedule is not None:
-        choice = _corrected(step, schedule, limit, measured) or _found_quickly(step, limit, measured)
+        choice = _corrected(model, schedule, limit, measured) or _found_quickly(model, limit, measured)
         if choice is not None:
             return choice
-    return _least(step, measured) if peak_of(step, _lowest(step, measured), measured) <= limit else None
+    return _least(model, measured) if peak_of(model, _lowest(model, measured), measured) <= limit else None
 
 
-def _corrected(step: StepModel, schedule: Schedule, limit: float, measured: Measured) -> Choice | None:
+def _corrected(model: StepModel, schedule: Schedule, limit: float, measured: CompiledSizes) -> Choice | None:
     """The choice of the schedule, which is repaired or sought again as long as its plan is above the limit."""
     lower = limit
     for _ in range(_TRIES - 1):
-        choice = choice_of(step, schedule)
-        needed = _needed_limit(step, schedule, choice, limit, measured)
+        choice = choice_of(model, schedule)
+        needed = _needed_limit(model, schedule, choice, limit, measured)
         if needed is None:
             return choice
         lower = min(lower, needed)
-        repaired = None if step.has_iterations else repair(schedule, lower, _REPAIRS)
-        found = _fastest(step, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
+        repaired = None if model.has_iterations else repair(schedule, lower, _REPAIRS)
+        found = _fastest(model, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
         if found is None:
             return None
         schedule = found
-    choice = choice_of(step, schedule)
-    return choice if peak_of(step, choice, measured) <= limit else None
+    choice = choice_of(model, schedule)
+    return choice if peak_of(model, choice, measured) <= limit else None
 
 
-def _found_quickly(step: StepModel, limit: float, measured: Measured) -> Choice | None:
+def _found_quickly(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
     """The choice that ranks the variants of a step (`Planner.quick_us`), if its plan keeps the limit."""
-    schedule = fast(step, limit, measured)
-    choice = None if schedule is None else choice_of(step, schedule)
-    return choice if choice is not None and peak_of(step, choice, measured) <= limit else None
+    schedule = fast(model, limit, measured)
+    choice = None if schedule is None else choice_of(model, schedule)
+    return choice if choice is not None and peak_of(model, choice, measured) <= limit else None
 
 
-def _needed_limit(step: StepModel, schedule: Schedule, choice: Choice, limit: float, measured: Measured) -> float | None:
+def _needed_limit(model: StepModel, schedule: Schedule, choice: Choice, limit: float, measured: CompiledSizes) -> float | None:
     """The limit under which the schedule must be so that the plan of its choice keeps `limit`; None if it does.
 
     It is lower by what segments of the plan that are above it need more than the condensed step says. If that leaves less than
     half of it, segments are to be shorter, and then need less more: it is lower in the ratio of the two.
     """
-    plan = predicted_plan(step, choice, measured)
+    plan = predicted_plan(model, choice, measured)
     if plan.peak_bytes <= limit:
         return None
     above = [(s.device_bytes, peak) for s, peak in zip(plan.segments, schedule.peaks, strict=True) if s.device_bytes > limit]
@@ -102,68 +98,72 @@ def _needed_limit(step: StepModel, schedule: Schedule, choice: Choice, limit: fl
     return min(lower, schedule.peak - 1)
 
 
-def _fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
+def _fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule | None:
     """The fastest schedule under the limit, or one that treats iterations of loops alike and is hardly slower."""
-    same = alike(step, limit, measured)
-    if same is not None and same.step_us <= _FAST * step.whole_us:
+    same = alike(model, limit, measured)
+    if same is not None and same.step_us <= _ALIKE_WITHOUT_SEARCH * model.whole_us:
         return same
-    other = fastest(step, limit, measured)
-    if step.state_may_stay_out and not step.has_iterations and (other is None or other.step_us > _FAST_ENOUGH * step.whole_us):
-        other = _as_tensile(step, limit, measured, other)
-    if same is None or (other is not None and same.step_us > _HARDLY_SLOWER * other.step_us):
+    other = fastest(model, limit, measured)
+    if (
+        model.state_may_stay_out
+        and not model.has_iterations
+        and (other is None or other.step_us > _WITHOUT_TENSILE * model.whole_us)
+    ):
+        other = _as_tensile(model, limit, measured, other)
+    if same is None or (other is not None and same.step_us > _ALIKE_OVER_SEARCHED * other.step_us):
         return other
     return same
 
 
-def _as_tensile(step: StepModel, limit: float, measured: Measured, other: Schedule | None) -> Schedule | None:
+def _as_tensile(model: StepModel, limit: float, measured: CompiledSizes, other: Schedule | None) -> Schedule | None:
     """The schedule of `tensile`, improved, if there is one that is faster than `other`; otherwise `other`."""
-    choice = tensile(step, limit, measured)
+    choice = tensile(model, limit, measured)
     if choice is None or choice.layout is None:
         return other
-    schedule = improve(schedule_of(step, choice.layout, measured), limit, _EVALUATIONS)
+    schedule = improve(schedule_of(model, choice.layout, measured), limit, _EVALUATIONS)
     return schedule if other is None or schedule.cost < other.cost else other
 
 
-def revise(step: StepModel, choice: Choice, limit: float, measured: Measured) -> Choice | None:
+def revise(model: StepModel, choice: Choice, limit: float, measured: CompiledSizes) -> Choice | None:
     """The choice with as few changes as bring it under the limit; None if the search finds none."""
     assert choice.layout is not None
     lower = limit
     for _ in range(_TRIES):
-        schedule = repair(schedule_of(step, choice.layout, measured), lower, _REPAIRS)
+        schedule = repair(schedule_of(model, choice.layout, measured), lower, _REPAIRS)
         if schedule is None:
             return None
-        revised = choice_of(step, schedule)
-        needed = _needed_limit(step, schedule, revised, limit, measured)
+        revised = choice_of(model, schedule)
+        needed = _needed_limit(model, schedule, revised, limit, measured)
         if needed is None:
-            return revised if host_peak_of(step, revised) <= step.host_limit else None
+            return revised if host_peak_of(model, revised) <= model.host_limit else None
         lower = min(lower, needed)
     return None
 
 
-def _least(step: StepModel, measured: Measured) -> Choice:
+def _least(model: StepModel, measured: CompiledSizes) -> Choice:
     """The fastest plan with the least peak that is known."""
-    found = _lowest(step, measured)
+    found = _lowest(model, measured)
     if found is WHOLE:
         return WHOLE
-    schedule = least(step, measured)
-    faster = choice_of(step, improve(schedule, schedule.peak, _EVALUATIONS))
-    return faster if peak_of(step, faster, measured) <= peak_of(step, found, measured) else found
+    schedule = least(model, measured)
+    faster = choice_of(model, improve(schedule, schedule.peak, _EVALUATIONS))
+    return faster if peak_of(model, faster, measured) <= peak_of(model, found, measured) else found
 
 
-def lowest(step: StepModel, measured: Measured) -> Choice:
+def lowest(model: StepModel, measured: CompiledSizes) -> Choice:
     """A plan with the least peak that is known, however slow."""
-    choice = within_host_limit(step, LEAST, measured, lambda step: _lowest(step, measured))
+    choice = within_host_limit(model, LEAST, measured, lambda model: _lowest(model, measured))
     assert choice is not None
     return choice
 
 
-def _lowest(step: StepModel, measured: Measured) -> Choice:
-    if not step.graph.operators:
+def _lowest(model: StepModel, measured: CompiledSizes) -> Choice:
+    if not model.graph.operators:
         return WHOLE
-    found = choice_of(step, least(step, measured))
-    return WHOLE if whole_peak(step, measured) <= peak_of(step, found, measured) else found
+    found = choice_of(model, least(model, measured))
+    return WHOLE if whole_peak(model, measured) <= peak_of(model, found, measured) else found
 
 
-def floor_bytes(step: StepModel, measured: Measured) -> int:
+def floor_bytes(model: StepModel, measured: CompiledSizes) -> int:
     """The least peak that is known: the smallest limit for which `auto` has a plan."""
-    return peak_of(step, lowest(step, measured), measured)
+    return peak_of(model, lowest(model, measured), measured)

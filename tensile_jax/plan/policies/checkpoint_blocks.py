@@ -34,10 +34,10 @@ from itertools import pairwise
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.analysis.retention import Retention, retain
+from tensile_jax.plan.policies.segments import Decision, first_that_fits
 from tensile_jax.plan.search.choice import WHOLE, Choice
-from tensile_jax.plan.search.cut_choice import Decision, first_that_fits
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan.search.workspace import CompiledSizes
 
 _NUMBERED = re.compile(r"(?P<kind>.*\D)\d+\Z")
 
@@ -45,11 +45,11 @@ Scope = tuple[str, ...]
 _JOINS: Scope = ()  # of an operator that belongs to the same block as the operator before it
 
 
-def checkpoint(step: StepModel, limit: float, measured: Measured) -> Choice | None:
+def checkpoint(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
     """The cheapest cut with every block computed again in the backward pass."""
-    if not step.graph.operators:
+    if not model.graph.operators:
         return WHOLE
-    return first_that_fits(step, [("checkpoint", lambda: Decision(checkpointed(step.base), {}, ()))], limit, measured)
+    return first_that_fits(model, [("checkpoint", lambda: Decision(checkpointed(model.base), {}, ()))], limit, measured)
 
 
 def checkpointed(retention: Retention) -> Retention:

@@ -4,7 +4,7 @@ What a policy decides without such a limit is its plan, if that keeps the limit:
 policy decides with the limit. `auto` then makes no schedule that exceeds it (`search/local_search.py`). The other policies decide
 what is away at which places; of that, what the host can hold is kept, the largest tensors first. Both count with what they know
 before the plan is built, and a plan may need a little more, where what the search does not count needs a tensor
-(`search/condensed.py`). So the built plan is measured. If it exceeds the limit, the policy decides for less.
+(`search/condensed_step.py`). So the built plan is measured. If it exceeds the limit, the policy decides for less.
 
 Swaps of a few tensors can be worse than none, so what the policy decides without swaps is compared, or taken where it has nothing
 else.
@@ -21,13 +21,13 @@ from tensile_jax.plan.analysis.absence import Absence, Absences
 from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.search.choice import LEAST, Choice, peak_of, predicted_plan
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan.search.workspace import CompiledSizes
 
-_LOWER = (1.0, 0.9, 0.7)  # times the limit; not tuned: no random graph has needed the second one
+_LOWER = (1.0, 0.9, 0.7)  # of the limit: host limits tried if the built plan needs more than was counted; not tuned
 
 
 def within_host_limit(
-    step: StepModel, limit: float, measured: Measured, decide: Callable[[StepModel], Choice | None]
+    model: StepModel, limit: float, measured: CompiledSizes, decide: Callable[[StepModel], Choice | None]
 ) -> Choice | None:
     """What `decide` chooses for the step, or for the same step with another limit of host memory, so that its plan keeps that of
     the step; None if it chooses nothing.
@@ -35,35 +35,35 @@ def within_host_limit(
     Args:
         limit: of device memory; `LEAST` asks for the choice with the least peak.
     """
-    choice = decide(step.with_host_limit(float("inf")))
-    if choice is None or host_peak_of(step, choice) <= step.host_limit:
+    choice = decide(model.with_host_limit(float("inf")))
+    if choice is None or host_peak_of(model, choice) <= model.host_limit:
         return choice
-    tries = (decide(step.with_host_limit(part * step.host_limit)) for part in _LOWER if step.may_swap)
-    choice = next((one for one in tries if one is None or host_peak_of(step, one) <= step.host_limit), None)
+    tries = (decide(model.with_host_limit(part * model.host_limit)) for part in _LOWER if model.may_swap)
+    choice = next((one for one in tries if one is None or host_peak_of(model, one) <= model.host_limit), None)
     if choice is not None and limit > LEAST:
         return choice
-    without = decide(step.with_host_limit(0))
+    without = decide(model.with_host_limit(0))
     found = [one for one in (choice, without) if one is not None]
-    return min(found, key=lambda one: peak_of(step, one, measured), default=None)
+    return min(found, key=lambda one: peak_of(model, one, measured), default=None)
 
 
-def host_peak_of(step: StepModel, choice: Choice) -> int:
+def host_peak_of(model: StepModel, choice: Choice) -> int:
     """The most that the plan of a choice has in host memory, in bytes; zero without looking where there is no limit."""
-    if choice.layout is None or step.host_limit == float("inf"):
+    if choice.layout is None or model.host_limit == float("inf"):
         return 0
-    return predicted_plan(step, choice, Measured()).host_peak_bytes or 0
+    return predicted_plan(model, choice, CompiledSizes()).host_peak_bytes or 0
 
 
-def that_fit(step: StepModel, retention: Retention, absences: Absences) -> Absences:
+def that_fit(model: StepModel, retention: Retention, absences: Absences) -> Absences:
     """The absences of the tensors whose copies the host can hold together: the largest tensors first, ties by their ids.
 
     A tensor of the state goes with its update. The host has a copy from the last need before the first absence to the first need
     after the last one.
     """
-    if step.host_limit == float("inf"):
+    if model.host_limit == float("inf"):
         return absences
-    nbytes, count = step.liveness.nbytes, len(step.graph.operators)
-    mate = {t: u for pair in step.pairs for t, u in (pair, pair[::-1])}
+    nbytes, count = model.liveness.nbytes, len(model.graph.operators)
+    mate = {t: u for pair in model.pairs for t, u in (pair, pair[::-1])}
     held = np.zeros(count + 2)  # by place, from -1 on
     kept: dict[TensorId, tuple[Absence, ...]] = {}
     seen: set[TensorId] = set()
@@ -78,7 +78,7 @@ def that_fit(step: StepModel, retention: Retention, absences: Absences) -> Absen
             begin = -1 if first.leave < 0 else retention.last_need(u, first.leave)
             end = count if last.back >= count else retention.next_need(u, last.leave)
             after[begin + 1 : end + 2] += nbytes[u]
-        if after.max() <= step.host_limit:
+        if after.max() <= model.host_limit:
             held = after
             kept.update((u, absences[u]) for u in both)
     return kept

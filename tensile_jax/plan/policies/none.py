@@ -5,25 +5,24 @@ least peak of any cut, whichever is more, but never more than the limit. The oth
 policy keeps.
 """
 
+from tensile_jax.plan.policies.segments import Decision, cut_of, least_cut
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, peak_of, whole_peak
-from tensile_jax.plan.search.cut_choice import Decision, cut_of, least_cut
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan.search.workspace import CompiledSizes
 
-# `make bench-constants`: with 1.0 and 1.2, and with 0 and 0.75, steps take at most 0.1 % longer.
-_NEAR_LEAST = 1.04  # of the least peak: the policy may use so much memory if the limit allows it
-_NEAR_WHOLE = 0.95  # of the whole step's peak: the policy may use so much instead if that is more
+_NEAR_LEAST = 1.04  # of the least peak: memory used although less would do, for fewer segments (`make bench-constants`)
+_NEAR_WHOLE = 0.95  # of the whole step's peak: the same; the larger of the two counts (`make bench-constants`)
 
 
-def none(step: StepModel, limit: float, measured: Measured) -> Choice | None:
+def none(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
     """The cheapest segments under the limit and near the least that they need."""
-    if not step.graph.operators:
+    if not model.graph.operators:
         return WHOLE
-    kept = Decision(step.base, {}, ())
-    lowest = least_cut(step, kept, measured)
+    kept = Decision(model.base, {}, ())
+    lowest = least_cut(model, kept, measured)
     if limit == LEAST:
         return lowest
-    least_bytes = peak_of(step, lowest, measured)
-    near = max(_NEAR_LEAST * least_bytes, _NEAR_WHOLE * whole_peak(step, measured))
-    choice = cut_of(step, kept, min(near, limit), measured)
+    least_bytes = peak_of(model, lowest, measured)
+    near = max(_NEAR_LEAST * least_bytes, _NEAR_WHOLE * whole_peak(model, measured))
+    choice = cut_of(model, kept, min(near, limit), measured)
     return lowest if choice is None and least_bytes <= limit else choice

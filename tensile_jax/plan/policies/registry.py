@@ -13,7 +13,7 @@ from tensile_jax.plan.policies.tensile.policy import tensile
 from tensile_jax.plan.policies.vdnn import vdnn
 from tensile_jax.plan.search.choice import LEAST, Choice, Policy, peak_of
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan.search.workspace import CompiledSizes
 from tensile_jax.plan_format import PolicyName
 
 POLICIES: Mapping[PolicyName, Policy] = {
@@ -26,13 +26,13 @@ POLICIES: Mapping[PolicyName, Policy] = {
 }
 
 
-def lowest(step: StepModel, measured: Measured, policy: Policy) -> Choice:
+def lowest(model: StepModel, measured: CompiledSizes, policy: Policy) -> Choice:
     """The choice of the policy with the least peak. That of `auto` may be slower than it must be: it is found quickly."""
-    choice = lowest_of_auto(step, measured) if policy is auto else policy(step, LEAST, measured)
+    choice = lowest_of_auto(model, measured) if policy is auto else policy(model, LEAST, measured)
     assert choice is not None  # every policy has a choice for the limit `LEAST`
     return choice
 
 
-def floor_bytes(step: StepModel, measured: Measured, policy: Policy) -> int:
+def floor_bytes(model: StepModel, measured: CompiledSizes, policy: Policy) -> int:
     """The smallest limit for which the policy has a plan, in bytes (`Planner.floor_bytes` keeps the choice as well)."""
-    return peak_of(step, lowest(step, measured, policy), measured)
+    return peak_of(model, lowest(model, measured, policy), measured)

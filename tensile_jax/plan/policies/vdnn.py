@@ -43,11 +43,11 @@ from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.host_limit import that_fit, within_host_limit
 from tensile_jax.plan.policies.none import none
+from tensile_jax.plan.policies.segments import Decision, first_that_fits
 from tensile_jax.plan.search.choice import Choice
-from tensile_jax.plan.search.cut_choice import Decision, first_that_fits
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import Gap, may_leave
-from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan.search.workspace import CompiledSizes
 
 _CONVOLUTION = "conv_general_dilated"
 
@@ -61,21 +61,21 @@ class Layer:
     backward: int
 
 
-def vdnn(step: StepModel, limit: float, measured: Measured) -> Choice | None:
+def vdnn(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
     """The cheapest cut with every feature map offloaded; the choice of policy `none` if there is none to offload."""
-    return within_host_limit(step, limit, measured, lambda step: _offloaded(step, limit, measured))
+    return within_host_limit(model, limit, measured, lambda model: _offloaded(model, limit, measured))
 
 
-def _offloaded(step: StepModel, limit: float, measured: Measured) -> Choice | None:
-    layers = find_layers(step.graph)
-    if not layers or not step.may_swap:
-        return none(step, limit, measured)
-    retention = step.base
-    absences = that_fit(step, retention, offload(retention, layers, step.latencies, step.profile))
+def _offloaded(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
+    layers = find_layers(model.graph)
+    if not layers or not model.may_swap:
+        return none(model, limit, measured)
+    retention = model.base
+    absences = that_fit(model, retention, offload(retention, layers, model.latencies, model.profile))
     if not absences:
-        return none(step, limit, measured)
-    own = event_boundaries(retention, absences, step.costs)
-    return first_that_fits(step, [("vdnn", lambda: Decision(retention, absences, own))], limit, measured)
+        return none(model, limit, measured)
+    own = event_boundaries(retention, absences, model.costs)
+    return first_that_fits(model, [("vdnn", lambda: Decision(retention, absences, own))], limit, measured)
 
 
 def find_layers(graph: Graph) -> tuple[Layer, ...]:

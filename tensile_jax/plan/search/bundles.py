@@ -1,11 +1,11 @@
 """Bundles the tensors of a large condensed step, so that the search decides about many tensors at once.
 
-The time that a search takes grows with the number of significant tensors and of nodes (`condensed.py`). A step with more than
-`MOST_TENSORS` significant tensors is condensed once more. The operators between two possible boundaries, a *stretch*, become one
-node. Significant tensors that are made in the same stretch, are needed in the same other stretches, and are dropped by the same
-minimum cuts, become one *bundle*: they are on the device at the same times in every schedule. Tensors that are needed only in
-the stretch that makes them are not decided about at all: their bytes are among those that the node needs. A tensor is also needed
-where something is read that XLA computes from it on the fly: all parts of a sum live until the sum is read.
+The time that a search takes grows with the number of significant tensors and of nodes (`condensed_step.py`). A step with more
+than `MOST_TENSORS` significant tensors is condensed once more. The operators between two possible boundaries, a *stretch*, become
+one node. Significant tensors that are made in the same stretch, are needed in the same other stretches, and are dropped by the
+same minimum cuts, become one *bundle*: they are on the device at the same times in every schedule. Tensors that are needed only
+in the stretch that makes them are not decided about at all: their bytes are among those that the node needs. A tensor is also
+needed where something is read that XLA computes from it on the fly: all parts of a sum live until the sum is read.
 
 A bundle is computed again as a whole. Of the bundles of one stretch, those that more minimum cuts keep come first. The recipe of
 a bundle reads what other stretches make and the bundles that come before it, and runs everything in between.
@@ -24,11 +24,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from tensile_jax.plan.search.condensed import Condensed, Recipe, members
+from tensile_jax.plan.search.condensed_step import Condensed, Recipe, members
 
-MOST_TENSORS = 2000
-"""Significant tensors up to which a step is searched without bundles. `make bench-planning`: InceptionV4, which has 1,651, takes
-2.5 times plain time at 25 % of its peak without bundles, and 28 times with them; at 40 % it takes 1.21 and 1.25."""
+MOST_TENSORS = 2000  # significant tensors searched without bundles: finer plans, but longer planning (`make bench-planning`)
 
 _Key = tuple[int, ...]
 

@@ -16,10 +16,11 @@ from itertools import pairwise
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.result.build import build_plan, empty_plan
 from tensile_jax.plan.result.layout import BEGINS, MADE, Layout, Residency, contents_of, on_device
-from tensile_jax.plan.search.schedule import Model, Schedule
-from tensile_jax.plan.search.start import assemble
+from tensile_jax.plan.search.schedule import Schedule
+from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.start_schedules import assemble
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Compared, Measured, SegmentKey, predicted_workspace
+from tensile_jax.plan.search.workspace import Compared, CompiledSizes, SegmentKey, predicted_workspace
 from tensile_jax.plan_format import Barriers, Plan
 
 LEAST = 0.0
@@ -54,28 +55,28 @@ class Choice:
         return self.layout.boundaries, tuple(sorted(self.layout.residencies.items())), self.barriers
 
 
-Policy = Callable[[StepModel, float, Measured], Choice | None]
+Policy = Callable[[StepModel, float, CompiledSizes], Choice | None]
 
 WHOLE = Choice(None)
 """The choice to run the step as one executable."""
 
 
-def choice_of(step: StepModel, schedule: Schedule) -> Choice:
+def choice_of(model: StepModel, schedule: Schedule) -> Choice:
     """The choice that a schedule describes: its significant tensors, what the caller owns, and small tensors while needed."""
-    model = schedule.model
-    boundaries = tuple(model.places[cut] for cut in schedule.cuts)
-    each = zip(model.step.tensors, schedule.residencies, strict=True)
+    evaluator = schedule.evaluator
+    boundaries = tuple(evaluator.places[cut] for cut in schedule.cuts)
+    each = zip(evaluator.condensed.tensors, schedule.residencies, strict=True)
     residencies = {t: several for those, several in each if several for t in those}
-    return Choice(with_small_tensors(step, boundaries, residencies))
+    return Choice(with_small_tensors(model, boundaries, residencies))
 
 
 def with_small_tensors(
-    step: StepModel, boundaries: Sequence[int], residencies: Mapping[TensorId, tuple[Residency, ...]]
+    model: StepModel, boundaries: Sequence[int], residencies: Mapping[TensorId, tuple[Residency, ...]]
 ) -> Layout:
     """The layout of these residencies of significant tensors, with those of all small tensors and of what the caller owns."""
-    liveness = step.liveness
+    liveness = model.liveness
     graph = liveness.graph
-    significant, derived = step.classes
+    significant, derived = model.classes
     k, count = len(boundaries) - 1, len(graph.operators)
     found = dict(residencies)
     small: list[TensorId] = []
@@ -112,97 +113,97 @@ def with_small_tensors(
     return Layout(tuple(boundaries), dict(sorted(found.items())))
 
 
-def schedule_of(step: StepModel, layout: Layout, measured: Measured) -> Schedule:
+def schedule_of(model: StepModel, layout: Layout, measured: CompiledSizes) -> Schedule:
     """The schedule of a layout, from which its segments' workspaces follow; residencies are kept as the layout says."""
-    made = _assembled(step, layout, measured)
+    made = _assembled(model, layout, measured)
     assert made is not None, "a layout keeps what its segments compute tensors from"
     return made
 
 
-def is_possible(step: StepModel, choice: Choice) -> bool:
+def is_possible(model: StepModel, choice: Choice) -> bool:
     """Whether every segment of a choice, which may be of another version of this package, can compute what it needs."""
-    layout, count = choice.layout, len(step.graph.operators)
+    layout, count = choice.layout, len(model.graph.operators)
     if layout is None:
         return True
     ascends = all(a < b for a, b in pairwise(layout.boundaries))
     return (
         ascends
         and layout.boundaries[:: len(layout.boundaries) - 1] == (0, count)
-        and _assembled(step, layout, Measured()) is not None
+        and _assembled(model, layout, CompiledSizes()) is not None
     )
 
 
-def _assembled(step: StepModel, layout: Layout, measured: Measured) -> Schedule | None:
-    model = step.model_for(_uncommon(step, layout.boundaries)).with_measured(measured)
-    at_place = {place: cut for cut, place in enumerate(model.places)}
+def _assembled(model: StepModel, layout: Layout, measured: CompiledSizes) -> Schedule | None:
+    evaluator = model.evaluator_for(_uncommon(model, layout.boundaries)).with_measured(measured)
+    at_place = {place: cut for cut, place in enumerate(evaluator.places)}
     cuts = [at_place[place] for place in layout.boundaries]
-    several = [layout.residencies.get(t, ()) for (t,) in model.step.tensors]
-    return assemble(model, cuts, several, as_they_are=True)
+    several = [layout.residencies.get(t, ()) for (t,) in evaluator.condensed.tensors]
+    return assemble(evaluator, cuts, several, as_they_are=True)
 
 
-def _uncommon(step: StepModel, boundaries: Sequence[int]) -> tuple[int, ...]:
-    return tuple(b for b in boundaries if b not in set(step.boundaries))
+def _uncommon(model: StepModel, boundaries: Sequence[int]) -> tuple[int, ...]:
+    return tuple(b for b in boundaries if b not in set(model.boundaries))
 
 
 def workspaces_of(schedule: Schedule) -> list[tuple[int, bool]]:
     """The workspace of each segment in bytes, and whether it was measured."""
     found: list[tuple[int, bool]] = []
-    for j, contents in enumerate(schedule.contents):
+    for j, account in enumerate(schedule.accounts):
         wanted = schedule.after[j] & ~schedule.at[j]
-        found.append(schedule.model.workspace(schedule.cuts[j], schedule.cuts[j + 1], contents, wanted))
+        found.append(schedule.evaluator.workspace(schedule.cuts[j], schedule.cuts[j + 1], account, wanted))
     return found
 
 
 def compared(schedule: Schedule, workspaces: Sequence[int]) -> dict[SegmentKey, Compared]:
     """The workspaces that XLA has reported for the segments of a schedule, beside what was predicted."""
-    profile = schedule.model.profile
+    profile = schedule.evaluator.profile
     return {
-        schedule.model.key(schedule.cuts[j], schedule.cuts[j + 1], contents.again, schedule.after[j] & ~schedule.at[j]): Compared(
-            nbytes, predicted_workspace(contents, profile)
-        )
-        for j, (contents, nbytes) in enumerate(zip(schedule.contents, workspaces, strict=True))
+        schedule.evaluator.key(
+            schedule.cuts[j], schedule.cuts[j + 1], account.again, schedule.after[j] & ~schedule.at[j]
+        ): Compared(nbytes, predicted_workspace(account, profile))
+        for j, (account, nbytes) in enumerate(zip(schedule.accounts, workspaces, strict=True))
     }
 
 
-def whole_peak(step: StepModel, measured: Measured) -> int:
+def whole_peak(model: StepModel, measured: CompiledSizes) -> int:
     """Peak of the step as one executable, in bytes.
 
     If it is not measured, it is what the account says of the step as one segment.
     """
     if measured.whole is not None:
         return measured.whole
-    if not step.graph.operators:
-        return sum(t.nbytes for t in step.graph.tensors)
-    return one_segment_bytes(step.whole.plain_model) - step.whole.small_rewritten_bytes
+    if not model.graph.operators:
+        return sum(t.nbytes for t in model.graph.tensors)
+    return one_segment_bytes(model.whole.plain_evaluator) - model.whole.small_rewritten_bytes
 
 
-def one_segment_bytes(model: Model) -> int:
+def one_segment_bytes(evaluator: Evaluator) -> int:
     """What the step as one segment holds and needs."""
-    step = model.step
-    last = len(step.boundaries) - 1
-    wanted = step.at_end & ~step.at_begin
+    model = evaluator.condensed
+    last = len(model.boundaries) - 1
+    wanted = model.at_end & ~model.at_begin
     aliased = 0
-    for new, old in model.alias_of.items():
-        if not step.at_end >> old & 1:
+    for new, old in evaluator.alias_of.items():
+        if not model.at_end >> old & 1:
             aliased |= 1 << new
-    found = model.contents(0, last, step.at_begin, wanted, aliased & wanted)
+    found = evaluator.evaluate(0, last, model.at_begin, wanted, aliased & wanted)
     assert found is not None  # all inputs are there
-    held = step.base_bytes + step.bytes_of(step.at_begin) + found.result_bytes
-    return held + int(step.small_bytes[0, last]) + predicted_workspace(found.contents, model.profile)
+    held = model.base_bytes + model.bytes_of(model.at_begin) + found.result_bytes
+    return held + int(model.small_bytes[0, last]) + predicted_workspace(found.account, evaluator.profile)
 
 
-def predicted_plan(step: StepModel, choice: Choice, measured: Measured) -> Plan:
+def predicted_plan(model: StepModel, choice: Choice, measured: CompiledSizes) -> Plan:
     """The plan of a choice that does not run whole, with predicted workspaces where none was measured, and without a header."""
     assert choice.layout is not None
-    workspaces = [nbytes for nbytes, _ in workspaces_of(schedule_of(step, choice.layout, measured))]
-    return build_plan(choice.layout, step.liveness, workspaces, step.costs, empty_plan(step.graph))
+    workspaces = [nbytes for nbytes, _ in workspaces_of(schedule_of(model, choice.layout, measured))]
+    return build_plan(choice.layout, model.liveness, workspaces, model.costs, empty_plan(model.graph))
 
 
-def peak_of(step: StepModel, choice: Choice, measured: Measured) -> int:
+def peak_of(model: StepModel, choice: Choice, measured: CompiledSizes) -> int:
     """The peak of a choice, in bytes, from measurements and estimates."""
-    return whole_peak(step, measured) if choice.layout is None else predicted_plan(step, choice, measured).peak_bytes
+    return whole_peak(model, measured) if choice.layout is None else predicted_plan(model, choice, measured).peak_bytes
 
 
-def step_us(step: StepModel, choice: Choice, measured: Measured) -> float:
+def step_us(model: StepModel, choice: Choice, measured: CompiledSizes) -> float:
     """The predicted microseconds of a step under the choice."""
-    return step.whole_us if choice.layout is None else predicted_plan(step, choice, measured).step_us
+    return model.whole_us if choice.layout is None else predicted_plan(model, choice, measured).step_us

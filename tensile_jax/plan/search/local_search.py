@@ -1,4 +1,4 @@
-"""Searches for the fastest schedule under a limit by moves (`moves.py`), beginning with schedules that minimum cuts suggest.
+"""Makes a schedule fit under a limit, and then faster, one move at a time (`residency_moves.py`, `boundary_moves.py`).
 
     repair    While a segment exceeds the limit: of the moves that lower the sum of what segments exceed it by, make the one that
               adds the least time for each byte. The limit is a high one first, so that the highest peaks are lowered first.
@@ -17,36 +17,27 @@ from itertools import pairwise
 from typing import NamedTuple, TypeGuard
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED
-from tensile_jax.plan.search import moves
-from tensile_jax.plan.search.condensed import members
-from tensile_jax.plan.search.moves import Gap
+from tensile_jax.plan.search import residency_moves
+from tensile_jax.plan.search.boundary_moves import merged, split
+from tensile_jax.plan.search.condensed_step import members
+from tensile_jax.plan.search.residency_moves import Gap
 from tensile_jax.plan.search.schedule import Schedule
-from tensile_jax.plan.search.start import merged, split
 
-# Moves after which the speed of a repair is trusted. `make bench-scale`: with 20, 100,000 operators on a CPU at 50 % take 1.104
-# times plain time, with 40 1.026; plans of smaller steps are the same with either.
-_TRUSTED = 40
-_RATED, _LATER_US = 20, 0.25
-"""Moves after which the time that they took for each byte is trusted, and the part of it that later ones are expected to take.
-Without this, InceptionV4 under 44 %, as in `search.py`, is planned in 25 seconds for 18, with the same result."""
-_STAGE = 0.93
-"""Times a limit: the next one of a repair. With the profile h200, what keeps most of ResNet-50 is repaired under 30 % at 2.14
-times plain time if that limit is the only one, and at 1.23 like this; of InceptionV3 under 40 % at 1.20 and 1.12."""
-# `make bench-constants`: with half and twice of each of the others, steps take up to 1.0 % less and up to 1.3 % more time.
-_TRIED = 8  # moves of which the repair evaluates each, the likeliest first
-_LATER = 2  # results of the step that are tried to be made later
-_SENT = 3  # pairs of state that are tried in one move
-_SWAP_RISK = 0.05  # part of a copy's time that is counted although other work may hide it
-_REPAIRS = 16
-"""Moves that repair what a change has brought above the limit. ResNet-50 under 27.5 %, as in `search.py`, takes 1.556 times plain
-time with 6, and 1.545 with 16."""
-_FAILED, _WORTH, _BEHIND = 6, 0.01, 1.08
-"""Repairs in a row that have not saved time, after which no other is tried; the part of the time that a round must save for
-another one; and times what is wanted: nothing slower is repaired. Without the three, the plans of the decoder of
-`make bench-planning` under 50, 40 and 30 % with `state_memory="device"` are the same, and take 26 seconds for 17."""
+# Each trades the time of the plan for the time of planning (`make bench-constants`; `_TRUSTED`: also `make bench-scale`).
+_TRUSTED = 40  # moves after which a repair that lowers the excess too slowly is given up
+_RATED, _LATER_US = 20, 0.25  # moves after which their time per byte is trusted, and the part of it that later moves take
+_STAGE = 0.93  # of a limit: the next limit of a repair, so that the highest peaks are lowered first
+_TRIED = 8  # moves of which a repair evaluates each, the likeliest first
+_LATER = 2  # results of the step that a move tries to make later
+_SENT = 3  # pairs of state that one move tries
+_SWAP_RISK = 0.05  # of a copy's time: counted although other work may hide the copy
+_REPAIRS = 16  # moves that repair what a change has brought above the limit
+_FAILED = 6  # consecutive repairs that save no time before the others are skipped
+_WORTH = 0.01  # of the time: what a round of changes must save to be followed by another
+_BEHIND = 1.08  # of the wanted time: schedules that are slower are not repaired
 _EPS = 1e-3  # microseconds; less is no gain
-_WORTH_KEEPING_US = 0.05  # what takes less time to compute again is left so
-_STAYING, _SHIFTED = 0.5, 0.2  # parts of the time of copies that changes of swaps are taken to save, to put changes in order
+_WORTH_KEEPING_US = 0.05  # a tensor that takes less time to compute again is not kept
+_STAYING, _SHIFTED = 0.5, 0.2  # of the time of copies: what changes of swaps are expected to save; orders the changes
 _SHIFTS = ((1, 0), (0, -1), (1, -1), (-1, 0), (0, 1), (3, 0), (0, -3))  # of the two ends of an absence, in segments
 _SHIFTS_ACROSS = ((-1, 0), (0, 1), (-1, 1), (1, 0), (0, -1), (-3, 0), (0, 3))
 _MOVES = (-1, 1, -2, 2, -4, 4)  # of a boundary, in possible boundaries
@@ -63,14 +54,14 @@ def repair(
     A repair is given up early if so many moves would not do, provided that the others lower the excess as much as those made; or
     if it would not be faster than `upper`, provided that the others take a quarter of the time for each byte.
     """
-    begun, begun_us, end = schedule.excess(limit), schedule.cost, schedule.model.evaluated + evaluations
+    begun, begun_us, end = schedule.excess(limit), schedule.cost, schedule.evaluator.evaluated + evaluations
     stage = max(limit, _STAGE * schedule.peak)
     for made in range(most):
         if schedule.peak <= limit:
             return schedule
         while schedule.peak <= stage and stage > 0:  # a step may hold nothing, and no limit below zero can be kept
             stage = max(limit, _STAGE * stage)
-        if schedule.cost >= upper or schedule.model.evaluated >= end:
+        if schedule.cost >= upper or schedule.evaluator.evaluated >= end:
             return None
         excess = schedule.excess(limit)
         if made >= _TRUSTED and excess * made > (begun - excess) * (most - made):
@@ -110,11 +101,11 @@ def worst(schedule: Schedule, limit: float) -> list[int]:
 
 def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterator[Schedule]:
     """Schedules in which segment j may hold less, without those that are expected to take `most_us` longer, or more."""
-    model = schedule.model
-    step = model.step
+    evaluator = schedule.evaluator
+    step = evaluator.condensed
     ranked: list[tuple[float, Gap]] = []
     results: list[tuple[float, Gap]] = []
-    for gap in moves.gaps_at(schedule, j):
+    for gap in residency_moves.gaps_at(schedule, j):
         recipe = step.recipes[gap.t]
         us = recipe.us if recipe is not None and gap.before < schedule.count else float("inf")
         if step.movable >> gap.t & 1:
@@ -130,7 +121,7 @@ def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterat
     for _, gap in sorted(results)[:_LATER]:
         yield from made_later(schedule, gap)
     yield from sent_across(schedule, j)
-    if schedule.model.profile.launch_us < most_us:
+    if schedule.evaluator.profile.launch_us < most_us:
         yield from splits(schedule, j)
     yield from merges(schedule, j, limit)
     yield from absences_with(schedule, j)
@@ -138,22 +129,22 @@ def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterat
 
 def _swap_us(schedule: Schedule, gap: Gap) -> float:
     """An estimate of the time that a swap in the gap adds: what other work does not hide, and what copies take from it."""
-    model = schedule.model
-    copies = model.out_us[gap.t] + model.in_us[gap.t]
+    evaluator = schedule.evaluator
+    copies = evaluator.out_us[gap.t] + evaluator.in_us[gap.t]
     timing = schedule.timing
     room = timing.begins[gap.before] - timing.out_free[min(gap.after + 1, schedule.count)]
-    return max(0.0, copies - room) + (model.profile.copy_share + _SWAP_RISK) * copies
+    return max(0.0, copies - room) + (evaluator.profile.copy_share + _SWAP_RISK) * copies
 
 
 def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Schedule]:
     if gap.before < schedule.count:
         yield from dropped(schedule, gap)
-    if schedule.model.step.movable >> gap.t & 1 and gap.before > gap.after + 1:
+    if schedule.evaluator.condensed.movable >> gap.t & 1 and gap.before > gap.after + 1:
         seen: set[tuple[int, int]] = set()
         for gone, back in windows(schedule, gap, j, limit):
             if gone < back and (gone, back) not in seen:
                 seen.add((gone, back))
-                new = moves.swap(schedule, gap, gone, back)
+                new = residency_moves.swap(schedule, gap, gone, back)
                 if new is not None:
                     yield new
 
@@ -168,7 +159,7 @@ def made_later(schedule: Schedule, gap: Gap) -> Iterator[Schedule]:
 def dropped(schedule: Schedule, gap: Gap) -> Iterator[Schedule]:
     """The tensor is not on the device in the gap, and is computed again; with or without what it is computed from."""
     for keep_sources in (False, True):
-        new = moves.drop(schedule, gap, keep_sources=keep_sources)
+        new = residency_moves.drop(schedule, gap, keep_sources=keep_sources)
         if new is not None:
             yield new
 
@@ -176,7 +167,7 @@ def dropped(schedule: Schedule, gap: Gap) -> Iterator[Schedule]:
 def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tuple[int, int]]:
     """Windows (gone, back) of a swap in the gap that contain segment j: with time for the copies, and as long as possible."""
     low, high = gap.after + 1, min(gap.before, schedule.count)
-    out_us, in_us = schedule.model.out_us[gap.t], schedule.model.in_us[gap.t]
+    out_us, in_us = schedule.evaluator.out_us[gap.t], schedule.evaluator.in_us[gap.t]
     if not low <= j < high:
         j = min(max(j, low), high - 1)
     first = j
@@ -200,9 +191,9 @@ def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tupl
 
 def sent_across(schedule: Schedule, j: int) -> Iterator[Schedule]:
     """State that is idle in segment j, before its first use or after its update, is on the host across the iteration boundary."""
-    model = schedule.model
+    evaluator = schedule.evaluator
     ranked: list[tuple[float, int]] = []
-    for old, new in model.new_of.items():
+    for old, new in evaluator.new_of.items():
         before, after = schedule.residencies[old], schedule.residencies[new]
         if not before or before[0].arrival != BEGINS or not after or after[-1].last != schedule.count:
             continue
@@ -213,17 +204,17 @@ def sent_across(schedule: Schedule, j: int) -> Iterator[Schedule]:
             ranked.append((-room, old))
     ranked.sort()
     for _, old in ranked[:_SENT]:
-        before, after = schedule.residencies[old], schedule.residencies[model.new_of[old]]
+        before, after = schedule.residencies[old], schedule.residencies[evaluator.new_of[old]]
         use = min(schedule.first_use(old, 0, before[0].last), schedule.count)
-        last = max(schedule.last_use(model.new_of[old], after[-1].first, schedule.count), after[-1].first - 1)
+        last = max(schedule.last_use(evaluator.new_of[old], after[-1].first, schedule.count), after[-1].first - 1)
         _, begins, out_free, in_free = schedule.timing
         back, gone = use, last + 1
-        while back > 0 and max(in_free[back], begins[back]) + model.in_us[old] > begins[use] and not back - 1 <= j < use:
+        while back > 0 and max(in_free[back], begins[back]) + evaluator.in_us[old] > begins[use] and not back - 1 <= j < use:
             back -= 1
-        out_ends = out_free[gone] + model.out_us[old]
+        out_ends = out_free[gone] + evaluator.out_us[old]
         while gone < schedule.count and begins[gone] < out_ends and not last < j <= gone:
             gone += 1
-        new = moves.send_across(schedule, old, back, gone)
+        new = residency_moves.send_across(schedule, old, back, gone)
         if new is not None:
             yield new
 
@@ -256,9 +247,9 @@ def absences_with(schedule: Schedule, j: int) -> Iterator[Schedule]:
                 continue
             gone, back = one.last + 1, two.first
             if one.first <= j <= one.last and schedule.last_use(t, one.first, one.last) < j:
-                new = moves.shift(schedule, t, number, j, back)
+                new = residency_moves.shift(schedule, t, number, j, back)
             elif back <= j < schedule.first_use(t, back, two.last):
-                new = moves.shift(schedule, t, number, gone, j + 1)
+                new = residency_moves.shift(schedule, t, number, gone, j + 1)
             else:
                 continue
             if new is not None:
@@ -270,17 +261,17 @@ def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float
 
     Nothing is repaired while it is more than `_BEHIND` times as slow as `wanted`, the cost of another schedule.
     """
-    model = schedule.model
-    end = model.evaluated + budget
+    evaluator = schedule.evaluator
+    end = evaluator.evaluated + budget
 
     def saves(new: Schedule | None) -> TypeGuard[Schedule]:
         return new is not None and new.cost < schedule.cost - _EPS and new.keeps_host_limit
 
-    while model.evaluated < end:
+    while evaluator.evaluated < end:
         before = schedule.cost
         above: list[tuple[float, Change]] = []
         for change in changes(schedule):
-            if model.evaluated >= end:
+            if evaluator.evaluated >= end:
                 break
             new = change.move(schedule, *change.arguments)
             if not saves(new):
@@ -294,7 +285,7 @@ def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float
             break
         failed = 0
         for _, change in sorted(above, key=lambda one: one[0]):
-            if model.evaluated >= end or failed == _FAILED:
+            if evaluator.evaluated >= end or failed == _FAILED:
                 break
             new = change.move(schedule, *change.arguments)
             if saves(new) and new.excess(limit):
@@ -319,27 +310,27 @@ class Change(NamedTuple):
 
 def changes(schedule: Schedule) -> list[Change]:
     """Changes that may save time, the most promising first. Each is found again in the schedule to which it is made."""
-    model = schedule.model
-    step = model.step
+    evaluator = schedule.evaluator
+    step = evaluator.condensed
     found: list[Change] = []
-    for m, contents in enumerate(schedule.contents):
+    for m, account in enumerate(schedule.accounts):
         node = step.boundaries[schedule.cuts[m]]
-        for t in members(contents.again):
+        for t in members(account.again):
             recipe = step.recipes[t]
             if recipe is not None and recipe.us > _WORTH_KEEPING_US:
                 found.append(Change(recipe.us, 0, (t, node), _keep))
-    for old in model.new_of:
+    for old in evaluator.new_of:
         several = schedule.residencies[old]
         if several and several[0].arrival == COPIED:
-            copies_us = model.out_us[old] + model.in_us[old]
-            found.append(Change(copies_us, 5, (old,), moves.keep_across))
+            copies_us = evaluator.out_us[old] + evaluator.in_us[old]
+            found.append(Change(copies_us, 5, (old,), residency_moves.keep_across))
             found += [Change(_SHIFTED * copies_us, 6, (old, *by), _shift_across) for by in _SHIFTS_ACROSS]
     for t in sorted(schedule.swapped):
-        copies_us = model.out_us[t] + model.in_us[t]
+        copies_us = evaluator.out_us[t] + evaluator.in_us[t]
         for number in range(len(schedule.residencies[t]) - 1):
             found.append(Change(_STAYING * copies_us, 1, (t, number), _stay))
             found += [Change(_SHIFTED * copies_us, 2, (t, number, *by), _shift) for by in _SHIFTS]
-    launch_us = model.profile.launch_us
+    launch_us = evaluator.profile.launch_us
     for j in range(1, schedule.count):
         cut = schedule.cuts[j]
         found.append(Change(launch_us + schedule.written_us[j - 1], 3, (cut,), _merge))
@@ -350,19 +341,19 @@ def changes(schedule: Schedule) -> list[Change]:
 
 def _segment_from(schedule: Schedule, node: int) -> int | None:
     """The segment that begins with this node."""
-    bounds = schedule.model.step.boundaries
+    bounds = schedule.evaluator.condensed.boundaries
     return next((j for j in range(schedule.count) if bounds[schedule.cuts[j]] == node), None)
 
 
 def _keep(schedule: Schedule, t: int, node: int) -> Schedule | None:
     m = _segment_from(schedule, node)
-    if m is None or not schedule.contents[m].again >> t & 1:
+    if m is None or not schedule.accounts[m].again >> t & 1:
         return None
-    return moves.keep(schedule, t, m)
+    return residency_moves.keep(schedule, t, m)
 
 
 def _stay(schedule: Schedule, t: int, number: int) -> Schedule | None:
-    return moves.stay(schedule, t, number) if number + 1 < len(schedule.residencies[t]) else None
+    return residency_moves.stay(schedule, t, number) if number + 1 < len(schedule.residencies[t]) else None
 
 
 def _shift(schedule: Schedule, t: int, number: int, d: int, e: int) -> Schedule | None:
@@ -375,18 +366,18 @@ def _shift(schedule: Schedule, t: int, number: int, d: int, e: int) -> Schedule 
     use = schedule.first_use(t, two.first, two.last)
     if gone <= max(need, one.first - 1) or back > min(use, schedule.count) or gone >= back:
         return None
-    return moves.shift(schedule, t, number, gone, back)
+    return residency_moves.shift(schedule, t, number, gone, back)
 
 
 def _shift_across(schedule: Schedule, old: int, d: int, e: int) -> Schedule | None:
-    kept = moves.keep_across(schedule, old)
+    kept = residency_moves.keep_across(schedule, old)
     if kept is None:
         return None
     back = schedule.residencies[old][0].first + d
-    gone = schedule.residencies[schedule.model.new_of[old]][-1].last + 1 + e
+    gone = schedule.residencies[schedule.evaluator.new_of[old]][-1].last + 1 + e
     if back < 0 or gone > schedule.count:
         return None
-    return moves.send_across(kept, old, back, gone)
+    return residency_moves.send_across(kept, old, back, gone)
 
 
 def _merge(schedule: Schedule, cut: int) -> Schedule | None:

@@ -1,8 +1,8 @@
 """A schedule of a condensed step: where it is cut into segments, and when each tensor is on the device.
 
-The cuts divide the nodes of a condensed step (`condensed.py`) into segments 0 .. k - 1. Each significant tensor has
+The cuts divide the nodes of a condensed step (`condensed_step.py`) into segments 0 .. k - 1. Each significant tensor has
 residencies, as in a layout (`result/layout.py`). Between its residencies, a segment that needs the tensor computes it again for
-itself (`account.py`). Nothing is kept for longer than needed, except that a copy to the host may take its time.
+itself (`segment_account.py`). Nothing is kept for longer than needed, except that a copy to the host may take its time.
 
 A schedule is changed by `set_residencies` and `settle`, which evaluates only the segments that change. The time of a step is
 simulated (`timing.py`) when it is first asked for.
@@ -10,217 +10,33 @@ simulated (`timing.py`) when it is first asked for.
 Sizes in bytes, times in microseconds.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
-from copy import copy
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
 from itertools import accumulate
 from math import sqrt
-from typing import NamedTuple
 
-from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
-from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, is_swapped
-from tensile_jax.plan.search.account import Contents, contents_of
-from tensile_jax.plan.search.condensed import Condensed, members
-from tensile_jax.plan.search.timing import GRID_US, Copies, CopiesOfAll, Timing, timed
-from tensile_jax.plan.search.workspace import Measured, SegmentKey, predicted_workspace, ratio_near
+from tensile_jax.plan.search.condensed_step import members
+from tensile_jax.plan.search.segment_account import SegmentAccount
+from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.timing import Copies, CopiesOfAll, Timing, timed
 
-_COMPILING = 0.001
-"""The least that a segment counts for, as a part of the step's time, since every one must be compiled. `make bench-first-call`: a
-plan for the decoder at 40 % has 19 segments for 25 without this, and a plan for README's step 11 for 41. Neither is slower."""
-# `make bench-constants`: half and twice of each give the same plans.
-_SHORT = 200  # nodes; so many more count as one more evaluated segment
-_MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made
+_MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made (`make bench-constants`)
 
 Several = tuple[Residency, ...]
-
-
-class Evaluated(NamedTuple):
-    """A segment's contents, the bytes of its results, and microseconds of writing what would not be written otherwise."""
-
-    contents: Contents
-    result_bytes: int
-    written_us: float
-
-
-class Model:
-    """Evaluates segments of one condensed step on one device, and remembers them.
-
-    Args:
-        host_limit: the most bytes that a schedule may have in host memory.
-    """
-
-    def __init__(self, step: Condensed, profile: DeviceProfile, host_limit: float) -> None:
-        self.step = step
-        self.profile = profile
-        self.host_limit = host_limit
-        self.places = tuple(step.starts[node] for node in step.boundaries)
-        self.bit = {t: i for i, those in enumerate(step.tensors) for t in those}
-        self.kept_at: dict[float, tuple[list[int], list[int]]] = {}  # by price, what a minimum cut keeps (`search.py`)
-        self._measured = Measured()
-        self._latest: Model | None = None  # the same with what was measured last
-        self._found: dict[str, tuple[Hashable, Schedule | None]] = {}
-        self._at_places: set[tuple[int, int]] = set()
-        self._ratios: dict[tuple[int, int], float] = {}
-        self.alias_of = {new: old for old, new in step.aliases.items()}
-        self.old_of = {new: old for old, new in step.pairs}
-        self.new_of = dict(step.pairs)
-        self.required = frozenset(i + side for i in step.alone for side in (0, 1))  # boundaries that every schedule has
-        self.updates = sum(1 << new for new in self.alias_of)
-        self.updated = sum(1 << old for old in self.alias_of.values())
-        ancestors: list[int] = []
-        for i, recipe in enumerate(step.recipes):
-            found = 1 << i
-            if recipe is not None:
-                for u in members(recipe.reads):
-                    found |= ancestors[u]
-            ancestors.append(found)
-        self.ancestors = ancestors
-        self._deep: list[int] = []
-        for read in step.reads:
-            found = 0
-            for t in members(read):
-                found |= ancestors[t]
-            self._deep.append(found)
-        self._relevant: dict[tuple[int, int], int] = {}
-        self._made: dict[tuple[int, int], int] = {}
-        self._known: dict[tuple[int, int, int, int, int], Evaluated | None] = {}
-        self.evaluated = 0  # segments, a long one as often as it takes longer; and schedules that were tried
-        self.compiling_us = max(0.0, _COMPILING * sum(step.us) - profile.launch_us)
-        self.nothing = Contents(0.0, 0.0, 0, 0, 0, 0, 0)
-        self.out_us = [_on_grid(copy_out_us(n, profile)) for n in step.nbytes]
-        self.in_us = [_on_grid(copy_in_us(n, profile)) for n in step.nbytes]
-        self.copies_us = tuple(zip(self.out_us, self.in_us, strict=True))
-
-    def made(self, a: int, b: int) -> int:
-        """The tensors that the nodes between two boundaries make."""
-        found = self._made.get((a, b))
-        if found is None:
-            found = 0
-            for made in self.step.makes[self.step.boundaries[a] : self.step.boundaries[b]]:
-                found |= made
-            self._made[a, b] = found
-        return found
-
-    def aliased(self, there: int, after: int, wanted: int) -> int:
-        """The wanted results that take over the memory of state that is there before a segment and not after it."""
-        found = 0
-        news = wanted & self.updates if there & ~after & self.updated else 0
-        while news:
-            low = news & -news
-            old = 1 << self.alias_of[low.bit_length() - 1]
-            if there & old and not after & old:
-                found |= low
-            news ^= low
-        return found
-
-    def relevant(self, a: int, b: int, wanted: int) -> int:
-        """The tensors that can matter to a segment if they are there when it begins."""
-        found = self._relevant.get((a, b))
-        if found is None:
-            found = 0
-            for deep in self._deep[self.step.boundaries[a] : self.step.boundaries[b]]:
-                found |= deep
-            self._relevant[a, b] = found
-        again = wanted & ~self.made(a, b)
-        while again:
-            low = again & -again
-            found |= self.ancestors[low.bit_length() - 1]
-            again ^= low
-        return found
-
-    def contents(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
-        """The segment between two boundaries (indices of `Condensed.boundaries`); None if it cannot run."""
-        key = a, b, there & self.relevant(a, b, wanted), wanted, aliased
-        if key not in self._known:
-            self._known[key] = self._evaluated(*key)
-        return self._known[key]
-
-    def _evaluated(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
-        step = self.step
-        if b - a > 1 and any(a <= i < b for i in step.alone):
-            return None
-        self.evaluated += 1 + (step.boundaries[b] - step.boundaries[a]) // _SHORT
-        found = contents_of(step, step.boundaries[a], step.boundaries[b], there, wanted, aliased)
-        if found is None:
-            return None
-        return Evaluated(found, step.bytes_of(wanted & ~aliased), step.crossing_bytes(wanted) / self.profile.bytes_per_us)
-
-    def with_measured(self, measured: Measured) -> "Model":
-        """The same model, in which measured workspaces replace predictions; it shares what it remembers.
-
-        Plain jit's peak says nothing of segments.
-        """
-        measured = replace(measured, whole=None)
-        if measured == self._measured or (not measured.workspaces and not self._measured.workspaces and not measured.margin):
-            return self
-        if self._latest is not None and self._latest._measured == measured:
-            return self._latest
-        self._latest = new = copy(self)
-        new._measured, new._latest, new._found = measured, None, {}
-        new._at_places = {(begin, end) for begin, end, _, _ in measured.workspaces}
-        new._ratios = {}
-        return new
-
-    @property
-    def measured(self) -> Measured:
-        """What compiling has shown of segments."""
-        return self._measured
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether workspaces of segments were measured."""
-        return bool(self._measured.workspaces)
-
-    def without_state_out(self) -> "Model":
-        """The same model, in which no state may be on the host across the iteration boundary; it shares what it remembers."""
-        new = copy(self)
-        new.step = replace(self.step, pairs=())
-        new.old_of, new.new_of = {}, {}
-        new._latest, new._found = None, {}
-        return new
-
-    def found(self, how: str, arguments: Hashable, find: Callable[[], "Schedule | None"]) -> "Schedule | None":
-        """The schedule that `find` finds. If it was found in this way with these arguments last, it is not sought again."""
-        known = self._found.get(how)
-        if known is None or known[0] != arguments:
-            self._found[how] = known = arguments, find()
-        return known[1]
-
-    def key(self, a: int, b: int, again: int, wanted: int) -> SegmentKey:
-        """What tells a segment from others (`workspace.py`)."""
-        tensors = self.step.tensors
-        return (
-            self.places[a], self.places[b],
-            frozenset(t for i in members(again) for t in tensors[i]), frozenset(t for i in members(wanted) for t in tensors[i]),
-        )  # fmt: skip
-
-    def workspace(self, a: int, b: int, contents: Contents, wanted: int) -> tuple[int, bool]:
-        """The workspace of the segment between two boundaries, and whether it was measured."""
-        places = self.places[a], self.places[b]
-        predicted = predicted_workspace(contents, self.profile)
-        if not self._at_places:
-            return predicted + self._measured.margin, False
-        if places in self._at_places:
-            known = self._measured.workspaces.get(self.key(a, b, contents.again, wanted))
-            if known is not None:
-                return known.nbytes, True
-        if places not in self._ratios:
-            self._ratios[places] = ratio_near(*places, self._measured.workspaces)
-        return int(predicted * self._ratios[places]) + self._measured.margin, False
 
 
 @dataclass(slots=True, eq=False)
 class Schedule:
     """A schedule, and what follows from it, by segment; `cuts` are indices of `Condensed.boundaries`."""
 
-    model: Model
+    evaluator: Evaluator
     cuts: list[int]
     residencies: list[Several]
     at: list[int]  # by boundary, the tensors on the device
     after: list[int]  # by segment, those on the device when it has ended
     copies: CopiesOfAll
-    contents: list[Contents]
+    accounts: list[SegmentAccount]
     held: list[int]  # by boundary, bytes of `at`
     peaks: list[int]
     us: list[float]
@@ -231,13 +47,13 @@ class Schedule:
     def copy(self, cuts: Sequence[int] | None = None) -> "Schedule":
         """Another schedule, which may be changed; with other `cuts`, its other lists are still as those of this one."""
         return Schedule(
-            self.model, list(cuts or self.cuts), self.residencies[:], self.at[:], self.after[:], self.copies.copy(),
-            self.contents[:], self.held[:], self.peaks[:], self.us[:], self.written_us[:],
+            self.evaluator, list(cuts or self.cuts), self.residencies[:], self.at[:], self.after[:], self.copies.copy(),
+            self.accounts[:], self.held[:], self.peaks[:], self.us[:], self.written_us[:],
         )  # fmt: skip
 
     def recount_copies(self, swapped: Iterable[int]) -> None:
         """Count the copies of these tensors anew, and those of no others."""
-        self.copies = CopiesOfAll(self.model.copies_us, (t for t in swapped if is_swapped(self.residencies[t])))
+        self.copies = CopiesOfAll(self.evaluator.copies_us, (t for t in swapped if is_swapped(self.residencies[t])))
 
     @property
     def swapped(self) -> Set[int]:
@@ -257,13 +73,13 @@ class Schedule:
         """When what happens in a step. The schedule must not be changed any more."""
         if self._timing is None:
             known = self._known_copies()
-            self._timing = timed(self.us, known.out_us, known.into_us, self.model.profile.copy_share)
+            self._timing = timed(self.us, known.out_us, known.into_us, self.evaluator.profile.copy_share)
         return self._timing
 
     @property
     def keeps_host_limit(self) -> bool:
         """Whether the host holds no more than it may (`result/memory_curve.py`). The schedule must not be changed any more."""
-        return not self.swapped or self.model.host_limit == float("inf") or self.host_peak <= self.model.host_limit
+        return not self.swapped or self.evaluator.host_limit == float("inf") or self.host_peak <= self.evaluator.host_limit
 
     @property
     def host_peak(self) -> int:
@@ -271,8 +87,8 @@ class Schedule:
         change = [0] * (len(self.after) + 2)
         for t in self.swapped:
             begin, end = self.host_span(t)
-            change[begin] += self.model.step.nbytes[t]
-            change[end + 1] -= self.model.step.nbytes[t]
+            change[begin] += self.evaluator.condensed.nbytes[t]
+            change[end + 1] -= self.evaluator.condensed.nbytes[t]
         return max(accumulate(change))
 
     def host_span(self, t: int) -> tuple[int, int]:
@@ -307,7 +123,7 @@ class Schedule:
         return self._cost_at(sum(self.us))
 
     def _cost_at(self, step_us: float) -> float:
-        return step_us + sum(self.written_us) + len(self.after) * self.model.compiling_us
+        return step_us + sum(self.written_us) + len(self.after) * self.evaluator.compiling_us
 
     def excess(self, limit: float) -> float:
         """By how much segments exceed the limit: the bytes of each, weighted with the square root of its number of nodes.
@@ -315,18 +131,18 @@ class Schedule:
         Without weights, one long segment far above the limit would be preferred to its two parts, both of which are above it
         by less.
         """
-        cuts, bounds = self.cuts, self.model.step.boundaries
+        cuts, bounds = self.cuts, self.evaluator.condensed.boundaries
         return sum((p - limit) * sqrt(bounds[cuts[j + 1]] - bounds[cuts[j]]) for j, p in enumerate(self.peaks) if p > limit)
 
     def have(self, j: int) -> int:
         """All tensors that exist at some time during segment j."""
-        return self.at[j] | self.model.made(self.cuts[j], self.cuts[j + 1]) | self.contents[j].again
+        return self.at[j] | self.evaluator.made(self.cuts[j], self.cuts[j + 1]) | self.accounts[j].again
 
     # -- changes ------------------------------------------------------------------------------------------------------------
 
     def set_residencies(self, t: int, residencies: Several) -> set[int]:
         """Replace the residencies of tensor t; the segments that must be evaluated again."""
-        before, bit, nbytes, k = self.residencies[t], 1 << t, self.model.step.nbytes[t], len(self.after)
+        before, bit, nbytes, k = self.residencies[t], 1 << t, self.evaluator.condensed.nbytes[t], len(self.after)
         was_at, was_after = _at_and_after(before, k)
         now_at, now_after = _at_and_after(residencies, k)
         at, after, held = self.at, self.after, self.held
@@ -352,23 +168,23 @@ class Schedule:
 
     def refresh(self, j: int) -> bool:
         """Evaluate segment j again; False if it cannot run."""
-        model = self.model
-        step = model.step
+        evaluator = self.evaluator
+        step = evaluator.condensed
         there, after = self.at[j], self.after[j]
         wanted = after & ~there
-        aliased = model.aliased(there, after, wanted)
+        aliased = evaluator.aliased(there, after, wanted)
         a, b = self.cuts[j], self.cuts[j + 1]
-        evaluated = model.contents(a, b, there, wanted, aliased)
+        evaluated = evaluator.evaluate(a, b, there, wanted, aliased)
         if evaluated is None:
             return False
         found, result_bytes, self.written_us[j] = evaluated
-        for t in members(self.contents[j].used ^ found.used):
+        for t in members(self.accounts[j].used ^ found.used):
             if t in self.copies.of:
                 self.copies.forget(t)
-        self.contents[j] = found
-        workspace, _ = model.workspace(a, b, found, wanted)
+        self.accounts[j] = found
+        workspace, _ = evaluator.workspace(a, b, found, wanted)
         self.peaks[j] = step.base_bytes + int(step.small_bytes[a, b]) + self.held[j] + result_bytes + workspace
-        self.us[j] = model.profile.launch_us + found.us
+        self.us[j] = evaluator.profile.launch_us + found.us
         if j == 0:  # state may leave before the first segment, or come
             begin = step.base_bytes + int(step.small_bytes[0, 0]) + self.held[0]
             for t in self.swapped:
@@ -385,16 +201,16 @@ class Schedule:
         """Evaluate changed segments, and release earlier what nothing needs any more; False if a segment cannot run."""
         waiting, idle = set(changed), set(idle)
         rounds = 0
-        self.model.evaluated += 1
+        self.evaluator.evaluated += 1
         while waiting or idle:
             rounds += 1
             if rounds > _MOST_ROUNDS:
                 return False
             for j in sorted(waiting):
-                before = self.contents[j].used
+                before = self.accounts[j].used
                 if not self.refresh(j):
                     return False
-                idle.update(members(before & ~self.contents[j].used))
+                idle.update(members(before & ~self.accounts[j].used))
             waiting = set[int]()
             for t in sorted(idle):
                 shorter = self._no_longer_than_needed(t)
@@ -406,20 +222,20 @@ class Schedule:
     def first_use(self, t: int, first: int, last: int) -> int:
         """The first of these segments that needs tensor t; last + 1 if none does."""
         for j in range(first, min(last, len(self.after) - 1) + 1):
-            if self.contents[j].used >> t & 1:
+            if self.accounts[j].used >> t & 1:
                 return j
         return last + 1
 
     def last_use(self, t: int, first: int, last: int) -> int:
         """The last of these segments that needs tensor t; first - 1 if none does."""
         for j in range(min(last, len(self.after) - 1), first - 1, -1):
-            if self.contents[j].used >> t & 1:
+            if self.accounts[j].used >> t & 1:
                 return j
         return first - 1
 
     def _no_longer_than_needed(self, t: int) -> Several:
         k = len(self.after)
-        returned = self.model.step.at_end >> t & 1
+        returned = self.evaluator.condensed.at_end >> t & 1
         found: list[Residency] = []
         on_host = False
         for stay in self.residencies[t]:
@@ -445,7 +261,7 @@ class Schedule:
         return tuple(found)
 
     def _stays_on_host(self, t: int) -> bool:
-        old = self.model.old_of.get(t)
+        old = self.evaluator.old_of.get(t)
         return old is not None and bool(self.residencies[old]) and self.residencies[old][0].arrival == COPIED
 
     def _copies_of(self, t: int) -> Copies:
@@ -460,11 +276,6 @@ class Schedule:
             if leaves and out is None and not into:
                 out = max(self.last_use(t, first, last) + 1, first), last + 1
         return Copies(out, tuple(into))
-
-
-def _on_grid(us: float) -> float:
-    """A time as a multiple of `GRID_US`, of one at least."""
-    return max(1, round(us / GRID_US)) * GRID_US
 
 
 def _at_and_after(residencies: Several, k: int) -> tuple[int, int]:

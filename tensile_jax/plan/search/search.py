@@ -1,11 +1,11 @@
 """Finds the fastest schedule of a step under a memory limit, and the schedule with the least peak.
 
-The search begins with several schedules. For some prices of a minimum cut (`analysis/rematerialization.py`), tensors are kept or
-dropped at that price, and the step is cut into segments by dynamic programming (`cut.py`). Each schedule is repaired until it
-keeps the limit (`local_search.py`). If the fastest that does is slow, a schedule under a higher limit is sought too, and repaired
-under lower and lower ones. The fastest schedules are improved by local search. The fastest of these is repaired under a lower
-limit and improved again, as long as that makes it faster (iterated local search: Lourenço, Martin and Stützle, 2003). Below what
-every schedule needs (`necessary.py`), none is sought.
+The search begins with several schedules. For some prices of a minimum cut (`analysis/minimum_cut.py`), tensors are kept or
+dropped at that price, and the step is cut into segments by dynamic programming (`segment_boundaries.py`). Each schedule is
+repaired until it keeps the limit (`local_search.py`). If the fastest that does is slow, a schedule under a higher limit is sought
+too, and repaired under lower and lower ones. The fastest schedules are improved by local search. The fastest of these is repaired
+under a lower limit and improved again, as long as that makes it faster (iterated local search: Lourenço, Martin and Stützle,
+2003). Below what every schedule needs (`memory_bound.py`), none is sought.
 
 The search also begins with the schedule of least memory. In it, every segment is as short as possible, but where segments that
 are joined hold less, and every tensor is on the host whenever no segment needs it. Repairs then lower its peak. If the host
@@ -22,14 +22,16 @@ from typing import NamedTuple
 import numpy as np
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
-from tensile_jax.plan.search.condensed import members
-from tensile_jax.plan.search.cut import cheapest_cuts
+from tensile_jax.plan.search.boundary_moves import merged
+from tensile_jax.plan.search.condensed_step import members
 from tensile_jax.plan.search.local_search import improve, repair
-from tensile_jax.plan.search.necessary import necessary_bytes
-from tensile_jax.plan.search.schedule import Model, Schedule, Several
-from tensile_jax.plan.search.start import assemble, held_at, last_held, merged, start
+from tensile_jax.plan.search.memory_bound import necessary_bytes
+from tensile_jax.plan.search.schedule import Schedule, Several
+from tensile_jax.plan.search.segment_boundaries import cheapest_cuts
+from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.start_schedules import assemble, held_at, last_held, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel
-from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan.search.workspace import CompiledSizes
 
 
 class Start(NamedTuple):
@@ -40,7 +42,7 @@ class Start(NamedTuple):
         higher: the price of another cut, if there is one; of the tensors that are made by the node `since` or a later one, that
             cut says which are kept.
         since: a node.
-        spread: whether many segments may exceed the limit by little each, instead of few by much (`cut.py`).
+        spread: whether many segments may exceed the limit by little each, instead of few by much (`segment_boundaries.py`).
     """
 
     price: float
@@ -49,104 +51,76 @@ class Start(NamedTuple):
     spread: bool = False
 
 
-# Times without another command are the simulator's, of `Planner(..., state_memory="any")` with the profile h200 and batch 16,
-# over those of plain jit.
+# Each trades the time of the plan for the time of planning (`make bench-constants`, `make bench-planning`).
 _STARTS = (Start(0.05), Start(0.165), Start(0.36), Start(1.2), Start(0.36, spread=True), Start(0.6, spread=True))
-"""The price 1.2 keeps nearly everything, and leaves what is dropped or swapped to the repair; without it, InceptionV4 under 44 %
-takes 1.118 for 1.085, and the encoder under 30 % 1.161 for 1.150. Once another one is repaired, those with `spread` are for small
-steps: without them, VGG-16 under 90 % takes 1.130 for 1.065; others are no slower, and planned in up to a third less time."""
-_LOWEST_PRICE, _APART = 0.004, 1.05
-"""The lowest price of a cut to begin with, and the ratio of the two prices between which what a cut keeps passes a limit."""
-_KEPT = (1.0, 0.65)
-"""Times the limit: what cuts at lower prices are to keep. Segments need their workspace beside it. A decoder of 24 layers and
-width 2,048 with 215 texts on each of eight H200 (`python -m benchmarks.mesh_largest --how ours --batch 215`) is predicted to take
-1.16 times plain time with 141 GB, and 1.31 with 1.0 alone; with 0.5 to 0.75 for the latter, times are the same within 0.3 %."""
-_PARTS = tuple(part / 100 for part in range(30, 95, 5))
-"""Times the limit: what schedules may keep. The largest part is sought with which no repair is needed. The same decoder with 385
-texts is predicted to take 1.218 times plain time, and 1.239 without such a start: repairs drop what takes long to compute."""
-_REPAIRS = 400  # moves of a repair; those of large networks that keep everything at first need 90 to 400
-_LEAST_REPAIRS = 30  # those of a repair of the schedule with the least peak
-_PROMISING = 1.05  # a repair goes on while its schedule is at most so much slower than the fastest one that is repaired
-_OTHERS, _MOST_OTHERS = 100_000, 40_000
-"""Segments that are evaluated, and schedules that are tried, to repair one if another is repaired already: the first times the
-part by which that is slower than the step as one executable, but no more than the second. With 50,000 for the first, InceptionV4
-under 44 % takes 1.018 for 1.000. With 20,000 for the second, it takes 1.446 for 1.397 under 25 % with `state_memory="device"`,
-and is planned in 44 seconds for 53."""
-_TIRED = 10_000
-"""The same number for all repairs together, after which a higher limit is tried if none has succeeded. With 20,000 and 40,000,
-the plans of InceptionV4 under 25 % and 30 % with `state_memory="device"` are the same, and take up to 7 % longer to plan."""
-_LIKELY = 1.2  # in a second search, times what the first has found: schedules that are slower are not repaired any further
-_EVALUATIONS = 4000
-"""Segments that are evaluated, and schedules that are tried, to improve one. With 3,000, a deep step in bundles is 12 % slower
-than apart (`make test-slow`, `test_bundles.py`)."""
-_LOWER, _FASTER = 0.97, 0.9999
-"""Times the limit: the limit under which the fastest one is repaired, to be improved again. Times its cost: what is faster."""
-_MORE_EVALUATIONS, _FAST = 12_000, 1.05
-"""For that, unless it is that fast already, over the step as one executable. VGG-16 under 90 % then takes 1.080 for 1.128, the
-encoder under 30 % 1.161 for 1.180, and with `state_memory="device"` ResNet-50 under 30 % 1.252 for 1.275."""
-_ALL_EVALUATIONS = 6000
-"""After which no start with `spread` is tried, and then no other schedule is improved. Of small steps, all are: `make bench-gap`
-says 7.7 % for 11.6."""
-_LIMITS, _SLOW = (1.3, 1.15, 1.07, 1.0), 1.1
-"""Times the limit: limits under which a schedule is repaired and improved, one after another, if all others that are repaired are
-slower than `_SLOW` times the step as one executable. InceptionV4 under 24.4 % takes 1.20 for 5.55. With 1.1 for 1.2, ResNet-50
-under 35 % with `state_memory="device"`, as in `make bench-planning`, takes 1.059 for 1.075, and 18 seconds to plan for 10."""
-_IMPROVED = 2.0
-"""Times the time that is wanted: schedules that are no slower may become that fast when they are improved. With 1.25, VGG-16
-under 60 % was not seen to be fastest in eight chunks of images."""
-_UNSWAPPED = 16  # swaps of which the best to give up is found, one after another, where the host cannot hold all; not tuned
-_SHRINK = 0.97  # steps in which the least peak is sought
-_LEAST_KEPT = Start(PRICES[-1])  # how the search for the least peak begins without swaps, beside the schedule of least memory
-_DESCENT, _LEAST_EVALUATIONS = 15_000, 3_000
-"""Segments that are evaluated to lower each of the two, and then, each time, to repair one schedule. Of VGG-16, ResNet-50,
-InceptionV3, DenseNet-121, the decoder and the encoder with the profiles h200 and cpu, `Planner(..., host_limit=0).floor_bytes`
-is at most 2.3 % higher than without these limits, and takes 0.35 to 0.95 times as long. A plan of a decoder of 24 layers and
-width 2,048 takes 9 s instead of 33 s (`python -m benchmarks.mesh_largest --how ours --batch 68`)."""
+"""Price 1.2 keeps nearly everything, and leaves the rest to repairs. Those with `spread` are for small steps."""
+_LOWEST_PRICE, _APART = 0.004, 1.05  # the lowest price of a start; the ratio at which a search between two prices ends
+_KEPT = (1.0, 0.65)  # of the limit: what starts at lower prices keep; a segment needs its workspace beside it
+_PARTS = tuple(part / 100 for part in range(30, 95, 5))  # of the limit: the largest part that needs no repair is one more start
+_REPAIRS = 400  # moves of a repair
+_LEAST_REPAIRS = 30  # moves of a repair of the schedule with the least peak
+_PROMISING = 1.05  # of the fastest repaired schedule's time: slower ones are not repaired any further
+_OTHERS, _MOST_OTHERS = 100_000, 40_000  # evaluations per repair once one succeeded: times its slowdown, but at most the second
+_TIRED = 10_000  # evaluations without a successful repair after which a higher limit is tried
+_LIKELY = 1.2  # of the time without state on the host: slower schedules of the second search are not repaired any further
+_EVALUATIONS = 4000  # to improve one schedule
+_LOWER = 0.97  # of the limit: what the fastest schedule is repaired under, to be improved again under the limit
+_STILL_FASTER = 0.9999  # of its time: what that must reach to be repeated
+_NOT_PERTURBED = 1.05  # of the whole step's time: a faster schedule is not improved again
+_MORE_EVALUATIONS = 12_000  # for all of these repetitions
+_ALL_EVALUATIONS = 6000  # after which no start with `spread` is tried, and then no further schedule is improved
+_LIMITS = (1.3, 1.15, 1.07, 1.0)  # of the limit: higher limits for a schedule that is then repaired under lower ones
+_SLOW = 1.1  # of the whole step's time: only if all repaired schedules are slower, these higher limits are tried
+_IMPROVED = 2.0  # of the wanted time: schedules that are no slower may become that fast when they are improved
+_UNSWAPPED = 16  # swaps compared as candidates to give up, where the host cannot hold all; not tuned
+_SHRINK = 0.97  # of the least peak found so far: the next limit that is tried
+_LEAST_KEPT = Start(PRICES[-1])  # the start for the least peak without swaps
+_DESCENT, _LEAST_EVALUATIONS = 15_000, 3_000  # evaluations to lower the peak of each start, and to repair one schedule
 
 
-def fastest(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
+def fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule | None:
     """The fastest schedule of two segments or more that the search finds under the limit; None if there is none.
 
     If state may be on the host across the iteration boundary, the search is done without that first: a plan that may do more is
     then not slower than one that may not.
     """
-    model = step.search_model.with_measured(measured)
-    if not model.new_of:
-        return _fastest(step, model, limit)
-    staying = _fastest(step, model.without_state_out(), limit)
-    best = _fastest(step, model, limit, float("inf") if staying is None else _LIKELY * staying.cost)
+    evaluator = model.search_evaluator.with_measured(measured)
+    if not evaluator.new_of:
+        return _fastest(model, evaluator, limit)
+    staying = _fastest(model, evaluator.without_state_out(), limit)
+    best = _fastest(model, evaluator, limit, float("inf") if staying is None else _LIKELY * staying.cost)
     both = [schedule for schedule in (staying, best) if schedule is not None]
     return min(both, key=lambda schedule: schedule.cost, default=None)
 
 
-def fast(step: StepModel, limit: float, measured: Measured, upper: float = float("inf")) -> Schedule | None:
+def fast(model: StepModel, limit: float, measured: CompiledSizes, upper: float = float("inf")) -> Schedule | None:
     """A schedule under the limit that is found quickly: the fastest of those that the search begins with, improved once.
 
     None if there is none; or if it seems to be slower than `upper`.
     """
-    return _improved_once(step, step.search_model.with_measured(measured), limit, _IMPROVED * upper)
+    return _improved_once(model, model.search_evaluator.with_measured(measured), limit, _IMPROVED * upper)
 
 
-def _fastest(step: StepModel, model: Model, limit: float, upper: float = float("inf")) -> Schedule | None:
+def _fastest(model: StepModel, evaluator: Evaluator, limit: float, upper: float = float("inf")) -> Schedule | None:
     """What `fastest` describes, with one model; a schedule is left out early if it is much slower than `upper`."""
-    best = _improved_once(step, model, limit, upper)
-    if best is None or best.cost < _FAST * step.whole_us or best.cost > upper:
+    best = _improved_once(model, evaluator, limit, upper)
+    if best is None or best.cost < _NOT_PERTURBED * model.whole_us or best.cost > upper:
         return best
     return _perturbed(best, limit)
 
 
-def _improved_once(step: StepModel, model: Model, limit: float, upper: float) -> Schedule | None:
+def _improved_once(model: StepModel, evaluator: Evaluator, limit: float, upper: float) -> Schedule | None:
     """The schedule with which the search goes on. It is remembered, since variants of a step are ranked by it first."""
-    return model.found("cuts", (limit, upper), lambda: _from_cuts(step, model, limit, upper, may_rise=True))
+    return evaluator.found("cuts", (limit, upper), lambda: _from_cuts(model, evaluator, limit, upper, may_rise=True))
 
 
-def _from_higher_limits(step: StepModel, model: Model, limit: float, upper: float) -> Schedule | None:
+def _from_higher_limits(model: StepModel, evaluator: Evaluator, limit: float, upper: float) -> Schedule | None:
     """The fastest schedule under a higher limit, repaired and improved under lower and lower ones.
 
     None if a repair fails, or if a schedule is slower than `upper` already.
     """
     highest, *lower = _LIMITS
-    schedule = _from_cuts(step, model, highest * limit, upper)
+    schedule = _from_cuts(model, evaluator, highest * limit, upper)
     for part in lower:
         schedule = None if schedule is None else repair(schedule, part * limit, _REPAIRS, upper)
         if schedule is None:
@@ -160,29 +134,29 @@ def _perturbed(best: Schedule, limit: float) -> Schedule:
 
     It ends after `_MORE_EVALUATIONS`, or once that has not led to a faster schedule.
     """
-    end = best.model.evaluated + _MORE_EVALUATIONS
-    while best.model.evaluated < end:
+    end = best.evaluator.evaluated + _MORE_EVALUATIONS
+    while best.evaluator.evaluated < end:
         repaired = repair(best, _LOWER * limit, _REPAIRS)
         improved = None if repaired is None else improve(repaired, limit, _EVALUATIONS)
-        if improved is None or improved.cost >= _FASTER * best.cost:
+        if improved is None or improved.cost >= _STILL_FASTER * best.cost:
             break
         best = improved
     return best
 
 
-def _from_cuts(step: StepModel, model: Model, limit: float, upper: float, *, may_rise: bool = False) -> Schedule | None:
+def _from_cuts(model: StepModel, evaluator: Evaluator, limit: float, upper: float, *, may_rise: bool = False) -> Schedule | None:
     """The fastest of the schedules that begin with minimum cuts, repaired and improved, and of the one with the least peak.
 
     Args:
         may_rise: whether one is also sought from higher limits, if all that are repaired are slow, or once many repairs have
             failed. Others are then given up early if they are slower.
     """
-    if limit < necessary_bytes(model):
+    if limit < necessary_bytes(evaluator):
         return None
     found: list[Schedule] = []
     begun: set[tuple[object, ...]] = set()
-    schedule_of = cache(partial(starting, step, model, limit=limit))
-    end, tired = model.evaluated + _ALL_EVALUATIONS, model.evaluated + _TIRED
+    schedule_of = cache(partial(starting, model, evaluator, limit=limit))
+    end, tired = evaluator.evaluated + _ALL_EVALUATIONS, evaluator.evaluated + _TIRED
 
     def add(schedule: Schedule | None) -> None:
         nonlocal upper
@@ -190,38 +164,40 @@ def _from_cuts(step: StepModel, model: Model, limit: float, upper: float, *, may
             found.append(schedule)
             upper = min(upper, schedule.cost)
 
-    for first in _starts(step, model, limit, schedule_of):
-        kept = (first.spread, *_kept(step, model, first)[1])
-        if kept in begun or (first.spread and found and model.evaluated >= end):
+    for first in _starts(model, evaluator, limit, schedule_of):
+        kept = (first.spread, *_kept(model, evaluator, first)[1])
+        if kept in begun or (first.spread and found and evaluator.evaluated >= end):
             continue
         begun.add(kept)
         schedule = schedule_of(first)
         if schedule is None:
             continue
-        evaluations = min(_OTHERS * (upper / step.whole_us - 1), _MOST_OTHERS) if found else float("inf")
+        evaluations = min(_OTHERS * (upper / model.whole_us - 1), _MOST_OTHERS) if found else float("inf")
         add(repair(schedule, limit, _REPAIRS, _PROMISING * upper, evaluations))
-        if may_rise and not found and model.evaluated >= tired:
+        if may_rise and not found and evaluator.evaluated >= tired:
             may_rise = False
-            add(_from_higher_limits(step, model, limit, upper))
-    if may_rise and (not found or upper >= _SLOW * step.whole_us):
-        add(_from_higher_limits(step, model, limit, upper))
-    lowest = _least(step, model)
+            add(_from_higher_limits(model, evaluator, limit, upper))
+    if may_rise and (not found or upper >= _SLOW * model.whole_us):
+        add(_from_higher_limits(model, evaluator, limit, upper))
+    lowest = _least(model, evaluator)
     if lowest.peak <= limit:
         found.append(lowest)
     if not found:
         return None
-    end = model.evaluated + _ALL_EVALUATIONS
+    end = evaluator.evaluated + _ALL_EVALUATIONS
     found.sort(key=lambda schedule: schedule.cost)
     best = improve(found[0], limit, _EVALUATIONS)
     for schedule in found[1:]:
-        if model.evaluated >= end:
+        if evaluator.evaluated >= end:
             break
         improved = improve(schedule, limit, _EVALUATIONS, wanted=best.cost)
         best = min(best, improved, key=lambda schedule: schedule.cost)
     return best
 
 
-def _starts(step: StepModel, model: Model, limit: float, schedule_of: Callable[[Start], Schedule | None]) -> Iterator[Start]:
+def _starts(
+    model: StepModel, evaluator: Evaluator, limit: float, schedule_of: Callable[[Start], Schedule | None]
+) -> Iterator[Start]:
     """What schedules to begin with.
 
     If all of `_STARTS` keep more than the limit, cuts at lower prices follow: for each part of the limit, that with the highest
@@ -232,11 +208,11 @@ def _starts(step: StepModel, model: Model, limit: float, schedule_of: Callable[[
     yield from _STARTS
 
     def keeps_more(start: Start, most: float) -> bool:
-        return max(map(model.step.bytes_of, _kept(step, model, start)[1])) + model.step.base_bytes > most
+        return max(map(evaluator.condensed.bytes_of, _kept(model, evaluator, start)[1])) + evaluator.condensed.base_bytes > most
 
     def combined(most: float) -> Start:
         more, less = _around(most, keeps_more)
-        nodes = range(len(model.step.reads) + 1)
+        nodes = range(len(evaluator.condensed.reads) + 1)
         return Start(less, more, bisect_left(nodes, True, key=lambda node: not keeps_more(Start(less, more, node), most)))
 
     def exceeds(part: float) -> bool:
@@ -264,62 +240,64 @@ def _around(most: float, keeps_more: Callable[[Start, float], bool]) -> tuple[fl
     return more, less
 
 
-def starting(step: StepModel, model: Model, begun: Start, limit: float) -> Schedule | None:
+def starting(model: StepModel, evaluator: Evaluator, begun: Start, limit: float) -> Schedule | None:
     """The schedule of what is kept in the beginning, cut at the least cost; segments may exceed the limit."""
-    end, stored = _kept(step, model, begun)
-    return start(model, cheapest_cuts(model, stored, limit, spread=begun.spread), end)
+    end, stored = _kept(model, evaluator, begun)
+    return start(evaluator, cheapest_cuts(evaluator, stored, limit, spread=begun.spread), end)
 
 
-def _kept(step: StepModel, model: Model, begun: Start) -> tuple[list[int], list[int]]:
+def _kept(model: StepModel, evaluator: Evaluator, begun: Start) -> tuple[list[int], list[int]]:
     """By tensor, the last node before which it is held, and by possible boundary, the set of tensors held."""
     if begun.higher is not None:
-        low, high = (_kept(step, model, Start(price))[0] for price in (begun.price, begun.higher))
-        mixed = [low[t] if made < begun.since else high[t] for t, made in enumerate(model.step.made)]
-        return mixed, held_at(model.step, mixed)
-    if begun.price not in model.kept_at:
-        retention = step.dropped_at(begun.price)
-        bit = model.bit
-        nodes = np.searchsorted(np.array(model.step.starts), np.arange(model.step.starts[-1] + 1), side="right") - 1
+        low, high = (_kept(model, evaluator, Start(price))[0] for price in (begun.price, begun.higher))
+        mixed = [low[t] if made < begun.since else high[t] for t, made in enumerate(evaluator.condensed.made)]
+        return mixed, held_at(evaluator.condensed, mixed)
+    if begun.price not in evaluator.kept_at:
+        retention = model.dropped_at(begun.price)
+        bit = evaluator.bit
+        nodes = (
+            np.searchsorted(np.array(evaluator.condensed.starts), np.arange(evaluator.condensed.starts[-1] + 1), side="right") - 1
+        )
         dropped: dict[int, int] = {}
         for t, last in retention.dropped.items():
             if t in bit:
                 dropped[bit[t]] = max(int(nodes[last]), dropped.get(bit[t], 0))
-        end = last_held(model.step, dropped)
-        model.kept_at[begun.price] = end, held_at(model.step, end)
-    return model.kept_at[begun.price]
+        end = last_held(evaluator.condensed, dropped)
+        evaluator.kept_at[begun.price] = end, held_at(evaluator.condensed, end)
+    return evaluator.kept_at[begun.price]
 
 
-def least(step: StepModel, measured: Measured) -> Schedule:
+def least(model: StepModel, measured: CompiledSizes) -> Schedule:
     """The schedule with the least peak that the search knows."""
-    return _least(step, step.search_model.with_measured(measured))
+    return _least(model, model.search_evaluator.with_measured(measured))
 
 
-def _least(step: StepModel, model: Model) -> Schedule:
-    found = model.found("least", (), lambda: _sought_least(step, model))
+def _least(model: StepModel, evaluator: Evaluator) -> Schedule:
+    found = evaluator.found("least", (), lambda: _sought_least(model, evaluator))
     assert found is not None  # that in which every tensor is absent is one
     return found
 
 
-def _sought_least(step: StepModel, model: Model) -> Schedule:
-    free, may_swap_all = step.with_host_limit(float("inf")), model.host_limit == float("inf")
-    if may_swap_all or not step.may_swap:
-        lowest = _joined(_all_absent(model))
+def _sought_least(model: StepModel, evaluator: Evaluator) -> Schedule:
+    free, may_swap_all = model.with_host_limit(float("inf")), evaluator.host_limit == float("inf")
+    if may_swap_all or not model.may_swap:
+        lowest = _joined(_all_absent(evaluator))
     else:
-        everything = _least(free, free.search_model.with_measured(model.measured))
-        lowest = _within_host_limit(model, improve(everything, everything.peak, _EVALUATIONS))
+        everything = _least(free, free.search_evaluator.with_measured(evaluator.measured))
+        lowest = _within_host_limit(evaluator, improve(everything, everything.peak, _EVALUATIONS))
     if not may_swap_all:
-        begun = starting(step, model, _LEAST_KEPT, 0.0)
+        begun = starting(model, evaluator, _LEAST_KEPT, 0.0)
         both = [lowest, *([] if begun is None else [_joined(begun)])]
         lowest = min(map(_descended, both), key=lambda schedule: schedule.peak)
-    return _lowered(lowest, lambda schedule, limit: _lower(step, model, schedule, limit, repairs_only=may_swap_all))
+    return _lowered(lowest, lambda schedule, limit: _lower(model, evaluator, schedule, limit, repairs_only=may_swap_all))
 
 
 def _descended(schedule: Schedule) -> Schedule:
     """The schedule, repaired under lower and lower limits, as long as that takes no more than `_DESCENT`."""
-    model, end = schedule.model, schedule.model.evaluated + _DESCENT
+    evaluator, end = schedule.evaluator, schedule.evaluator.evaluated + _DESCENT
 
     def repaired(schedule: Schedule, limit: float) -> Schedule | None:
-        left = end - model.evaluated
+        left = end - evaluator.evaluated
         return repair(schedule, limit, _LEAST_REPAIRS, evaluations=left) if left > 0 else None
 
     return _lowered(schedule, repaired)
@@ -334,7 +312,7 @@ def _lowered(schedule: Schedule, under: Callable[[Schedule, float], Schedule | N
         schedule = lower
 
 
-def _lower(step: StepModel, model: Model, schedule: Schedule, limit: float, *, repairs_only: bool) -> Schedule | None:
+def _lower(model: StepModel, evaluator: Evaluator, schedule: Schedule, limit: float, *, repairs_only: bool) -> Schedule | None:
     """A schedule under a limit that is below the peak of this one; None if repairs find none.
 
     Where everything may be swapped, this schedule is repaired only: others hardly ever get lower, and their repairs take long.
@@ -344,7 +322,7 @@ def _lower(step: StepModel, model: Model, schedule: Schedule, limit: float, *, r
         for price in reversed(PRICES):
             if repaired is not None:
                 break
-            begun = starting(step, model, Start(price), limit)
+            begun = starting(model, evaluator, Start(price), limit)
             repaired = None if begun is None else repair(begun, limit, _REPAIRS, evaluations=_LEAST_EVALUATIONS)
     return repaired
 
@@ -365,12 +343,12 @@ def _joined(schedule: Schedule) -> Schedule:
         schedule = lower
 
 
-def _within_host_limit(model: Model, free: Schedule) -> Schedule:
+def _within_host_limit(evaluator: Evaluator, free: Schedule) -> Schedule:
     """The schedule with fewer swaps, which the host can hold, beginning with those without which it exceeds its peak least.
 
     The other tensors stay on the device, a tensor of the state together with its update. Ties go to the earlier tensor.
     """
-    schedule = assemble(model, list(free.cuts), list(free.residencies), as_they_are=True)
+    schedule = assemble(evaluator, list(free.cuts), list(free.residencies), as_they_are=True)
     assert schedule is not None  # it runs in the other model
     while not schedule.keeps_host_limit:
         fewer = [new for t in _most_on_host(schedule) if (new := _without_swap(schedule, t)) is not None]
@@ -381,7 +359,7 @@ def _within_host_limit(model: Model, free: Schedule) -> Schedule:
 def _most_on_host(schedule: Schedule) -> list[int]:
     """The largest tensors that are on the host when most is there."""
     spans = {t: schedule.host_span(t) for t in sorted(schedule.swapped)}
-    nbytes = schedule.model.step.nbytes
+    nbytes = schedule.evaluator.condensed.nbytes
     host = [sum(nbytes[t] for t, (begin, end) in spans.items() if begin <= j <= end) for j in range(schedule.count + 1)]
     most = host.index(max(host))
     there = [t for t, (begin, end) in spans.items() if begin <= most <= end]
@@ -390,8 +368,8 @@ def _most_on_host(schedule: Schedule) -> list[int]:
 
 def _without_swap(schedule: Schedule, t: int) -> Schedule | None:
     """The schedule in which tensor t is not swapped, nor the state that it updates or that updates it."""
-    model, new = schedule.model, schedule.copy()
-    both = [u for u in (t, model.new_of.get(t, model.old_of.get(t))) if u is not None and u in schedule.swapped]
+    evaluator, new = schedule.evaluator, schedule.copy()
+    both = [u for u in (t, evaluator.new_of.get(t, evaluator.old_of.get(t))) if u is not None and u in schedule.swapped]
     touched = set[int]().union(*(new.set_residencies(u, _staying(schedule.residencies[u], schedule.count)) for u in both))
     return new if new.settle(touched, both) else None
 
@@ -405,10 +383,10 @@ def _staying(several: Several, count: int) -> Several:
     )
 
 
-def _all_absent(model: Model) -> Schedule:
+def _all_absent(evaluator: Evaluator) -> Schedule:
     """Every possible boundary is one, and what may be swapped is on the host whenever no segment needs it."""
-    condensed = model.step
-    k = len(model.places) - 1
+    condensed = evaluator.condensed
+    k = len(evaluator.places) - 1
     segment = np.searchsorted(np.array(condensed.boundaries), np.arange(len(condensed.reads) + 1), side="right") - 1
     uses: list[list[int]] = [[] for _ in condensed.tensors]
     for node, read in enumerate(condensed.reads):
@@ -429,7 +407,7 @@ def _all_absent(model: Model) -> Schedule:
         residencies.append(
             _apart(needs, j, stays_out=t in old_of, starts_out=t in new_of, movable=bool(condensed.movable >> t & 1))
         )
-    made = assemble(model, list(range(k + 1)), residencies)
+    made = assemble(evaluator, list(range(k + 1)), residencies)
     assert made is not None
     return made
 

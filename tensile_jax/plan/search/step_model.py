@@ -18,25 +18,22 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
 from tensile_jax.plan.analysis.latency import StepCosts, fused_latencies, rerun_latencies, rewriting_us
 from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
-from tensile_jax.plan.analysis.rematerialization import drop_tensors
+from tensile_jax.plan.analysis.minimum_cut import drop_tensors
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.search.boundaries import possible_boundaries
 from tensile_jax.plan.search.bundles import MOST_TENSORS, bundled
-from tensile_jax.plan.search.condensed import Condensed, classify, condense
-from tensile_jax.plan.search.schedule import Model
+from tensile_jax.plan.search.condensed_step import Condensed, classify, condense
+from tensile_jax.plan.search.possible_boundaries import possible_boundaries
+from tensile_jax.plan.search.segment_evaluator import Evaluator
 from tensile_jax.plan.search.swaps import SMALLEST
 
 PRICES = (4.0, 0.6, 0.36, 0.165, 0.05, 0.01)
-"""Prices of the minimum cuts from which the search begins: the bytes that one is willing to keep in order to move one byte
-less. `make bench-constants`: with three or ten prices, steps take at most 0.2 % longer."""
+"""Of moving a byte, in bytes kept: prices of the minimum cuts. More prices plan longer (`make bench-constants`)."""
 
 Made = TypeVar("Made")
 
-# `make bench-constants`: with half and twice the turns, and with 0.97 and 0.995, plans are the same.
-_TURNS = 4  # boundaries at which tensors are dropped, one after another; the one at which most is stored first
-_ENOUGH = 0.99  # the search for such boundaries goes on if the last one lowered the highest footprint below this part of it
-
-_LAUNCHES = 10  # not tuned: plans for an H200 have 3 to 20 segments
+_TURNS = 4  # boundaries at which tensors are dropped, the highest first (`make bench-constants`)
+_ENOUGH = 0.99  # of the highest footprint: a turn that lowers it by less is the last (`make bench-constants`)
+_LAUNCHES = 10  # of a typical plan, which share the time that the host is ahead of the device; not tuned
 
 
 class StepModel:
@@ -71,7 +68,7 @@ class StepModel:
         self.host_limit = host_limit if sum(t.nbytes for t in graph.tensors) > host_limit else float("inf")
         self.whole_graph = whole_graph
         self._dropped: dict[float, Retention] = {}
-        self._models: dict[tuple[int, ...], Model] = {}
+        self._evaluators: dict[tuple[int, ...], Evaluator] = {}
         self._decided: dict[Hashable, Any] = {}
 
     def corrected(self, corrections: Corrections) -> "StepModel":
@@ -91,8 +88,8 @@ class StepModel:
 
         def make() -> StepModel:
             made = copy(self)
-            made.host_limit, made._models, made._decided = host_limit, {}, {}
-            for name in ("model", "plain_model", "search_model"):
+            made.host_limit, made._evaluators, made._decided = host_limit, {}, {}
+            for name in ("evaluator", "plain_evaluator", "search_evaluator"):
                 made.__dict__.pop(name, None)
             return made
 
@@ -155,7 +152,7 @@ class StepModel:
     def base(self) -> Retention:
         """What policy `none` keeps, from which the policies of the papers start: the least is computed again.
 
-        Derived tensors (`condensed.py`) are dropped, since no schedule keeps them.
+        Derived tensors (`condensed_step.py`) are dropped, since no schedule keeps them.
         """
         begin = self.liveness.begin
         derived: list[int] = np.flatnonzero(self.classes[1]).tolist()
@@ -188,9 +185,9 @@ class StepModel:
     def unpredicted(self) -> tuple[int, int]:
         """Of how many heavy operators the latency is a roofline's, since the device's latency model does not know such
         operators; and how many heavy operators there are. Nothing is said of a device without such a model."""
-        model = self.profile.latency_model
+        networks = self.profile.latency_model
         heavy = [op for op in self.graph.operators if op.kind == "heavy" and not op.alone]
-        return (0, len(heavy)) if model is None else (int(np.isnan(model.predict(heavy)).sum()), len(heavy))
+        return (0, len(heavy)) if networks is None else (int(np.isnan(networks.predict(heavy)).sum()), len(heavy))
 
     @cached_property
     def costs(self) -> StepCosts:
@@ -216,7 +213,7 @@ class StepModel:
         return self.whole_latency_us + self.profile.launch_us
 
     def dropped_at(self, price: float) -> Retention:
-        """What is kept if tensors are dropped at this price of moving a byte (`analysis/rematerialization.py`).
+        """What is kept if tensors are dropped at this price of moving a byte (`analysis/minimum_cut.py`).
 
         Tensors are dropped across the boundary at which most is stored, again and again, while that lowers the highest footprint.
         """
@@ -268,42 +265,46 @@ class StepModel:
         return possible_boundaries(retention, stored_unless_swapped(retention))
 
     @cached_property
-    def model(self) -> Model:
+    def evaluator(self) -> Evaluator:
         """The condensed step with the possible boundaries of the search."""
-        return self.model_for(())
+        return self.evaluator_for(())
 
     @cached_property
-    def plain_model(self) -> Model:
+    def plain_evaluator(self) -> Evaluator:
         """The same for plain `jax.jit`, which gives all updates the memory of the donated state, be it with a copy."""
-        step, bit = self.model.step, self.model.bit
+        step, bit = self.evaluator.condensed, self.evaluator.bit
         aliases = {bit[t]: bit[h] for t, h in self.liveness.possible_aliases if t in bit and h in bit}
-        return self.model if aliases == step.aliases else Model(replace(step, aliases=aliases), self.profile, self.host_limit)
+        return (
+            self.evaluator
+            if aliases == step.aliases
+            else Evaluator(replace(step, aliases=aliases), self.profile, self.host_limit)
+        )
 
     @cached_property
     def small_rewritten_bytes(self) -> int:
-        """The bytes of small updates that `plain_model` counts beside the state whose memory they take over."""
+        """The bytes of small updates that `plain_evaluator` counts beside the state whose memory they take over."""
         nbytes, significant = self.liveness.nbytes, self.classes[0]
         return sum(int(nbytes[t]) for t in self.liveness.rewritten if not significant[t])
 
     @cached_property
-    def search_model(self) -> Model:
+    def search_evaluator(self) -> Evaluator:
         """The same, as the search sees it: bundled, if it has many significant tensors (`bundles.py`)."""
-        step = self.model.step
+        step = self.evaluator.condensed
         if len(step.tensors) <= MOST_TENSORS:
-            return self.model
+            return self.evaluator
         dropped = [self.dropped_at(price).dropped for price in PRICES]
         dropped_by = [sum((t in those) << i for i, those in enumerate(dropped)) for (t,) in step.tensors]
-        return Model(bundled(step, dropped_by), self.profile, self.host_limit)
+        return Evaluator(bundled(step, dropped_by), self.profile, self.host_limit)
 
-    def model_for(self, boundaries: tuple[int, ...]) -> Model:
+    def evaluator_for(self, boundaries: tuple[int, ...]) -> Evaluator:
         """The condensed step with these possible boundaries (places) beside those of the search."""
-        if boundaries not in self._models:
-            self._models[boundaries] = Model(self._condense(boundaries), self.profile, self.host_limit)
-        return self._models[boundaries]
+        if boundaries not in self._evaluators:
+            self._evaluators[boundaries] = Evaluator(self._condense(boundaries), self.profile, self.host_limit)
+        return self._evaluators[boundaries]
 
     @cached_property
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which tensors are significant, and which are derived (`condensed.py`)."""
+        """Which tensors are significant, and which are derived (`condensed_step.py`)."""
         count = len(self.graph.operators)
         begins = self.liveness.begins
         kept = np.zeros(len(self.graph.tensors), dtype=bool)

@@ -12,9 +12,7 @@ from itertools import islice
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.retention import Retention
 
-SMALLEST = 2**16
-"""Bytes; below that a copy costs more in calls than it frees. `make bench-constants`: with twice as many, small steps have no
-plan under 76 of their limits; with half as many, plans are the same."""
+SMALLEST = 2**16  # bytes; a smaller copy costs more in calls than it frees (`make bench-constants`)
 _TOUCHING = 1e-6  # microseconds; no copy is as short
 
 

@@ -1,15 +1,15 @@
 """Predicts the workspace of a segment, and remembers what XLA has reported for the segments that were compiled.
 
 The workspace is the memory that a segment needs beside its inputs and results. XLA chooses the order of operators, and with it
-the workspace, between two extremes that the account computes (`account.py`). A linear function of the two, with the weights of
-the device profile, predicts it:
+the workspace, between two extremes that the account computes (`segment_account.py`). A linear function of the two, with the
+weights of the device profile, predicts it:
 
     predicted = late_weight * late + early_weight * early
     workspace = measured                            if the same segment was compiled
               = predicted * ratio + margin          otherwise
 
 `ratio` is that of the compiled segment whose operators overlap most with those of the segment: what XLA reported by what was
-predicted, between 1/4 and 4, and weighted by the overlap. `margin` (of `Measured`) begins at zero, and grows each time compiling
+predicted, between 1/4 and 4, and weighted by the overlap. `margin` begins at zero, and grows each time compiling
 shows that a plan does not fit.
 
 Two segments are the same if they run the same operators, compute the same tensors again and leave the same results. Sizes in
@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
-from tensile_jax.plan.search.account import Contents
+from tensile_jax.plan.search.segment_account import SegmentAccount
 
-_MOST_RATIO = 4.0  # not tuned: a prediction that is wrong by more says nothing of other segments
+_MOST_RATIO = 4.0  # a prediction that is wrong by more says nothing of other segments; not tuned
 
 SegmentKey = tuple[int, int, frozenset[TensorId], frozenset[TensorId]]
 """The first place of a segment, the place behind its last, and what it computes again and leaves behind, of significant
@@ -40,7 +40,7 @@ class Compared(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CompiledSizes:
     """What compiling has shown, in bytes.
 
     `workspaces` is by segment. `whole` is the peak of the step as one executable. `margin` is added to the workspace of each
@@ -52,9 +52,9 @@ class Measured:
     margin: int = 0
 
 
-def predicted_workspace(contents: Contents, profile: DeviceProfile) -> int:
+def predicted_workspace(account: SegmentAccount, profile: DeviceProfile) -> int:
     """The workspace of a segment before anything was compiled, rounded up."""
-    return ceil(profile.late_weight * contents.late + profile.early_weight * contents.early)
+    return ceil(profile.late_weight * account.late + profile.early_weight * account.early)
 
 
 def ratio_near(begin: int, end: int, measured: Mapping[SegmentKey, Compared]) -> float:

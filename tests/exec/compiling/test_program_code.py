@@ -161,7 +161,7 @@ def test_auto_joins_segments_on_a_gpu_where_launches_take_long(monkeypatch: pyte
         joined = function._calls.step((weights(), batch()), {})
         monkeypatch.setattr(joined.compiler, "device", dataclasses.make_dataclass("Device", ["platform"])(platform))
         monkeypatch.setitem(
-            joined.planner.step.__dict__, "profile", dataclasses.replace(joined.planner.step.profile, launch_us=launch_us)
+            joined.planner.model.__dict__, "profile", dataclasses.replace(joined.planner.model.profile, launch_us=launch_us)
         )
         return joined.in_one_program
 

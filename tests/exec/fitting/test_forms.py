@@ -77,7 +77,7 @@ def test_the_plan_by_which_a_step_was_ranked_is_not_sought_again(monkeypatch: py
     function = tensile.jit(step, budget="90%", donate_argnums=0)
     function.plan(*arguments(4100, words=1024, width=256, layers=6))
     assert len(ranked) == 1
-    assert sum(one is ranked[0].planner.step for one in sought) == 1
+    assert sum(one is ranked[0].planner.model for one in sought) == 1
 
 
 def test_more_chunks_are_not_tried_once_twice_as_many_gain_little(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_more_chunks_are_not_tried_once_twice_as_many_gain_little(monkeypatch: p
     monkeypatch.setattr(Fitting, "quick_us", quick_us)
     calls = tensile.jit(step, budget="50%", donate_argnums=0)._calls
     fitting = begin(calls.step(arguments(2400), {}), calls.budget)
-    monkeypatch.setattr(type(fitting.planner.step), "whole_us", 50.0)
+    monkeypatch.setattr(type(fitting.planner.model), "whole_us", 50.0)
     assert forms.fastest_form(fitting).step.traced.row_chunks == 2
     assert tried == [0, 2, 4]
 

@@ -13,7 +13,7 @@ from tensile_jax.exec.fitting import find_plan
 from tensile_jax.exec.fitting.knowledge import Entry, Knowledge
 from tensile_jax.exec.fitting.knowledge_store import STORE, keep, kept_file, load
 from tensile_jax.ir import TensorId
-from tensile_jax.plan import Choice, Measured, Planner
+from tensile_jax.plan import Choice, CompiledSizes, Planner
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Layout, Residency
 from tensile_jax.plan.search.workspace import Compared
 from tests.builders import batch, fresh, low_budget, numbers, running, sgd_step, slow_but, weights
@@ -138,7 +138,7 @@ def test_what_is_kept_is_what_is_loaded(tmp_path: Path) -> None:
     several = (Residency(0, -1, BEGINS, True), Residency(3, 4, COPIED, False))
     layout = Layout((0, 7, 9), {TensorId(3): several, TensorId(5): (Residency(1, 2, MADE, False),)})
     shown = {(0, 7, frozenset({TensorId(3)}), frozenset({TensorId(5), TensorId(4)})): Compared(100, 92.5)}
-    kept = Knowledge(Measured(shown, 30), (Entry(10.0, 9, Choice(layout)), Entry(20.0, 19, Choice(None))))
+    kept = Knowledge(CompiledSizes(shown, 30), (Entry(10.0, 9, Choice(layout)), Entry(20.0, 19, Choice(None))))
     keep(tmp_path / "new" / "file.json", kept, 8)
     found = load(tmp_path / "new" / "file.json")
     assert found is not None

@@ -8,7 +8,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.exec.fitting.fitting import Fitting
-from tensile_jax.plan import Goal, Measured, Planned, Planner
+from tensile_jax.plan import CompiledSizes, Goal, Planned, Planner
 from tests.builders import batch, fresh, low_budget, sgd_step, weights
 
 ARGUMENTS = (weights(6), batch(rows=1500))
@@ -18,9 +18,9 @@ ARGUMENTS = (weights(6), batch(rows=1500))
 def margins(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """For each plan that is asked for: the margin in bytes, and whether there was a plan."""
     seen: list[tuple[int, bool]] = []
-    plan: Callable[[Planner, Goal, Measured], Planned | None] = Planner.plan
+    plan: Callable[[Planner, Goal, CompiledSizes], Planned | None] = Planner.plan
 
-    def watched(self: Planner, goal: Goal, measured: Measured) -> Any:
+    def watched(self: Planner, goal: Goal, measured: CompiledSizes) -> Any:
         found = plan(self, goal, measured)
         seen.append((measured.margin, found is not None))
         return found
@@ -57,7 +57,7 @@ def test_what_is_free_is_halved_and_given_up_where_there_is_no_plan_otherwise(
 
 def test_the_plan_that_was_shown_is_compiled_first_and_not_sought_again(monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[object] = []
-    choices: Callable[[Planner, float, Measured], Any] = Planner._choices
+    choices: Callable[[Planner, float, CompiledSizes], Any] = Planner._choices
     monkeypatch.setattr(
         Planner, "_choices", lambda self, limit, measured: (happened.append(limit), choices(self, limit, measured))[1]
     )

@@ -15,7 +15,7 @@ from tensile_jax.exec.compiling.compiler import Compiler, peak_of
 from tensile_jax.exec.compiling.plain_jit import PlainJit
 from tensile_jax.exec.fitting import find_plan
 from tensile_jax.exec.fitting.fitting import Fitting
-from tensile_jax.plan import Measured, Planner
+from tensile_jax.plan import CompiledSizes, Planner
 from tensile_jax.plan_format import PolicyName
 from tests.builders import fresh, numbers, within_budget
 
@@ -100,7 +100,7 @@ def halves(rows: int) -> Case:
 def peaks(function: tensile.PlannedFunction, *arguments: Any) -> tuple[int, int]:
     """Plain jit's peak as predicted, and as compiled, of which the package learns nothing here."""
     step = function._calls.step(arguments, {})
-    return step.planner.whole_peak_bytes(Measured()), peak_of(step.traced.traced.lower().compile())
+    return step.planner.whole_peak_bytes(CompiledSizes()), peak_of(step.traced.traced.lower().compile())
 
 
 def planned(case: Case, budget: Any) -> tensile.PlannedFunction:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from tensile_jax.ir import TensorId
-from tensile_jax.plan import Goal, Measured, Planner
+from tensile_jax.plan import CompiledSizes, Goal, Planner
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.multi_job.joint_swaps import SwappingJob, agree_on_swaps, agreed_swaps
 from tensile_jax.plan.policies.tensile.complete_scheduling import find_schedule
@@ -85,10 +85,10 @@ def test_a_planner_makes_the_agreed_swaps_and_no_others() -> None:
     alone = Planner(graph, PROFILE, policy="tensile", state_memory="any")
     accesses = alone.swapping_accesses()
     assert accesses is not None
-    least = alone.plan(Goal(0.0), Measured())
+    least = alone.plan(Goal(0.0), CompiledSizes())
     (swaps,) = agree_on_swaps([SwappingJob(accesses, True, 1.0)], PROFILE)
-    same = Planner(graph, PROFILE, policy="tensile", state_memory="any", agreed_swaps=swaps).plan(Goal(0.0), Measured())
-    none = Planner(graph, PROFILE, policy="tensile", state_memory="any", agreed_swaps=()).plan(Goal(0.0), Measured())
+    same = Planner(graph, PROFILE, policy="tensile", state_memory="any", agreed_swaps=swaps).plan(Goal(0.0), CompiledSizes())
+    none = Planner(graph, PROFILE, policy="tensile", state_memory="any", agreed_swaps=()).plan(Goal(0.0), CompiledSizes())
     assert least is not None and same is not None and none is not None
     assert same.plan == least.plan and same.plan.swapped_out_bytes > 0
     assert none.plan.swapped_out_bytes == 0

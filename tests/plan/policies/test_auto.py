@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.planner import Goal, Planner
 from tensile_jax.plan.policies import auto as policy
 from tensile_jax.plan.search.choice import peak_of, schedule_of
@@ -19,7 +19,7 @@ from tests.plan.small_steps import small_step
 @pytest.mark.parametrize("seed", range(0, 120, 3))
 def test_auto_is_not_slower_than_tensile_with_state_outside_between_iterations(seed: int) -> None:
     graph, profile = small_step(seed, most=40)
-    planner, nothing = Planner(graph, profile, state_memory="any"), Measured()
+    planner, nothing = Planner(graph, profile, state_memory="any"), CompiledSizes()
     tensile = planner.with_policy("tensile")
     lowest, whole = tensile.floor_bytes(nothing), planner.whole_peak_bytes(nothing)
     for limit in (lowest, (lowest + whole) // 2):
@@ -32,8 +32,8 @@ def test_auto_is_not_slower_than_tensile_with_state_outside_between_iterations(s
 def test_a_plan_that_is_found_quickly_is_taken_where_others_turn_out_to_be_above_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    planner, nothing = Planner(training_graph(6, activation=100_000), PROFILE), Measured()
-    step = planner.step
+    planner, nothing = Planner(training_graph(6, activation=100_000), PROFILE), CompiledSizes()
+    step = planner.model
     whole, floor = planner.whole_peak_bytes(nothing), planner.floor_bytes(nothing)
     limit = float((whole + floor) // 2)
 
@@ -49,8 +49,8 @@ def test_a_plan_that_is_found_quickly_is_taken_where_others_turn_out_to_be_above
 
 
 def test_segments_that_need_more_than_expected_are_lowered_by_just_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    planner, nothing = Planner(training_graph(8, activation=100_000), PROFILE), Measured()
-    step, more = planner.step, 40_000
+    planner, nothing = Planner(training_graph(8, activation=100_000), PROFILE), CompiledSizes()
+    step, more = planner.model, 40_000
     limit = 0.8 * planner.whole_peak_bytes(nothing)
     predicted, needed = policy.predicted_plan, list[float]()
 

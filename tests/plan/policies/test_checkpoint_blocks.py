@@ -1,12 +1,12 @@
 """Blocks found by name, and what checkpointing them drops."""
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, Measured
+from tensile_jax.plan import POLICIES, CompiledSizes
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.checkpoint_blocks import checkpoint, checkpointed, find_backward_start, find_blocks
+from tensile_jax.plan.policies.segments import Decision, choice_with
 from tensile_jax.plan.search.choice import LEAST
-from tensile_jax.plan.search.cut_choice import Decision, choice_with
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, convolutions, graph_of, training_graph
 from tests.test_properties import planned
@@ -96,6 +96,6 @@ def test_blocks_are_computed_again_and_nothing_is_swapped() -> None:
     plan = planned(step, everywhere, "any")
     assert {e.name for e in plan.events if e.kind == "recompute"} == {"a", "b", "d"}
     assert not [e for e in plan.events if e.kind.startswith("swap")]
-    choice, without = checkpoint(step, LEAST, Measured()), POLICIES["none"](step, LEAST, Measured())
+    choice, without = checkpoint(step, LEAST, CompiledSizes()), POLICIES["none"](step, LEAST, CompiledSizes())
     assert choice is not None and without is not None
     assert planned(step, choice, "any").peak_bytes < planned(step, without, "any").peak_bytes

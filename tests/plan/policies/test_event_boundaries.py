@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, Measured
+from tensile_jax.plan import POLICIES, CompiledSizes
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import find_liveness
@@ -92,10 +92,10 @@ def test_the_cut_of_policy_tensile_exposes_no_copy_that_algorithm_2_has_hidden(
     """Algorithm 2 hides every copy that it schedules, so what a plan waits for is what the cut exposes: a launch for a copy."""
     profile = dataclasses.replace(PROFILE, device_to_host_bytes_per_us=rate, host_to_device_bytes_per_us=rate)
     step = StepModel(order(graph), profile, state_may_stay_out=state_memory == "any")
-    least = POLICIES["tensile"](step, LEAST, Measured())
+    least = POLICIES["tensile"](step, LEAST, CompiledSizes())
     assert least is not None
     limit = part * sum(tensor.nbytes for tensor in graph.tensors)
-    for choice in (least, POLICIES["tensile"](step, limit, Measured())):
+    for choice in (least, POLICIES["tensile"](step, limit, CompiledSizes())):
         if choice is not None and not choice.runs_whole:
             plan = planned(step, choice, state_memory)
             copies = sum(event.kind in ("swap_out", "swap_in") for event in plan.events)

@@ -1,12 +1,12 @@
 """vDNN's layers and windows on graphs that fit on paper."""
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import Choice, Measured
+from tensile_jax.plan import Choice, CompiledSizes
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.policies.none import none
+from tensile_jax.plan.policies.segments import Decision, choice_with
 from tensile_jax.plan.policies.vdnn import Layer, find_layers, offload, vdnn
 from tensile_jax.plan.search.choice import LEAST
-from tensile_jax.plan.search.cut_choice import Decision, choice_with
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, convolutions, graph_of, tensor_named
 from tests.test_properties import planned
@@ -71,7 +71,7 @@ def test_every_feature_map_goes_once_and_returns_once_where_segments_let_it() ->
     copies = sorted((e.name, e.kind) for e in plan.events if e.kind.startswith("swap"))
     assert copies == [(y, kind) for y in ("y0", "y1", "y2") for kind in ("swap_in", "swap_out")]
     assert plan.recomputed_us == 0.0
-    choice, without = vdnn(step, LEAST, Measured()), none(step, LEAST, Measured())
+    choice, without = vdnn(step, LEAST, CompiledSizes()), none(step, LEAST, CompiledSizes())
     assert choice is not None and without is not None
     assert planned(step, choice, "any").peak_bytes < planned(step, without, "any").peak_bytes
 
@@ -83,4 +83,4 @@ def test_without_convolutions_it_is_what_none_is() -> None:
         return None if choice is None else choice.key
 
     for limit in (LEAST, 500_000.0, 10**9):
-        assert fields(vdnn(step, limit, Measured())) == fields(none(step, limit, Measured()))
+        assert fields(vdnn(step, limit, CompiledSizes())) == fields(none(step, limit, CompiledSizes()))

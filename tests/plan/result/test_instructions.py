@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tensile_jax.errors import InvalidPlan
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan import POLICIES, Measured
+from tensile_jax.plan import POLICIES, CompiledSizes
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import floor_bytes
 from tensile_jax.plan.result.build import empty_plan
@@ -106,15 +106,15 @@ def random_plans(seed: int, state_memory: str) -> list[tuple[Plan, Graph]]:
     """Plans of every policy for a random graph under two budgets, and with segments joined into programs."""
     rng = random.Random(seed)
     step = StepModel(order(random_graph(rng)), PROFILE, state_may_stay_out=state_memory == "any")
-    least = floor_bytes(step, Measured())
-    top = max(least, whole_peak(step, Measured()))
+    least = floor_bytes(step, CompiledSizes())
+    top = max(least, whole_peak(step, CompiledSizes()))
     found: list[tuple[Plan, Graph]] = []
     for policy in POLICIES.values():
         for part in (rng.random(), 0.0):
-            choice = policy(step, least + part * (top - least), Measured())
+            choice = policy(step, least + part * (top - least), CompiledSizes())
             if choice is None or choice.runs_whole:
                 continue
-            plan = predicted_plan(step, choice, Measured())
+            plan = predicted_plan(step, choice, CompiledSizes())
             plan = dataclasses.replace(plan, state_memory="any" if state_memory == "any" else "device")
             found.append((plan, step.graph))
             found.append((joined(plan, programs_of(plan, step.graph), step.graph, PROFILE), step.graph))

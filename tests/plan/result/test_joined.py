@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import Goal, Measured, Planner
+from tensile_jax.plan import CompiledSizes, Goal, Planner
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import retain
@@ -22,8 +22,8 @@ from tests.builders import graph_of, plan_by_hand, tensor_named, training_graph,
 def test_a_joined_plan_does_what_the_step_does(policy: PolicyName, state_memory: str, share: float) -> None:
     graph = training_graph(6, weight=70_000)
     planner = Planner(graph, with_link(1000.0), policy=policy, state_memory=state_memory)  # pyright: ignore[reportArgumentType] # pytest
-    measured = Measured()
-    limit = max(share * planner.step.unplanned_bytes, planner.floor_bytes(measured))
+    measured = CompiledSizes()
+    limit = max(share * planner.model.unplanned_bytes, planner.floor_bytes(measured))
     found = planner.plan(Goal(limit), measured)
     assert found is not None
     plan = found.plan
@@ -81,7 +81,7 @@ def test_a_copy_out_and_back_of_what_a_program_makes_is_part_of_it() -> None:
 def test_segments_are_as_they_were_where_every_boundary_has_a_copy() -> None:
     graph = training_graph(4, weight=100_000)
     planner = Planner(graph, with_link(1000.0), policy="tensile", state_memory="any")
-    found = planner.plan(Goal(planner.floor_bytes(Measured())), Measured())
+    found = planner.plan(Goal(planner.floor_bytes(CompiledSizes())), CompiledSizes())
     assert found is not None
     if len(programs_of(found.plan, planner.graph)) == len(found.plan.segments):
         assert not can_be_joined(found.plan, planner.graph)
@@ -93,7 +93,7 @@ def test_segments_are_as_they_were_where_every_boundary_has_a_copy() -> None:
 def test_programs_need_what_is_measured_of_them() -> None:
     graph = training_graph(6, weight=70_000)
     planner = Planner(graph, with_link(1000.0), policy="tensile")
-    found = planner.plan(Goal(planner.floor_bytes(Measured())), Measured())
+    found = planner.plan(Goal(planner.floor_bytes(CompiledSizes())), CompiledSizes())
     assert found is not None
     programs = programs_of(found.plan, planner.graph)
     workspaces = [1000 * (number + 1) for number in range(len(programs))]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tensile_jax.errors import InvalidPlan
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, Measured
+from tensile_jax.plan import POLICIES, CompiledSizes
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
@@ -87,9 +87,9 @@ def test_state_that_comes_back_in_the_place_of_other_state_stays_where_it_is() -
     step = StepModel(order(graph), PROFILE, state_may_stay_out=True)
     for policy in POLICIES.values():
         for limit in (LEAST, 3 * size, 5 * size, 8 * size):
-            choice = policy(step, limit, Measured())
+            choice = policy(step, limit, CompiledSizes())
             if choice is not None and not choice.runs_whole:
-                check(replace(predicted_plan(step, choice, Measured()), state_memory="any"), step.graph)
+                check(replace(predicted_plan(step, choice, CompiledSizes()), state_memory="any"), step.graph)
 
 
 def test_the_host_holds_a_copy_until_the_tensor_is_back_and_state_across_the_iterations() -> None:
@@ -177,12 +177,12 @@ def hold_to_account(rng: random.Random, graph: Graph, state_memory: str) -> None
     """Every policy's plans at several budgets, before compiling and with workspaces that compiling might have shown."""
     step = StepModel(order(graph), PROFILE, state_may_stay_out=state_memory == "any")
     header = header_for(step.graph, state_memory=state_memory)
-    least = floor_bytes(step, Measured())
-    top = max(least, whole_peak(step, Measured()))
+    least = floor_bytes(step, CompiledSizes())
+    top = max(least, whole_peak(step, CompiledSizes()))
     significant, derived = step.classes
     small = sum(t.nbytes for t in step.graph.tensors if not significant[t.id] and not derived[t.id])
     for policy in POLICIES.values():
-        measured = Measured()
+        measured = CompiledSizes()
         for part in sorted((rng.random(), rng.random() / 4, 0.0), reverse=True):
             limit = least + part * (top - least)
             choice = policy(step, limit, measured)
@@ -197,7 +197,7 @@ def hold_to_account(rng: random.Random, graph: Graph, state_memory: str) -> None
                 assert needed == segment.device_bytes or segment in (plan.segments[0], plan.segments[-1])
                 assert abs(segment.device_bytes - counted) <= small  # of small tensors, the search knows no more than a bound
             shown = compared(schedule, [rng.choice((0, 1_000, 65_536)) for _ in plan.segments])
-            measured = Measured({**measured.workspaces, **shown})
+            measured = CompiledSizes({**measured.workspaces, **shown})
 
 
 ACCOUNTS = given(seed=st.integers(0, 2**32), state_memory=st.sampled_from(["device", "any"]))

@@ -1,6 +1,6 @@
 """Random steps with all that is odd in a step, random schedules of them, and random moves.
 
-Sizes are such that no tensor is small (`condensed.py`): then the account of a schedule is exact.
+Sizes are such that no tensor is small (`condensed_step.py`): then the account of a schedule is exact.
 """
 
 import dataclasses
@@ -8,15 +8,17 @@ import random
 from collections.abc import Iterator
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import DeviceProfile, Measured
+from tensile_jax.plan import CompiledSizes, DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.search import moves
+from tensile_jax.plan.search import residency_moves
+from tensile_jax.plan.search.boundary_moves import merged, split
 from tensile_jax.plan.search.choice import choice_of, workspaces_of
-from tensile_jax.plan.search.condensed import members
-from tensile_jax.plan.search.schedule import Model, Schedule
-from tensile_jax.plan.search.start import last_held, merged, split, start
+from tensile_jax.plan.search.condensed_step import members
+from tensile_jax.plan.search.schedule import Schedule
+from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.start_schedules import last_held, start
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, graph_of, header_for
@@ -80,9 +82,9 @@ def odd_step(seed: int, *, most: int = 14) -> StepModel:
     return StepModel(graph, profile, state_may_stay_out=stays_out, host_limit=float("inf") if swaps else 0)
 
 
-def random_schedule(model: Model, rng: random.Random) -> Schedule:
+def random_schedule(evaluator: Evaluator, rng: random.Random) -> Schedule:
     """Some tensors held for a while only, and some boundaries."""
-    step = model.step
+    step = evaluator.condensed
     dropped = {
         t: rng.randint(max(step.made[t], 0), len(step.reads))
         for t, recipe in enumerate(step.recipes)
@@ -90,31 +92,31 @@ def random_schedule(model: Model, rng: random.Random) -> Schedule:
     }
     last = len(step.boundaries) - 1
     cuts = [0, *(b for b in range(1, last) if rng.random() < 0.5), last]
-    found = start(model, cuts, last_held(step, dropped))
+    found = start(evaluator, cuts, last_held(step, dropped))
     assert found is not None
     return found
 
 
 def possible_moves(schedule: Schedule, rng: random.Random) -> Iterator[tuple[str, Schedule | None]]:
     """Moves of every kind, each at a few places, with their names."""
-    model, k = schedule.model, schedule.count
-    gaps = list(dict.fromkeys(gap for j in range(k) for gap in moves.gaps_at(schedule, j)))
+    evaluator, k = schedule.evaluator, schedule.count
+    gaps = list(dict.fromkeys(gap for j in range(k) for gap in residency_moves.gaps_at(schedule, j)))
     for gap in rng.sample(gaps, min(4, len(gaps))):
-        yield "drop", moves.drop(schedule, gap, keep_sources=False)
-        yield "drop", moves.drop(schedule, gap, keep_sources=True)
+        yield "drop", residency_moves.drop(schedule, gap, keep_sources=False)
+        yield "drop", residency_moves.drop(schedule, gap, keep_sources=True)
         low, high = gap.after + 1, min(gap.before, k)
-        if model.step.movable >> gap.t & 1 and high > low:
+        if evaluator.condensed.movable >> gap.t & 1 and high > low:
             gone = rng.randint(low, high - 1)
-            yield "swap", moves.swap(schedule, gap, gone, rng.randint(gone + 1, high))
+            yield "swap", residency_moves.swap(schedule, gap, gone, rng.randint(gone + 1, high))
     for m in range(k):
-        for t in members(schedule.contents[m].again):
-            yield "keep", moves.keep(schedule, t, m)
+        for t in members(schedule.accounts[m].again):
+            yield "keep", residency_moves.keep(schedule, t, m)
     for t in sorted(schedule.swapped):
         for number in range(len(schedule.residencies[t]) - 1):
-            yield "stay", moves.stay(schedule, t, number)
-    for old in model.new_of:
-        yield "keep_across", moves.keep_across(schedule, old)
-        yield "send_across", moves.send_across(schedule, old, rng.randint(0, k), rng.randint(0, k))
+            yield "stay", residency_moves.stay(schedule, t, number)
+    for old in evaluator.new_of:
+        yield "keep_across", residency_moves.keep_across(schedule, old)
+        yield "send_across", residency_moves.send_across(schedule, old, rng.randint(0, k), rng.randint(0, k))
     for j in range(1, k):
         yield "merge", merged(schedule, j)
     for j in range(k):
@@ -144,6 +146,6 @@ def plan_of(step: StepModel, schedule: Schedule) -> Plan:
     return plan
 
 
-def model_of(step: StepModel) -> Model:
+def model_of(step: StepModel) -> Evaluator:
     """The condensed step."""
-    return step.model.with_measured(Measured())
+    return step.evaluator.with_measured(CompiledSizes())

@@ -5,27 +5,27 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.policies.auto import auto, floor_bytes
-from tensile_jax.plan.search import boundaries, step_model
-from tensile_jax.plan.search.account import Contents, contents_of
+from tensile_jax.plan.search import possible_boundaries, step_model
 from tensile_jax.plan.search.bundles import bundled
 from tensile_jax.plan.search.choice import LEAST, choice_of, peak_of, predicted_plan, schedule_of
-from tensile_jax.plan.search.condensed import Condensed, members
+from tensile_jax.plan.search.condensed_step import Condensed, members
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import fastest, least
+from tensile_jax.plan.search.segment_account import SegmentAccount, account_of
 from tensile_jax.plan.search.step_model import PRICES, StepModel
 from tests.builders import PROFILE, training_graph
 from tests.plan.search.schedules import odd_step, plan_of, random_schedule, wander
 
-NOTHING = Measured()
+NOTHING = CompiledSizes()
 
 
 @pytest.fixture(autouse=True)
 def long_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step is bundled, and has few possible boundaries."""
     monkeypatch.setattr(step_model, "MOST_TENSORS", 0)
-    monkeypatch.setattr(boundaries, "_MOST", 6)
+    monkeypatch.setattr(possible_boundaries, "_MOST", 6)
 
 
 def deep_step(layers: int, *, state_may_stay_out: bool) -> StepModel:
@@ -44,7 +44,7 @@ def steps_of(condensed: Condensed) -> list[int]:
 @pytest.mark.parametrize("make", STEPS)
 def test_every_tensor_is_in_one_bundle_or_needed_in_one_stretch_only(make) -> None:
     step = make()
-    fine, coarse = step.model.step, step.search_model.step
+    fine, coarse = step.evaluator.condensed, step.search_evaluator.condensed
     stretch = steps_of(fine)
     where = {t: i for i, those in enumerate(coarse.tensors) for t in those}
     assert sum(map(len, coarse.tensors)) == len(where)
@@ -65,7 +65,7 @@ def test_every_tensor_is_in_one_bundle_or_needed_in_one_stretch_only(make) -> No
             assert needed <= {stretch[fine.made[i]]}
             assert not (fine.at_end | fine.at_begin) >> i & 1
     for bundle, those in enumerate(coarse.tensors):
-        assert coarse.nbytes[bundle] == sum(fine.nbytes[step.model.bit[t]] for t in those)
+        assert coarse.nbytes[bundle] == sum(fine.nbytes[step.evaluator.bit[t]] for t in those)
     for old, new in fine.aliases.items():
         assert coarse.aliases[where[fine.tensors[old][0]]] == where[fine.tensors[new][0]]
     assert {(where[fine.tensors[old][0]], where[fine.tensors[new][0]]) for old, new in fine.pairs} == set(coarse.pairs)
@@ -77,14 +77,14 @@ def test_every_tensor_is_in_one_bundle_or_needed_in_one_stretch_only(make) -> No
 def test_recipes_run_what_their_members_need_from_what_they_read(make) -> None:
     """What a recipe reads and makes suffices to compute all members again, in the time that it states."""
     step = make()
-    fine, coarse = step.model.step, step.search_model.step
+    fine, coarse = step.evaluator.condensed, step.search_evaluator.condensed
     for bundle, recipe in enumerate(coarse.recipes):
-        those = [step.model.bit[t] for t in coarse.tensors[bundle]]
+        those = [step.evaluator.bit[t] for t in coarse.tensors[bundle]]
         if recipe is None:
             assert coarse.made[bundle] < 0 or any(fine.recipes[t] is None for t in ancestors_in_stretch(fine, those))
             continue
         assert recipe.reads < 1 << bundle
-        have = {step.model.bit[t] for b in members(recipe.reads) for t in coarse.tensors[b]}
+        have = {step.evaluator.bit[t] for b in members(recipe.reads) for t in coarse.tensors[b]}
         ran: set[int] = set()
         waiting = those[:]
         while waiting:
@@ -118,7 +118,7 @@ def ancestors_in_stretch(fine: Condensed, those: list[int]) -> set[int]:
 def test_bundles_need_at_least_as_much_memory(make) -> None:
     """Also where parts of a sum, which XLA does not write, are made in many stretches: all of them live until the sum is read."""
     step = make()
-    fine, coarse = step.model.step, step.search_model.step
+    fine, coarse = step.evaluator.condensed, step.search_evaluator.condensed
     for a, b in combinations(range(len(coarse.boundaries)), 2):
         exact, bundles = whole_segment(fine, a, b), whole_segment(coarse, a, b)
         assert exact is not None
@@ -127,7 +127,7 @@ def test_bundles_need_at_least_as_much_memory(make) -> None:
         assert bundles.early >= exact.early
 
 
-def whole_segment(step: Condensed, a: int, b: int) -> Contents | None:
+def whole_segment(step: Condensed, a: int, b: int) -> SegmentAccount | None:
     """What a segment between two boundaries needs, if nothing is dropped or swapped."""
     begin, end = step.boundaries[a], step.boundaries[b]
     there = wanted = 0
@@ -138,7 +138,7 @@ def whole_segment(step: Condensed, a: int, b: int) -> Contents | None:
             there |= 1 << t
         elif begin <= made < end <= last:
             wanted |= 1 << t
-    return contents_of(step, begin, end, there, wanted, 0)
+    return account_of(step, begin, end, there, wanted, 0)
 
 
 @pytest.mark.parametrize("make", STEPS)
@@ -146,7 +146,7 @@ def test_schedules_of_bundles_are_plans(make) -> None:
     """Whatever moves are made, the choice can be computed, and its plan passes the replay."""
     step = make()
     rng = random.Random(len(step.graph.operators))
-    schedule = random_schedule(step.search_model, rng)
+    schedule = random_schedule(step.search_evaluator, rng)
     replayed(step, schedule)
     for _, other in wander(schedule, rng, 6):
         replayed(step, other)
@@ -179,9 +179,9 @@ def test_what_the_search_finds_keeps_the_limit_down_to_the_floor(make) -> None:
 def test_a_deep_step_with_equal_layers_is_bundled_and_nearly_as_fast(
     state_may_stay_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boundaries, "_MOST", 24)
+    monkeypatch.setattr(possible_boundaries, "_MOST", 24)
     step = deep_step(40, state_may_stay_out=state_may_stay_out)
-    assert len(step.search_model.step.tensors) < 0.7 * len(step.model.step.tensors)
+    assert len(step.search_evaluator.condensed.tensors) < 0.7 * len(step.evaluator.condensed.tensors)
     monkeypatch.setattr(step_model, "MOST_TENSORS", 10**6)
     apart = deep_step(40, state_may_stay_out=state_may_stay_out)
     limit = 1.3 * floor_bytes(step, NOTHING)
@@ -191,7 +191,7 @@ def test_a_deep_step_with_equal_layers_is_bundled_and_nearly_as_fast(
 
 
 def test_without_common_properties_every_tensor_is_a_bundle_of_its_own() -> None:
-    fine = odd_step(3).model.step
+    fine = odd_step(3).evaluator.condensed
     apart = bundled(fine, list(range(len(fine.tensors))))
     assert all(len(those) == 1 for those in apart.tensors)
     assert len(PRICES) < 64

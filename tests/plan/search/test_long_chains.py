@@ -3,15 +3,15 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tensile_jax.plan.search.account import Segment
-from tensile_jax.plan.search.condensed import Recipe
+from tensile_jax.plan.search.condensed_step import Recipe
+from tensile_jax.plan.search.segment_account import PartialSegment
 
 LENGTH = 3000
 
 
-def segment(recipes: list[Recipe | None]) -> Segment:
+def segment(recipes: list[Recipe | None]) -> PartialSegment:
     step: Any = SimpleNamespace(derived_before=(0,), written=0, recipes=tuple(recipes), sources={}, derived_us=())
-    return Segment(cast(Any, step), 0, 1, 0)
+    return PartialSegment(cast(Any, step), 0, 1, 0)
 
 
 def chain(length: int) -> list[Recipe | None]:

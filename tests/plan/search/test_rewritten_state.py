@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import DeviceProfile, Measured
+from tensile_jax.plan import CompiledSizes, DeviceProfile
 from tensile_jax.plan.planner import Goal, Planner
 from tensile_jax.plan.search.choice import whole_peak
 from tensile_jax.plan.search.step_model import StepModel
@@ -22,14 +22,14 @@ def _graph(lines: Sequence[str]) -> Graph:
 
 
 def _step(lines: Sequence[str], profile: DeviceProfile) -> StepModel:
-    return Planner(_graph(lines), profile, state_memory="device").step
+    return Planner(_graph(lines), profile, state_memory="device").model
 
 
 def test_plain_jit_needs_no_memory_for_it_and_takes_the_time_of_a_copy() -> None:
     gpu, cpu = _step(_LINES, _ON_GPU), _step(_LINES, dataclasses.replace(PROFILE, kernel_us=5.0))
     assert len(gpu.liveness.rewritten) == 1 and not cpu.liveness.rewritten
     product = _step([line.replace("conv", "heavy") for line in _LINES], _ON_GPU)
-    assert whole_peak(gpu, Measured()) == whole_peak(product, Measured())
+    assert whole_peak(gpu, CompiledSizes()) == whole_peak(product, CompiledSizes())
     copy_us = 2 * _SIZE / _ON_GPU.bytes_per_us + 5.0
     assert gpu.whole_us == sum(gpu.latencies) + copy_us + gpu.profile.launch_us
     assert cpu.whole_us == sum(cpu.latencies) + cpu.profile.launch_us
@@ -38,7 +38,7 @@ def test_plain_jit_needs_no_memory_for_it_and_takes_the_time_of_a_copy() -> None
 def test_no_segment_is_given_it() -> None:
     for profile, expected in ((_ON_GPU, {"w"}), (PROFILE, {"m", "w"})):
         planner = Planner(_graph(_LINES), profile, policy="none", state_memory="device")
-        found = planner.plan(Goal(float("inf")), Measured())
+        found = planner.plan(Goal(float("inf")), CompiledSizes())
         assert found is not None
         plan = found.plan
         donated = {t for s in plan.segments for t in s.donated}

@@ -6,23 +6,23 @@ from functools import partial
 
 import pytest
 
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.policies.auto import auto, floor_bytes
 from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search import search
 from tensile_jax.plan.search.choice import LEAST, peak_of, whole_peak
 from tensile_jax.plan.search.local_search import improve, repair
-from tensile_jax.plan.search.schedule import Model
 from tensile_jax.plan.search.search import fastest, least
+from tensile_jax.plan.search.segment_evaluator import Evaluator
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of, training_graph
 from tests.plan.search.schedules import model_of, odd_step, plan_of, random_schedule
 
-NOTHING = Measured()
+NOTHING = CompiledSizes()
 
 
-def starts(step: StepModel, model: Model, limit: float) -> list[search.Start]:
-    return list(search._starts(step, model, limit, partial(search.starting, step, model, limit=limit)))
+def starts(step: StepModel, evaluator: Evaluator, limit: float) -> list[search.Start]:
+    return list(search._starts(step, evaluator, limit, partial(search.starting, step, evaluator, limit=limit)))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -54,14 +54,14 @@ def test_the_same_step_gives_the_same_schedule_whatever_was_asked_before(seed: i
 @pytest.mark.parametrize("seed", range(5))
 def test_the_search_begins_at_lower_prices_where_the_others_keep_more_than_the_limit(seed: int) -> None:
     step = odd_step(seed)
-    model = model_of(step)
+    evaluator = model_of(step)
 
     def keeps(begun: search.Start) -> int:
-        return max(map(model.step.bytes_of, search._kept(step, model, begun)[1])) + model.step.base_bytes
+        return max(map(evaluator.condensed.bytes_of, search._kept(step, evaluator, begun)[1])) + evaluator.condensed.base_bytes
 
     most = keeps(search._STARTS[0])
-    assert tuple(starts(step, model, most)) == search._STARTS
-    found = starts(step, model, most - 1)
+    assert tuple(starts(step, evaluator, most)) == search._STARTS
+    found = starts(step, evaluator, most - 1)
     assert tuple(found[: len(search._STARTS)]) == search._STARTS
     lower = found[len(search._STARTS) :]
     pairs, mixed, fitting = lower[: 2 * len(search._KEPT)], lower[2 * len(search._KEPT)], lower[2 * len(search._KEPT) + 1 :]
@@ -75,7 +75,7 @@ def test_the_search_begins_at_lower_prices_where_the_others_keep_more_than_the_l
     assert (mixed.price, mixed.higher) == (pairs[-1].price, pairs[-2].price)
     assert keeps(mixed) <= max(search._KEPT[-1] * (most - 1), keeps(pairs[-1]))
     for begun in fitting:
-        schedule = search.starting(step, model, begun, most - 1)
+        schedule = search.starting(step, evaluator, begun, most - 1)
         assert schedule is not None and schedule.peak <= most - 1
     assert len(fitting) <= 1
 
@@ -84,14 +84,14 @@ def test_the_search_begins_at_lower_prices_where_the_others_keep_more_than_the_l
 def test_the_search_begins_with_the_most_that_can_be_kept_without_a_repair(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_STARTS", (search.Start(4.0),))  # which keeps every layer's result
     step = StepModel(training_graph(24), PROFILE, state_may_stay_out=False, host_limit=0)
-    model = model_of(step)
+    evaluator = model_of(step)
 
     def keeps(begun: search.Start) -> int:
-        return max(map(model.step.bytes_of, search._kept(step, model, begun)[1]))
+        return max(map(evaluator.condensed.bytes_of, search._kept(step, evaluator, begun)[1]))
 
     limit = part * keeps(search._STARTS[0])
-    *_, of_the_last_part, fitting = starts(step, model, limit)
-    schedule = search.starting(step, model, fitting, limit)
+    *_, of_the_last_part, fitting = starts(step, evaluator, limit)
+    schedule = search.starting(step, evaluator, fitting, limit)
     assert schedule is not None and schedule.peak <= limit
     assert keeps(fitting) > keeps(of_the_last_part)
 
@@ -114,10 +114,10 @@ def test_a_repair_ends_under_the_limit_and_an_improvement_stays_there_and_is_no_
 def test_without_swaps_the_least_peak_is_no_higher_than_those_from_which_it_is_sought(seed: int) -> None:
     given = odd_step(seed)
     step = StepModel(given.graph, given.profile, state_may_stay_out=False, host_limit=0)
-    model, lowest = model_of(step), least(step, NOTHING)
+    evaluator, lowest = model_of(step), least(step, NOTHING)
     plan_of(step, lowest)
-    kept = search.starting(step, model, search._LEAST_KEPT, 0.0)
-    begun = [search._all_absent(model), *([] if kept is None else [kept])]
+    kept = search.starting(step, evaluator, search._LEAST_KEPT, 0.0)
+    begun = [search._all_absent(evaluator), *([] if kept is None else [kept])]
     assert lowest.peak <= min(schedule.peak for schedule in begun)
     assert least(StepModel(given.graph, given.profile, state_may_stay_out=False, host_limit=0), NOTHING).cuts == lowest.cuts
 
@@ -125,12 +125,12 @@ def test_without_swaps_the_least_peak_is_no_higher_than_those_from_which_it_is_s
 @pytest.mark.parametrize("seed", range(40))
 def test_no_random_schedule_needs_less_than_the_least_peak_of_steps_whose_tensors_may_all_leave(seed: int) -> None:
     rng, step = random.Random(seed), odd_step(seed)
-    model = model_of(step)
-    if not step.may_swap or model.step.movable != (1 << len(model.step.tensors)) - 1:
+    evaluator = model_of(step)
+    if not step.may_swap or evaluator.condensed.movable != (1 << len(evaluator.condensed.tensors)) - 1:
         return
     lowest = least(step, NOTHING).peak
     for _ in range(5):
-        assert random_schedule(model, rng).peak >= lowest
+        assert random_schedule(evaluator, rng).peak >= lowest
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -183,7 +183,7 @@ def test_what_is_searched_on_keeps_the_limit_and_makes_no_schedule_slower(
 ) -> None:
     step = odd_step(seed)
     lowest, most = least(step, NOTHING).peak, whole_peak(step, NOTHING)
-    monkeypatch.setattr(search, "_FAST", 0.0)  # no schedule counts as fast
+    monkeypatch.setattr(search, "_NOT_PERTURBED", 0.0)  # no schedule counts as fast
     for constant, value in also.items():
         monkeypatch.setattr(search, constant, value)
     for part in (0.0, 0.05, 0.2, 0.5):

@@ -87,11 +87,11 @@ class Evictions:
     A retention is made from `dropped` (`retain`), and a candidate from both `dropped` and `absences`.
     """
 
-    def __init__(self, step: StepModel, kernels: Sequence[Kernel], target: float) -> None:
-        retention = step.base
+    def __init__(self, model: StepModel, kernels: Sequence[Kernel], target: float) -> None:
+        retention = model.base
         self.dropped = dict(retention.dropped)
         self.absences: dict[TensorId, list[Absence]] = {}
-        self._step = step
+        self._step = model
         self._retention = retention
         self._end = list(retention.end)
         self._needs = [set(places) for places in retention.needs]
@@ -101,7 +101,7 @@ class Evictions:
         self._link = Link()
         self._needed = np.array([kernel.nbytes for kernel in kernels], dtype=float)
         self._begins = [kernel.begin for kernel in kernels]
-        self._ends_us = step.elapsed_us.tolist()  # of each place, from index 1
+        self._ends_us = model.elapsed_us.tolist()  # of each place, from index 1
 
     def enough(self) -> bool:
         """Whether every kernel is within the target."""

@@ -15,23 +15,23 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search.choice import Choice, predicted_plan
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan.search.workspace import CompiledSizes
 from tensile_jax.plan_format import Plan
 
 _ITERATIONS = 20  # with Capuchin's 5 % of the swap-in time in each, an in-trigger comes as much earlier as the whole copy takes
 
 
-def move_in_triggers(step: StepModel, choice: Choice, limit: float, measured: Measured) -> Choice:
+def move_in_triggers(model: StepModel, choice: Choice, limit: float, measured: CompiledSizes) -> Choice:
     """The choice with earlier in-triggers, no slower, under the limit or with its peak as it was."""
     if choice.layout is None:
         return choice
-    plan = predicted_plan(step, choice, measured)
+    plan = predicted_plan(model, choice, measured)
     limit = max(limit, float(plan.peak_bytes))
     for _ in range(_ITERATIONS):
         moved = _moved(choice, plan, limit)
         if moved is None:
             break
-        then = predicted_plan(step, moved, measured)
+        then = predicted_plan(model, moved, measured)
         if then.step_us >= plan.step_us:
             break
         choice, plan = moved, then

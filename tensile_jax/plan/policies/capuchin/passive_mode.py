@@ -33,7 +33,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.retention import Retention, segment_contents
-from tensile_jax.plan.search.cut_choice import RetainedSegments
+from tensile_jax.plan.policies.segments import RetainedSegments
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import may_leave
 
@@ -66,42 +66,42 @@ class PassiveIteration:
     peak_bytes: int
 
 
-def passive_iteration(step: StepModel, limit: float) -> PassiveIteration:
+def passive_iteration(model: StepModel, limit: float) -> PassiveIteration:
     """The first iteration of the step under the limit."""
-    memory = _Memory(step.base, step.profile, limit)
-    kernels = observe(step)
+    memory = _Memory(model.base, model.profile, limit)
+    kernels = observe(model)
     for kernel in kernels:
         memory.run(kernel)
-    memory.bring_back(step.graph.outputs)
+    memory.bring_back(model.graph.outputs)
     step_us = (kernels[-1].end_us if kernels else 0.0) + memory.stalled_us
     return PassiveIteration(step_us, memory.bytes_out, memory.bytes_in, memory.peak)
 
 
-def observe(step: StepModel) -> tuple[Kernel, ...]:
+def observe(model: StepModel) -> tuple[Kernel, ...]:
     """The kernels of the step in the order in which they run: the tensor access sequence."""
-    if not step.graph.operators:
+    if not model.graph.operators:
         return ()
-    segments = RetainedSegments(step, step.base)
-    ends: list[float] = step.elapsed_us.tolist()
+    segments = RetainedSegments(model, model.base)
+    ends: list[float] = model.elapsed_us.tolist()
     found: list[Kernel] = []
-    for first, last in pairwise(_edges(step, segments)):
-        begin, end = step.boundaries[first], step.boundaries[last]
-        contents = segment_contents(step.base, begin, end)
+    for first, last in pairwise(_edges(model, segments)):
+        begin, end = model.boundaries[first], model.boundaries[last]
+        contents = segment_contents(model.base, begin, end)
         held, workspace = segments.sizes(first, last)
         nbytes = held + workspace
         found.append(Kernel(begin, end, contents.inputs, contents.outputs, ends[begin], ends[end], nbytes, workspace))
     return tuple(found)
 
 
-def _edges(step: StepModel, segments: RetainedSegments) -> list[int]:
+def _edges(model: StepModel, segments: RetainedSegments) -> list[int]:
     """The boundaries between kernels, as indices of `StepModel.boundaries`.
 
     Between two heavy operators there may be several boundaries. The last one, the first one, or all of them are taken,
     whichever has the least peak on both sides; ties go in this order. All are not always best: an optimizer that is cut into
     many pieces may take more memory than one that runs at once.
     """
-    last = len(step.boundaries) - 1
-    heavy = np.cumsum([0, *(step.liveness.kinds == "heavy")])[list(step.boundaries)]
+    last = len(model.boundaries) - 1
+    heavy = np.cumsum([0, *(model.liveness.kinds == "heavy")])[list(model.boundaries)]
     windows = [list(some) for _, some in groupby(range(1, last), key=lambda i: heavy[i])]
     edges = [0]
     for window, following in zip(windows, [*windows[1:], [last]], strict=False):

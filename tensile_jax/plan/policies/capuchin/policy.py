@@ -47,65 +47,63 @@ from tensile_jax.plan.policies.capuchin.passive_mode import Kernel, observe
 from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.host_limit import that_fit, within_host_limit
+from tensile_jax.plan.policies.segments import Decision, Option, first_that_fits
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice
-from tensile_jax.plan.search.cut_choice import Decision, Option, first_that_fits
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan.search.workspace import CompiledSizes
 
-# `make bench-constants`: with the first part only, plans are the same there. With the last of the parts for the least memory
-# only, least peaks are 0.5 % higher.
-_PARTS = (1.0, 0.92, 0.84, 0.72, 0.6)  # of the limit: targets, tried one after another until a cut is under the limit
-_LEAST_PARTS = (0.8, 0.65, 0.5, 0.35, 0.2, 0.0)  # of what the kernel that needs most needs: targets for the least memory
+_PARTS = (1.0, 0.92, 0.84, 0.72, 0.6)  # of the limit: targets until a cut fits (`make bench-constants`)
+_LEAST_PARTS = (0.8, 0.65, 0.5, 0.35, 0.2, 0.0)  # of the largest kernel's need: targets for least memory (`make bench-constants`)
 
 
-def capuchin(step: StepModel, limit: float, measured: Measured) -> Choice | None:
+def capuchin(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
     """The cheapest cut of the first target's plan that has a cut under the limit."""
-    return within_host_limit(step, limit, measured, lambda step: _cut(step, limit, measured))
+    return within_host_limit(model, limit, measured, lambda model: _cut(model, limit, measured))
 
 
-def _cut(step: StepModel, limit: float, measured: Measured) -> Choice | None:
-    if not step.graph.operators:
+def _cut(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
+    if not model.graph.operators:
         return WHOLE
-    choice = first_that_fits(step, _options(step, limit), limit, measured)
-    return None if choice is None else move_in_triggers(step, choice, limit, measured)
+    choice = first_that_fits(model, _options(model, limit), limit, measured)
+    return None if choice is None else move_in_triggers(model, choice, limit, measured)
 
 
-def _options(step: StepModel, limit: float) -> Iterator[Option]:
+def _options(model: StepModel, limit: float) -> Iterator[Option]:
     """The plans for the limit and for less, down to the least; the plan that evicts nothing where nothing needs to be evicted.
 
     For each target there are two: one in which nothing waits for copies to the host, and one in which kernels do. Segments may
     need less than the kernels that Capuchin observes, since XLA reuses memory within a segment: the plan that evicts nothing is
     also the last.
     """
-    kernels = observe(step)
+    kernels = observe(model)
     most = max(kernel.nbytes for kernel in kernels)
-    nothing_evicted: Option = "nothing evicted", lambda: Decision(step.base, {}, ())
+    nothing_evicted: Option = "nothing evicted", lambda: Decision(model.base, {}, ())
     if limit >= most:
         yield nothing_evicted
     targets = [part * limit for part in _PARTS if LEAST < part * limit < most] + [part * most for part in _LEAST_PARTS]
     for target in targets:
-        evicted = cache(partial(plan_evictions, step, kernels, target))
+        evicted = cache(partial(plan_evictions, model, kernels, target))
         for waits in (False, True):
-            yield ("capuchin", target, waits), partial(_decision, step, evicted, waits=waits)
+            yield ("capuchin", target, waits), partial(_decision, model, evicted, waits=waits)
     if limit < most:
         yield nothing_evicted
 
 
-def _decision(step: StepModel, evicted: Callable[[], tuple[Retention, Absences]], *, waits: bool) -> Decision:
+def _decision(model: StepModel, evicted: Callable[[], tuple[Retention, Absences]], *, waits: bool) -> Decision:
     retention, absences = evicted()
-    absences = that_fit(step, retention, absences)
+    absences = that_fit(model, retention, absences)
     if not waits:
-        absences = in_order_of_issue(retention, absences, step.costs)
-    return Decision(retention, absences, event_boundaries(retention, absences, step.costs))
+        absences = in_order_of_issue(retention, absences, model.costs)
+    return Decision(retention, absences, event_boundaries(retention, absences, model.costs))
 
 
-def plan_evictions(step: StepModel, kernels: Sequence[Kernel], target: float) -> tuple[Retention, Absences]:
+def plan_evictions(model: StepModel, kernels: Sequence[Kernel], target: float) -> tuple[Retention, Absences]:
     """What is dropped and what is away so that no kernel needs more than the target, or as near to it as evictions come."""
-    evictions = Evictions(step, kernels, target)
+    evictions = Evictions(model, kernels, target)
     while not evictions.enough() and _walk(evictions, evictions.candidates()):
         pass
     absences = {t: tuple(sorted(several, key=lambda a: a.leave)) for t, several in evictions.absences.items()}
-    return retain(step.liveness, evictions.dropped), absences
+    return retain(model.liveness, evictions.dropped), absences
 
 
 def _walk(evictions: Evictions, waiting: Sequence[Eviction]) -> bool:

@@ -31,51 +31,51 @@ from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.policies.copy_order import in_order_of_issue
 from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.host_limit import that_fit, within_host_limit
+from tensile_jax.plan.policies.segments import Decision, first_that_fits
 from tensile_jax.plan.policies.tensile.schedule_to_absences import schedule_events
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.search.choice import LEAST, Choice
-from tensile_jax.plan.search.cut_choice import Decision, first_that_fits
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import SMALLEST
-from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan.search.workspace import CompiledSizes
 
-# Of the limit: the values of Free_GPU_Memory for Algorithm 3, tried one after another. `make bench-constants`: with three more in
-# between, every plan is the same and planning takes 1.9 times as long.
-_TARGETS = (1.0, 0.0)
+_TARGETS = (1.0, 0.0)  # of the limit: Free_GPU_Memory of Algorithm 3; more targets plan longer (`make bench-constants`)
 
 
-def tensile(step: StepModel, limit: float, measured: Measured, agreed: tuple[SwappedOut, ...] | None = None) -> Choice | None:
+def tensile(
+    model: StepModel, limit: float, measured: CompiledSizes, agreed: tuple[SwappedOut, ...] | None = None
+) -> Choice | None:
     """The cheapest segments under the limit, for the first schedule that has any.
 
     Args:
         agreed: the swaps that were chosen for several jobs together; by default, Algorithm 2 chooses them for this job alone.
     """
-    return within_host_limit(step, limit, measured, lambda step: _cut(step, limit, measured, agreed))
+    return within_host_limit(model, limit, measured, lambda model: _cut(model, limit, measured, agreed))
 
 
-def _cut(step: StepModel, limit: float, measured: Measured, agreed: tuple[SwappedOut, ...] | None) -> Choice | None:
-    if not step.may_swap:
+def _cut(model: StepModel, limit: float, measured: CompiledSizes, agreed: tuple[SwappedOut, ...] | None) -> Choice | None:
+    if not model.may_swap:
         agreed = ()
     targets = (LEAST,) if limit == LEAST else tuple(part * limit for part in _TARGETS)
-    options = ((("tensile", target, agreed), lambda target=target: _scheduled(step, target, agreed)) for target in targets)
-    return first_that_fits(step, options, limit, measured)
+    options = ((("tensile", target, agreed), lambda target=target: _scheduled(model, target, agreed)) for target in targets)
+    return first_that_fits(model, options, limit, measured)
 
 
-def access_sequence_of(step: StepModel) -> AccessSequence:
+def access_sequence_of(model: StepModel) -> AccessSequence:
     """The tensor access sequence that this policy schedules."""
-    return access_sequence(step.base, step.boundaries, step.latencies, smallest_bytes=SMALLEST)
+    return access_sequence(model.base, model.boundaries, model.latencies, smallest_bytes=SMALLEST)
 
 
-def _scheduled(step: StepModel, free_bytes: float, agreed: tuple[SwappedOut, ...] | None) -> Decision:
+def _scheduled(model: StepModel, free_bytes: float, agreed: tuple[SwappedOut, ...] | None) -> Decision:
     placed = schedule_events(
-        step.base,
-        step.latencies,
-        step.profile,
-        boundaries=step.boundaries,
+        model.base,
+        model.latencies,
+        model.profile,
+        boundaries=model.boundaries,
         budget_bytes=free_bytes,
-        state_may_stay_out=step.state_may_stay_out,
+        state_may_stay_out=model.state_may_stay_out,
         agreed=agreed,
     )
-    retention = retain(step.liveness, placed.dropped)
-    absences = in_order_of_issue(retention, that_fit(step, retention, placed.absences), step.costs)
-    return Decision(retention, absences, event_boundaries(retention, absences, step.costs))
+    retention = retain(model.liveness, placed.dropped)
+    absences = in_order_of_issue(retention, that_fit(model, retention, placed.absences), model.costs)
+    return Decision(retention, absences, event_boundaries(retention, absences, model.costs))

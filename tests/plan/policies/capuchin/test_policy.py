@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import Measured
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.retention import retain
@@ -17,9 +17,9 @@ from tensile_jax.plan.policies.capuchin.feedback import move_in_triggers
 from tensile_jax.plan.policies.capuchin.passive_mode import observe
 from tensile_jax.plan.policies.capuchin.policy import capuchin, plan_evictions
 from tensile_jax.plan.policies.registry import floor_bytes
+from tensile_jax.plan.policies.segments import Decision, choice_with
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
 from tensile_jax.plan.search.choice import LEAST, peak_of
-from tensile_jax.plan.search.cut_choice import Decision, choice_with
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, convolutions, graph_of, tensor_named, with_link
 from tests.plan.test_policies import PLANS, networks
@@ -150,7 +150,7 @@ def test_an_in_trigger_for_which_a_segment_waits_moves_earlier_where_there_is_ro
     step = step_of(WAITS, a=300_000, p=p)
     a = tensor_named(step.graph, "a")
     choice = choice_with(Decision(step.base, {a: (Absence(a, 3, 6, 60_000.0),)}, ()), range(9))
-    moved = move_in_triggers(step, choice, limit, Measured())
+    moved = move_in_triggers(step, choice, limit, CompiledSizes())
     assert planned(step, choice, "device").stall_us == pytest.approx(10_000.0, abs=10)
     assert choice.layout is not None and moved.layout is not None
     assert choice.layout.residencies[a] == (Residency(1, 3, MADE, True), Residency(6, 7, COPIED, False))
@@ -160,7 +160,7 @@ def test_an_in_trigger_for_which_a_segment_waits_moves_earlier_where_there_is_ro
 
 def test_state_is_never_out_between_iterations_even_where_it_may_be() -> None:
     step = StepModel(convolutions(4, weight=300_000), PROFILE, state_may_stay_out=True)
-    choice = capuchin(step, LEAST, Measured())
+    choice = capuchin(step, LEAST, CompiledSizes())
     assert choice is not None
     plan = planned(step, choice, "any")
     arrived = [e.name for e in plan.events if e.kind == "swap_in"]
@@ -196,17 +196,17 @@ def test_there_is_a_plan_for_the_floor_where_segments_need_less_than_the_kernels
         donated="w",
     )
     step = StepModel(order(graph), replace(with_link(50.0, 1.0), fused_reductions=False), state_may_stay_out=False)
-    floor = floor_bytes(step, Measured(), capuchin)
+    floor = floor_bytes(step, CompiledSizes(), capuchin)
     assert floor < max(kernel.nbytes for kernel in observe(step))
-    choice = capuchin(step, floor, Measured())
-    assert choice is not None and peak_of(step, choice, Measured()) == floor
+    choice = capuchin(step, floor, CompiledSizes())
+    assert choice is not None and peak_of(step, choice, CompiledSizes()) == floor
 
 
 @pytest.mark.parametrize("part", [0.9, 0.8, 0.76])
 def test_a_lower_limit_evicts_until_it_is_kept(part: float) -> None:
     step = StepModel(convolutions(6), PROFILE, state_may_stay_out=False)
     limit = part * max(kernel.nbytes for kernel in observe(step))
-    choice = capuchin(step, limit, Measured())
+    choice = capuchin(step, limit, CompiledSizes())
     assert choice is not None
     plan = planned(step, choice, "device")
     assert plan.peak_bytes <= limit

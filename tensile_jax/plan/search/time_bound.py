@@ -95,18 +95,14 @@ from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import Liveness
 
-# That are added in a round, at most. `make bench-planning` with 6: bounds of VGG-16, most of whose memory is state, are lower by
-# 18 to 31 % under 60 to 30 % of its peak, those of the others are higher by at most 0.3 %, and they take three times as long.
-_PLACES = 2
-_MOST_ROUNDS = 8  # `make bench-constants`: with 4 and 16, bounds are the same
-# The figures are of `tensile plan resnet50 --batch-size 16 --device-profile h200 --budget 507MB`.
-_MOST_COLUMNS = 6_000  # of a program after which a larger one is solved: 8,882 take 1 s, and 25,731 take 39 s and add 0.002 %
-_SMALL = 1 / 4000  # of the budget: the largest size of a small tensor; 1/1000 lowers the bound by 0.16 %, 1/30000 adds 0.03 %
-_SLACK = 1e-4  # smaller fractions, and excesses of the budget by less than this part of it, count as zero
-_FEW_LAUNCHES = 0.003
-"""Times the bound: if four launches take less, they are left out. With them, the bound of VGG-16 (0.002) under half of its peak
-takes 32 s instead of 9 s."""
-_TOLERANCE = 1e-6  # the part of the optimum that HiGHS may be off
+# Each trades the height of the bound for the time to find it (`make bench-constants`; `_FEW_LAUNCHES`: `make bench-planning`).
+_PLACES = 2  # added in a round, at most
+_MOST_ROUNDS = 8
+_MOST_COLUMNS = 6_000  # of a program; a larger one is the last that is solved
+_SMALL = 1 / 4000  # of the budget: smaller tensors count as if they took no memory
+_SLACK = 1e-4  # smaller fractions, and smaller parts of the budget as excesses, count as zero
+_FEW_LAUNCHES = 0.003  # of the bound: if four launches take less, they are left out, which saves two programs
+_TOLERANCE = 1e-6  # of the optimum: HiGHS may be off by so much
 
 Terms = list[tuple[int, float]]
 """Columns and their coefficients: one row of a linear program."""

@@ -9,8 +9,8 @@ A schedule of this kind follows from a price of the minimum cut and from cuts in
 
     dropped   A tensor is dropped if the minimum cut at that price drops it in most iterations.
     cuts      Every iteration is cut once, where least is stored. If that is above the limit, the cheapest cuts under the limit
-              (`cut.py`) are found for the whole step. Of each loop, those inside the iteration that has most of them are made in
-              all iterations, and those outside of loops are kept.
+              (`segment_boundaries.py`) are found for the whole step. Of each loop, those inside the iteration that has most of
+              them are made in all iterations, and those outside of loops are kept.
 
 Two prices may be combined: the lower price, at which more is dropped, in the iterations with indices below k, and the higher one
 in the others. Under the limit, k is the least one. Iterations of nested loops are told apart by the index of the innermost one.
@@ -24,19 +24,17 @@ import numpy as np
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.absence import stored_unless_swapped
-from tensile_jax.plan.search.cut import cheapest_cuts
-from tensile_jax.plan.search.schedule import Model, Schedule
-from tensile_jax.plan.search.start import held_at, last_held, start
+from tensile_jax.plan.search.schedule import Schedule
+from tensile_jax.plan.search.segment_boundaries import cheapest_cuts
+from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.start_schedules import held_at, last_held, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel
-from tensile_jax.plan.search.workspace import Measured
+from tensile_jax.plan.search.workspace import CompiledSizes
 
 _LOWER = (None, 1.0, 0.85, 0.7)
-"""Times the limit: limits under which cuts are sought, one after another, since the cuts that are taken over may need more. First
-(None), no cuts are sought: every iteration is cut once. A decoder of 48 layers (`make bench-loops`) then takes 2 s to plan; where
-they were always sought, it took 6 s. With 1.0 alone, more limits have no such schedule."""
-_FAST = 1.05
-"""Times the step as one executable: a schedule that is no slower is taken although no cuts were sought. With 1.1, the decoder of
-`make bench-loops` takes 1.20 times as long in four chunks at 7.3 GB, and 1.05 with this."""
+"""Of the limit: limits for cuts, since cuts that are taken over may need more. None cuts each iteration once, which plans faster
+(`make bench-loops`)."""
+_ONE_CUT_SUFFICES = 1.05  # of the whole step's time: slower schedules make a search for cuts worth its time (`make bench-loops`)
 
 Iteration = tuple[int, ...]
 
@@ -44,9 +42,9 @@ Iteration = tuple[int, ...]
 class Iterations:
     """The iterations of a step's opened loops: where each operator of a body stands in every iteration."""
 
-    def __init__(self, step: StepModel) -> None:
-        self._step = step
-        operators = step.graph.operators
+    def __init__(self, model: StepModel) -> None:
+        self._step = model
+        operators = model.graph.operators
         self._place = {(op.position, op.iterations): place for place, op in enumerate(operators) if op.iterations}
         self._of_loop: dict[tuple[int, ...], list[Iteration]] = {}
         self._places: dict[tuple[tuple[int, ...], Iteration], list[int]] = defaultdict(list)
@@ -107,56 +105,58 @@ class Iterations:
         return sorted(found)
 
 
-def alike(step: StepModel, limit: float, measured: Measured) -> Schedule | None:
+def alike(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule | None:
     """The fastest schedule of this kind under the limit; None if none is found, or if no loop of the step is opened.
 
     It is remembered, since variants of a step are ranked by it first.
     """
-    iterations = step.decided("iterations", lambda: Iterations(step))
+    iterations = model.decided("iterations", lambda: Iterations(model))
     if not iterations.most:
         return None
-    return step.model.with_measured(measured).found("alike", limit, lambda: _alike(step, iterations, limit, measured))
+    return model.evaluator.with_measured(measured).found("alike", limit, lambda: _alike(model, iterations, limit, measured))
 
 
-def _alike(step: StepModel, iterations: Iterations, limit: float, measured: Measured) -> Schedule | None:
+def _alike(model: StepModel, iterations: Iterations, limit: float, measured: CompiledSizes) -> Schedule | None:
     best: Schedule | None = None
     for lower in _LOWER:
-        found = _highest(step, iterations, limit, measured, lower)
+        found = _highest(model, iterations, limit, measured, lower)
         if found is not None and (best is None or found.cost < best.cost):
             best = found
-        if best is not None and (lower is not None or best.step_us <= _FAST * step.whole_us):
+        if best is not None and (lower is not None or best.step_us <= _ONE_CUT_SUFFICES * model.whole_us):
             break
     return best
 
 
-def _highest(step: StepModel, iterations: Iterations, limit: float, measured: Measured, lower: float | None) -> Schedule | None:
+def _highest(
+    model: StepModel, iterations: Iterations, limit: float, measured: CompiledSizes, lower: float | None
+) -> Schedule | None:
     """The schedule of the highest price at which one fits, combined with the two prices above it, if that is faster.
 
     Cuts are sought under `lower` times the limit; if that is None, every iteration is cut once.
     """
-    base = step.model.with_measured(measured)
-    drops = [step.decided(("alike", price), lambda price=price: iterations.dropped_at(price)) for price in PRICES]
+    base = model.evaluator.with_measured(measured)
+    drops = [model.decided(("alike", price), lambda price=price: iterations.dropped_at(price)) for price in PRICES]
     for i, price in enumerate(PRICES):
         if i and drops[i] == drops[i - 1]:
             continue  # the price before it has led to nothing
-        held = held_at(base.step, last_held(base.step, _nodes(base, drops[i])))
-        if base.step.base_bytes + max(map(base.step.bytes_of, held)) > limit:
+        held = held_at(base.condensed, last_held(base.condensed, _nodes(base, drops[i])))
+        if base.condensed.base_bytes + max(map(base.condensed.bytes_of, held)) > limit:
             continue
         found = (0, len(base.places) - 1) if lower is None else cheapest_cuts(base, held, lower * limit)
         cuts = iterations.everywhere(
-            [base.places[c] for c in {*found, *base.required}], stored_unless_swapped(step.dropped_at(price))
+            [base.places[c] for c in {*found, *base.required}], stored_unless_swapped(model.dropped_at(price))
         )
-        schedule = _schedule(step, measured, cuts, drops[i])
+        schedule = _schedule(model, measured, cuts, drops[i])
         if schedule is not None and schedule.peak <= limit:
-            mixed = (_mixed(step, iterations, measured, limit, cuts, drops[i], drop) for drop in drops[max(0, i - 2) : i])
+            mixed = (_mixed(model, iterations, measured, limit, cuts, drops[i], drop) for drop in drops[max(0, i - 2) : i])
             return min((schedule, *(s for s in mixed if s is not None)), key=lambda s: s.cost)
     return None
 
 
 def _mixed(
-    step: StepModel,
+    model: StepModel,
     iterations: Iterations,
-    measured: Measured,
+    measured: CompiledSizes,
     limit: float,
     cuts: list[int],
     lower: Mapping[TensorId, int],
@@ -170,7 +170,7 @@ def _mixed(
         index = iterations.index
         dropped = {t: last for t, last in lower.items() if t not in index or index[t] < k}
         dropped |= {t: last for t, last in higher.items() if t in index and index[t] >= k}
-        schedule = _schedule(step, measured, cuts, dropped)
+        schedule = _schedule(model, measured, cuts, dropped)
         if schedule is not None and schedule.peak <= limit:
             best, fits = schedule, k
         else:
@@ -178,18 +178,18 @@ def _mixed(
     return best
 
 
-def _schedule(step: StepModel, measured: Measured, cuts: Sequence[int], dropped: Mapping[TensorId, int]) -> Schedule | None:
+def _schedule(model: StepModel, measured: CompiledSizes, cuts: Sequence[int], dropped: Mapping[TensorId, int]) -> Schedule | None:
     """The schedule with these cuts (places) and dropped tensors."""
-    model = step.model_for(tuple(p for p in cuts if p not in set(step.boundaries))).with_measured(measured)
-    at = {place: c for c, place in enumerate(model.places)}
-    return start(model, [at[p] for p in cuts], last_held(model.step, _nodes(model, dropped)))
+    evaluator = model.evaluator_for(tuple(p for p in cuts if p not in set(model.boundaries))).with_measured(measured)
+    at = {place: c for c, place in enumerate(evaluator.places)}
+    return start(evaluator, [at[p] for p in cuts], last_held(evaluator.condensed, _nodes(evaluator, dropped)))
 
 
-def _nodes(model: Model, dropped: Mapping[TensorId, int]) -> dict[int, int]:
+def _nodes(evaluator: Evaluator, dropped: Mapping[TensorId, int]) -> dict[int, int]:
     """By tensor of the condensed step, the last node up to which it is kept."""
-    nodes = np.searchsorted(np.array(model.step.starts), np.arange(model.step.starts[-1] + 1), side="right") - 1
+    nodes = np.searchsorted(np.array(evaluator.condensed.starts), np.arange(evaluator.condensed.starts[-1] + 1), side="right") - 1
     found: dict[int, int] = {}
     for t, last in dropped.items():
-        if t in model.bit:
-            found[model.bit[t]] = max(int(nodes[last]), found.get(model.bit[t], 0))
+        if t in evaluator.bit:
+            found[evaluator.bit[t]] = max(int(nodes[last]), found.get(evaluator.bit[t], 0))
     return found

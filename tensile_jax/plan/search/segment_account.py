@@ -1,7 +1,7 @@
 """States what a segment holds, runs and needs, from what is on the device when it begins and what must be there when it ends.
 
-This is the planner's one account of memory. A segment of nodes `[begin, end)` of a condensed step (`condensed.py`) begins with
-the tensors `there` on the device, and must leave the tensors `wanted` behind in addition. Whatever it reads that is neither
+This is the planner's one account of memory. A segment of nodes `[begin, end)` of a condensed step (`condensed_step.py`) begins
+with the tensors `there` on the device, and must leave the tensors `wanted` behind in addition. Whatever it reads that is neither
 there nor made by an earlier node of the segment is computed again by its recipe, right before it is first read. What a recipe
 reads is found in the same way. A tensor that is wanted and not made by then is computed again at the end.
 
@@ -23,7 +23,7 @@ Sizes in bytes, times in microseconds.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tensile_jax.plan.search.condensed import Condensed
+from tensile_jax.plan.search.condensed_step import Condensed
 
 _Ran = tuple[int, int, int, bool, int]
 """What an operator or a recipe reads and makes, its extra bytes, whether it runs again, and what it reads where its light inputs
@@ -34,7 +34,7 @@ def _runs_first(ran: _Ran) -> bool:
     return not ran[3]
 
 
-class Contents(NamedTuple):
+class SegmentAccount(NamedTuple):
     """What a segment runs and needs; tensors are sets (bits).
 
     Attributes:
@@ -56,8 +56,8 @@ class Contents(NamedTuple):
     heavy: int
 
 
-class Segment:
-    """A segment while its contents are found."""
+class PartialSegment:
+    """A segment whose account is being made, node by node."""
 
     def __init__(self, step: Condensed, begin: int, there: int, wanted: int) -> None:
         self._step = step
@@ -140,13 +140,13 @@ class Segment:
         missing = self._wanted & ~self._have
         return not missing or self.compute(missing)
 
-    def contents(self, us: float, wanted: int, aliased: int) -> Contents:
-        """The contents so far; `us` is the time of the nodes."""
+    def account(self, us: float, wanted: int, aliased: int) -> SegmentAccount:
+        """The account so far; `us` is the time of the nodes."""
         sequence = self._sequence if not wanted & ~self._kept else self._fused_again(wanted)
         late, early = self._most(sequence, wanted, aliased)
         if self.again:
             _, early = self._most(sorted(sequence, key=_runs_first), wanted, aliased)
-        return Contents(us + self.again_us, self.again_us, late, early, self.used, self.again, self.heavy)
+        return SegmentAccount(us + self.again_us, self.again_us, late, early, self.used, self.again, self.heavy)
 
     def _fused_again(self, wanted: int) -> list[_Ran]:
         """What has run, where other light tensors are written, since they are wanted."""
@@ -221,15 +221,15 @@ def _origins(unwritten: int, kept: int, through: dict[int, int], sources: Mappin
     return found
 
 
-def contents_of(step: Condensed, begin: int, end: int, there: int, wanted: int, aliased: int) -> Contents | None:
-    """The contents of a segment; None if it needs a tensor that is not there and that cannot be computed again.
+def account_of(step: Condensed, begin: int, end: int, there: int, wanted: int, aliased: int) -> SegmentAccount | None:
+    """The account of a segment; None if it needs a tensor that is not there and that cannot be computed again.
 
     Args:
         begin, end: nodes.
         there, wanted: sets of tensors; `wanted` has none that is in `there`.
         aliased: the part of `wanted` that takes over the memory of inputs.
     """
-    segment = Segment(step, begin, there, wanted)
+    segment = PartialSegment(step, begin, there, wanted)
     if not segment.run(begin, end) or not segment.finish():
         return None
-    return segment.contents(sum(step.us[begin:end]), wanted, aliased)
+    return segment.account(sum(step.us[begin:end]), wanted, aliased)

@@ -15,26 +15,26 @@ from tensile_jax.plan.search.choice import Choice
 from tensile_jax.plan.search.step_model import StepModel
 
 
-def keep_state_out(step: StepModel, choice: Choice, tensors: Collection[TensorId]) -> Choice:
+def keep_state_out(model: StepModel, choice: Choice, tensors: Collection[TensorId]) -> Choice:
     """The choice with these state tensors (old values) on the host across the iteration boundary."""
     assert choice.layout is not None
     layout = choice.layout
     k = len(layout.boundaries) - 1
-    contents = segments_of(step.liveness, layout)
-    elapsed = [0.0, *accumulate(step.latencies)]
+    contents = segments_of(model.liveness, layout)
+    elapsed = [0.0, *accumulate(model.latencies)]
     us = [
-        step.profile.launch_us + elapsed[b] - elapsed[a] + sum(step.rerun_us[p] for p in found.again)
+        model.profile.launch_us + elapsed[b] - elapsed[a] + sum(model.rerun_us[p] for p in found.again)
         for (a, b), found in zip(pairwise(layout.boundaries), contents, strict=True)
     ]
     residencies = dict(layout.residencies)
     lane_in: list[tuple[float, TensorId]] = []
     begins = [0.0, *accumulate(us)]
-    wanted = [(old, new) for old, new in step.pairs if old in tensors]
+    wanted = [(old, new) for old, new in model.pairs if old in tensors]
     uses = {t: [j for j, found in enumerate(contents) if t in found.inputs] for pair in wanted for t in pair}
     free = float("inf")  # the copies to the device, from the last one to the first
     for old, _ in sorted(wanted, key=lambda pair: (-(uses[pair[0]] or [0])[0], pair[0])):
         first = (uses[old] or [0])[0]
-        free = min(free, begins[first]) - copy_in_us(step.graph.tensors[old].nbytes, step.profile)
+        free = min(free, begins[first]) - copy_in_us(model.graph.tensors[old].nbytes, model.profile)
         issued = max((j for j in range(first + 1) if begins[j] <= free), default=0)
         before = residencies[old]
         residencies[old] = (before[0]._replace(first=issued, arrival=COPIED), *before[1:])
@@ -43,7 +43,7 @@ def keep_state_out(step: StepModel, choice: Choice, tensors: Collection[TensorId
     for _, new in sorted(wanted, key=lambda pair: (residencies[pair[1]][-1].first, pair[1])):
         last = residencies[new][-1]
         idle = max([j + 1 for j in uses[new]], default=last.first)
-        free = max(free, begins[idle]) + copy_out_us(step.graph.tensors[new].nbytes, step.profile)
+        free = max(free, begins[idle]) + copy_out_us(model.graph.tensors[new].nbytes, model.profile)
         gone = min((j for j in range(idle, k + 1) if begins[j] >= free), default=k + 1)
         leaving = Residency(last.first, max(min(gone - 1, k - 1), last.first - 1), last.arrival, True)
         residencies[new] = (*residencies[new][:-1], leaving)

@@ -8,10 +8,10 @@ import pytest
 from tensile_jax.ir import Graph
 from tensile_jax.plan.result.layout import Contents as PlacedContents
 from tensile_jax.plan.result.layout import segments_of
-from tensile_jax.plan.search.account import contents_of
 from tensile_jax.plan.search.choice import choice_of
-from tensile_jax.plan.search.condensed import Condensed, members
-from tensile_jax.plan.search.schedule import Model
+from tensile_jax.plan.search.condensed_step import Condensed, members
+from tensile_jax.plan.search.segment_account import account_of
+from tensile_jax.plan.search.segment_evaluator import Evaluator
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of
 from tests.plan.search.schedules import model_of, odd_step, random_schedule, wander
@@ -22,45 +22,45 @@ CHAIN = graph_of(
 )  # fmt: skip
 
 
-def model_by_hand(graph: Graph) -> Model:
+def model_by_hand(graph: Graph) -> Evaluator:
     """Every place may be a boundary."""
     step = StepModel(graph, PROFILE, state_may_stay_out=False)
-    return step.model_for(tuple(range(len(graph.operators) + 1)))
+    return step.evaluator_for(tuple(range(len(graph.operators) + 1)))
 
 
-def those(model: Model, graph: Graph, names: str) -> int:
-    return sum(1 << model.bit[t.id] for t in graph.tensors if t.name in names.split())
+def those(evaluator: Evaluator, graph: Graph, names: str) -> int:
+    return sum(1 << evaluator.bit[t.id] for t in graph.tensors if t.name in names.split())
 
 
 def test_a_segment_holds_its_temporaries_beside_its_results() -> None:
-    model = model_by_hand(CHAIN)
-    y, a, c = (those(model, CHAIN, name) for name in "yac")
-    whole = contents_of(model.step, 0, 4, 0, y, 0)
+    evaluator = model_by_hand(CHAIN)
+    y, a, c = (those(evaluator, CHAIN, name) for name in "yac")
+    whole = account_of(evaluator.condensed, 0, 4, 0, y, 0)
     assert whole is not None
     assert whole.late == 10 + 1000  # a and c while y is written; before, all lie in y's buffer
     assert whole.early == 10 + 100 + 1000  # a, b and c while c is written
-    middle = contents_of(model.step, 1, 3, a, c, 0)
+    middle = account_of(evaluator.condensed, 1, 3, a, c, 0)
     assert middle is not None
     assert (middle.late, middle.early, middle.used, middle.again) == (100, 100, a, 0)
 
 
 def test_what_is_missing_runs_again_before_it_is_read_or_at_the_beginning() -> None:
-    model = model_by_hand(CHAIN)
-    a, c, y = (those(model, CHAIN, name) for name in "acy")
-    last = contents_of(model.step, 3, 4, c, y, 0)
+    evaluator = model_by_hand(CHAIN)
+    a, c, y = (those(evaluator, CHAIN, name) for name in "acy")
+    last = account_of(evaluator.condensed, 3, 4, c, y, 0)
     assert last is not None
     assert (last.again, last.used, last.heavy) == (a, c, 2)
-    assert last.again_us == model.step.recipes[model.bit[1 + 0]].us  # pyright: ignore[reportOptionalMemberAccess,reportArgumentType]
+    assert last.again_us == evaluator.condensed.recipes[evaluator.bit[1 + 0]].us  # pyright: ignore[reportOptionalMemberAccess,reportArgumentType]
     assert (last.late, last.early) == (10, 10)
-    nothing_there = contents_of(model.step, 3, 4, 0, y, 0)
+    nothing_there = account_of(evaluator.condensed, 3, 4, 0, y, 0)
     assert nothing_there is not None
     assert members(nothing_there.again) == [0, 1, 2]
 
 
 def test_what_is_wanted_and_not_made_is_computed_at_the_end() -> None:
-    model = model_by_hand(CHAIN)
-    a, b, c = (those(model, CHAIN, name) for name in "abc")
-    found = contents_of(model.step, 2, 3, b, c | a, 0)
+    evaluator = model_by_hand(CHAIN)
+    a, b, c = (those(evaluator, CHAIN, name) for name in "abc")
+    found = account_of(evaluator.condensed, 2, 3, b, c | a, 0)
     assert found is not None
     assert (found.again, found.used) == (a, b)
 
@@ -70,18 +70,18 @@ def test_an_update_that_takes_over_memory_has_no_buffer_for_temporaries() -> Non
         ["g = heavy(w, x)", "v = light(w, g)"], inputs="w x", outputs="v", carried={"w": "v"}, donated="w",
         sizes={"w": 1000, "v": 1000, "g": 1000},
     )  # fmt: skip
-    model = model_by_hand(graph)
-    w, v = those(model, graph, "w"), those(model, graph, "v")
-    taken_over, apart = contents_of(model.step, 0, 2, w, v, v), contents_of(model.step, 0, 2, w, v, 0)
+    evaluator = model_by_hand(graph)
+    w, v = those(evaluator, graph, "w"), those(evaluator, graph, "v")
+    taken_over, apart = account_of(evaluator.condensed, 0, 2, w, v, v), account_of(evaluator.condensed, 0, 2, w, v, 0)
     assert taken_over is not None and apart is not None
     assert (taken_over.late, apart.late) == (1000, 1000)
-    assert model.aliased(w, v, v) == v and model.aliased(w, w | v, v) == 0
+    assert evaluator.aliased(w, v, v) == v and evaluator.aliased(w, w | v, v) == 0
 
 
 def test_an_effect_is_never_computed_again() -> None:
     first, *others = CHAIN.operators
-    model = model_by_hand(dataclasses.replace(CHAIN, operators=(dataclasses.replace(first, effectful=True), *others)))
-    assert contents_of(model.step, 3, 4, those(model, CHAIN, "c"), those(model, CHAIN, "y"), 0) is None
+    evaluator = model_by_hand(dataclasses.replace(CHAIN, operators=(dataclasses.replace(first, effectful=True), *others)))
+    assert account_of(evaluator.condensed, 3, 4, those(evaluator, CHAIN, "c"), those(evaluator, CHAIN, "y"), 0) is None
 
 
 def naive(step: Condensed, begin: int, end: int, there: int, wanted: int) -> tuple[set[int], set[int]] | None:
@@ -109,15 +109,15 @@ def naive(step: Condensed, begin: int, end: int, there: int, wanted: int) -> tup
 
 @pytest.mark.parametrize("seed", range(150))
 def test_a_segment_uses_and_computes_again_what_a_naive_search_finds(seed: int) -> None:
-    rng, model = random.Random(seed), model_of(odd_step(seed))
-    step = model.step
+    rng, evaluator = random.Random(seed), model_of(odd_step(seed))
+    step = evaluator.condensed
     for _ in range(10):
         begin = rng.randrange(len(step.reads))
         end = rng.randrange(begin + 1, len(step.reads) + 1)
         exist = [t for t, made in enumerate(step.made) if made < begin]
         there = sum(1 << t for t in exist if rng.random() < 0.6)
         wanted = sum(1 << t for t, made in enumerate(step.made) if made < end and not there >> t & 1 and rng.random() < 0.3)
-        found, expected = contents_of(step, begin, end, there, wanted, 0), naive(step, begin, end, there, wanted)
+        found, expected = account_of(step, begin, end, there, wanted, 0), naive(step, begin, end, there, wanted)
         if expected is None:
             assert found is None
         else:
@@ -133,10 +133,10 @@ def test_a_segment_runs_what_the_segment_of_its_plan_runs(seed: int) -> None:
     for schedule in (first, *(schedule for _, schedule in wander(first, rng, 5))):
         layout = choice_of(step, schedule).layout
         assert layout is not None
-        bit, operators = schedule.model.bit, step.graph.operators
+        bit, operators = schedule.evaluator.bit, step.graph.operators
         for j, placed in enumerate(segments_of(step.liveness, layout)):
             assert isinstance(placed, PlacedContents)
-            account = schedule.contents[j]
+            account = schedule.accounts[j]
             assert {bit[t] for t in placed.inputs if t in bit} == set(members(account.used))
             remade = {bit[t] for p in placed.again for t in operators[p].outputs if t in bit}
             assert set(members(account.again)) == {t for t in remade if not schedule.at[j] >> t & 1}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan.search.condensed import members
+from tensile_jax.plan.search.condensed_step import members
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of, tensor_named
 from tests.plan.result.test_memory_curve import random_graph
@@ -42,14 +42,14 @@ def test_a_node_ends_where_a_significant_tensor_is_made_and_reads_through_derive
     lines = ["a = heavy(x)", "m = light(a)", "b = heavy(m)", "y = heavy(m, b)"]
     graph = graph_of(lines, inputs="x", outputs="y", sizes={"x": 1, "a": UNIT, "m": 16 * UNIT, "b": UNIT, "y": UNIT})
     step = StepModel(graph, PROFILE, state_may_stay_out=False)
-    model = step.model_for(tuple(range(len(lines) + 1)))
-    condensed, bit = model.step, {t.name: 1 << model.bit[t.id] for t in graph.tensors if t.id in model.bit}
+    evaluator = step.evaluator_for(tuple(range(len(lines) + 1)))
+    condensed, bit = evaluator.condensed, {t.name: 1 << evaluator.bit[t.id] for t in graph.tensors if t.id in evaluator.bit}
     assert condensed.starts == (0, 1, 2, 3, 4)
     assert condensed.reads == (0, bit["a"], bit["a"], bit["a"] | bit["b"])
     assert condensed.makes == (bit["a"], 0, bit["b"], bit["y"])
     assert condensed.through == (0, 0, 1, 1)
     assert condensed.derived_us == (step.rerun_us[1],)
-    recipe = condensed.recipes[model.bit[tensor_named(graph, "b")]]
+    recipe = condensed.recipes[evaluator.bit[tensor_named(graph, "b")]]
     assert recipe is not None
     assert (recipe.reads, recipe.makes, recipe.through, recipe.us) == (bit["a"], bit["b"], 1, step.rerun_us[2])
 
@@ -57,19 +57,19 @@ def test_a_node_ends_where_a_significant_tensor_is_made_and_reads_through_derive
 @pytest.mark.parametrize("seed", range(60))
 def test_nodes_and_recipes_read_what_operators_read_through_derived_tensors(seed: int) -> None:
     step = odd_step(seed)
-    model, liveness, operators = step.model, step.liveness, step.graph.operators
-    condensed = model.step
+    evaluator, liveness, operators = step.evaluator, step.liveness, step.graph.operators
+    condensed = evaluator.condensed
     _, derived = step.classes
 
     def sources(t: TensorId) -> set[int]:
-        if t in model.bit:
-            return {model.bit[t]}
+        if t in evaluator.bit:
+            return {evaluator.bit[t]}
         return set().union(*map(sources, operators[liveness.begin[t]].inputs)) if derived[t] else set()
 
     for node, (first, end) in enumerate(zip(condensed.starts, condensed.starts[1:], strict=False)):
         before = {t for op in operators[first:end] for t in op.inputs if liveness.begin[t] < first}
         assert set(members(condensed.reads[node])) == set().union(*map(sources, before))
-        made = {model.bit[t] for op in operators[first:end] for t in op.outputs if t in model.bit}
+        made = {evaluator.bit[t] for op in operators[first:end] for t in op.outputs if t in evaluator.bit}
         assert set(members(condensed.makes[node])) == made
     for i, recipe in enumerate(condensed.recipes):
         (t,) = condensed.tensors[i]
@@ -85,7 +85,7 @@ def test_nodes_and_recipes_read_what_operators_read_through_derived_tensors(seed
 def test_small_bytes_are_those_of_a_naive_count(seed: int) -> None:
     """What a segment holds: what is stored where it begins, and what it makes and is stored where it ends."""
     step = StepModel(random_graph(random.Random(seed)), PROFILE, state_may_stay_out=False)
-    liveness, condensed, places = step.liveness, step.model.step, step.model.places
+    liveness, condensed, places = step.liveness, step.evaluator.condensed, step.evaluator.places
     significant, derived = step.classes
     last = np.max([step.dropped_at(price).ends for price in (4.0, 0.01)] + [step.undropped.ends], axis=0)
     alias = {new: old for old, new in liveness.aliases if not significant[old] and not significant[new]}

@@ -9,7 +9,7 @@ import pytest
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.analysis.fusion import find_fusion
 from tensile_jax.plan.analysis.liveness import find_liveness
-from tensile_jax.plan.analysis.rematerialization import _prices, drop_tensors
+from tensile_jax.plan.analysis.minimum_cut import _prices, drop_tensors
 from tensile_jax.plan.analysis.retention import retain
 from tests.builders import PROFILE, graph_of, tensor_named
 

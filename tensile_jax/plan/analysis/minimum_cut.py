@@ -39,8 +39,8 @@ terms would grow with every block of the network. If only every other join is dr
 
 The factor s makes small results cost a little more, so that of equal operators those with large results run again.
 
-Two things are *not* decided here, but later: where segments begin (`search/cut.py`), and which of the dropped tensors a
-segment computes again (`retention.py`).
+Two things are *not* decided here, but later: where segments begin (`search/segment_boundaries.py`), and which of the dropped
+tensors a segment computes again (`retention.py`).
 
 Difference from the paper: the paper recomputes one tensor at a time, chosen by the memory saved per unit of time (MSPS, section
 IV-D, from Capuchin). The minimum cut treats a chain of cheap operators as one decision. The formulation is that of PyTorch's
@@ -60,8 +60,8 @@ from tensile_jax.plan.analysis.retention import Retention
 
 _INFINITE = 2**30  # far above any sum of capacities; maximum_flow counts in int32
 _FINITE = 2**28  # the scale to which the sum of all capacities is brought
-# `make bench-constants`: with half and twice of each of the next four, steps take up to 0.4 % less and up to 0.2 % more time.
-_JOIN_PRICE = 1.0  # the least price of every other join of a chain: if all were dropped, chains would grow with every block
+# Each trades memory for time (`make bench-constants`).
+_JOIN_PRICE = 1.0  # the least price of every other join of a chain, so that chains do not grow with every block
 _OTHER_JOINS = 2.0  # times the price, for the joins in between: a segment that needs one computes two blocks
 _SIZE_EXPONENT = 0.1  # makes small results cost a little more, so that of equal operators those with large results run again
 _LIGHT_PRICE = 0.01  # of light operators, per byte of results: breaks ties in favour of short chains

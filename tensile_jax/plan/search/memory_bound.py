@@ -6,21 +6,21 @@ A schedule must have on the device
     while a node runs                what the node reads and makes, its extra bytes, and what can neither be swapped nor
                                      computed again and is needed now or later
 
-In the account of memory (`account.py`), a tensor that is written inside a segment is a part of the workspace. There it counts
-with the profile's weights (`workspace.py`), and here so does all that the node reads and makes. Updates are not counted, since
-each may take over the memory of the state that it replaces; nor are tensors that XLA does not write.
+In the account of memory (`segment_account.py`), a tensor that is written inside a segment is a part of the workspace. There it
+counts with the profile's weights (`workspace.py`), and here so does all that the node reads and makes. Updates are not counted,
+since each may take over the memory of the state that it replaces; nor are tensors that XLA does not write.
 
 Where segments were compiled, the ends of an iteration alone count. Of these, `bytes_at_ends` knows without a condensed step, and
 also for plain jit's own executable. Sizes in bytes.
 """
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan.search.schedule import Model
+from tensile_jax.plan.search.segment_evaluator import Evaluator
 
 
-def necessary_bytes(model: Model) -> int:
+def necessary_bytes(evaluator: Evaluator) -> int:
     """Bytes than which no schedule of the model has a lower peak."""
-    step = model.step
+    step = evaluator.condensed
     last = len(step.boundaries) - 1
     begins = step.at_begin & ~sum(1 << old for old, _ in step.pairs)
     ends = step.at_end & ~sum(1 << new for _, new in step.pairs)
@@ -28,7 +28,7 @@ def necessary_bytes(model: Model) -> int:
         step.bytes_of(begins) + int(step.small_bytes[0, 0]),
         step.bytes_of(ends) + int(step.small_bytes[last, last]),
     )
-    return step.base_bytes + (least if model.is_measured else max(least, _of_nodes(model)))
+    return step.base_bytes + (least if evaluator.is_measured else max(least, _of_nodes(evaluator)))
 
 
 def bytes_at_ends(graph: Graph, *, state_may_stay_out: bool) -> int:
@@ -44,9 +44,9 @@ def bytes_at_ends(graph: Graph, *, state_may_stay_out: bool) -> int:
     return max(begins, ends)
 
 
-def _of_nodes(model: Model) -> int:
+def _of_nodes(evaluator: Evaluator) -> int:
     """What the node that needs most holds, beside what the caller owns."""
-    step, profile = model.step, model.profile
+    step, profile = evaluator.condensed, evaluator.profile
     weight = min(1.0, profile.late_weight + profile.early_weight)
     fixed = sum(1 << t for t, recipe in enumerate(step.recipes) if recipe is None) & ~step.movable
     needed: list[int] = []  # by node, from the last one back, what is needed then or later
@@ -57,7 +57,7 @@ def _of_nodes(model: Model) -> int:
     made, most = step.at_begin, 0
     for read, makes, extra, later in zip(step.reads, step.makes, step.extra, reversed(needed), strict=True):
         there = fixed & made & later
-        own = (read | makes) & step.written & ~model.updates & ~there
+        own = (read | makes) & step.written & ~evaluator.updates & ~there
         most = max(most, step.bytes_of(there) + int(weight * (step.bytes_of(own) + extra)))
         made |= makes
     return most

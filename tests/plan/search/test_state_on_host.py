@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from tensile_jax.plan import Goal, Measured, Planner
+from tensile_jax.plan import CompiledSizes, Goal, Planner
+from tensile_jax.plan.policies.segments import Decision, choice_with
 from tensile_jax.plan.result.layout import COPIED, Residency
 from tensile_jax.plan.search.choice import whole_peak
-from tensile_jax.plan.search.cut_choice import Decision, choice_with
-from tensile_jax.plan.search.state_out import keep_state_out
+from tensile_jax.plan.search.state_on_host import keep_state_out
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of, slow_but, tensor_named, training_graph, with_link
 from tests.plan.search.schedules import odd_graph
@@ -45,9 +45,9 @@ def test_any_state_of_any_plan_can_be_sent_out_and_no_segment_then_holds_more(se
     rng = random.Random(seed)
     graph = odd_graph(rng) if seed % 2 else training_graph(rng.randint(2, 6), weight=100_000)
     planner = Planner(graph, PROFILE, state_memory="any")
-    least = planner.floor_bytes(Measured())
-    limit = int(least + rng.random() * (whole_peak(planner.step, Measured()) - least))
-    found = planner.plan(Goal(limit), Measured())
+    least = planner.floor_bytes(CompiledSizes())
+    limit = int(least + rng.random() * (whole_peak(planner.model, CompiledSizes()) - least))
+    found = planner.plan(Goal(limit), CompiledSizes())
     assert found is not None
     offered = [t for t, _ in planner.may_be_offloaded(found.choice)]
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_any_state_of_any_plan_can_be_sent_out_and_no_segment_then_holds_more(se
         if not chosen:
             continue
         choice = planner.offload_state(found.choice, chosen)
-        plan = planner.plan_of(choice, Goal(float("inf")), Measured())
+        plan = planner.plan_of(choice, Goal(float("inf")), CompiledSizes())
         assert plan is not None, planner.faults
         assert found_on_host(plan) == left_on_host(plan, planner.graph) >= set(chosen)
         assert all(a.device_bytes <= b.device_bytes for a, b in zip(plan.segments, found.plan.segments, strict=True))

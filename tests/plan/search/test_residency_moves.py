@@ -7,11 +7,13 @@ import pytest
 
 from tensile_jax.ir import Graph
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
-from tensile_jax.plan.search import moves
+from tensile_jax.plan.search import residency_moves
+from tensile_jax.plan.search.boundary_moves import merged, split
 from tensile_jax.plan.search.local_search import lowering
-from tensile_jax.plan.search.moves import Gap
-from tensile_jax.plan.search.schedule import Model, Schedule
-from tensile_jax.plan.search.start import last_held, merged, split, start
+from tensile_jax.plan.search.residency_moves import Gap
+from tensile_jax.plan.search.schedule import Schedule
+from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.start_schedules import last_held, start
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of, tensor_named
 from tests.plan.search.schedules import model_of, odd_step, plan_of, possible_moves, random_schedule, wander
@@ -25,14 +27,14 @@ GRAPH = graph_of(LINES, inputs="x", outputs="y", sizes=dict.fromkeys("abcdey", U
 def every_place(graph: Graph, *, state_may_stay_out: bool = False) -> tuple[StepModel, Schedule]:
     """Everything kept while needed, every operator a segment."""
     step = StepModel(graph, PROFILE, state_may_stay_out=state_may_stay_out)
-    model = step.model_for(tuple(range(len(graph.operators) + 1)))
-    schedule = start(model, range(len(model.places)), last_held(model.step, {}))
+    evaluator = step.evaluator_for(tuple(range(len(graph.operators) + 1)))
+    schedule = start(evaluator, range(len(evaluator.places)), last_held(evaluator.condensed, {}))
     assert schedule is not None
     return step, schedule
 
 
-def bit_of(model: Model, graph: Graph, name: str) -> int:
-    return model.bit[tensor_named(graph, name)]
+def bit_of(evaluator: Evaluator, graph: Graph, name: str) -> int:
+    return evaluator.bit[tensor_named(graph, name)]
 
 
 def same(one: Schedule | None, other: Schedule) -> bool:
@@ -41,30 +43,30 @@ def same(one: Schedule | None, other: Schedule) -> bool:
 
 def test_a_tensor_is_dropped_and_kept_again() -> None:
     _, schedule = every_place(GRAPH)
-    a = bit_of(schedule.model, GRAPH, "a")
+    a = bit_of(schedule.evaluator, GRAPH, "a")
     assert schedule.residencies[a] == (Residency(1, 5, MADE, False),)
     gap = Gap(a, 0, 1, 5)
-    assert gap in set(moves.gaps_at(schedule, 3))
-    dropped = moves.drop(schedule, gap, keep_sources=False)
+    assert gap in set(residency_moves.gaps_at(schedule, 3))
+    dropped = residency_moves.drop(schedule, gap, keep_sources=False)
     assert dropped is not None
     assert dropped.residencies[a] == (Residency(1, 1, MADE, False),)
-    assert dropped.contents[5].again == 1 << a
-    assert same(moves.keep(dropped, a, 5), schedule)
+    assert dropped.accounts[5].again == 1 << a
+    assert same(residency_moves.keep(dropped, a, 5), schedule)
 
 
 def test_a_tensor_is_swapped_and_stays_again() -> None:
     step, schedule = every_place(GRAPH)
-    a = bit_of(schedule.model, GRAPH, "a")
+    a = bit_of(schedule.evaluator, GRAPH, "a")
     gap = Gap(a, 0, 1, 5)
-    swapped = moves.swap(schedule, gap, 3, 5)
+    swapped = residency_moves.swap(schedule, gap, 3, 5)
     assert swapped is not None
     assert swapped.residencies[a] == (Residency(1, 2, MADE, True), Residency(5, 5, COPIED, False))
     kinds = [(e.kind, e.trigger, e.until) for e in plan_of(step, swapped).events if e.kind.startswith("swap")]
     assert kinds == [("swap_out", 1, 3), ("swap_in", 4, 5)]
-    shifted = moves.shift(swapped, a, 0, 2, 4)
+    shifted = residency_moves.shift(swapped, a, 0, 2, 4)
     assert shifted is not None
     assert shifted.residencies[a] == (Residency(1, 1, MADE, True), Residency(4, 5, COPIED, False))
-    assert same(moves.stay(shifted, a, 0), schedule)
+    assert same(residency_moves.stay(shifted, a, 0), schedule)
 
 
 def test_segments_are_merged_and_split_again() -> None:
@@ -83,27 +85,27 @@ STATE = graph_of(
 
 def test_state_is_sent_across_and_kept_again() -> None:
     step, schedule = every_place(STATE, state_may_stay_out=True)
-    w, v = bit_of(schedule.model, STATE, "w"), bit_of(schedule.model, STATE, "v")
+    w, v = bit_of(schedule.evaluator, STATE, "w"), bit_of(schedule.evaluator, STATE, "v")
     assert schedule.residencies[w] == (Residency(0, 3, BEGINS, False),)
-    across = moves.send_across(schedule, w, 1, 5)
+    across = residency_moves.send_across(schedule, w, 1, 5)
     assert across is not None
     assert across.residencies[w] == (Residency(1, 3, COPIED, False),)
     assert across.residencies[v] == (Residency(4, 4, MADE, True),)
     kinds = [(e.kind, e.name, e.trigger, e.until) for e in plan_of(step, across).events if e.kind.startswith("swap")]
     assert kinds == [("swap_in", "w", 0, 1), ("swap_out", "v", 3, 5)]
-    assert same(moves.keep_across(across, w), schedule)
+    assert same(residency_moves.keep_across(across, w), schedule)
 
 
 def test_a_tensor_can_be_dropped_with_what_it_is_computed_from_kept_or_computed_again_too() -> None:
     lines = ["a = heavy(x)", "b = heavy(a)", "c = heavy(b)", "d = heavy(c)", "y = heavy(d, b)"]
     graph = graph_of(lines, inputs="x", outputs="y", sizes=dict.fromkeys("abcdy", UNIT))
     _, schedule = every_place(graph)
-    a, b = bit_of(schedule.model, graph, "a"), bit_of(schedule.model, graph, "b")
+    a, b = bit_of(schedule.evaluator, graph, "a"), bit_of(schedule.evaluator, graph, "b")
     gap = Gap(b, 0, 2, 4)
-    kept, both = moves.drop(schedule, gap, keep_sources=True), moves.drop(schedule, gap, keep_sources=False)
+    kept, both = residency_moves.drop(schedule, gap, keep_sources=True), residency_moves.drop(schedule, gap, keep_sources=False)
     assert kept is not None and both is not None
-    assert (kept.residencies[a], kept.contents[4].again) == ((Residency(1, 4, MADE, False),), 1 << b)
-    assert (both.residencies[a], both.contents[4].again) == ((Residency(1, 1, MADE, False),), 1 << a | 1 << b)
+    assert (kept.residencies[a], kept.accounts[4].again) == ((Residency(1, 4, MADE, False),), 1 << b)
+    assert (both.residencies[a], both.accounts[4].again) == ((Residency(1, 1, MADE, False),), 1 << a | 1 << b)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -11,7 +11,7 @@ last one and the end of the iteration, while no segment needs it.
     send_across   a tensor of the state is on the host from its last need in an iteration to its first need in the next one
     keep_across   the opposite: it stays on the device from iteration to iteration
 
-The boundaries between segments do not change here (`boundaries.py`).
+The boundaries between segments do not change here (`boundary_moves.py`).
 
 Sizes in bytes, times in microseconds.
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, may_have
-from tensile_jax.plan.search.condensed import members
+from tensile_jax.plan.search.condensed_step import members
 from tensile_jax.plan.search.schedule import Schedule, Several
 
 
@@ -72,7 +72,7 @@ def drop(schedule: Schedule, gap: Gap, *, keep_sources: bool) -> Schedule | None
     With `keep_sources`, what it is computed from is kept until then; otherwise that is computed again too.
     """
     t, number, after, before = gap
-    step = schedule.model.step
+    step = schedule.evaluator.condensed
     recipe = step.recipes[t]
     if recipe is None or before >= schedule.count:
         return None
@@ -89,7 +89,7 @@ def drop(schedule: Schedule, gap: Gap, *, keep_sources: bool) -> Schedule | None
     also: list[tuple[int, Several]] = []
     if keep_sources:
         for u in members(recipe.reads & ~schedule.at[before]):
-            if schedule.model.made(schedule.cuts[before], schedule.cuts[before + 1]) >> u & 1:
+            if schedule.evaluator.made(schedule.cuts[before], schedule.cuts[before + 1]) >> u & 1:
                 continue
             longer = kept(schedule, u, before)
             if longer is not None:
@@ -167,7 +167,7 @@ def shift(schedule: Schedule, t: int, number: int, gone: int, back: int) -> Sche
 def send_across(schedule: Schedule, old: int, back: int, gone: int) -> Schedule | None:
     """State is on the host across the iteration boundary: the old value until segment `back`, its update from segment `gone`
     on."""
-    new = schedule.model.new_of[old]
+    new = schedule.evaluator.new_of[old]
     before, after = schedule.residencies[old], schedule.residencies[new]
     if not before or not after or before[0].arrival != BEGINS or after[-1].last != schedule.count:
         return None
@@ -187,7 +187,7 @@ def send_across(schedule: Schedule, old: int, back: int, gone: int) -> Schedule 
 
 def keep_across(schedule: Schedule, old: int) -> Schedule | None:
     """The opposite of `send_across`."""
-    new = schedule.model.new_of[old]
+    new = schedule.evaluator.new_of[old]
     before, after = schedule.residencies[old], schedule.residencies[new]
     if not before or before[0].arrival != COPIED or not after:
         return None

@@ -16,17 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensile_jax.plan.search.account import Segment
-from tensile_jax.plan.search.schedule import Model
+from tensile_jax.plan.search.segment_account import PartialSegment
+from tensile_jax.plan.search.segment_evaluator import Evaluator
 
-# Tuned by `make bench-planning` on ResNet-50 at 25 to 75 %. `make bench-constants`: with half and twice of each, steps take up to
-# 1.1 % less and up to 0.6 % more time.
-_FEW = 24  # possible boundaries of the first try; with 48, times are the same within 1 %, and planning takes 1.5 times as long
-_MISSES = 4  # possible ends at which a segment exceeds the limit, one after another, before it is not extended any further
-_FAR_ABOVE = 1.25  # times the limit: where `thorough`, ends below it are no misses, since a longer segment may need less
+# Each trades the time of the plan for the time of planning (`make bench-planning`, `make bench-constants`).
+_FEW = 24  # possible boundaries of the first try
+_MISSES = 4  # consecutive ends at which a segment exceeds the limit before it is extended no further
+_FAR_ABOVE = 1.25  # of the limit: if `thorough`, ends below it are no misses, since a longer segment may need less
 _NEAR = 8  # possible boundaries: a segment ends at any of the next ones, and beyond these at one of the few
-_EXCESS_US_PER_BYTE = 1.0  # more than anything else costs
-_SPREAD_US_PER_BYTE = 1e-6  # where excesses are spread; with 1e-5 and 1e-4, plans at 25 % take 1.04 times as long
+_EXCESS_US_PER_BYTE = 1.0  # so high that a segment exceeds the limit only when that is unavoidable
+_SPREAD_US_PER_BYTE = 1e-6  # so low that many small excesses, which repairs can remove, are preferred to slow cuts
 
 
 class _Cut(NamedTuple):
@@ -35,7 +34,7 @@ class _Cut(NamedTuple):
 
 
 def cheapest_cuts(
-    model: Model,
+    evaluator: Evaluator,
     stored: Sequence[int],
     limit: float,
     required: Collection[int] = (),
@@ -52,45 +51,45 @@ def cheapest_cuts(
         spread: whether many segments with small excesses are preferred to a few with large ones. There may be excesses although
             there is a way without.
     """
-    required = {*required, *model.required}
+    required = {*required, *evaluator.required}
     stop = _FAR_ABOVE * limit if thorough else limit
-    everything = range(len(model.places))
-    few = _narrow(model, stored, required)
-    cut = _shortest_path(model, stored, limit, few, required, stop, spread)
+    everything = range(len(evaluator.places))
+    few = _narrow(evaluator, stored, required)
+    cut = _shortest_path(evaluator, stored, limit, few, required, stop, spread)
     if cut.excess_us and len(few) < len(everything):
         cut = min(
-            cut, _shortest_path(model, stored, limit, everything, required, stop, spread, set(few)), key=lambda c: c.excess_us
+            cut, _shortest_path(evaluator, stored, limit, everything, required, stop, spread, set(few)), key=lambda c: c.excess_us
         )
     return cut.boundaries
 
 
-def _narrow(model: Model, stored: Sequence[int], required: Collection[int]) -> list[int]:
+def _narrow(evaluator: Evaluator, stored: Sequence[int], required: Collection[int]) -> list[int]:
     """Some of the possible boundaries: of each stretch, the one at which least is stored."""
-    k = len(model.places)
+    k = len(evaluator.places)
     if k <= _FEW:
         return list(range(k))
-    nbytes = [model.step.bytes_of(there) for there in stored]
+    nbytes = [evaluator.condensed.bytes_of(there) for there in stored]
     stretches = np.array_split(np.arange(1, k - 1), _FEW - 2)
     chosen = {min(stretch.tolist(), key=nbytes.__getitem__) for stretch in stretches}
     return sorted({0, k - 1, *required, *chosen})
 
 
-def least_peak(model: Model, stored: Sequence[int], required: Collection[int] = ()) -> float:
+def least_peak(evaluator: Evaluator, stored: Sequence[int], required: Collection[int] = ()) -> float:
     """The least peak of any cut into two segments or more, of the boundaries where least is stored or of all of them, in
     bytes."""
-    required = {*required, *model.required}
-    few = _narrow(model, stored, required)
+    required = {*required, *evaluator.required}
+    few = _narrow(evaluator, stored, required)
     k = len(few)
     most = [0.0] + [float("inf")] * (k - 1)
-    for a, b, peak, _ in _segments(model, stored, few, required, float("inf")):
+    for a, b, peak, _ in _segments(evaluator, stored, few, required, float("inf")):
         if a > 0 or b < k - 1 or k == 2:
             most[b] = min(most[b], max(most[a], peak))
-    finest = max(peak for _, _, peak, _ in _segments(model, stored, range(len(model.places)), required, 0.0, farthest=1))
+    finest = max(peak for _, _, peak, _ in _segments(evaluator, stored, range(len(evaluator.places)), required, 0.0, farthest=1))
     return min(most[-1], finest)
 
 
 def _shortest_path(
-    model: Model,
+    evaluator: Evaluator,
     stored: Sequence[int],
     limit: float,
     possible: Sequence[int],
@@ -99,14 +98,16 @@ def _shortest_path(
     spread: bool,
     far: Collection[int] = (),
 ) -> _Cut:
-    k, bounds = len(possible), model.step.boundaries
+    k, bounds = len(possible), evaluator.condensed.boundaries
     total, over, back = [float("inf")] * k, [0.0] * k, [0] * k
     total[0] = 0.0
 
     def is_useless(a: int, b: int, us: float) -> bool:
         return total[a] + us >= total[b]
 
-    for a, b, peak, us in _segments(model, stored, possible, required, stop, far=far, is_useless=None if spread else is_useless):
+    for a, b, peak, us in _segments(
+        evaluator, stored, possible, required, stop, far=far, is_useless=None if spread else is_useless
+    ):
         share = (bounds[possible[b]] - bounds[possible[a]]) / bounds[-1]
         excess_us = max(0.0, peak - limit) * (share * _SPREAD_US_PER_BYTE if spread else _EXCESS_US_PER_BYTE)
         cost = us + excess_us
@@ -120,7 +121,7 @@ def _shortest_path(
 
 
 def _segments(
-    model: Model,
+    evaluator: Evaluator,
     stored: Sequence[int],
     possible: Sequence[int],
     required: Collection[int],
@@ -135,28 +136,28 @@ def _segments(
     Of each first boundary, there are those up to `farthest` boundaries, or until several in a row have peaks above `stop`. Those
     of which `is_useless` says so, given their two ends and their time, are left out; what they hold is not found then.
     """
-    step, profile = model.step, model.profile
+    step, profile = evaluator.condensed, evaluator.profile
     bounds = [step.boundaries[p] for p in possible]
     for a in range(len(possible) - 1):
         there = stored[possible[a]]
         held = step.base_bytes + step.bytes_of(there)
-        segment = Segment(step, bounds[a], there, 0)
+        segment = PartialSegment(step, bounds[a], there, 0)
         us, misses, made = 0.0, 0, 0
         for b in range(a + 1, len(possible)):
             if not segment.run(bounds[b - 1], bounds[b]):
                 break
             us += sum(step.us[bounds[b - 1] : bounds[b]])
-            made |= model.made(possible[b - 1], possible[b])
+            made |= evaluator.made(possible[b - 1], possible[b])
             if far and b - a > _NEAR and b < len(possible) - 1 and possible[b] not in far:
                 continue
             after = stored[possible[b]]
             wanted = after & ~there & made  # what else is there after the segment is copied there
             crossing_us = step.crossing_bytes(wanted) / profile.bytes_per_us
-            cost_us = profile.launch_us + model.compiling_us + us + segment.again_us + crossing_us
+            cost_us = profile.launch_us + evaluator.compiling_us + us + segment.again_us + crossing_us
             if is_useless is None or not is_useless(a, b, cost_us):
-                aliased = model.aliased(there, after, wanted)
-                contents = segment.contents(us, wanted, aliased)
-                workspace, _ = model.workspace(possible[a], possible[b], contents, wanted)
+                aliased = evaluator.aliased(there, after, wanted)
+                account = segment.account(us, wanted, aliased)
+                workspace, _ = evaluator.workspace(possible[a], possible[b], account, wanted)
                 peak = held + int(step.small_bytes[possible[a], possible[b]]) + step.bytes_of(wanted & ~aliased) + workspace
                 yield a, b, peak, cost_us
                 misses = misses + 1 if peak > stop else 0

@@ -6,7 +6,7 @@ step, in which a plan is evaluated much faster. Every tensor of the step belongs
     owned      an input that belongs to the caller, or a constant: always on the device
     significant   a large tensor that XLA writes to memory, that is expensive to compute again, or that a minimum cut keeps at
     some
-                  price (`analysis/rematerialization.py`); the search decides where it is on the device
+                  price (`analysis/minimum_cut.py`); the search decides where it is on the device
     small         any other tensor below the threshold: it is kept from where it is made to where it is needed last
     derived       any other large tensor: XLA fuses it into its readers, so each segment computes it from what it is made from
 
@@ -32,10 +32,10 @@ from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import Liveness
 
-# `make bench-constants`: with half and twice of each, steps take up to 1.5 % less and up to 0.2 % more time.
+# Each trades the fineness of the account for the time of the search (`make bench-constants`).
 _SHARE = 1 / 4000  # of the most bytes that are live at once: the size from which a tensor is significant
-_SMALL_SHARE = 0.3  # of them: small tensors have no more bytes together; otherwise the size is less
-_CROSSING = 0.1  # the part of its bytes that counts as written if a tensor that XLA writes anyway is a result of a segment
+_SMALL_SHARE = 0.3  # of the same bytes: the most that all small tensors may have together
+_CROSSING = 0.1  # of its bytes: what a tensor that XLA writes anyway costs more as a result of a segment
 _CHEAP_US = 1.0  # a light operator that takes longer to run again makes significant tensors
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from tensile_jax.plan.analysis.retention import Retention
 
-_MOST = 192  # possible boundaries; `make bench-constants`: steps take as long with 96 and 384 within 0.5 %
+_MOST = 192  # possible boundaries: more find faster plans, and take longer to search (`make bench-constants`)
 
 
 def possible_boundaries(retention: Retention, stored: np.ndarray) -> tuple[int, ...]:

@@ -8,14 +8,14 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, DeviceProfile, Goal, Measured, Planner
+from tensile_jax.plan import POLICIES, CompiledSizes, DeviceProfile, Goal, Planner
 from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import floor_bytes
 from tensile_jax.plan.search.choice import predicted_plan, whole_peak
-from tensile_jax.plan.search.lower_bound import least_step_us
 from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan.search.time_bound import least_step_us
 from tensile_jax.plan_format import Plan, unranged
 from tests.builders import PROFILE, batch, graph_of, sgd_step, training_graph, weights, with_link
 from tests.plan.oracle import Oracle
@@ -98,24 +98,24 @@ def test_state_that_may_stay_on_the_host_still_crosses_the_link() -> None:
 def test_no_plan_is_below_it(layers: int, activation: int, donated: bool) -> None:
     graph = order(training_graph(layers, activation=activation, donated=donated))
     step = StepModel(graph, PROFILE, state_may_stay_out=False)
-    least = floor_bytes(step, Measured())
+    least = floor_bytes(step, CompiledSizes())
     before = np.inf
     for part in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
-        limit = least + part * (whole_peak(step, Measured()) - least)
-        choice = POLICIES["auto"](step, limit, Measured())
+        limit = least + part * (whole_peak(step, CompiledSizes()) - least)
+        choice = POLICIES["auto"](step, limit, CompiledSizes())
         assert choice is not None
         below = bound(graph, limit)
         assert below <= before * (1 + 1e-5)  # more memory never takes longer
         before = below
         if not choice.runs_whole:
-            assert predicted_plan(step, choice, Measured()).step_us >= below
+            assert predicted_plan(step, choice, CompiledSizes()).step_us >= below
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_fastest_of_all_plans_is_not_below_it(seed: int) -> None:
     graph, profile = small_step(seed, most=8)
     oracle = Oracle(graph, profile)
-    least, most = oracle.least_peak(), whole_peak(oracle.step, Measured())
+    least, most = oracle.least_peak(), whole_peak(oracle.step, CompiledSizes())
     for part in (0.0, 0.3, 0.6):
         limit = int(least + part * (most - least))
         found = oracle.fastest(limit)
@@ -133,10 +133,10 @@ def test_no_plan_of_any_policy_is_below_it(state_memory: str, launch_us: float) 
     graph, profile = training_graph(5), dataclasses.replace(with_link(200.0), launch_us=launch_us)
     planner = Planner(graph, profile, state_memory=state_memory)  # pyright: ignore[reportArgumentType] # a literal
     for share in (0.8, 0.6, 0.5, 0.4, 0.3):
-        limit = int(share * whole_peak(planner.step, Measured()))
-        below = planner.bound_us(limit, Measured())
+        limit = int(share * whole_peak(planner.model, CompiledSizes()))
+        below = planner.bound_us(limit, CompiledSizes())
         for policy in POLICIES:
-            found = planner.with_policy(policy).plan(Goal(limit), Measured())
+            found = planner.with_policy(policy).plan(Goal(limit), CompiledSizes())
             assert found is None or found.plan.step_us >= below or found.plan.peak_bytes > limit
 
 

@@ -1,0 +1,200 @@
+"""Evaluates segments of one condensed step on one device, and remembers what it has found.
+
+Sizes in bytes, times in microseconds.
+"""
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
+from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.search.condensed_step import Condensed, members
+from tensile_jax.plan.search.latest_results import LatestResults
+from tensile_jax.plan.search.segment_account import SegmentAccount, account_of
+from tensile_jax.plan.search.timing import GRID_US
+from tensile_jax.plan.search.workspace import CompiledSizes, SegmentKey, predicted_workspace, ratio_near
+
+_COMPILING = 0.001  # of the step's time: the least cost of a segment, since each is compiled (`make bench-first-call`)
+_SHORT = 200  # nodes that count as one more evaluated segment (`make bench-constants`)
+
+
+Found = TypeVar("Found")
+
+
+class Evaluated(NamedTuple):
+    """A segment's account, the bytes of its results, and microseconds of writing what would not be written otherwise."""
+
+    account: SegmentAccount
+    result_bytes: int
+    written_us: float
+
+
+class Evaluator:
+    """Evaluates segments of one condensed step on one device, and remembers them.
+
+    Args:
+        host_limit: the most bytes that a schedule may have in host memory.
+    """
+
+    def __init__(self, step: Condensed, profile: DeviceProfile, host_limit: float) -> None:
+        self.condensed = step
+        self.profile = profile
+        self.host_limit = host_limit
+        self.places = tuple(step.starts[node] for node in step.boundaries)
+        self.bit = {t: i for i, those in enumerate(step.tensors) for t in those}
+        self.kept_at: dict[float, tuple[list[int], list[int]]] = {}  # by price, what a minimum cut keeps (`search.py`)
+        self._measured = CompiledSizes()
+        self._latest: Evaluator | None = None  # the same with what was measured last
+        self._found = LatestResults()
+        self._at_places: set[tuple[int, int]] = set()
+        self._ratios: dict[tuple[int, int], float] = {}
+        self.alias_of = {new: old for old, new in step.aliases.items()}
+        self.old_of = {new: old for old, new in step.pairs}
+        self.new_of = dict(step.pairs)
+        self.required = frozenset(i + side for i in step.alone for side in (0, 1))  # boundaries that every schedule has
+        self.updates = sum(1 << new for new in self.alias_of)
+        self.updated = sum(1 << old for old in self.alias_of.values())
+        ancestors: list[int] = []
+        for i, recipe in enumerate(step.recipes):
+            found = 1 << i
+            if recipe is not None:
+                for u in members(recipe.reads):
+                    found |= ancestors[u]
+            ancestors.append(found)
+        self.ancestors = ancestors
+        self._deep: list[int] = []
+        for read in step.reads:
+            found = 0
+            for t in members(read):
+                found |= ancestors[t]
+            self._deep.append(found)
+        self._relevant: dict[tuple[int, int], int] = {}
+        self._made: dict[tuple[int, int], int] = {}
+        self._known: dict[tuple[int, int, int, int, int], Evaluated | None] = {}
+        self.evaluated = 0  # segments, a long one as often as it takes longer; and schedules that were tried
+        self.compiling_us = max(0.0, _COMPILING * sum(step.us) - profile.launch_us)
+        self.nothing = SegmentAccount(0.0, 0.0, 0, 0, 0, 0, 0)
+        self.out_us = [_on_grid(copy_out_us(n, profile)) for n in step.nbytes]
+        self.in_us = [_on_grid(copy_in_us(n, profile)) for n in step.nbytes]
+        self.copies_us = tuple(zip(self.out_us, self.in_us, strict=True))
+
+    def made(self, a: int, b: int) -> int:
+        """The tensors that the nodes between two boundaries make."""
+        found = self._made.get((a, b))
+        if found is None:
+            found = 0
+            for made in self.condensed.makes[self.condensed.boundaries[a] : self.condensed.boundaries[b]]:
+                found |= made
+            self._made[a, b] = found
+        return found
+
+    def aliased(self, there: int, after: int, wanted: int) -> int:
+        """The wanted results that take over the memory of state that is there before a segment and not after it."""
+        found = 0
+        news = wanted & self.updates if there & ~after & self.updated else 0
+        while news:
+            low = news & -news
+            old = 1 << self.alias_of[low.bit_length() - 1]
+            if there & old and not after & old:
+                found |= low
+            news ^= low
+        return found
+
+    def relevant(self, a: int, b: int, wanted: int) -> int:
+        """The tensors that can matter to a segment if they are there when it begins."""
+        found = self._relevant.get((a, b))
+        if found is None:
+            found = 0
+            for deep in self._deep[self.condensed.boundaries[a] : self.condensed.boundaries[b]]:
+                found |= deep
+            self._relevant[a, b] = found
+        again = wanted & ~self.made(a, b)
+        while again:
+            low = again & -again
+            found |= self.ancestors[low.bit_length() - 1]
+            again ^= low
+        return found
+
+    def evaluate(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
+        """The segment between two boundaries (indices of `Condensed.boundaries`); None if it cannot run."""
+        key = a, b, there & self.relevant(a, b, wanted), wanted, aliased
+        if key not in self._known:
+            self._known[key] = self._evaluated(*key)
+        return self._known[key]
+
+    def _evaluated(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
+        step = self.condensed
+        if b - a > 1 and any(a <= i < b for i in step.alone):
+            return None
+        self.evaluated += 1 + (step.boundaries[b] - step.boundaries[a]) // _SHORT
+        found = account_of(step, step.boundaries[a], step.boundaries[b], there, wanted, aliased)
+        if found is None:
+            return None
+        return Evaluated(found, step.bytes_of(wanted & ~aliased), step.crossing_bytes(wanted) / self.profile.bytes_per_us)
+
+    def with_measured(self, measured: CompiledSizes) -> "Evaluator":
+        """The same evaluator, in which measured workspaces replace predictions; it shares what it remembers.
+
+        Plain jit's peak says nothing of segments.
+        """
+        measured = replace(measured, whole=None)
+        if measured == self._measured or (not measured.workspaces and not self._measured.workspaces and not measured.margin):
+            return self
+        if self._latest is not None and self._latest._measured == measured:
+            return self._latest
+        self._latest = new = copy(self)
+        new._measured, new._latest, new._found = measured, None, LatestResults()
+        new._at_places = {(begin, end) for begin, end, _, _ in measured.workspaces}
+        new._ratios = {}
+        return new
+
+    @property
+    def measured(self) -> CompiledSizes:
+        """What compiling has shown of segments."""
+        return self._measured
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether workspaces of segments were measured."""
+        return bool(self._measured.workspaces)
+
+    def without_state_out(self) -> "Evaluator":
+        """The same evaluator for schedules that keep state on the device between iterations; both share what they remember."""
+        new = copy(self)
+        new.condensed = replace(self.condensed, pairs=())
+        new.old_of, new.new_of = {}, {}
+        new._latest, new._found = None, LatestResults()
+        return new
+
+    def found(self, how: str, arguments: object, find: Callable[[], Found]) -> Found:
+        """What `find` finds. If it was found in this way with these arguments last, it is not sought again."""
+        return self._found.of(how, arguments, find)
+
+    def key(self, a: int, b: int, again: int, wanted: int) -> SegmentKey:
+        """What tells a segment from others (`workspace.py`)."""
+        tensors = self.condensed.tensors
+        return (
+            self.places[a], self.places[b],
+            frozenset(t for i in members(again) for t in tensors[i]), frozenset(t for i in members(wanted) for t in tensors[i]),
+        )  # fmt: skip
+
+    def workspace(self, a: int, b: int, account: SegmentAccount, wanted: int) -> tuple[int, bool]:
+        """The workspace of the segment between two boundaries, and whether it was measured."""
+        places = self.places[a], self.places[b]
+        predicted = predicted_workspace(account, self.profile)
+        if not self._at_places:
+            return predicted + self._measured.margin, False
+        if places in self._at_places:
+            known = self._measured.workspaces.get(self.key(a, b, account.again, wanted))
+            if known is not None:
+                return known.nbytes, True
+        if places not in self._ratios:
+            self._ratios[places] = ratio_near(*places, self._measured.workspaces)
+        return int(predicted * self._ratios[places]) + self._measured.margin, False
+
+
+def _on_grid(us: float) -> float:
+    """A time as a multiple of `GRID_US`, of one at least."""
+    return max(1, round(us / GRID_US)) * GRID_US

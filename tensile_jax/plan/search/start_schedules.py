@@ -1,0 +1,97 @@
+"""Makes schedules to start the search from: what a minimum cut keeps, cut into segments where least is stored.
+
+A tensor is on the device from where it is made to where it is needed last, or, if it is dropped, to where it is needed before
+that."""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+from tensile_jax.plan.result.layout import BEGINS, MADE, Residency
+from tensile_jax.plan.search.condensed_step import Condensed, members
+from tensile_jax.plan.search.schedule import Schedule, Several
+from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.timing import CopiesOfAll
+
+
+def last_held(step: Condensed, dropped: Mapping[int, int]) -> list[int]:
+    """By tensor, the last node before which a boundary holds it, if the `dropped` ones are held up to these nodes only.
+
+    What a dropped tensor is computed from is held as long as a node may need the dropped tensor.
+    """
+    needs = [0] * len(step.tensors)  # sets of nodes
+    for node, read in enumerate(step.reads):
+        for t in members(read):
+            needs[t] |= 1 << node
+    count = len(step.reads)
+    end = [0] * len(needs)
+    for t in range(len(needs) - 1, -1, -1):  # a recipe reads what was made before
+        recipe, last = step.recipes[t], dropped.get(t)
+        if step.at_end >> t & 1:
+            end[t] = count
+        elif last is None or recipe is None:
+            end[t] = needs[t].bit_length() - 1 if needs[t] else step.made[t]
+        else:
+            end[t] = last
+            far = needs[t] >> last + 1 << last + 1
+            for u in members(recipe.reads):
+                needs[u] |= far
+    return end
+
+
+def held_at(step: Condensed, end: Sequence[int]) -> list[int]:
+    """By possible boundary, the set of tensors on the device."""
+    found: list[int] = []
+    for b in step.boundaries:
+        there = step.at_begin if b == 0 else 0
+        if b:
+            for t, last in enumerate(end):
+                if step.made[t] < b <= last:
+                    there |= 1 << t
+        found.append(there)
+    return found
+
+
+def start(evaluator: Evaluator, cuts: Sequence[int], end: Sequence[int]) -> Schedule | None:
+    """The schedule of these cuts in which every tensor is held from where it is made to `end` (`last_held`)."""
+    step = evaluator.condensed
+    edges = [step.boundaries[c] for c in cuts]
+    residencies: list[Several] = []
+    for t, made in enumerate(step.made):
+        last = bisect_right(edges, end[t]) - 1
+        if made < 0:
+            residencies.append((Residency(0, max(last, 0), BEGINS, False),))
+        else:
+            first = bisect_right(edges, made)
+            residencies.append((Residency(first, last, MADE, False),) if first <= last else ())
+    return assemble(evaluator, list(cuts), residencies)
+
+
+def assemble(evaluator: Evaluator, cuts: list[int], residencies: list[Several], *, as_they_are: bool = False) -> Schedule | None:
+    """The schedule of these cuts and residencies; None if a segment cannot run.
+
+    Tensors that nothing needs are released earlier, unless the residencies are to be left as they are.
+    """
+    k = len(cuts) - 1
+    none = evaluator.nothing
+    made = Schedule(
+        evaluator,
+        cuts,
+        [()] * len(residencies),
+        [0] * (k + 1),
+        [0] * k,
+        CopiesOfAll(evaluator.copies_us),
+        [none] * k,
+        [0] * (k + 1),
+        [0] * k,
+        [0.0] * k,
+        [0.0] * k,
+    )
+    for t, those in enumerate(residencies):
+        if those:
+            made.set_residencies(t, those)
+    if as_they_are:
+        if not all(map(made.refresh, range(k))):
+            return None
+    elif not made.settle(range(k), range(len(residencies))):
+        return None
+    return made
