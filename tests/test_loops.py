@@ -19,9 +19,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 import tensile_jax as tensile
 from tensile_jax.plan_format import unranged
-from tensile_jax.trace.flatten import flatten
-from tensile_jax.trace.opening import Opening
+from tensile_jax.trace.loops.rules import Opening
 from tensile_jax.trace.program import Program
+from tensile_jax.trace.reading.flatten import flatten
 from tests.builders import batch, device_bytes, fresh, measure_launches, numbers, planned, running, slow_but, weights
 
 LAYERS, WIDTH = 4, 32

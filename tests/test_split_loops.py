@@ -12,11 +12,11 @@ from jax import lax
 
 import tensile_jax as tensile
 from tensile_jax.exec.step import variants
-from tensile_jax.trace.flatten import flatten
-from tensile_jax.trace.opening import Opening
+from tensile_jax.trace.loops.rules import Opening
+from tensile_jax.trace.reading.flatten import flatten
 from tests.builders import fresh, numbers, within_budget
 from tests.test_loops import FORMS, STACK, WIDTH, X, descent
-from tests.trace.test_flatten import names, run
+from tests.trace.reading.test_flatten import names, run
 
 ROWS = 64
 

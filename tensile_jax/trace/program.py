@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax.sharding import Mesh, NamedSharding
+
 from tensile_jax.trace.avals import shape_of
 
 
@@ -37,7 +39,7 @@ class Equation:
     `position` says which equation of the loops' bodies it is: equal for the same equation in different iterations. Elsewhere both
     are empty. `repeat` is the number of the checkpoint in whose backward pass the equation repeats another one; 0 if there is
     none. Only equations with equal numbers are merged. `tracebacks` are JAX's, of the equation and of the calls around it, from
-    the inside outwards (`source.py`).
+    the inside outwards (`reading/source_lines.py`).
     """
 
     primitive: Any
@@ -65,8 +67,8 @@ class Program:
 
     `avals[v]` is the abstract value of variable `v`, strongly typed. `used[i]` says whether input i counts as used. `taken[i]`
     says whether input i is donated and an output takes over its memory, and `crossed` are the pairs (input, output) of which one
-    is in host memory and the other is not (`donation.py`). `weak` are the outputs that are returned weakly typed. `opened` is the
-    number of loops and conditionals whose iterations or branches stand in the program.
+    is in host memory and the other is not (`reading/donation.py`). `weak` are the outputs that are returned weakly typed.
+    `opened` is the number of loops and conditionals whose iterations or branches stand in the program.
     """
 
     equations: tuple[Equation, ...]
@@ -87,3 +89,11 @@ class Program:
     def shape(self, atom: Atom) -> tuple[int, ...]:
         """The shape of its abstract value."""
         return shape_of(self.aval(atom))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepShardings:
+    """How the values of a program are divided among the devices of `mesh`: `of` has the sharding of each variable but tokens."""
+
+    mesh: Mesh
+    of: Mapping[int, NamedSharding]

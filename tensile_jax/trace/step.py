@@ -25,16 +25,15 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_stru
 from tensile_jax.errors import TraceError
 from tensile_jax.ir import Graph, OperatorId
 from tensile_jax.trace.avals import in_host_memory
-from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.graph import build_graph
-from tensile_jax.trace.mutable_references import refuse_outer_references
-from tensile_jax.trace.opening import Opening
-from tensile_jax.trace.outer_products import with_outer_products
-from tensile_jax.trace.program import Program
-from tensile_jax.trace.propagation import StepShardings
-from tensile_jax.trace.row_chunks import Region, find_region, in_row_chunks
-from tensile_jax.trace.shardings import shardings_in
-from tensile_jax.trace.source import source_line
+from tensile_jax.trace.loops.rules import Opening
+from tensile_jax.trace.program import Program, StepShardings
+from tensile_jax.trace.reading.flatten import flatten
+from tensile_jax.trace.reading.mutable_references import refuse_outer_references
+from tensile_jax.trace.reading.named_places import shardings_in
+from tensile_jax.trace.reading.source_lines import source_line
+from tensile_jax.trace.rewrites.outer_products import with_outer_products
+from tensile_jax.trace.rewrites.row_chunks import Region, find_region, in_row_chunks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +43,7 @@ class TracedStep:
     `traced` is JAX's own trace of `jitted` (its `lower()` gives the plain program). `graph` is that of `program`, in which loops
     and conditionals may be opened; `whole_graph` is that of `whole_program`, plain jit's, which has each of them as one operator.
     `in_tree` is the structure of `(args, kwargs)` without static arguments, and `out_tree` that of the result. `shardings` are
-    the devices and memory spaces that the step itself names (`tensile_jax/trace/shardings.py`). `graph_of` makes the graph of
+    the devices and memory spaces that the step itself names (`reading/named_places.py`). `graph_of` makes the graph of
     another program of the step. `notes` are sentences about the trace that its user should know. `open_loops` and
     `respect_checkpoint` are what `trace_step` was given. `divided` says how values are divided among several devices; the graphs
     then have the sizes of one device (`per_device.py`). `row_chunks` is the number of chunks in which a part of the step is
@@ -78,7 +77,7 @@ class TracedStep:
     def refuse_crossed_donations(self) -> None:
         """Raises TraceError if an argument is donated in one memory and `jax.jit` gives its memory to a result in the other one.
 
-        Such a step ends the process (`donation.py`).
+        Such a step ends the process (`reading/donation.py`).
         """
         for i, o in self.program.crossed:
             given, result = (self.graph.tensors[t] for t in (self.graph.inputs[i], self.graph.outputs[o]))
@@ -99,7 +98,7 @@ class TracedStep:
         return source_line(self.program.equations[operator].tracebacks)
 
     def region_of_rows(self) -> Region | None:
-        """The part of the step that could be evaluated in chunks of rows, if there is one (`row_chunks.py`)."""
+        """The part of the step that could be evaluated in chunks of rows, if there is one (`rewrites/row_chunks.py`)."""
         return None if self.divided is not None else find_region(self.program)
 
     def with_outer_products(self) -> "TracedStep | None":
@@ -111,7 +110,7 @@ class TracedStep:
         return replace(self, program=program, graph=self.graph_of(program), notes=(*self.notes, note))
 
     def with_split_loops(self) -> "TracedStep | None":
-        """The same step with its long loops split, and with outer products (`opening.py`); None if none is split."""
+        """The same step with its long loops split, and with outer products (`loops/rules.py`); None if none is split."""
         loops = any(e.primitive.name == "scan" for e in self.program.equations)
         if self.split is None or self.divided is not None or not loops:
             return None
@@ -160,7 +159,7 @@ def trace_step(
         static: positions of the static arguments, which have no place among the traced ones.
         keep_unused: as given to `jax.jit`.
         open_loops: whether the iterations of loops become operators of their own: always, never, or (None) where it is worth it
-            (`opening.py`).
+            (`loops/rules.py`).
         respect_checkpoint: whether the planner keeps nothing that `jax.checkpoint` in the step says to compute again.
 
     Raises:

@@ -25,9 +25,11 @@ from tensile_jax.exec.calibration.random_layers import random_layer
 from tensile_jax.exec.step.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.transfer import Device
 from tensile_jax.trace import Equation, Program
-from tensile_jax.trace.cost import bytes_touched, flops_of, kind_of
-from tensile_jax.trace.features import features_of
-from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.cost.features import features_of
+from tensile_jax.trace.cost.flops import flops_of
+from tensile_jax.trace.cost.kinds import kind_of
+from tensile_jax.trace.cost.traffic import bytes_touched
+from tensile_jax.trace.reading.flatten import flatten
 
 _AHEAD = 12  # operators that wait to be compiled
 _RUN_S = 0.005  # for how long an operator is run

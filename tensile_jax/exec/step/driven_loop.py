@@ -1,4 +1,4 @@
-"""Runs a driven loop: every iteration of a long loop under the plan of its body (`trace/driven_loops.py`).
+"""Runs a driven loop: every iteration of a long loop under the plan of its body (`trace/plannable_loops.py`).
 
 In the plan of the step around it, the loop is a segment by itself, and `DrivenLoop` stands in the place of that segment's
 executable. An iteration takes its elements from the stacked arrays, runs the body's plan, and puts its parts into the stacks of
@@ -29,10 +29,10 @@ from tensile_jax.exec.step.transfer import Transfer, on_host
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan_format import Segment
 from tensile_jax.trace import Immediate, shape_struct
-from tensile_jax.trace.driven_loops import DrivenLoop as Loop
+from tensile_jax.trace.plannable_loops import PlannableLoop
 
 
-def bytes_beside(loop: Loop, body: Graph, peak_bytes: int) -> int:
+def bytes_beside(loop: PlannableLoop, body: Graph, peak_bytes: int) -> int:
     """What a driven loop needs beside its inputs and outputs, if the plan of its body has this peak and nothing is copied."""
     shared = loop.loop.constants + loop.loop.carried
     return max(0, peak_bytes - sum(body.tensors[t].nbytes for t in body.inputs[:shared]))
@@ -48,7 +48,7 @@ class DrivenLoop:
     """
 
     def __init__(
-        self, loop: Loop, running: RunningPlan, segment: Segment, for_less: Callable[[RunningPlan], RunningPlan]
+        self, loop: PlannableLoop, running: RunningPlan, segment: Segment, for_less: Callable[[RunningPlan], RunningPlan]
     ) -> None:
         self.running = running
         self._for_less = for_less

@@ -1,4 +1,4 @@
-"""A step of which some loops run under plans of their own (`trace/driven_loops.py`), as a `PreparedStep`.
+"""A step of which some loops run under plans of their own (`trace/plannable_loops.py`), as a `PreparedStep`.
 
 The planner sees such a loop as an operator that needs so many bytes and so many microseconds. When the step is compiled, the plan
 of the loop's body is compiled, too, and its figures replace the predicted ones. A limit of host memory is divided: one half
@@ -14,8 +14,7 @@ from tensile_jax.exec.step.prepared_step import Options, PreparedStep, RunningPl
 from tensile_jax.ir import OperatorId
 from tensile_jax.plan import Measured
 from tensile_jax.plan_format import Plan, PlannedLoop, Segment, unranged
-from tensile_jax.trace.driven_loops import DrivenLoop as Loop
-from tensile_jax.trace.driven_loops import with_driven
+from tensile_jax.trace.plannable_loops import PlannableLoop, with_driven
 
 ForLess = Callable[[RunningPlan], RunningPlan]
 
@@ -29,7 +28,7 @@ def with_half_the_host(options: Options) -> Options:
 class Body:
     """The body of a driven loop: its predicted plan, and what prepares that plan to run. `running` is that plan, prepared."""
 
-    loop: Loop
+    loop: PlannableLoop
     prepared: PreparedStep
     plan: Plan
     prepare: Callable[[], RunningPlan]

@@ -2,9 +2,9 @@
 
     with outer products  large products of few terms are computed where they are used (`outer_products.py`): wherever there are
                          any, since they then need no memory
-    with split loops     long loops run as several shorter ones (`opening.py`)
+    with split loops     long loops run as several shorter ones (`trace/loops/rules.py`)
     in chunks of rows    its largest product or convolution, and what is computed from that, is evaluated in 2, 4 or 8 chunks
-                         (`row_chunks.py`)
+                         (`trace/rewrites/row_chunks.py`)
     with driven loops    long loops run under plans of their own (`driven_step.py`)
 
 Only the policy `auto` has variants. A variant must be predicted to be faster than the step as it is, or the step as it is has no
@@ -28,7 +28,7 @@ from tensile_jax.ir import OperatorId
 from tensile_jax.plan import Comparison, Planner, compare_policies
 from tensile_jax.plan_format import Plan
 from tensile_jax.trace import Immediate, TracedStep
-from tensile_jax.trace.driven_loops import DrivenLoop, driven_loops
+from tensile_jax.trace.plannable_loops import PlannableLoop, plannable_loops
 
 # Not tuned: with chunks, results are rounded differently, so they must gain something.
 _FASTER = 0.98  # times the time with fewer chunks or without any
@@ -273,7 +273,7 @@ def _may_need_chunks(prepared: PreparedStep, limit: float) -> bool:
 # -- with driven loops ----------------------------------------------------------------------------------------------------------
 
 
-def _loops_that_need_plans(prepared: PreparedStep, limit: float) -> list[DrivenLoop]:
+def _loops_that_need_plans(prepared: PreparedStep, limit: float) -> list[PlannableLoop]:
     """The loops that need too much under the limit as they are."""
     if prepared.options.policy != "auto":
         return []
@@ -285,7 +285,7 @@ def _loops_that_need_plans(prepared: PreparedStep, limit: float) -> list[DrivenL
     ]  # fmt: skip
 
 
-def _driven(prepared: PreparedStep, loops: Sequence[DrivenLoop], limit: float) -> list[PreparedStep]:
+def _driven(prepared: PreparedStep, loops: Sequence[PlannableLoop], limit: float) -> list[PreparedStep]:
     """The step with these loops driven."""
     around = {loop.operator: _bytes_around(prepared, loop) for loop in loops}
     free = _FREE * limit
@@ -298,14 +298,14 @@ def _driven(prepared: PreparedStep, loops: Sequence[DrivenLoop], limit: float) -
         free += above + _FREE * limit
 
 
-def _loops(prepared: PreparedStep) -> list[DrivenLoop]:
+def _loops(prepared: PreparedStep) -> list[PlannableLoop]:
     """The loops of a step that could be driven."""
     if prepared.loops is None:
-        prepared.loops = driven_loops(prepared.step)
+        prepared.loops = plannable_loops(prepared.step)
     return prepared.loops
 
 
-def _bytes_around(prepared: PreparedStep, loop: DrivenLoop) -> int:
+def _bytes_around(prepared: PreparedStep, loop: PlannableLoop) -> int:
     """What is on the device while a loop runs, beside what the loop needs inside: its inputs and outputs, and the caller's."""
     graph, liveness = prepared.graph, prepared.planner.step.liveness
     there = {t for t in loop.inputs if not isinstance(t, Immediate)}
@@ -313,7 +313,7 @@ def _bytes_around(prepared: PreparedStep, loop: DrivenLoop) -> int:
     return sum(graph.tensors[t].nbytes for t in {*there, *liveness.kept_by_caller, *loop.outputs} - taken_over)
 
 
-def _body(prepared: PreparedStep, loop: DrivenLoop) -> PreparedStep:
+def _body(prepared: PreparedStep, loop: PlannableLoop) -> PreparedStep:
     """The body of a loop, traced as a step once."""
     found = prepared.traced_bodies.get(loop.operator)
     if found is None:
@@ -323,7 +323,7 @@ def _body(prepared: PreparedStep, loop: DrivenLoop) -> PreparedStep:
     return found
 
 
-def _body_under(prepared: PreparedStep, loop: DrivenLoop, beside: float) -> Body:
+def _body_under(prepared: PreparedStep, loop: PlannableLoop, beside: float) -> Body:
     """The body of a loop that may need so many bytes beside its inputs and outputs; or that needs the least, if it needs more."""
     body = _body(prepared, loop)
     shared = body.graph.inputs[: loop.loop.constants + loop.loop.carried]

@@ -21,8 +21,8 @@ from tensile_jax.exec.calibration.calibrate import calibrate, profile_of
 from tensile_jax.exec.calibration.fit import fit
 from tensile_jax.exec.calibration.operators import samples_of
 from tensile_jax.exec.calibration.random_layers import random_layer
-from tensile_jax.trace.cost import flops_of
-from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.cost.flops import flops_of
+from tensile_jax.trace.reading.flatten import flatten
 from tests.builders import batch, sgd_step, weights
 
 DEVICE: Any = jax.devices()[0]

@@ -23,7 +23,7 @@ def lines_of(step: TracedStep, primitive: str) -> set[str]:
 def here(above: int) -> str:
     frame = inspect.currentframe()
     assert frame is not None and frame.f_back is not None
-    return f"test_source.py:{frame.f_back.f_lineno - above}"
+    return f"test_source_lines.py:{frame.f_back.f_lineno - above}"
 
 
 @pytest.mark.smoke
@@ -49,7 +49,7 @@ def test_an_operator_in_a_function_that_jax_has_traced_before_stands_where_it_is
     own(jnp.ones(4))
     step = traced(lambda x: own(x) * 2, jnp.ones(4))
     line = _sorted.__code__.co_firstlineno + 1
-    assert lines_of(step, "sort") == {f"test_source.py:{line}"} == lines_of(step, "sin")
+    assert lines_of(step, "sort") == {f"test_source_lines.py:{line}"} == lines_of(step, "sin")
 
 
 def test_operators_of_a_library_stand_where_the_user_calls_it() -> None:

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from tensile_jax.trace import Equation, Program
-from tensile_jax.trace.body_memory import inner_bytes
-from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.cost.body_memory import inner_bytes
+from tensile_jax.trace.reading.flatten import flatten
 
 BODIES = ("scan", "while", "cond")
 X = np.zeros((256, 64), np.float32)

@@ -12,7 +12,7 @@ from jax.experimental import compute_on
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from tensile_jax.trace.shardings import shardings_in
+from tensile_jax.trace.reading.named_places import shardings_in
 
 X = jnp.linspace(0.1, 1.0, 16).reshape(4, 4)
 DEVICE = jax.devices()[0]

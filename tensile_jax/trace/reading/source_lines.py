@@ -12,7 +12,7 @@ from os.path import join
 from pathlib import Path
 from typing import Any
 
-_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "equinox", "keras", Path(__file__).parent.parent.name)
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "equinox", "keras", __name__.partition(".")[0])
 
 
 def source_line(tracebacks: Sequence[Any]) -> str:

@@ -3,7 +3,7 @@
 The logits of a decoder with a large vocabulary, and their gradient, are often its largest tensors; so are the results of the
 first convolutions of a network for images. What is computed from them is independent row by row, or image by image: the softmax
 of a row, its loss, its gradient. So the rows can be divided into chunks that are evaluated one after another. The rewritten part
-of the program is an opened loop (`loops.py`) whose iterations are the chunks:
+of the program is an opened loop (`reading/scans.py`) whose iterations are the chunks:
 
     logits = x @ W                for each chunk c:    logits_c = x[c] @ W
     loss   = f(logits, labels)                         loss_c   = f(logits_c, labels[c])
@@ -39,7 +39,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from tensile_jax.trace.avals import nbytes_of, shape_of
-from tensile_jax.trace.cost import ELEMENTWISE
+from tensile_jax.trace.cost.kinds import ELEMENTWISE
 from tensile_jax.trace.program import Equation, Immediate, Program
 
 # Not tuned.

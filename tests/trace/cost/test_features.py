@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tensile_jax.trace.cost import kind_of
-from tensile_jax.trace.features import features_of
-from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.cost.features import features_of
+from tensile_jax.trace.cost.kinds import kind_of
+from tensile_jax.trace.reading.flatten import flatten
 
 
 def described(function: Any, *args: Any) -> list[tuple[str, tuple[float, ...]]]:

@@ -1,6 +1,6 @@
 """Traces the body of a long loop as a step of its own, so that it can be planned as one.
 
-A loop with too many iterations to be opened (`opening.py`) is one operator. If its body trains a network, as a loop over the
+A loop with too many iterations to be opened (`loops/rules.py`) is one operator. If its body trains a network, as a loop over the
 updates of a training does, the body's memory is that of a whole train step, and no plan of the step around it can lower that. So
 the body is traced as a step: what the loop carries is the state of that step, and what stays the same and the elements of stacked
 arrays are its batch. A *driven* loop runs under a plan of that step, one iteration after another (`exec/step/driven_loop.py`).
@@ -19,17 +19,17 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.trace.avals import in_host_memory, shape_struct
-from tensile_jax.trace.cost import kind_of
-from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.cost.kinds import kind_of
 from tensile_jax.trace.graph import variable_ids
-from tensile_jax.trace.jaxprs import closed
-from tensile_jax.trace.loops import Loop, scan_of
 from tensile_jax.trace.program import Equation, Immediate
+from tensile_jax.trace.reading.flatten import flatten
+from tensile_jax.trace.reading.jaxprs import closed
+from tensile_jax.trace.reading.scans import Loop, scan_of
 from tensile_jax.trace.step import Boundary, TracedStep, trace_step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DrivenLoop:
+class PlannableLoop:
     """A loop of a step, as an operator of its graph, whose body can be planned.
 
     `inputs` are the scan's inputs, constants first, then carried ones, then stacked ones: tensors of the step, or values that are
@@ -64,7 +64,7 @@ class DrivenLoop:
 class _Body:
     """A loop's body as a function, which names its arguments as the step around it does."""
 
-    def __init__(self, driven: DrivenLoop) -> None:
+    def __init__(self, driven: PlannableLoop) -> None:
         loop = driven.loop
         self.__name__ = driven.name
         self._driven = driven
@@ -85,7 +85,7 @@ class _Body:
         return Boundary([*names[:last], *elements], [*results, *parts], [(first + i, i) for i in range(loop.carried)])
 
 
-def driven_loops(step: TracedStep) -> list[DrivenLoop]:
+def plannable_loops(step: TracedStep) -> list[PlannableLoop]:
     """The loops of a step that stayed whole and can be driven: scans without mutable references that do heavy work.
 
     They neither read nor make values in host memory. There are none if the step was traced with `open_loops=False`, or runs on
@@ -95,7 +95,7 @@ def driven_loops(step: TracedStep) -> list[DrivenLoop]:
         return []
     ids = variable_ids(step.program)
     return [
-        _driven(step, OperatorId(o), equation, ids)
+        _plannable(step, OperatorId(o), equation, ids)
         for o, equation in enumerate(step.program.equations)
         if isinstance(equation.primitive, Primitive)
         and equation.primitive.name == "scan"
@@ -108,7 +108,7 @@ def _is_heavy(scan: Equation) -> bool:
     return any(kind_of(e) == "heavy" for e in flatten(closed(scan.params["jaxpr"])).equations)
 
 
-def _driven(step: TracedStep, o: OperatorId, equation: Equation, ids: Mapping[int, TensorId]) -> DrivenLoop:
+def _plannable(step: TracedStep, o: OperatorId, equation: Equation, ids: Mapping[int, TensorId]) -> PlannableLoop:
     program = step.program
     loop = scan_of(equation.params, list(map(program.aval, equation.inputs)), [program.avals[v] for v in equation.outputs])
     inputs = tuple(ids[atom] if isinstance(atom, int) else atom for atom in equation.inputs)
@@ -116,10 +116,10 @@ def _driven(step: TracedStep, o: OperatorId, equation: Equation, ids: Mapping[in
     names = tuple(
         f"value {i} of the loop" if isinstance(given, Immediate) else tensors[given].name for i, given in enumerate(inputs)
     )
-    return DrivenLoop(o, step.graph.operators[o].name, loop, inputs, tuple(ids[v] for v in equation.outputs), names)
+    return PlannableLoop(o, step.graph.operators[o].name, loop, inputs, tuple(ids[v] for v in equation.outputs), names)
 
 
-def with_driven(step: TracedStep, needs: Mapping[OperatorId, tuple[DrivenLoop, int, float]]) -> TracedStep:
+def with_driven(step: TracedStep, needs: Mapping[OperatorId, tuple[PlannableLoop, int, float]]) -> TracedStep:
     """The same step, in which these loops are driven.
 
     Args:

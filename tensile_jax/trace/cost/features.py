@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensile_jax.trace.avals import nbytes_of, shape_of
-from tensile_jax.trace.cost import bytes_touched, flops_of, relayout_bytes
+from tensile_jax.trace.cost.flops import flops_of
+from tensile_jax.trace.cost.traffic import bytes_touched, relayout_bytes
 from tensile_jax.trace.program import Equation, Program
 
 _MOST_AXES = 2  # of a window; a convolution over more axes is described by the first ones

@@ -12,10 +12,12 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.exec.step import fitting_plan
-from tensile_jax.trace import Equation, Program, ragged_products
-from tensile_jax.trace.body_memory import inner_bytes
-from tensile_jax.trace.cost import flops_of, relayout_bytes
-from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace import Equation, Program
+from tensile_jax.trace.cost import ragged_products
+from tensile_jax.trace.cost.body_memory import inner_bytes
+from tensile_jax.trace.cost.flops import flops_of
+from tensile_jax.trace.cost.traffic import relayout_bytes
+from tensile_jax.trace.reading.flatten import flatten
 from tests.builders import fresh
 
 ROWS, WIDTH, OUT, GROUPS = 512, 64, 128, 8

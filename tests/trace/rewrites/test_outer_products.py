@@ -10,9 +10,9 @@ import pytest
 from jax import lax
 
 import tensile_jax as tensile
-from tensile_jax.trace.flatten import flatten
-from tensile_jax.trace.outer_products import with_outer_products
 from tensile_jax.trace.program import Program
+from tensile_jax.trace.reading.flatten import flatten
+from tensile_jax.trace.rewrites.outer_products import with_outer_products
 from tests.builders import fresh, numbers, trained_alike
 from tests.test_loops import run
 

@@ -13,8 +13,7 @@ and a dimension whose size the devices do not divide evenly is whole on each of 
 A step with 10,000 equations takes 0.9 s to lower and 2.4 s to propagate (a decoder of 24 layers, 2 CPU cores).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,20 +24,12 @@ from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.passmanager import PassManager
 
 from tensile_jax.trace.avals import in_host_memory, shape_of, shape_struct
-from tensile_jax.trace.mapped import Mapped
-from tensile_jax.trace.program import Program
+from tensile_jax.trace.program import Program, StepShardings
+from tensile_jax.trace.reading.shard_maps import Mapped
 from tensile_jax.trace.run_equations import run_all
 
 _PASSES = "builtin.module(sdy-propagation-pipeline)"
 _Spec = tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepShardings:
-    """How the values of a program are divided among the devices of `mesh`. `of` is by variable; tokens are not in it."""
-
-    mesh: Mesh
-    of: Mapping[int, NamedSharding]
 
 
 def propagated(program: Program, given: Sequence[Any], wanted: Sequence[Any], meshes: Sequence[Mesh]) -> StepShardings:

@@ -8,9 +8,9 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from tensile_jax.trace.avals import shard_of
-from tensile_jax.trace.collectives import Exchange, exchange_of
-from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.devices.collectives import Exchange, exchange_of
 from tensile_jax.trace.program import Program
+from tensile_jax.trace.reading.flatten import flatten
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
 FLOAT = 4  # bytes

@@ -12,8 +12,8 @@ import numpy as np
 
 from tensile_jax.trace.avals import is_extended
 from tensile_jax.trace.keys import atom_key, params_key
-from tensile_jax.trace.mapped import Mapped
 from tensile_jax.trace.program import Atom, Equation, Immediate
+from tensile_jax.trace.reading.shard_maps import Mapped
 
 
 def without_repeated(equations: Sequence[Equation], outputs: Sequence[Atom]) -> tuple[list[Equation], list[Atom]]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tensile_jax.trace import Program, atom_key, params_key
-from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.program import Immediate
+from tensile_jax.trace.reading.flatten import flatten
 
 
 def flat(step: Callable[..., Any], *args: Any) -> Program:

@@ -11,9 +11,9 @@ import pytest
 from flax import linen as nn
 
 import tensile_jax as tensile
-from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.program import Program
-from tensile_jax.trace.row_chunks import find_region, in_row_chunks
+from tensile_jax.trace.reading.flatten import flatten
+from tensile_jax.trace.rewrites.row_chunks import find_region, in_row_chunks
 from tests.builders import fresh, trained_alike
 from tests.test_loops import run
 

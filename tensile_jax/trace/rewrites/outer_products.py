@@ -26,7 +26,7 @@ from jax.interpreters import mlir
 
 from tensile_jax.ir import OUTER_PRODUCTS
 from tensile_jax.trace.avals import nbytes_of, shape_of
-from tensile_jax.trace.cost import kind_of
+from tensile_jax.trace.cost.kinds import kind_of
 from tensile_jax.trace.program import Equation, Program
 
 _MOST_TERMS = 16

@@ -19,12 +19,12 @@ from collections.abc import Collection
 
 from tensile_jax.ir import EXPENSIVE
 from tensile_jax.trace.avals import nbytes_of
-from tensile_jax.trace.cost import kind_of
-from tensile_jax.trace.flatten import flatten
-from tensile_jax.trace.jaxprs import closed
-from tensile_jax.trace.loops import scan_of
+from tensile_jax.trace.cost.kinds import kind_of
+from tensile_jax.trace.cost.ragged_products import RAGGED_PRODUCT, ragged_bytes
 from tensile_jax.trace.program import Equation, Program
-from tensile_jax.trace.ragged_products import RAGGED_PRODUCT, ragged_bytes
+from tensile_jax.trace.reading.flatten import flatten
+from tensile_jax.trace.reading.jaxprs import closed
+from tensile_jax.trace.reading.scans import scan_of
 
 _UPDATES = frozenset("dynamic_update_slice scatter scatter-add scatter-max scatter-min scatter-mul".split())
 """They give their first operand with a part of it changed, in its memory if nothing else needs it afterwards."""

@@ -2,8 +2,8 @@
 
 A jaxpr nests: an equation such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` or `checkpoint` holds another
 jaxpr. In the program, the equations of that inner jaxpr take the place of the equation, which changes no result. The iterations
-of a `scan` take its place if it is opened, and so do all branches of a `cond`, with a selection of the results (`opening.py` says
-which are); and shorter scans, if it is split. If the step itself says which branch of a `cond` is taken, as in
+of a `scan` take its place if it is opened, and so do all branches of a `cond`, with a selection of the results (see
+`loops/rules.py`); and shorter scans, if it is split. If the step itself says which branch of a `cond` is taken, as in
 `optax.MultiSteps`, that branch takes its place. Any other `scan`, `while` and `cond` stay one equation each. `jax.checkpoint`
 makes JAX repeat equations in the backward pass. The repeated equations are merged with their originals, so the user's choice of
 what to recompute is dropped and the planner makes its own choice; unless the user's choice is to be respected. Then they stay,
@@ -38,8 +38,9 @@ from jax.extend.core import Literal, primitives
 
 from tensile_jax.errors import TraceError
 from tensile_jax.trace.avals import array_type, in_host_memory, is_extended, is_weak, shape_of, strong
-from tensile_jax.trace.donation import taken_inputs
-from tensile_jax.trace.jaxprs import (
+from tensile_jax.trace.program import Atom, Equation, Immediate, Program
+from tensile_jax.trace.reading.donation import taken_inputs
+from tensile_jax.trace.reading.jaxprs import (
     closed,
     converts_nothing,
     copy_of,
@@ -48,13 +49,12 @@ from tensile_jax.trace.jaxprs import (
     read_from_references,
     selection_of,
 )
-from tensile_jax.trace.known_values import known_scalar
-from tensile_jax.trace.loops import Loop, Pieces, Stacked, element, joined, layer, loop_of, piece, stack
-from tensile_jax.trace.mapped import Map, Mapped, Placed, map_of
-from tensile_jax.trace.mutable_references import Discharged, Reference, is_reference, touches_all, writes
-from tensile_jax.trace.program import Atom, Equation, Immediate, Program
-from tensile_jax.trace.shardings import names_memory
-from tensile_jax.trace.simplify import with_rectified_conditions, without_dead, without_offloading, without_repeated
+from tensile_jax.trace.reading.known_values import known_scalar
+from tensile_jax.trace.reading.mutable_references import Discharged, Reference, is_reference, touches_all, writes
+from tensile_jax.trace.reading.named_places import names_memory
+from tensile_jax.trace.reading.scans import Loop, Pieces, Stacked, element, joined, layer, loop_of, piece, stack
+from tensile_jax.trace.reading.shard_maps import Map, Mapped, Placed, map_of
+from tensile_jax.trace.reading.simplify import with_rectified_conditions, without_dead, without_offloading, without_repeated
 
 _INNER_EFFECTS = frozenset({"ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect", "NamedAxisEffect"})
 """Effects that nobody outside of a step can see: what happens to a reference made in it, and the use of an axis's name.
@@ -191,7 +191,7 @@ class _Builder:
         return outputs
 
     def _open_map(self, mapped: Map, equation: Any, values: Sequence[Any], scope: str) -> list[Value]:
-        """Add the equations of the body of a `shard_map` (`mapped.py`), and return its results."""
+        """Add the equations of the body of a `shard_map` (`shard_maps.py`), and return its results."""
         body = equation.params["jaxpr"]
         self._map, self._map_context, self._placed = mapped, equation.ctx, {}
         given: list[Value] = []

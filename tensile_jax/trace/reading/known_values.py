@@ -8,8 +8,8 @@ import jax.core
 import numpy as np
 
 from tensile_jax.trace.avals import is_extended
-from tensile_jax.trace.mapped import Mapped
 from tensile_jax.trace.program import Equation, Immediate
+from tensile_jax.trace.reading.shard_maps import Mapped
 
 _FOLDED = frozenset("and clamp convert_element_type eq ge gt le lt max min ne not or select_n".split())
 """Primitives from whose results more may be known before the step runs."""

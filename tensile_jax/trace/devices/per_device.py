@@ -14,11 +14,11 @@ from jax.sharding import Mesh
 
 from tensile_jax.ir import Graph, Operator
 from tensile_jax.trace.avals import shard_of
-from tensile_jax.trace.collectives import exchange_of
-from tensile_jax.trace.mapped import Mapped
-from tensile_jax.trace.program import Program
-from tensile_jax.trace.propagation import StepShardings, propagated
-from tensile_jax.trace.ragged_products import RAGGED_PRODUCT
+from tensile_jax.trace.cost.ragged_products import RAGGED_PRODUCT
+from tensile_jax.trace.devices.collectives import exchange_of
+from tensile_jax.trace.devices.propagation import propagated
+from tensile_jax.trace.program import Program, StepShardings
+from tensile_jax.trace.reading.shard_maps import Mapped
 from tensile_jax.trace.step import TracedStep
 
 

@@ -12,7 +12,7 @@ scan is opened if
 
 Layers of a network and parts of a batch are like that. Time steps of a recurrent network are mostly too many.
 `open_loops=True` opens every scan, and `open_loops=False` none. Loops without a fixed number of iterations stay whole, and so do
-those that work on mutable references. Of the scans that stay whole, some run under a plan of their body (`driven_loops.py`).
+those that work on mutable references. Of the scans that stay whole, some run under a plan of their body (`plannable_loops.py`).
 
 A scan that is not opened can be *split* into up to 16 shorter ones, if it leaves stacks, most likely for a backward pass, that
 are much larger than what is carried from each of these to the next. Each of them is compiled, so there are fewer if an
@@ -35,11 +35,12 @@ branches are computed, and each result is selected. A conditional is opened if
 from typing import Any
 
 from tensile_jax.trace.avals import nbytes_of
-from tensile_jax.trace.cost import body_flops, flops_of, kind_of
-from tensile_jax.trace.flatten import flatten
-from tensile_jax.trace.jaxprs import closed
-from tensile_jax.trace.loops import Loop, loop_of
+from tensile_jax.trace.cost.flops import body_flops, flops_of
+from tensile_jax.trace.cost.kinds import kind_of
 from tensile_jax.trace.program import Program
+from tensile_jax.trace.reading.flatten import flatten
+from tensile_jax.trace.reading.jaxprs import closed
+from tensile_jax.trace.reading.scans import Loop, loop_of
 
 # Not tuned: a launch takes about 10 us, in which a CPU core computes a million operations and copies some 100 KB.
 _MOST_ITERATIONS = 128

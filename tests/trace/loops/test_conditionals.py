@@ -12,9 +12,9 @@ import pytest
 from jax import lax
 
 import tensile_jax as tensile
-from tensile_jax.trace.flatten import flatten
-from tensile_jax.trace.opening import Opening
+from tensile_jax.trace.loops.rules import Opening
 from tensile_jax.trace.program import Program
+from tensile_jax.trace.reading.flatten import flatten
 from tests.builders import fresh, numbers, slow_but
 from tests.test_loops import run
 

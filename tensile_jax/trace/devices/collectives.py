@@ -10,7 +10,7 @@ with weights. For n devices along the axis and m bytes on each device after the 
     reduce-scatter      (n - 1)     * m
     all-gather          (n - 1) / n * m
 
-In the body of an opened `shard_map` (`mapped.py`), devices exchange what the collective operations say, and nothing else.
+In the body of an opened `shard_map` (`reading/shard_maps.py`), devices exchange only what the collective operations say.
 
 A reduction is treated as a product with one operand. So is a look-up: of a table that is divided along what is looked up, each
 device has some of the rows, and zeros in the place of the others. And so are updates that are scattered, if an axis divides them:
@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 from jax.sharding import NamedSharding
 
 from tensile_jax.trace.avals import nbytes_of
-from tensile_jax.trace.mapped import Mapped
 from tensile_jax.trace.program import Equation, Program
+from tensile_jax.trace.reading.shard_maps import Mapped
 
 
 class Exchange(NamedTuple):
