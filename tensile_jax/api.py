@@ -13,7 +13,7 @@ from tensile_jax.exec.call.options import GivenOptions, JitOptions, PlanOptions,
 from tensile_jax.exec.call.planned_calls import PlannedCalls
 from tensile_jax.exec.call.report import Report
 from tensile_jax.exec.step.prepared_step import Progress
-from tensile_jax.exec.step.variants import compare_variants, with_outer_products
+from tensile_jax.exec.step.variants import always_rewritten, compare_variants
 from tensile_jax.plan import Comparison
 from tensile_jax.plan_format import Plan, PolicyName
 
@@ -105,7 +105,7 @@ class PlannedFunction:
         compare it with a plan's `step_us`. Finding it takes about as long as planning.
         See `tensile_jax/plan/search/lower_bound.py`.
         """
-        return with_outer_products(self._calls.prepared(args, kwargs)).bound_us()
+        return always_rewritten(self._calls.prepared(args, kwargs)).bound_us()
 
     def compare(self, /, *args: Any, **kwargs: Any) -> Comparison:
         """The plans of every policy for these arguments, under many budgets. Runs and compiles nothing.

@@ -14,7 +14,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.step.compile import Compiler
 from tensile_jax.exec.step.prepared_step import Options, PreparedStep
-from tensile_jax.exec.step.variants import fastest_variant, with_outer_products
+from tensile_jax.exec.step.variants import always_rewritten, fastest_variant
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Measured
 from tensile_jax.plan.planner import Goal, Planner
@@ -67,7 +67,7 @@ class Step:
 
     def bound(self, limit: float) -> float:
         """No plan under a limit in bytes takes less than so many times the time of plain `jax.jit`, if nothing is in chunks."""
-        return with_outer_products(self.prepared).planner.bound_us(limit, NOTHING) / self.jit_us
+        return always_rewritten(self.prepared).planner.bound_us(limit, NOTHING) / self.jit_us
 
     def _fastest_planner(self, limit: float) -> Planner:
         self.prepared.budget = Budget(int(limit), None)

@@ -21,10 +21,10 @@ from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.trace.avals import in_host_memory, shape_struct
 from tensile_jax.trace.cost.kinds import kind_of
 from tensile_jax.trace.graph import variable_ids
-from tensile_jax.trace.program import Equation, Immediate
+from tensile_jax.trace.program import Equation, Immediate, Nested
 from tensile_jax.trace.reading.flatten import flatten
-from tensile_jax.trace.reading.jaxprs import closed
 from tensile_jax.trace.reading.scans import Loop, scan_of
+from tensile_jax.trace.reading.treatment import Driven
 from tensile_jax.trace.step import Boundary, TracedStep, trace_step
 
 
@@ -43,6 +43,10 @@ class PlannableLoop:
     outputs: tuple[TensorId, ...]
     names: tuple[str, ...]
 
+    def driven(self, nbytes: int, us: float) -> Driven:
+        """This loop, driven: it needs so many bytes beside its inputs and outputs, and takes so many microseconds."""
+        return Driven(self.operator, self.name, self.loop.length, nbytes, us)
+
     def traced_body(self, step: TracedStep) -> TracedStep:
         """The body of this loop of `step`, as a step `(constants, carried, elements) -> (carried, parts)`.
 
@@ -56,8 +60,8 @@ class PlannableLoop:
             iteration,
             (shapes[:first], shapes[first:last], shapes[last:]),
             {},
-            open_loops=step.open_loops,
-            respect_checkpoint=step.respect_checkpoint,
+            open_loops=step.program.made_from.open_loops,
+            respect_checkpoint=step.program.made_from.respect_checkpoint,
         )
 
 
@@ -91,7 +95,7 @@ def plannable_loops(step: TracedStep) -> list[PlannableLoop]:
     They neither read nor make values in host memory. There are none if the step was traced with `open_loops=False`, or runs on
     several devices.
     """
-    if step.open_loops is False or step.divided is not None:
+    if step.program.made_from.open_loops is False or step.divided is not None:
         return []
     ids = variable_ids(step.program)
     return [
@@ -105,7 +109,7 @@ def plannable_loops(step: TracedStep) -> list[PlannableLoop]:
 
 
 def _is_heavy(scan: Equation) -> bool:
-    return any(kind_of(e) == "heavy" for e in flatten(closed(scan.params["jaxpr"])).equations)
+    return any(kind_of(e) == "heavy" for e in flatten(Nested(scan.params["jaxpr"])).equations)
 
 
 def _plannable(step: TracedStep, o: OperatorId, equation: Equation, ids: Mapping[int, TensorId]) -> PlannableLoop:
@@ -119,22 +123,12 @@ def _plannable(step: TracedStep, o: OperatorId, equation: Equation, ids: Mapping
     return PlannableLoop(o, step.graph.operators[o].name, loop, inputs, tuple(ids[v] for v in equation.outputs), names)
 
 
-def with_driven(step: TracedStep, needs: Mapping[OperatorId, tuple[PlannableLoop, int, float]]) -> TracedStep:
-    """The same step, in which these loops are driven.
-
-    Args:
-        needs: by operator, the loop, the bytes that it needs beside its inputs and outputs, and its microseconds.
-    """
-    graph = step.graph
+def with_driven(step: TracedStep, driven: Sequence[Driven]) -> TracedStep:
+    """The same step, in which these loops are driven."""
+    graph, loops = step.graph, {loop.operator: loop for loop in driven}
     operators = tuple(
-        replace(op, alone=True, effectful=True, inner=needs[op.id][1], least_us=needs[op.id][2]) if op.id in needs else op
+        replace(op, alone=True, effectful=True, inner=loops[op.id].nbytes, least_us=loops[op.id].us) if op.id in loops else op
         for op in graph.operators
     )
-    fingerprint = sha256(repr((graph.fingerprint, "driven", sorted(needs))).encode()).hexdigest()[:32]
-    lengths = {driven.loop.length for driven, _, _ in needs.values()}
-    notes = [note for note in step.notes if not note.startswith(tuple(f"A loop of {length} iterations" for length in lengths))]
-    notes += [
-        f"The {driven.loop.length} iterations of {driven.name} run one after another, each under a plan of its own."
-        for driven, _, _ in needs.values()
-    ]
-    return replace(step, graph=replace(graph, operators=operators, fingerprint=fingerprint), notes=tuple(dict.fromkeys(notes)))
+    fingerprint = sha256(repr((graph.fingerprint, "driven", sorted(loops))).encode()).hexdigest()[:32]
+    return replace(step, graph=replace(graph, operators=operators, fingerprint=fingerprint), driven=tuple(driven))

@@ -24,7 +24,7 @@ from tensile_jax.device_profiles.calibrations import OperatorSample
 from tensile_jax.exec.calibration.random_layers import random_layer
 from tensile_jax.exec.step.out_of_memory import is_out_of_memory
 from tensile_jax.exec.step.transfer import Device
-from tensile_jax.trace import Equation, Program
+from tensile_jax.trace import Equation, Nested, Program
 from tensile_jax.trace.cost.features import features_of
 from tensile_jax.trace.cost.flops import flops_of
 from tensile_jax.trace.cost.kinds import kind_of
@@ -106,7 +106,7 @@ def _compiled_operators(device: Device, seconds: float, choice: random.Random) -
     try:
         while time.perf_counter() < end:
             function, shapes = random_layer(choice, device.platform)
-            program = flatten(jax.make_jaxpr(function)(*shapes))
+            program = flatten(Nested(jax.make_jaxpr(function)(*shapes)))
             for equation in program.equations:
                 key = equation.primitive.name, features_of(program, equation)
                 if kind_of(equation) == "heavy" and key not in seen and _can_run(program, equation):

@@ -53,7 +53,7 @@ class DrivenStep(PreparedStep):
     """
 
     def __init__(self, origin: PreparedStep, bodies: Mapping[OperatorId, Body], for_less: ForLess) -> None:
-        step = with_driven(origin.step, {o: (body.loop, body.nbytes, body.us) for o, body in bodies.items()})
+        step = with_driven(origin.step, [body.loop.driven(body.nbytes, body.us) for body in bodies.values()])
         super().__init__(step, origin.budget, with_half_the_host(origin.options), origin.compiler)
         self.measured = Measured(whole=origin.measured.whole)
         self.variant_of = origin

@@ -36,7 +36,7 @@ from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.joined import joined, programs_of
 from tensile_jax.plan_format import Plan, PolicyName, Segment, unranged
-from tensile_jax.trace import TracedStep
+from tensile_jax.trace import Rewrite, TracedStep
 from tensile_jax.trace.plannable_loops import PlannableLoop
 
 _MARGIN = 0.01
@@ -152,7 +152,7 @@ class PreparedStep:
         self._compiling_whole: Future[Whole] | None = None
         self._limited: tuple[float, PreparedStep] | None = None  # the latest with another limit of host memory
         self.variant_of: PreparedStep | None = None  # the step of which this one is a variant (`variants.py`)
-        self.variants: dict[str, list[PreparedStep]] = {}  # of this step, by what was rewritten, once they were made
+        self.variants: dict[Rewrite, PreparedStep | None] = {}  # of this step, once they were made; None: the rewrite has none
         self.loops: list[PlannableLoop] | None = None  # those that could be driven, once they were sought
         self.traced_bodies: dict[OperatorId, PreparedStep] = {}  # of these loops, by the loop's operator, once they were traced
 

@@ -1,15 +1,12 @@
-"""Chooses how a step is brought into a form that can be planned: as it is, or as one of its variants.
+"""Chooses the form in which a step is planned: the step as it is, or one of its variants.
 
-    with outer products  large products of few terms are computed where they are used (`outer_products.py`): wherever there are
-                         any, since they then need no memory
-    with split loops     long loops run as several shorter ones (`trace/loops/rules.py`)
-    in chunks of rows    its largest product or convolution, and what is computed from that, is evaluated in 2, 4 or 8 chunks
-                         (`trace/rewrites/row_chunks.py`)
+    rewritten            by the rewrites that cost nothing, and by at most one other (`trace/rewrites/registry.py`)
     with driven loops    long loops run under plans of their own (`driven_step.py`)
 
-Only the policy `auto` has variants. A variant must be predicted to be faster than the step as it is, or the step as it is has no
-plan under the budget. Where the least memory within a slowdown is wanted, there are only outer products: each variant would be
-planned many times. Jobs of a `Runtime` keep their loops whole, so that one job does not hold up the others for a whole training.
+Only the policy `auto` has variants. The rewrites that cost nothing are done wherever they can be done. Another variant is chosen
+if it is predicted to be faster, or if the step without it has no plan under the budget. If the user wants the least memory within
+a slowdown, only the rewrites that cost nothing are done, since each other variant would be planned many times. Jobs of a
+`Runtime` drive no loops: otherwise one job could hold up the others for a whole training.
 """
 
 import time
@@ -27,18 +24,13 @@ from tensile_jax.exec.step.saved_plan import load, refuse_saved
 from tensile_jax.ir import OperatorId
 from tensile_jax.plan import Comparison, Planner, compare_policies
 from tensile_jax.plan_format import Plan
-from tensile_jax.trace import Immediate, TracedStep
+from tensile_jax.trace import REWRITES, Immediate, Part, Program, Rewrite, TracedStep
 from tensile_jax.trace.plannable_loops import PlannableLoop, plannable_loops
 
-# Not tuned: with chunks, results are rounded differently, so they must gain something.
-_FASTER = 0.98  # times the time with fewer chunks or without any
-_CHUNKS = (2, 4, 8)  # of rows
-_SLOW = 1.2
-"""Times the step as one executable: loops are split where plans without that are slower. Not tuned, but seen on 2026-11-28: an
-LSTM of two layers and 64 steps under 60 % takes 1.16 times plain jit's time without. Its first call takes 12 seconds where
-splitting is tried, in the place of 4, for nothing. Under 30 % there is no plan without, and with it one of 1.8 times."""
-_LARGE_TENSOR = 1 / 32  # of plain jit's peak: if all tensors are smaller, they are in chunks only where no plan fits without
-_MANY_EQUATIONS = 200  # likewise, if the part that could be in chunks has more: each number of chunks is planned
+# Not tuned: with a rewrite, results may be rounded differently, so the rewrite must gain something.
+_FASTER = 0.98  # times the time of the best variant so far, or of the rewrite before in a series
+_LARGE_TENSOR = 1 / 32  # of plain jit's peak: a part without such a tensor is rewritten only where nothing else fits
+_MANY_EQUATIONS = 200  # likewise, if the part has more: each rewrite of it is planned
 _LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their inputs and outputs are not driven
 _LOWER = 0.9  # the next budget as a share of this one, after the device ran out of memory
 _FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body leaves to the small tensors around the loop
@@ -47,9 +39,9 @@ _FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body l
 def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> PreparedStep:
     """The variant that is predicted to be the fastest under the budget, or a simpler one that is hardly slower.
 
-    Once twice as many chunks of rows gain little, still more are not tried. If no variant is known to have a plan, it is the one
-    that needs least. If the plan of the next higher budget fits, it is the
-    variant of that plan, so that a lower budget does not give a higher peak.
+    Stops trying the rewrites of a series once one of them gains less than 2 %. If no variant is known to have a plan, the result
+    is the variant that needs least. If the plan of the next higher budget fits, the result is the variant of that plan, so that a
+    lower budget does not give a higher peak.
 
     Args:
         prepared: the step; or a variant of it, which is then one of those to choose from. If its latencies were measured, and
@@ -63,15 +55,15 @@ def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> Prep
         prepared.origin.budget = prepared.budget
         prepared = prepared.origin
     if prepared.budget is None and prepared.options.max_slowdown is not None:
-        return with_outer_products(prepared)
+        return always_rewritten(prepared)
     limit = prepared.limit()
     if prepared.planner.whole_peak_bytes(prepared.measured) <= limit:
         return prepared
-    whole = with_outer_products(prepared)
-    in_chunks, loops = _may_need_chunks(whole, limit), _loops_that_need_plans(prepared, limit) if drive_loops else []
-    split = _with_split_loops(prepared)
-    if not split and not in_chunks and not loops:
-        return whole
+    base = always_rewritten(prepared)
+    rewrites = _worth_trying(prepared, base, limit)
+    loops = _loops_that_need_plans(prepared, limit) if drive_loops else []
+    if not rewrites and not loops:
+        return base
 
     @cache
     def driven() -> list[PreparedStep]:
@@ -79,31 +71,34 @@ def fastest_variant(prepared: PreparedStep, *, drive_loops: bool = True) -> Prep
 
     def others(*, that_may_fit: bool = False) -> Iterator[PreparedStep]:
         """Each is made when it is asked for; with `that_may_fit`, no driven loops whose stacks exceed the limit."""
-        yield from split
-        yield from _in_row_chunks(prepared, whole) if in_chunks else ()
+        yield from _rewritten_each(prepared, base, rewrites)
         if not that_may_fit or all(_bytes_around(prepared, loop) <= limit for loop in loops):
             yield from driven()
 
-    known = any(_next_higher(kind, limit) for kind in (whole.kind, *confirmed_for(prepared.kind).variants))
-    if known and (found := _confirmed([whole, *others()], limit)):
+    known = any(_next_higher(kind, limit) for kind in (base.kind, *confirmed_for(prepared.kind).variants))
+    if known and (found := _confirmed([base, *others()], limit)):
         return found
-    best, best_us = whole, whole.quick_us(float("inf"))
-    if _FASTER * best_us <= prepared.planner.step.whole_us:
-        return whole  # no variant computes less than the whole step
-    with_fewer_us, enough = best_us, False
+    whole_us = prepared.planner.step.whole_us
+    best, best_us = base, base.quick_us(float("inf"))
+    if _FASTER * best_us <= whole_us:
+        return base  # no variant computes less than the whole step
+    base_us, latest_us = best_us, dict[str, float]()  # of the latest rewrite in each series
+    exhausted = set[str]()
     for variant in others(that_may_fit=True):
-        chunks = variant.step.row_chunks
-        if (chunks and enough) or (variant in split and best_us < _SLOW * prepared.planner.step.whole_us):
+        rewrite = variant.step.rewrites[-1] if variant.step.rewrites else None
+        if rewrite is not None and (rewrite.series in exhausted or best_us < rewrite.slowdown * whole_us):
             continue
         upper = _FASTER * best_us if best_us < float("inf") else best_us
         variant_us = variant.quick_us(upper)
-        if chunks:
-            enough = with_fewer_us < float("inf") and variant_us >= _FASTER * with_fewer_us
-            with_fewer_us = variant_us
+        if rewrite is not None and rewrite.series:
+            before_us = latest_us.get(rewrite.series, base_us)
+            if before_us < float("inf") and variant_us >= _FASTER * before_us:
+                exhausted.add(rewrite.series)
+            latest_us[rewrite.series] = variant_us
         if variant_us < upper:
             best, best_us = variant, variant_us
     if best_us == float("inf"):
-        return min([whole, *others()], key=lambda variant: variant.planner.floor_bytes(variant.measured))
+        return min([base, *others()], key=lambda variant: variant.planner.floor_bytes(variant.measured))
     return best
 
 
@@ -170,12 +165,6 @@ def _confirmed(variants: Iterable[PreparedStep], limit: float) -> PreparedStep |
     return variant if entry.peak_bytes <= limit else None
 
 
-def with_outer_products(prepared: PreparedStep) -> PreparedStep:
-    """The step with its large products of few terms computed where they are used; itself, if it has none."""
-    found = _made(prepared, "outer products", lambda: [prepared.step.with_outer_products()])
-    return found[0] if found else prepared
-
-
 def compare_variants(prepared: PreparedStep) -> Comparison:
     """The plans of every policy under many budgets, `auto` with the variants of the step. State may be in host memory, of which
     there is enough."""
@@ -186,7 +175,7 @@ def compare_variants(prepared: PreparedStep) -> Comparison:
         step.budget = None if limit == float("inf") else Budget(max(int(limit), 1), None)
         return fastest_variant(step, drive_loops=False).planner
 
-    bounded = with_outer_products(step).planner
+    bounded = always_rewritten(step).planner
     return compare_policies(step.planner, fastest=fastest, bounded=bounded, progress=options.progress)
 
 
@@ -194,7 +183,7 @@ def variant_of(prepared: PreparedStep, saved: Plan) -> PreparedStep:
     """The variant of the step that the saved plan is for; the step itself, if it is for none."""
     if saved.loops:
         return _driven_as(prepared, saved)
-    return next((one for one in _with_other_programs(prepared) if one.graph.fingerprint == saved.fingerprint), prepared)
+    return next((one for one in _all_rewritten(prepared) if one.graph.fingerprint == saved.fingerprint), prepared)
 
 
 def prepare_for_less(running: RunningPlan) -> RunningPlan:
@@ -219,55 +208,66 @@ def prepare_for_less(running: RunningPlan) -> RunningPlan:
     return lower
 
 
-# -- with another program -------------------------------------------------------------------------------------------------------
+# -- with a rewritten program ---------------------------------------------------------------------------------------------------
 
 
-def _with_other_programs(prepared: PreparedStep) -> Iterator[PreparedStep]:
+def always_rewritten(prepared: PreparedStep) -> PreparedStep:
+    """The step with all rewrites that cost nothing; itself, if none of them can be done."""
+    base = prepared
+    for rewrite in REWRITES:
+        if rewrite.always:
+            base = _rewritten(prepared, base, rewrite) or base
+    return base
+
+
+def _worth_trying(prepared: PreparedStep, base: PreparedStep, limit: float) -> list[Rewrite]:
+    """The other rewrites that may give a faster plan under the limit, or a plan where there is none."""
+
+    @cache
+    def is_worth_it(find: Callable[[Program], Part | None]) -> bool:
+        found = None if base.step.divided is not None or base.options.policy != "auto" else find(base.step.program)
+        if found is None:
+            return False
+        large = found.nbytes >= _LARGE_TENSOR * base.planner.whole_peak_bytes(base.measured)
+        return (large and found.equations <= _MANY_EQUATIONS) or base.planner.floor_bytes(base.measured) > limit
+
+    return [
+        r for r in REWRITES
+        if not r.always and (is_worth_it(r.part) if r.part is not None else _rewritten(prepared, base, r) is not None)
+    ]  # fmt: skip
+
+
+def _all_rewritten(prepared: PreparedStep) -> Iterator[PreparedStep]:
     """The step and its variants whose programs are rewritten, each made when it is asked for."""
     yield prepared
-    whole = with_outer_products(prepared)
-    yield whole
-    yield from _with_split_loops(prepared)
-    yield from _in_row_chunks(prepared, whole)
+    base = always_rewritten(prepared)
+    yield base
+    yield from _rewritten_each(prepared, base, [rewrite for rewrite in REWRITES if not rewrite.always])
 
 
-def _with_split_loops(prepared: PreparedStep) -> list[PreparedStep]:
-    """The step with its long loops split, if it has any."""
-    return _made(prepared, "split loops", lambda: [prepared.step.with_split_loops()])
+def _rewritten_each(prepared: PreparedStep, base: PreparedStep, rewrites: Iterable[Rewrite]) -> Iterator[PreparedStep]:
+    return (variant for rewrite in rewrites if (variant := _rewritten(prepared, base, rewrite)) is not None)
 
 
-def _in_row_chunks(prepared: PreparedStep, whole: PreparedStep) -> list[PreparedStep]:
-    """The step as `whole`, if it has a part that can be, with that in chunks of rows: fewer chunks first."""
-    return _made(prepared, "chunks of rows", lambda: map(whole.step.in_row_chunks, _CHUNKS))
+def _rewritten(prepared: PreparedStep, base: PreparedStep, rewrite: Rewrite) -> PreparedStep | None:
+    """The variant of a step that the rewrite makes of `base`; None if it makes none. Only the policy `auto` has any.
 
-
-def _made(prepared: PreparedStep, what: str, rewritten: Callable[[], Iterable[TracedStep | None]]) -> list[PreparedStep]:
-    """The variants with the programs that `rewritten` gives, or gave before. Only the policy `auto` has any.
-
-    Budget and plain jit's peak, of which a budget may be a share, are those of the step.
+    A variant is made once. Its budget, and plain jit's peak, of which a budget may be a share, are those of the step.
     """
-    if what not in prepared.variants:
-        steps = rewritten() if prepared.options.policy == "auto" else ()
-        prepared.variants[what] = [_variant(prepared, step) for step in steps if step is not None]
-    for variant in prepared.variants[what]:
+    if rewrite not in prepared.variants:
+        step = base.step.rewritten(rewrite) if prepared.options.policy == "auto" else None
+        prepared.variants[rewrite] = None if step is None else _variant(prepared, step)
+    variant = prepared.variants[rewrite]
+    if variant is not None:
         variant.budget = prepared.budget
         variant.measured = replace(variant.measured, whole=prepared.measured.whole)
-    return prepared.variants[what]
+    return variant
 
 
 def _variant(prepared: PreparedStep, step: TracedStep) -> PreparedStep:
     variant = PreparedStep(step, prepared.budget, prepared.options, prepared.compiler)
     variant.variant_of = prepared
     return variant
-
-
-def _may_need_chunks(prepared: PreparedStep, limit: float) -> bool:
-    """Whether a part of the step should be tried in chunks: it is small with a large tensor, or no plan without chunks fits."""
-    region = prepared.step.region_of_rows() if prepared.options.policy == "auto" else None
-    if region is None:
-        return False
-    large = region.nbytes >= _LARGE_TENSOR * prepared.planner.whole_peak_bytes(prepared.measured)
-    return (large and len(region.places) <= _MANY_EQUATIONS) or prepared.planner.floor_bytes(prepared.measured) > limit
 
 
 # -- with driven loops ----------------------------------------------------------------------------------------------------------

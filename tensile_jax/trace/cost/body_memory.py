@@ -21,9 +21,8 @@ from tensile_jax.ir import EXPENSIVE
 from tensile_jax.trace.avals import nbytes_of
 from tensile_jax.trace.cost.kinds import kind_of
 from tensile_jax.trace.cost.ragged_products import RAGGED_PRODUCT, ragged_bytes
-from tensile_jax.trace.program import Equation, Program
+from tensile_jax.trace.program import Equation, Nested, Program
 from tensile_jax.trace.reading.flatten import flatten
-from tensile_jax.trace.reading.jaxprs import closed
 from tensile_jax.trace.reading.scans import scan_of
 
 _UPDATES = frozenset("dynamic_update_slice scatter scatter-add scatter-max scatter-min scatter-mul".split())
@@ -38,16 +37,16 @@ def inner_bytes(program: Program, equation: Equation) -> int:
     params = equation.params
     name = equation.primitive.name
     if name == "scan":
-        body = flatten(closed(params["jaxpr"]))
+        body = flatten(Nested(params["jaxpr"]))
         results = equation.outputs[: len(body.outputs)]  # without what mutable references hold afterwards
         loop = scan_of(params, list(map(program.aval, equation.inputs)), [program.avals[v] for v in results])
         first, last = loop.constants, loop.constants + loop.carried
         return _most_held(body, elsewhere=body.inputs[first:last], elements=body.inputs[last:])
     if name == "while":
-        body = flatten(closed(params["body_jaxpr"]))
+        body = flatten(Nested(params["body_jaxpr"]))
         return _most_held(body, elsewhere=body.inputs[params["body_nconsts"] :])
     if name == "cond":
-        branches = [flatten(closed(branch)) for branch in params["branches"]]
+        branches = [flatten(Nested(branch)) for branch in params["branches"]]
         return max(_most_held(branch, elsewhere=branch.outputs) for branch in branches)
     return ragged_bytes(program, equation) if name == RAGGED_PRODUCT else 0
 

@@ -28,7 +28,8 @@ The walk over a jaxpr is that of JAX's tutorial "autodidax": an environment maps
 program; inputs are read from it, and outputs are written to it.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -38,7 +39,7 @@ from jax.extend.core import Literal, primitives
 
 from tensile_jax.errors import TraceError
 from tensile_jax.trace.avals import array_type, in_host_memory, is_extended, is_weak, shape_of, strong
-from tensile_jax.trace.program import Atom, Equation, Immediate, Program
+from tensile_jax.trace.program import Atom, Equation, Immediate, Nested, Program
 from tensile_jax.trace.reading.donation import taken_inputs
 from tensile_jax.trace.reading.jaxprs import (
     closed,
@@ -52,9 +53,10 @@ from tensile_jax.trace.reading.jaxprs import (
 from tensile_jax.trace.reading.known_values import known_scalar
 from tensile_jax.trace.reading.mutable_references import Discharged, Reference, is_reference, touches_all, writes
 from tensile_jax.trace.reading.named_places import names_memory
-from tensile_jax.trace.reading.scans import Loop, Pieces, Stacked, element, joined, layer, loop_of, piece, stack
+from tensile_jax.trace.reading.scans import Loop, Stack, joined, layer, loop_of, part_of
 from tensile_jax.trace.reading.shard_maps import Map, Mapped, Placed, map_of
 from tensile_jax.trace.reading.simplify import with_rectified_conditions, without_dead, without_offloading, without_repeated
+from tensile_jax.trace.reading.treatment import Opened, Place, Split, Treatments, Whole
 
 _INNER_EFFECTS = frozenset({"ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect", "NamedAxisEffect"})
 """Effects that nobody outside of a step can see: what happens to a reference made in it, and the use of an axis's name.
@@ -63,30 +65,26 @@ JAX has no public names for the classes of effects. What is not in this list cou
 """
 
 
-Bounds = Sequence[tuple[int, int]]
-"""Half-open intervals of the iterations of a scan, which together are all of them; none if the scan stays whole."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-Value = Atom | Reference | Stacked | Pieces
+Value = Atom | Reference | Stack
 """What a variable of a jaxpr stands for while the program is built."""
 
 
 class _Builder:
     """The program under construction.
 
-    `opens` says of each scan and each conditional, as an equation of a jaxpr, whether it is opened, `splits` of each other scan
-    into which iterations it is split, if it is, and `respects_checkpoints` whether what a checkpoint repeats stays. A scan that
-    reads the stacks of a split one is split as that, without being asked for. With `one_memory`, everything is in device memory.
+    `treatments` says what is done with each loop and each conditional, and `respects_checkpoints` whether what a checkpoint
+    repeats stays. With `one_memory`, everything is in device memory.
     """
 
-    def __init__(
-        self, opens: Callable[[Any], bool], splits: Callable[[Any], Bounds], *, respects_checkpoints: bool, one_memory: bool
-    ) -> None:
+    def __init__(self, treatments: Treatments, *, respects_checkpoints: bool, one_memory: bool) -> None:
         self.equations: list[Equation] = []
         self.avals: list[Any] = []
         self.constants: dict[int, Any] = {}
         self.opened = 0
-        self._opens = opens
-        self._splits = splits
+        self._treatments = treatments
+        self._place: Place = ()  # of the jaxpr's equation that is being added
         self._respects_checkpoints = respects_checkpoints
         self._one_memory = one_memory
         self._repeats = self._repeat = 0  # how many checkpoints so far, and the number of the one inside of which we are
@@ -95,7 +93,7 @@ class _Builder:
         self._tracebacks: tuple[Any, ...] = ()  # of the jaxpr's equation that is being added, and of those around it
         self._constant_ids: dict[int, int] = {}
         self._indices: dict[int, int] = {}
-        self._helpers: dict[Any, Any] = {}  # jaxprs that take elements of stacks, under the settings of this trace
+        self._helpers: dict[Any, Any] = {}  # jaxprs that take parts of stacks, under the settings of this trace
         self._map: Map | None = None  # the `shard_map` inside of which we are, and its own context
         self._map_context: Any = None
         self._placed: dict[int, Placed] = {}  # how shards lie in the variables that are read in it
@@ -129,13 +127,14 @@ class _Builder:
 
         environment.update(zip(jaxpr.constvars, constants, strict=True))
         environment.update(zip(jaxpr.invars, inputs, strict=True))
-        outside = self._tracebacks
-        for equation in jaxpr.eqns:
-            self._tracebacks = (equation.source_info.traceback, *outside)
+        outside, tracebacks = self._place, self._tracebacks
+        for index, equation in enumerate(jaxpr.eqns):
+            self._place = (*outside, index)
+            self._tracebacks = (equation.source_info.traceback, *tracebacks)
             values = [read(atom) for atom in equation.invars]
             results = self._results(equation, values, _inside(scope, str(equation.source_info.name_stack)))
             environment.update(zip(equation.outvars, results, strict=True))
-        self._tracebacks = outside
+        self._place, self._tracebacks = outside, tracebacks
         return [read(atom) for atom in jaxpr.outvars]
 
     def _results(self, equation: Any, values: list[Value], scope: str) -> Sequence[Value]:
@@ -154,24 +153,16 @@ class _Builder:
             return self._open_map(mapped, equation, [self.whole(value) for value in values], scope)
         if equation.primitive.name == "optimization_barrier" and not self._respects_checkpoints:
             return values
+        treatment = self._treatments.get(self._place, Whole())
         loop = loop_of(equation)
-        if loop is not None and self._map is None and not any(isinstance(value, Reference) for value in values):
-            may_split = not (self._iterations or equation.effects or _uses_host_memory(equation))
-            given = (v.bounds for v in values if isinstance(v, Pieces) and v.bounds[-1][1] == loop.length)
-            bounds: Bounds = next(given, ()) if may_split else ()
-            if not bounds:
-                if _can_be_opened(loop, equation, values) and self._opens(equation):
-                    return self._open(loop, equation, values, scope)
-                bounds = self._splits(equation) if may_split else ()
-            if bounds:
-                return self._split(loop, bounds, equation, values, scope)
+        if loop is not None and isinstance(treatment, Opened | Split):
+            return self._divide(loop, treatment, equation, values, scope)
         whole = [self.whole(value) for value in values]
         if equation.primitive.name == "cond":
-            branch = self._taken_branch(equation, whole[0])
-            if branch is not None:
-                return self.walk(branch.jaxpr, [self.constant(c) for c in branch.consts], whole[1:], scope)
-            referred = any(isinstance(value, Reference) for value in whole)
-            if self._map is None and not referred and not _uses_host_memory(equation) and self._opens(equation):
+            number = self._taken_branch(equation, whole[0])
+            if number is not None:
+                return self._branch(equation, number, whole[1:], scope)
+            if isinstance(treatment, Opened):
                 return self._select(equation, whole, scope)
         if any(is_reference(v.aval) for v in equation.outvars):
             return [self._new_reference(equation, whole, scope)]
@@ -185,9 +176,11 @@ class _Builder:
         copies = _copies(equation)
         if copies:
             for value, output, params in zip(whole, outputs, copies, strict=True):
-                self._add(equation, equation.primitive, [value], (output,), scope, **params)
+                self._add(equation, equation.primitive, [value], (output,), scope, changed=params)
             return outputs
-        self._add(equation, equation.primitive, whole, outputs, scope)
+        self._add(
+            equation, equation.primitive, whole, outputs, scope, note=treatment.note if isinstance(treatment, Whole) else ""
+        )
         return outputs
 
     def _open_map(self, mapped: Map, equation: Any, values: Sequence[Any], scope: str) -> list[Value]:
@@ -237,64 +230,64 @@ class _Builder:
         self._placed.update(zip(outputs, places, strict=True))
         return outputs
 
-    def _open(self, loop: Loop, equation: Any, values: Sequence[Value], scope: str) -> list[Value]:
-        """Add the iterations of a scan one after another, and return the scan's results."""
+    def _divide(self, loop: Loop, treatment: Opened | Split, equation: Any, values: Sequence[Value], scope: str) -> list[Value]:
+        """Add the parts of a scan one after another, and return the scan's results.
+
+        Each part of a split scan is a shorter scan. Each part of an opened one is an iteration, whose body is added instead.
+        """
         self.opened += 1
-        self._counts[-1] += 1
         outside = self._iterations
+        inlined = isinstance(treatment, Opened)
+        bounds = tuple((i, i + 1) for i in range(loop.length)) if isinstance(treatment, Opened) else treatment.bounds
         first, last = loop.constants, loop.constants + loop.carried
-        captured = [self.constant(c) for c in loop.body_consts]
-        constants, stacks = values[:first], values[last:]
-        carry: Sequence[Value] = self._as_constants(values[first:last])
-        made = [
-            Stacked(v.aval, [None] * loop.length, scope, (*self._counts, -1 - i), outside)  # a position that no equation has
+        if inlined:
+            self._counts[-1] += 1
+            constants, captured = values[:first], [self.constant(c) for c in loop.body_consts]
+            carry: Sequence[Value] = self._as_constants(values[first:last])
+        else:
+            constants, captured = [self.whole(value) for value in values[:first]], []
+            carry = [self.whole(value) for value in self._as_constants(values[first:last])]
+        made = [  # at positions that no equation has
+            Stack(v.aval, dict.fromkeys(bounds), inlined, scope, (*self._counts, -1 - i), outside)
             for i, v in enumerate(equation.outvars[loop.carried :])
         ]
-        for i in loop.order:
-            self._counts.append(0)
-            self._iterations = (*outside, i)
-            given = [*constants, *carry, *(self._element(value, i, scope) for value in stacks)]
-            results = self.walk(loop.body, captured, given, _inside(scope, f"iteration_{i}"))
+        for begin, end in reversed(bounds) if loop.reverse else bounds:
+            if inlined:
+                self._counts.append(0)
+                self._iterations = (*outside, begin)
+            stacked = [self._part(value, begin, end, inlined=inlined, scope=scope) for value in values[last:]]
+            given = [*constants, *carry, *stacked]
+            if inlined:
+                results = self.walk(loop.body, captured, given, _inside(scope, f"iteration_{begin}"))
+            else:
+                results = self._shorter(loop, equation, given, begin, end, scope)
             carry = results[: loop.carried]
-            for several, result in zip(made, results[loop.carried :], strict=True):
-                several.parts[i] = self.whole(result)
-            self._counts.pop()
+            for stack, result in zip(made, results[loop.carried :], strict=True):
+                stack.parts[begin, end] = self.whole(result)
+            if inlined:
+                self._counts.pop()
         self._iterations = outside
         return [*carry, *made]
 
-    def _split(
-        self, loop: Loop, bounds: Sequence[tuple[int, int]], equation: Any, values: Sequence[Value], scope: str
-    ) -> list[Value]:
-        """Add shorter scans, each for the iterations in one of the half-open `bounds`, and return the scan's results."""
-        self.opened += 1
-        first, last = loop.constants, loop.constants + loop.carried
-        constants = [self.whole(value) for value in values[:first]]
-        carry = [self.whole(value) for value in self._as_constants(values[first:last])]
-        avals = [v.aval for v in equation.outvars]
-        made = [Pieces(aval, [None] * len(bounds), tuple(bounds), scope) for aval in avals[loop.carried :]]
-        places = range(len(bounds))
-        for i in reversed(places) if loop.reverse else places:
-            begin, end = bounds[i]
-            given = [*constants, *carry, *(self._piece(value, i, begin, end, scope) for value in values[last:])]
-            of_piece = [*avals[: loop.carried], *(a.update(shape=(end - begin, *shape_of(a)[1:])) for a in avals[loop.carried :])]
-            results = [self.variable(aval) for aval in of_piece]
-            inside = _inside(scope, f"iterations_{begin}_{end}")
-            self._add(equation, equation.primitive, given, results, inside, length=end - begin)
-            carry = results[: loop.carried]
-            for several, result in zip(made, results[loop.carried :], strict=True):
-                several.parts[i] = result
-        return [*carry, *made]
+    def _shorter(self, loop: Loop, scan: Any, given: Sequence[Value], begin: int, end: int, scope: str) -> list[Value]:
+        """Add a scan for some of the iterations, and return its results."""
+        avals = [v.aval for v in scan.outvars]
+        stacks = [aval.update(shape=(end - begin, *shape_of(aval)[1:])) for aval in avals[loop.carried :]]
+        results: list[Value] = [self.variable(aval) for aval in (*avals[: loop.carried], *stacks)]
+        inside = _inside(scope, f"iterations_{begin}_{end}")
+        self._add(scan, scan.primitive, given, results, inside, changed={"length": end - begin})
+        return results
 
-    def _piece(self, value: Value, place: int, begin: int, end: int, scope: str) -> Any:
-        """The elements `begin` to `end` of a stacked value."""
-        if isinstance(value, Pieces) and value.whole is None and value.bounds[place] == (begin, end):
-            return value.parts[place]
+    def _part(self, value: Value, begin: int, end: int, *, inlined: bool, scope: str) -> Value:
+        """What the iterations from `begin` to `end` read of a stacked value."""
+        if isinstance(value, Stack) and value.inlined == inlined and (begin, end) in value.parts:
+            if inlined or value.whole is None:  # otherwise the part would be kept beside the stack
+                return value.parts[begin, end]
         stacked = self.whole(value)
         assert isinstance(stacked, int), "what has an axis is no number"
-        shape, dtype = shape_of(self.avals[stacked]), self.avals[stacked].dtype
-        key = shape, dtype, end - begin
+        key = shape_of(self.avals[stacked]), self.avals[stacked].dtype, None if inlined else end - begin
         if key not in self._helpers:
-            self._helpers[key] = piece(shape, dtype, end - begin)
+            self._helpers[key] = part_of(*key)
         return self.walk(self._helpers[key].jaxpr, (), [stacked, self._index(begin)], scope)[0]
 
     def _as_constants(self, values: Sequence[Value]) -> list[Value]:
@@ -304,18 +297,25 @@ class _Builder:
             for v in values
         ]
 
-    def _taken_branch(self, cond: Any, index: Any) -> Any | None:
-        """The branch that a conditional takes, a closed jaxpr; None if the step does not say which it is."""
+    def _taken_branch(self, cond: Any, index: Any) -> int | None:
+        """The number of the branch that a conditional takes; None if the step does not say which it is."""
         known = known_scalar(index, self.equations, self.avals, self.constants)
-        branches = cond.params["branches"]
-        return None if known is None else closed(branches[min(max(int(known), 0), len(branches) - 1)])
+        return None if known is None else min(max(int(known), 0), len(cond.params["branches"]) - 1)
+
+    def _branch(self, cond: Any, number: int, operands: Sequence[Any], scope: str) -> list[Value]:
+        """Add a branch of a conditional, and return its results."""
+        outside = self._place
+        self._place = (*outside, number)
+        branch = closed(cond.params["branches"][number])
+        results = self.walk(branch.jaxpr, [self.constant(c) for c in branch.consts], operands, scope)
+        self._place = outside
+        return results
 
     def _select(self, cond: Any, values: Sequence[Any], scope: str) -> list[Value]:
         """Add the branches of a conditional one after another, and return for each result that of the branch that is taken."""
         self.opened += 1
         index, operands = values[0], values[1:]
-        branches = map(closed, cond.params["branches"])
-        made = [self.walk(b.jaxpr, [self.constant(c) for c in b.consts], operands, scope) for b in branches]
+        made = [self._branch(cond, number, operands, scope) for number in range(len(cond.params["branches"]))]
         results: list[Value] = []
         for cases, variable in zip(zip(*made, strict=True), cond.outvars, strict=True):
             if all(isinstance(case, int) and case == cases[0] for case in cases):
@@ -326,18 +326,6 @@ class _Builder:
             results.append(result)
         return results
 
-    def _element(self, value: Value, index: int, scope: str) -> Value:
-        """Element `index` of a stacked value."""
-        if isinstance(value, Stacked):
-            return value.parts[index]
-        value = self.whole(value)
-        assert isinstance(value, int), "what has an axis is no number"
-        shape, dtype = shape_of(self.avals[value]), self.avals[value].dtype
-        if (shape, dtype) not in self._helpers:
-            self._helpers[shape, dtype] = element(shape, dtype)
-        taken = self._helpers[shape, dtype]
-        return self.walk(taken.jaxpr, (), [value, self._index(index)], scope)[0]
-
     def _index(self, index: int) -> int:
         """A variable that holds this index."""
         if index not in self._indices:
@@ -346,32 +334,39 @@ class _Builder:
         return self._indices[index]
 
     def whole(self, value: Value) -> Atom | Reference:
-        """The value; for the results of an opened or a split scan, the array that stacks them."""
-        if not isinstance(value, (Stacked, Pieces)):
+        """The value; for a result of an opened or a split scan, the array that stacks its parts."""
+        if not isinstance(value, Stack):
             return value
-        iterations, counts = self._iterations, self._counts  # of whoever needs the stack first
-        if value.whole is None and isinstance(value, Pieces):
+        if value.whole is None:
+            iterations, counts = self._iterations, self._counts  # of whoever needs the stack first
+            join = joined(value.aval, list(value.parts))
+            parts = self._layers(value) if value.inlined else list(value.parts.values())
             self._iterations, self._counts = (), [0]
-            shapes = [shape_of(self.avals[part]) for part in value.parts]
-            value.whole = self.walk(joined(shapes, value.aval.dtype).jaxpr, (), value.parts, value.scope)[0]
-        elif value.whole is None and isinstance(value, Stacked):
-            part = array_type(value.aval, shape_of(value.aval)[1:])
-            one, all_of_them = layer(part), stack(len(value.parts), part)
-            layers: list[Value] = []
-            for i, part in enumerate(value.parts):
-                self._iterations, self._counts = (*value.outside, i), [*value.position[:-1], value.position[-1] - 1]
-                layers += self.walk(one.jaxpr, (), [part], _inside(value.scope, f"iteration_{i}"))
-            self._iterations, self._counts = (), [0]
-            constants = [self.constant(c) for c in all_of_them.consts]
-            value.whole = self.walk(all_of_them.jaxpr, constants, layers, value.scope)[0]
-        self._iterations, self._counts = iterations, counts
-        assert value.whole is not None
+            value.whole = self.walk(join.jaxpr, [self.constant(c) for c in join.consts], parts, value.scope)[0]
+            self._iterations, self._counts = iterations, counts
         return value.whole
 
+    def _layers(self, stack: Stack) -> list[Value]:
+        """The elements of an opened scan's stack, each with the axis of the stack, which is added in the element's iteration."""
+        one = layer(array_type(stack.aval, shape_of(stack.aval)[1:]))
+        layers: list[Value] = []
+        for (i, _), part in stack.parts.items():
+            self._iterations, self._counts = (*stack.outside, i), [*stack.position[:-1], stack.position[-1] - 1]
+            layers += self.walk(one.jaxpr, (), [part], _inside(stack.scope, f"iteration_{i}"))
+        return layers
+
     def _add(
-        self, equation: Any, primitive: Any, inputs: Sequence[Any], outputs: Sequence[int], scope: str, **changed: Any
+        self,
+        equation: Any,
+        primitive: Any,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        scope: str,
+        *,
+        changed: Mapping[str, Any] = _NOTHING,
+        note: str = "",
     ) -> None:
-        """Add a jaxpr's equation to the program, with `primitive` in the place of its own, and these parameters changed."""
+        """Add a jaxpr's equation to the program, with `primitive` instead of its own, and with these parameters changed."""
         acts = any(type(effect).__name__ not in _INNER_EFFECTS for effect in equation.effects)
         params = {**equation.params, **changed}
         if equation.primitive is primitives.convert_element_type_p:
@@ -390,6 +385,7 @@ class _Builder:
                 iterations=self._iterations,
                 repeat=self._repeat,
                 tracebacks=self._tracebacks,
+                note=note,
             )
         )
 
@@ -470,61 +466,21 @@ def _copies(equation: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _uses_host_memory(equation: Any) -> bool:
-    """Whether the equation reads or makes values in host memory. JAX takes no element of these by an index on the device."""
-    return any(in_host_memory(v.aval) for v in (*equation.invars, *equation.outvars))
-
-
-def _can_be_opened(loop: Loop, scan: Any, values: Sequence[Value]) -> bool:
-    """Whether the iterations of a scan can take what they need from its stacks, and leave what they make on its own."""
-    stacks = values[loop.constants + loop.carried :]
-    arrays = [v for v, value in zip(scan.invars[-len(stacks) :], stacks, strict=False) if not isinstance(value, Stacked)]
-    made = scan.outvars if loop.length == 0 else ()
-    return not any(in_host_memory(v.aval) for v in (*arrays, *made))
-
-
 def _inside(scope: str, own: str) -> str:
     return f"{scope}/{own}" if scope and own else scope or own
 
 
-def _opens_nothing(equation: Any) -> bool:
-    return False
-
-
-def _splits_nothing(equation: Any) -> Bounds:
-    return ()
-
-
-def flatten(
-    closed_jaxpr: Any,
-    *,
-    donated: Sequence[bool] | None = None,
-    keep_unused: bool = False,
-    opens: Callable[[Any], bool] = _opens_nothing,
-    splits: Callable[[Any], Bounds] = _splits_nothing,
-    respect_checkpoint: bool = False,
-    results_on_host: Sequence[bool | None] | None = None,
-    all_placed: bool = False,
-) -> Program:
-    """The flat program of a closed jaxpr, without dead or repeated equations.
+def flatten(nested: Nested, treatments: Treatments = MappingProxyType({})) -> Program:
+    """The flat program of a jaxpr, without dead or repeated equations, in which loops and conditionals are treated like this.
 
     Every output of the program is either the output of an equation, or a donated input that is taken, and no two outputs are
     the same variable. So an output that is a constant or any other input, or that is returned twice, gets a copy: the caller may
     donate or delete each array that a step returns by itself.
-
-    Args:
-        donated: for each input, whether the caller donates it. None: no input is donated.
-        keep_unused: whether inputs that nothing uses count as used, as in `jax.jit`.
-        opens: for a scan or a conditional, as an equation of a jaxpr, whether its iterations or branches take its place.
-        splits: for another scan, the iterations of the shorter scans that take its place, half-open; none if it is not split.
-        respect_checkpoint: whether what `jax.checkpoint` repeats in the backward pass is not merged with its originals.
-        results_on_host: for each result whether its caller wants it in host memory; None: where the step has it.
-        all_placed: whether the caller says of every argument and every result where it is.
     """
-    jaxpr = closed_jaxpr.jaxpr
-    builder = _Builder(
-        opens, splits, respects_checkpoints=respect_checkpoint, one_memory=not (names_memory(jaxpr) or any(results_on_host or ()))
-    )
+    closed_jaxpr, results_on_host = closed(nested.jaxpr), nested.results_on_host
+    jaxpr, respect_checkpoint = closed_jaxpr.jaxpr, nested.respect_checkpoint
+    one_memory = not (names_memory(jaxpr) or any(results_on_host or ()))
+    builder = _Builder(treatments, respects_checkpoints=respect_checkpoint, one_memory=one_memory)
     inputs = [builder.variable(v.aval) for v in jaxpr.invars]
     results = builder.walk(jaxpr, [builder.constant(c) for c in closed_jaxpr.consts], inputs, "")
     wanted = results_on_host or [None] * len(results)
@@ -534,9 +490,9 @@ def flatten(
         equations, returned = without_offloading(equations, returned)
     builder.equations = without_dead(with_rectified_conditions(equations), returned)
     read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)} | {v for v in returned if isinstance(v, int)}
-    used = [keep_unused or v in read for v in inputs]
-    usable = [u and d for u, d in zip(used, donated or [False] * len(inputs), strict=True)]
-    taken = taken_inputs(builder.avals, inputs, returned, usable, by_memory=all_placed)
+    used = [nested.keep_unused or v in read for v in inputs]
+    usable = [u and d for u, d in zip(used, nested.donated or [False] * len(inputs), strict=True)]
+    taken = taken_inputs(builder.avals, inputs, returned, usable, by_memory=nested.all_placed)
     from_references = read_from_references(jaxpr)
     weak_result = [is_weak(atom.aval) and id(atom) not in from_references for atom in jaxpr.outvars]
     weak_inputs = {v for v, given in zip(inputs, jaxpr.invars, strict=True) if is_weak(given.aval)}
@@ -555,4 +511,5 @@ def flatten(
         crossed=tuple(taken.crossed),
         weak=frozenset(v for v, weak in zip(outputs, weak_result, strict=True) if weak),
         opened=builder.opened,
+        made_from=nested,
     )

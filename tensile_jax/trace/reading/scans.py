@@ -10,7 +10,8 @@ inputs and outputs of a scan, and those of its body, are
 where xs have one axis more than x, the first, of `length`; so have ys. An *opened* scan is one whose iterations stand in the
 program, one after another, instead of the scan (`flatten.py`). Nothing is then stacked that nobody needs as a stack: what an
 iteration of the forward pass leaves for the same iteration of the backward pass is a variable like any other. A *split* scan is
-one in whose place shorter scans stand, each for some of the iterations, so that the stacks of each are variables.
+one in whose place shorter scans stand, each for some of the iterations, so that the stacks of each are variables. An opened scan
+is a special case: it is split into single iterations, whose bodies take the places of the shorter scans.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensile_jax.trace.avals import array_type
+from tensile_jax.trace.avals import array_type, shape_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,29 +43,21 @@ class Loop:
 
 
 @dataclass(slots=True, eq=False)
-class Stacked:
-    """A stacked output of an opened scan: `parts[i]` is what iteration i gives. `whole` is the stack, once something needs it.
+class Stack:
+    """A stacked output of a scan that is opened or split, while the program is built.
 
-    `scope`, `position` and `outside` say where the scan is: its name scope, the position of the equation that makes ready a part
-    for the stack, and the iterations of the loops around the scan (`flatten.Equation`).
+    `parts` has, by half-open interval, what some iterations give: the stack of these, or, if the scan is opened (`inlined`), the
+    element of one iteration. `whole` is the stack of all, once something needs it. `scope`, `position` and `outside` say where
+    the scan is: its name scope, the position of the equation that gives a part the axis of the stack, and the iterations of the
+    loops around the scan (`Equation`).
     """
 
     aval: Any
-    parts: list[Any]
+    parts: dict[tuple[int, int], Any]
+    inlined: bool
     scope: str
     position: tuple[int, ...]
     outside: tuple[int, ...]
-    whole: Any = None
-
-
-@dataclass(slots=True, eq=False)
-class Pieces:
-    """A stacked output of a split scan: `parts[i]` is the stack of the iterations in `bounds[i]`, half-open."""
-
-    aval: Any
-    parts: list[Any]
-    bounds: tuple[tuple[int, int], ...]
-    scope: str
     whole: Any = None
 
 
@@ -95,30 +88,18 @@ def scan_of(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[
     )
 
 
-def element(shape: tuple[int, ...], dtype: Any) -> Any:
-    """A jaxpr that takes a stacked array and an index (int32), and gives that element of the array.
+def part_of(shape: tuple[int, ...], dtype: Any, length: int | None) -> Any:
+    """A jaxpr that takes a stacked array and an index (int32), and gives so many elements from that one on; None: only that one.
 
     The index is an argument and not a part of the program, so that the same segment of every iteration has the same content.
     """
 
     def take(stack: Any, index: Any) -> Any:
-        return jax.lax.dynamic_index_in_dim(stack, index, 0, keepdims=False, allow_negative_indices=False)
-
-    return jax.make_jaxpr(take)(jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), np.int32))
-
-
-def piece(shape: tuple[int, ...], dtype: Any, length: int) -> Any:
-    """A jaxpr that takes a stacked array and an index (int32), and gives so many elements from that one on."""
-
-    def take(stack: Any, index: Any) -> Any:
+        if length is None:
+            return jax.lax.dynamic_index_in_dim(stack, index, 0, keepdims=False, allow_negative_indices=False)
         return jax.lax.dynamic_slice_in_dim(stack, index, length, 0)
 
     return jax.make_jaxpr(take)(jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), np.int32))
-
-
-def joined(shapes: Sequence[tuple[int, ...]], dtype: Any) -> Any:
-    """A jaxpr that concatenates arrays of these shapes along their first axis."""
-    return jax.make_jaxpr(lambda *parts: jax.lax.concatenate(parts, 0))(*(jax.ShapeDtypeStruct(s, dtype) for s in shapes))
 
 
 def layer(part: Any) -> Any:
@@ -126,9 +107,13 @@ def layer(part: Any) -> Any:
     return jax.make_jaxpr(lambda part: jax.lax.expand_dims(part, (0,)))(part)
 
 
-def stack(count: int, part: Any) -> Any:
-    """A jaxpr that takes as many layers of arrays of this type and concatenates them; if there are none, an empty stack."""
-    if count == 0:
-        return jax.make_jaxpr(lambda: jnp.zeros((0, *part.shape), part.dtype))()
-    layers = [array_type(part, (1, *part.shape))] * count
-    return jax.make_jaxpr(lambda *layers: jax.lax.concatenate(layers, 0))(*layers)
+def joined(stack: Any, bounds: Sequence[tuple[int, int]]) -> Any:
+    """A jaxpr that takes the parts of a stack of this type, one for each interval, and concatenates them.
+
+    If there are none, it gives an empty stack.
+    """
+    shape = shape_of(stack)
+    if not bounds:
+        return jax.make_jaxpr(lambda: jnp.zeros(shape, stack.dtype))()
+    parts = [array_type(stack, (end - begin, *shape[1:])) for begin, end in bounds]
+    return jax.make_jaxpr(lambda *parts: jax.lax.concatenate(parts, 0))(*parts)

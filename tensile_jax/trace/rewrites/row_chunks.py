@@ -23,15 +23,16 @@ plan may keep that, or compute it again: one chunk at a time.
                                                        for each chunk c:    h_c = f(x[c]),  y_c = g(h_c)
     y = concatenated,  dy = the rest of the network    for each chunk c:    dW = dW + (what h_c and dy[c] give)
 
-Rows are the positions along one axis: for a product that axis of its result that comes from the first free axis of its left
-operand, for a convolution the batch. Every rule below follows that axis through an equation. Dividing tensors where a schedule
+Rows are the positions along one axis: for a product, that axis of its result that comes from the first free axis of its left
+operand; for a convolution, the batch. `row_rules.py` follows that axis through an equation. Dividing tensors where a schedule
 needs it is the idea of Nie et al., "TSPLIT: Fine-grained GPU Memory Management for Efficient DNN Training via Tensor Splitting"
 (ICDE 2022).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -39,35 +40,37 @@ import numpy as np
 from jax.extend.core import Literal
 
 from tensile_jax.trace.avals import nbytes_of, shape_of
-from tensile_jax.trace.cost.kinds import ELEMENTWISE
 from tensile_jax.trace.program import Equation, Immediate, Program
+from tensile_jax.trace.rewrites.rewrite import Part, Rewrite
+from tensile_jax.trace.rewrites.row_rules import ADDED, LIGHT, Followed, follow, scaled
 
 # Not tuned.
 _LARGE = (0.25, 0.5)  # of the numbers of the product: tensors with so many belong to the region; the first share that gives one
 _MOST_EQUATIONS = 600  # of a region; the losses of decoders have about 30, two stages of a U-Net with group normalization 400
 _MOST_PRODUCTS = 3  # of whose regions the first is taken that can be rewritten
-ADDED = -1
-"""In the place of an axis: the equation adds over rows."""
-
-Axes = Mapping[Any, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Followed:
-    """An equation of the region: the rows' axis of each operand (None: it has no rows), of its results, and its parameters.
-
-    `params` takes the number of rows of a chunk, over all rows, and gives the parameters of the equation for a chunk.
-    """
-
-    operands: tuple[int | None, ...]
-    result: int
-    params: Callable[[float], dict[str, Any]]
 
 
 def in_row_chunks(program: Program, chunks: int) -> Program | None:
     """The program with its largest product in so many chunks; None if it has no such region, or its rows cannot be divided so."""
     region = find_region(program)
     return None if region is None or chunks < 2 or region.rows % chunks else _rewritten(program, region, chunks)
+
+
+def _part(program: Program) -> Part | None:
+    region = find_region(program)
+    return None if region is None else Part(len(region.places), region.nbytes)
+
+
+ROWS_IN_CHUNKS = tuple(
+    Rewrite(
+        name=f"rows in {chunks} chunks",
+        note=f"The largest product or convolution, and what is computed from it, is evaluated in {chunks} chunks of rows.",
+        apply=partial(in_row_chunks, chunks=chunks),
+        part=_part,
+        series="rows in chunks",
+    )
+    for chunks in (2, 4, 8)
+)
 
 
 # -- the region -------------------------------------------------------------------------------------------------------------
@@ -86,7 +89,7 @@ class Region:
     """
 
     places: list[int]
-    followed: dict[int, "_Followed"]
+    followed: dict[int, Followed]
     axes: dict[int, int]
     rows: int
     nbytes: int
@@ -119,13 +122,13 @@ def _region_of(program: Program, seed: int, axis_of_rows: int, share: float) -> 
     if len(places) > _MOST_EQUATIONS:
         return None
     axes: dict[int, int] = {product: axis_of_rows}
-    followed: dict[int, _Followed] = {}
+    followed: dict[int, Followed] = {}
     waiting = places
     while waiting:
         unknown: list[int] = []
         for place in waiting:
             e = equations[place]
-            rule = _follow(program, e, axes)
+            rule = follow(program, e, axes)
             if rule is None:
                 unknown.append(place)
                 continue
@@ -157,11 +160,11 @@ def _axis_of_rows(program: Program, e: Equation) -> int | None:
     axis: int | None = None
     if e.primitive.name == "dot_general":
         (contracted, _), (batch, _) = e.params["dimension_numbers"]
-        free = [d for d in range(len(_shape(program, e.inputs[0]))) if d not in contracted]
+        free = [d for d in range(len(program.shape(e.inputs[0]))) if d not in contracted]
         axis = 0 if not batch and free and free[0] == 0 else None
     elif e.primitive.name == "conv_general_dilated" and e.params["batch_group_count"] == 1:
         axis = int(e.params["dimension_numbers"].out_spec[0])
-    return axis if axis is not None and _shape(program, e.outputs[0])[axis] > 1 else None
+    return axis if axis is not None and program.shape(e.outputs[0])[axis] > 1 else None
 
 
 def _count(program: Program, atom: Any) -> int:
@@ -197,7 +200,7 @@ def _variables(atoms: Iterable[Any]) -> list[int]:
 
 def _light_between(program: Program, found: set[int]) -> set[int]:
     """These equations, and all light ones on a way from one of them to another that passes only light ones."""
-    light = [e.primitive.name in _LIGHT for e in program.equations]
+    light = [e.primitive.name in LIGHT for e in program.equations]
     after, depends = set[int](), set[int]()
     for place, e in enumerate(program.equations):
         if place in found or (light[place] and not depends.isdisjoint(_variables(e.inputs))):
@@ -210,228 +213,6 @@ def _light_between(program: Program, found: set[int]) -> set[int]:
             before.add(place)
             needed.update(_variables(e.inputs))
     return after & before
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------------
-
-
-def _follow(program: Program, e: Equation, axes: Axes) -> _Followed | str | None:
-    """What an equation does with rows; None if that is not known yet, a reason if it does not treat rows independently."""
-    known = [axes.get(a) if isinstance(a, int) else None for a in e.inputs]
-    result = next((axes[v] for v in e.outputs if v in axes), None)
-    name = e.primitive.name
-    rule = _RULES.get(name)
-    if rule is None:
-        return f"{name} is not known to treat rows independently"
-    if all(axis is None for axis in known) and result is None:
-        return None
-    if ADDED in known:
-        return "a sum over rows is used"
-    return rule(program, e, known, result)
-
-
-def _shape(program: Program, atom: Any) -> tuple[int, ...]:
-    return shape_of(program.avals[atom]) if isinstance(atom, int) else ()
-
-
-def _scaled(values: Sequence[int], axis: int, part: float) -> tuple[int, ...]:
-    return tuple(round(n * part) if i == axis else n for i, n in enumerate(values))
-
-
-def _first(known: Sequence[int | None], result: int | None) -> int:
-    """The rows' axis, where operands and result have the same one: it is known of at least one of them."""
-    return next(axis for axis in (*known, result) if axis is not None)
-
-
-def _elementwise(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str:
-    axis = _first(known, result)
-    shape = _shape(program, e.outputs[0])
-    shapes = [_shape(program, a) for a in e.inputs]
-    if any(len(own) not in (0, len(shape)) for own in shapes):
-        return "operands of several ranks"
-    operands = tuple(axis if own and own[axis] == shape[axis] else None for own in shapes)  # an axis of length 1 is stretched
-    return _Followed(operands, axis, lambda part: e.params)
-
-
-def _reduction(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    axis, axes = known[0], e.params["axes"]
-    if axis is None:
-        return None
-    if axis in axes:
-        return _Followed((axis,), ADDED, lambda part: e.params) if e.primitive.name == "reduce_sum" else "a reduction of rows"
-    return _Followed((axis,), axis - sum(a < axis for a in axes), lambda part: e.params)
-
-
-def _broadcast(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    places = [int(d) for d in e.params["broadcast_dimensions"]]
-    if known[0] is not None:
-        result = places[known[0]]
-    if result is None:
-        return None
-    operand = places.index(result) if result in places else None
-    shape = _shape(program, e.inputs[0])
-    if operand is not None and shape[operand] == 1:
-        operand = None
-    return _Followed((operand,), result, lambda part: {**e.params, "shape": _scaled(e.params["shape"], result, part)})
-
-
-def _reshape(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    old, new = _shape(program, e.inputs[0]), _shape(program, e.outputs[0])
-    if e.params.get("dimensions") is not None or not old or not new:
-        return "a reshape that moves axes"
-    axis = known[0] if known[0] is not None else result
-    if axis is None:
-        return None
-    if axis != 0 or (old[0] % new[0] and new[0] % old[0]):
-        return "a reshape of rows"
-    return _Followed((0,), 0, lambda part: {**e.params, "new_sizes": _scaled(e.params["new_sizes"], 0, part)})
-
-
-def _squeeze(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    gone = {int(d) for d in e.params["dimensions"]}
-    left = [d for d in range(len(_shape(program, e.inputs[0]))) if d not in gone]
-    axis = known[0] if known[0] is not None else None if result is None else left[result]
-    if axis is None:
-        return None
-    if axis in gone:
-        return "rows are squeezed"
-    return _Followed((axis,), left.index(axis), lambda part: e.params)
-
-
-def _transpose(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    permutation = [int(d) for d in e.params["permutation"]]
-    axis = known[0] if known[0] is not None else None if result is None else permutation[result]
-    return None if axis is None else _Followed((axis,), permutation.index(axis), lambda part: e.params)
-
-
-def _product(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    contracted, batch = e.params["dimension_numbers"]
-    ranks = [len(_shape(program, a)) for a in e.inputs]
-    free = [[d for d in range(rank) if d not in (*c, *b)] for rank, c, b in zip(ranks, contracted, batch, strict=True)]
-    count = len(batch[0])
-    for side in (0, 1):
-        axis = known[side]
-        if axis is None:
-            continue
-        other: list[int | None] = [None, None]
-        other[side] = axis
-        for kind in (contracted, batch):
-            if axis in kind[side]:
-                other[1 - side] = int(kind[1 - side][list(kind[side]).index(axis)])
-        if axis in contracted[side]:
-            out = ADDED
-        elif axis in batch[side]:
-            out = list(batch[side]).index(axis)
-        else:
-            out = count + (len(free[0]) if side else 0) + free[side].index(axis)
-        return _Followed((other[0], other[1]), out, lambda part: e.params)
-    if result is not None and result >= count:  # the product that the region begins with: rows are those of its left operand
-        place = result - count
-        if place < len(free[0]):
-            return _Followed((free[0][place], None), result, lambda part: e.params)
-        return _Followed((None, free[1][place - len(free[0])]), result, lambda part: e.params)
-    return None
-
-
-def _convolution(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    numbers = e.params["dimension_numbers"]
-    images, features = int(numbers.lhs_spec[0]), int(numbers.lhs_spec[1])
-    of_kernel, out = int(numbers.rhs_spec[1]), int(numbers.out_spec[0])
-    if known[0] == features or known[1] == of_kernel:  # the gradient of a kernel: a sum over images
-        added = e.params["feature_group_count"] == 1
-        return _Followed((features, of_kernel), ADDED, lambda part: e.params) if added else "rows in groups of features"
-    if known[0] is None and known[1] is None and result != out:
-        return None
-    if known[0] not in (None, images) or known[1] is not None or e.params["batch_group_count"] != 1:
-        return "a convolution across rows"
-    return _Followed((images, None), out, lambda part: e.params)
-
-
-def _window(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    axis = _first(known, result)
-    alone = e.params["window_dimensions"][axis] == 1 and e.params["window_strides"][axis] == 1
-    spread = [e.params[name][axis] for name in ("base_dilation", "window_dilation") if name in e.params]
-    if not alone or any(by != 1 for by in spread) or tuple(e.params["padding"][axis]) != (0, 0):
-        return "a window across rows"
-    return _Followed((axis,) * len(e.inputs), axis, lambda part: e.params)
-
-
-def _padding(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    axis = _first(known, result)
-    if tuple(e.params["padding_config"][axis]) != (0, 0, 0):
-        return "padded rows"
-    return _Followed((axis, None), axis, lambda part: e.params)
-
-
-def _pieces(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    axis = _first(known, result)
-    if axis == e.params["dimension" if e.primitive.name == "concatenate" else "axis"]:
-        return "rows are joined or split"
-    return _Followed((axis,) * len(e.inputs), axis, lambda part: e.params)
-
-
-def _part(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    axis = _first(known, result)
-    if _shape(program, e.inputs[0])[axis] != _shape(program, e.outputs[0])[axis]:
-        return "a slice of rows"
-    return _Followed((axis,), axis, lambda part: {**e.params, "limit_indices": _scaled(e.params["limit_indices"], axis, part)})
-
-
-def _gather(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    numbers = e.params["dimension_numbers"]
-    batches = list(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
-    axis = next((pair for pair in batches if pair[0] == known[0] or pair[1] == known[1]), None)
-    if known[0] is None and known[1] is None:
-        return None
-    if axis is None:
-        return "a gather across rows"
-    rank = len(_shape(program, e.outputs[0]))
-    of_indices = [d for d in range(rank) if d not in numbers.offset_dims]  # the result's axes that are those of the indices
-    return _Followed((int(axis[0]), int(axis[1])), of_indices[axis[1]], lambda part: e.params)
-
-
-def _scatter(program: Program, e: Equation, known: Sequence[int | None], result: int | None) -> _Followed | str | None:
-    numbers = e.params["dimension_numbers"]
-    operand = known[0] if known[0] is not None else result
-    batches = list(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
-    axis = next((pair for pair in batches if pair[0] == operand or pair[1] == known[1]), None)
-    if operand is None and known[1] is None:
-        return None
-    if axis is None:
-        return "a scatter across rows"
-    rank = len(_shape(program, e.inputs[2]))
-    of_indices = [d for d in range(rank) if d not in numbers.update_window_dims]
-    return _Followed((int(axis[0]), int(axis[1]), of_indices[axis[1]]), int(axis[0]), lambda part: e.params)
-
-
-_RULES: dict[str, Callable[[Program, Equation, Sequence[int | None], int | None], _Followed | str | None]] = {
-    **dict.fromkeys(ELEMENTWISE - {"optimization_barrier", "sharding_constraint"}, _elementwise),
-    "argmax": _reduction,
-    "argmin": _reduction,
-    "broadcast_in_dim": _broadcast,
-    "concatenate": _pieces,
-    "conv_general_dilated": _convolution,
-    "dot_general": _product,
-    "gather": _gather,
-    "pad": _padding,
-    "reduce_and": _reduction,
-    "reduce_max": _reduction,
-    "reduce_min": _reduction,
-    "reduce_or": _reduction,
-    "reduce_prod": _reduction,
-    "reduce_sum": _reduction,
-    "reduce_window_max": _window,
-    "reduce_window_min": _window,
-    "reduce_window_sum": _window,
-    "reshape": _reshape,
-    "scatter-add": _scatter,
-    "select_and_scatter_add": _window,
-    "slice": _part,
-    "split": _pieces,
-    "squeeze": _squeeze,
-    "transpose": _transpose,
-}
-_LIGHT = _RULES.keys() - {"conv_general_dilated", "dot_general"}
 
 
 # -- the rewritten program --------------------------------------------------------------------------------------------------
@@ -534,7 +315,7 @@ def _levels(program: Program, region: Region) -> tuple[list[int], int]:
 
 
 def _add_chunk(
-    new: _Chunked, program: Program, e: Equation, rule: _Followed, mine: dict[int, int], index: int, chunk: int, chunks: int
+    new: _Chunked, program: Program, e: Equation, rule: Followed, mine: dict[int, int], index: int, chunk: int, chunks: int
 ) -> None:
     """Add an equation for a chunk, whose number is the variable `index`, and the rows that it needs of tensors not in chunks."""
     scope = _scope(e, chunk)
@@ -549,7 +330,7 @@ def _add_chunk(
     results: list[int] = []
     for whole in e.outputs:
         aval = program.avals[whole]
-        shape = aval.shape if rule.result == ADDED else _scaled(aval.shape, rule.result, 1 / chunks)
+        shape = aval.shape if rule.result == ADDED else scaled(aval.shape, rule.result, 1 / chunks)
         mine[whole] = new.variable(aval.update(shape=shape))
         results.append(mine[whole])
     new.append(replace(e, params=rule.params(1 / chunks), inputs=tuple(inputs), outputs=tuple(results), scope=scope))
@@ -569,7 +350,7 @@ def _slice(aval: Any, axis: int, chunks: int) -> Any:
 
     def take(x: Any, chunk: Any) -> Any:
         starts = [chunk * size if d == axis else np.int32(0) for d in range(x.ndim)]
-        return jax.lax.dynamic_slice(x, starts, _scaled(x.shape, axis, 1 / chunks), allow_negative_indices=False)
+        return jax.lax.dynamic_slice(x, starts, scaled(x.shape, axis, 1 / chunks), allow_negative_indices=False)
 
     return jax.make_jaxpr(take)(_struct(aval), jax.ShapeDtypeStruct((), np.int32))
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from tensile_jax.trace import Equation, Program
+from tensile_jax.trace import Equation, Nested, Program
 from tensile_jax.trace.cost.body_memory import inner_bytes
 from tensile_jax.trace.reading.flatten import flatten
 
@@ -19,7 +19,7 @@ X = np.zeros((256, 64), np.float32)
 
 
 def bodies(step: Callable[..., Any], *args: Any) -> list[tuple[Program, Equation]]:
-    program = flatten(jax.make_jaxpr(step)(*args))
+    program = flatten(Nested(jax.make_jaxpr(step)(*args)))
     return [(program, e) for e in program.equations if e.primitive.name in BODIES]
 
 

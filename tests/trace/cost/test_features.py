@@ -10,11 +10,12 @@ from jax import lax
 
 from tensile_jax.trace.cost.features import features_of
 from tensile_jax.trace.cost.kinds import kind_of
+from tensile_jax.trace.program import Nested
 from tensile_jax.trace.reading.flatten import flatten
 
 
 def described(function: Any, *args: Any) -> list[tuple[str, tuple[float, ...]]]:
-    program = flatten(jax.make_jaxpr(function)(*args))
+    program = flatten(Nested(jax.make_jaxpr(function)(*args)))
     return [(e.primitive.name, features_of(program, e)) for e in program.equations if kind_of(e) == "heavy"]
 
 
@@ -67,5 +68,5 @@ def test_what_has_no_shape_is_not_described() -> None:
     def step() -> Any:
         return lax.after_all(lax.create_token(), lax.create_token())
 
-    program = flatten(jax.make_jaxpr(step)())
+    program = flatten(Nested(jax.make_jaxpr(step)()))
     assert program.equations and all(features_of(program, e) == () for e in program.equations)

@@ -12,7 +12,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.exec.step import fitting_plan
-from tensile_jax.trace import Equation, Program
+from tensile_jax.trace import Equation, Nested, Program
 from tensile_jax.trace.cost import ragged_products
 from tensile_jax.trace.cost.body_memory import inner_bytes
 from tensile_jax.trace.cost.flops import flops_of
@@ -41,7 +41,7 @@ def forward(x: jax.Array, experts: jax.Array, cotangent: jax.Array) -> jax.Array
 
 
 def traced(step: Callable[..., Any], dtype: Any) -> tuple[Program, Equation]:
-    program = flatten(jax.make_jaxpr(step)(*(jax.ShapeDtypeStruct(shape, dtype) for shape in SHAPES.values())))
+    program = flatten(Nested(jax.make_jaxpr(step)(*(jax.ShapeDtypeStruct(shape, dtype) for shape in SHAPES.values()))))
     (found,) = [e for e in program.equations if e.primitive.name == ragged_products.RAGGED_PRODUCT]
     return program, found
 

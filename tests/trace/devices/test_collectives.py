@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from tensile_jax.trace.avals import shard_of
 from tensile_jax.trace.devices.collectives import Exchange, exchange_of
-from tensile_jax.trace.program import Program
+from tensile_jax.trace.program import Nested, Program
 from tensile_jax.trace.reading.flatten import flatten
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
@@ -18,7 +18,7 @@ FLOAT = 4  # bytes
 
 def _exchange(function: Any, shapes: list[tuple[int, ...]], specs: list[tuple[Any, ...]]) -> Exchange:
     """The exchange of the only equation of the function; the last spec is that of its result."""
-    program = flatten(jax.make_jaxpr(function)(*[jnp.zeros(shape, int if shape[-1] == 1 else float) for shape in shapes]))
+    program = flatten(Nested(jax.make_jaxpr(function)(*[jnp.zeros(shape, int if shape[-1] == 1 else float) for shape in shapes])))
     (equation,) = program.equations
     values = [*(v for v in equation.inputs if isinstance(v, int)), *equation.outputs]
     shardings = {v: NamedSharding(MESH, PartitionSpec(*spec)) for v, spec in zip(values, specs, strict=True)}

@@ -12,11 +12,9 @@ import pytest
 from jax import lax
 
 import tensile_jax as tensile
-from tensile_jax.trace.loops.rules import Opening
 from tensile_jax.trace.program import Program
-from tensile_jax.trace.reading.flatten import flatten
 from tests.builders import fresh, numbers, slow_but
-from tests.test_loops import run
+from tests.test_loops import run, treated
 
 LAYERS, WIDTH = 4, 256
 
@@ -28,7 +26,7 @@ def weights(seed: int = 0) -> dict[str, jax.Array]:
 
 
 def opened(function: Any, *args: Any) -> Program:
-    return flatten(jax.make_jaxpr(function)(*args), opens=Opening(None))
+    return treated(jax.make_jaxpr(function)(*args))
 
 
 def conditionals(program: Program) -> list[Any]:

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensile_jax.trace import Program, atom_key, params_key
+from tensile_jax.trace import Nested, Program, atom_key, params_key
 from tensile_jax.trace.program import Immediate
 from tensile_jax.trace.reading.flatten import flatten
 
 
 def flat(step: Callable[..., Any], *args: Any) -> Program:
-    return flatten(jax.make_jaxpr(step)(*args))
+    return flatten(Nested(jax.make_jaxpr(step)(*args)))
 
 
 def names(program: Program) -> list[str]:

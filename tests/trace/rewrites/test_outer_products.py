@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import tensile_jax as tensile
-from tensile_jax.trace.program import Program
+from tensile_jax.trace.program import Nested, Program
 from tensile_jax.trace.reading.flatten import flatten
 from tensile_jax.trace.rewrites.outer_products import with_outer_products
 from tests.builders import fresh, numbers, trained_alike
@@ -29,7 +29,7 @@ def normal(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
 
 
 def rewritten(function: Any, *args: Any) -> Program | None:
-    return with_outer_products(flatten(jax.make_jaxpr(function)(*args)))
+    return with_outer_products(flatten(Nested(jax.make_jaxpr(function)(*args))))
 
 
 def count(program: Program, name: str) -> int:

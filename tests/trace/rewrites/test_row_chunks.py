@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 import tensile_jax as tensile
-from tensile_jax.trace.program import Program
+from tensile_jax.trace.program import Nested, Program
 from tensile_jax.trace.reading.flatten import flatten
 from tensile_jax.trace.rewrites.row_chunks import find_region, in_row_chunks
 from tests.builders import fresh, trained_alike
@@ -75,7 +75,7 @@ def step_of(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def flat(step: Callable[..., Any]) -> Program:
-    return flatten(jax.make_jaxpr(step)(PARAMS, X, LABELS))
+    return flatten(Nested(jax.make_jaxpr(step)(PARAMS, X, LABELS)))
 
 
 @pytest.mark.smoke
@@ -213,7 +213,7 @@ def image_step(network: nn.Module) -> tuple[Callable[..., Any], Any, Any]:
 
 def in_chunks(network: nn.Module, chunks: int) -> Program | None:
     step, params, labels = image_step(network)
-    return in_row_chunks(flatten(jax.make_jaxpr(step)(params, IMAGES, labels)), chunks)
+    return in_row_chunks(flatten(Nested(jax.make_jaxpr(step)(params, IMAGES, labels))), chunks)
 
 
 def largest_convolution(program: Program) -> int:
@@ -226,7 +226,7 @@ def largest_convolution(program: Program) -> int:
 @pytest.mark.parametrize("chunks", [2, 8])
 def test_convolutions_in_chunks_of_images_have_the_results_of_the_whole(network: nn.Module, chunks: int) -> None:
     step, params, labels = image_step(network)
-    program = in_row_chunks(whole := flatten(jax.make_jaxpr(step)(params, IMAGES, labels)), chunks)
+    program = in_row_chunks(whole := flatten(Nested(jax.make_jaxpr(step)(params, IMAGES, labels))), chunks)
     assert program is not None
     assert largest_convolution(program) <= largest_convolution(whole) // chunks
     expected = jax.tree.leaves(jax.jit(step)(params, IMAGES, labels))
@@ -249,7 +249,7 @@ def test_the_update_of_a_large_weight_is_not_divided() -> None:
     def train_step(params: Any, x: Any) -> Any:
         return jax.tree.map(lambda w, g: w - g, params, jax.grad(lambda params: jnp.sum(jnp.tanh(x @ params)))(params))
 
-    assert find_region(flatten(jax.make_jaxpr(train_step)(jnp.ones((512, 512)), jnp.ones((8, 512))))) is None
+    assert find_region(flatten(Nested(jax.make_jaxpr(train_step)(jnp.ones((512, 512)), jnp.ones((8, 512)))))) is None
 
 
 def test_a_step_with_effects_stays_whole() -> None:
