@@ -1,12 +1,11 @@
-"""Traces the body of a long loop as a step of its own, so that it can be planned as one.
+"""Traces the body of a long loop as a step of its own, so that the body can have a plan.
 
-A loop with too many iterations to be opened (`loops/rules.py`) is one operator. If its body trains a network, as a loop over the
-updates of a training does, the body's memory is that of a whole train step, and no plan of the step around it can lower that. So
-the body is traced as a step: what the loop carries is the state of that step, and what stays the same and the elements of stacked
-arrays are its batch. A *driven* loop runs under a plan of that step, one iteration after another (`exec/step/driven_loop.py`).
-
-In the graph of the step around it, a driven loop is an operator that is `alone`, so that a segment begins before it and ends
-after it.
+A loop with too many iterations to be opened (`loops/rules.py`) is one operator. If its body trains a network, as a loop over
+the updates of a training does, the body needs the memory of a whole train step, and no plan of the step around it can lower
+that. Such a loop is *plannable*: its body can be traced as a step. What the loop carries is the state of that step; what stays
+the same and the elements of stacked arrays are its batch. A *driven* loop is one that runs under a plan of that step, one
+iteration after another (`exec/step/driven_loop.py`). In the graph of the step around it, it is an operator that is `alone`: a
+segment begins before it and ends after it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,10 +29,11 @@ from tensile_jax.trace.step import Boundary, TracedStep, trace_step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannableLoop:
-    """A loop of a step, as an operator of its graph, whose body can be planned.
+    """A loop of a step, as an operator of its graph, whose body can have a plan.
 
-    `inputs` are the scan's inputs, constants first, then carried ones, then stacked ones: tensors of the step, or values that are
-    written into its program. `outputs` are the scan's outputs, carried ones first.
+    `inputs` are the scan's inputs: constants, then carried values, then stacked arrays. Each is a tensor of the step, or a value
+    that is written into its program. `outputs` are the scan's outputs: carried values, then stacked arrays. `names` are those of
+    the inputs.
     """
 
     operator: OperatorId
@@ -80,7 +80,7 @@ class _Body:
         return list(results[:count]), list(results[count:])
 
     def boundary(self, args_info: Any, out_info: Any, static: Any) -> Boundary:
-        """The names of the body's arguments and results, and pairs of positions of what is carried."""
+        """The names of the body's arguments and results, and the pairs of positions of carried values."""
         loop, names = self._driven.loop, self._driven.names
         first, last = loop.constants, loop.constants + loop.carried
         elements = [f"{name}[i]" for name in names[last:]]
@@ -90,10 +90,10 @@ class _Body:
 
 
 def plannable_loops(step: TracedStep) -> list[PlannableLoop]:
-    """The loops of a step that stayed whole and can be driven: scans without mutable references that do heavy work.
+    """The loops of a step that stay whole and whose bodies can have plans: scans with heavy operators.
 
-    They neither read nor make values in host memory. There are none if the step was traced with `open_loops=False`, or runs on
-    several devices.
+    Loops on mutable references or on values in host memory are not among them. There are none if the step was traced with
+    `open_loops=False`, or if it runs on several devices.
     """
     if step.program.made_from.open_loops is False or step.divided is not None:
         return []

@@ -1,6 +1,6 @@
 """Runs equations of a flat program on values, which may be tracers.
 
-Neighbouring equations of one opened `shard_map` run in one `shard_map`, which wraps them again (`reading/shard_maps.py`).
+Neighbouring equations of one opened `shard_map` run together in one `shard_map` (`reading/shard_maps.py`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -8,9 +8,9 @@ An argument, or a part of an argument, is state if a result, or a part of a resu
 state of `(state, batch) -> (state, metrics)` is `state`. The state of `(params, opt_state, batch) -> (params, opt_state, loss)`
 is `params` and `opt_state`. Donation plays no part in this.
 
-`tensile_jax/nnx` makes a pure step of a step on Flax NNX objects. The pure step takes and returns pytrees that its user has
-never seen. Such a pure step has a method `boundary(args_info, out_info, static)`, which gives the names of its arrays in the
-user's objects and says which of them are state.
+`tensile_jax/nnx` makes a pure step from a step on Flax NNX objects. The pure step takes and returns pytrees that its user never
+sees. It has a method `boundary(args_info, out_info, static)`, which gives the names of its arrays in the user's objects and says
+which of them are state.
 """
 
 import inspect
@@ -144,7 +144,7 @@ def trace_step(
         keep_unused: as given to `jax.jit`.
         open_loops: whether the iterations of loops become operators of their own: always, never, or (None) where it is worth it
             (`loops/rules.py`).
-        respect_checkpoint: whether the planner keeps nothing that `jax.checkpoint` in the step says to compute again.
+        respect_checkpoint: whether everything is computed again that `jax.checkpoint` in the step says to compute again.
 
     Raises:
         TraceError: the step is given a mutable reference, or captures one.
@@ -207,8 +207,8 @@ def trace_where_arguments_are(trace: Callable[[frozenset[int]], TracedStep], on_
     """The step traced with its arguments in the memories in which they are, as `jax.jit` traces it, if that is possible.
 
     JAX refuses operators that mix values of the two memories. State may be in host memory although the step does not expect it
-    there: a plan has left it there, or it comes from a checkpoint. So if JAX refuses the step, those arguments are taken to be in
-    device memory whose new values are not in host memory; they are then copied there when the step is called.
+    there: a plan has left it there, or it comes from a checkpoint. So if JAX refuses the step, it is traced again as if every
+    argument were in device memory whose new value is not in host memory. A call then copies these arguments to the device.
 
     Args:
         trace: traces the step with the arguments at these flat positions in host memory, and all others in device memory.

@@ -11,8 +11,8 @@ from is held until then. A body differs from a step in what it is given and what
     update          of a part of an array (`dynamic_update_slice`, a scatter): in place, if nothing needs the array afterwards.
     branch          its results are in the memory of the conditional's results.
 
-Of recurrent networks, trainings in a loop, sampling, and L-BFGS, the estimate is 0.8 to 1.1 times what XLA:CPU needs, and
-0.7 to 1.3 times what XLA for an H200 needs, unless that is mostly the 4 MB that products may take there.
+For recurrent networks, training loops, sampling and L-BFGS, the estimate is 0.8 to 1.1 times what XLA:CPU needs, and 0.7 to 1.3
+times what XLA for an H200 needs, unless that is mostly the 4 MB that products may take there.
 """
 
 from collections.abc import Collection
@@ -30,9 +30,9 @@ _UPDATES = frozenset("dynamic_update_slice scatter scatter-add scatter-max scatt
 
 
 def inner_bytes(program: Program, equation: Equation) -> int:
-    """The most that the body of a loop, or a branch of a `cond`, holds of what its own equations make and write to memory.
+    """The most bytes that the body of a loop, or a branch of a `cond`, holds of what its own equations write to memory.
 
-    Likewise what a product of ragged groups writes beside its operands and its result.
+    For a product of ragged groups, the bytes that it writes beside its operands and its result.
     """
     params = equation.params
     name = equation.primitive.name
@@ -111,7 +111,7 @@ def _written(body: Program, elements: Collection[int]) -> set[int]:
 
 
 def _last_uses(body: Program, written: Collection[int]) -> dict[int, int]:
-    """By variable, the place of the last equation for which it must be there; beyond the last place, if the result needs it."""
+    """By variable, the place of the last equation that needs it; a place after all equations, if the result needs it."""
     last = {v: len(body.equations) for v in body.outputs}
     for place in reversed(range(len(body.equations))):
         e = body.equations[place]

@@ -4,9 +4,9 @@
     reduction  light, but the equation passes over its whole input at once
     light      XLA fuses the equation into its neighbours
 
-The kind is looked up in a table of primitives. A primitive that is not in the table is heavy, because the errors are not equally
-bad: a light equation that counts as heavy costs some time, but for a heavy equation that counts as light the planner would
-expect a fusion that does not happen.
+The kind is looked up in a table of primitives. A primitive that is not in the table is heavy, because the errors are not
+equally bad: a light equation that counts as heavy costs some time, but if a heavy equation counts as light, the planner expects
+a fusion that does not happen.
 """
 
 from tensile_jax.ir import OUTER_PRODUCTS, Kind

@@ -10,7 +10,7 @@ compiled for an H200):
     terms               [g, m, k] by [g, m, n]      both operands once for each group
     batches             the operands as they are    nothing
 
-With jax's option `jax_ragged_dot_use_gpu_pallas_triton_lowering`, a kernel of its own evaluates it, which needs no such memory.
+With the option `jax_ragged_dot_use_gpu_pallas_triton_lowering`, JAX uses a kernel of its own, which needs no such memory.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Estimates what devices exchange for one equation of a sharded step, from the shardings of its operands and of its result.
 
-Each mesh axis is looked at by itself. In a product, an axis may divide a dimension that both operands have and the result has
-not. Every device then computes a part of the sum, and the parts are added: all of them (all-reduce), or those of a shard, if the
+Each mesh axis is considered alone. In a product, an axis may divide a dimension that both operands have and the result does not.
+Then every device computes a part of the sum, and the parts are added: all of them (all-reduce), or only those of a shard, if the
 axis divides another dimension of the result (reduce-scatter), as in the gradient of a weight under FSDP. Or an axis divides a
-dimension of one operand in a way that the result does not need: then that operand is collected first (all-gather), as FSDP does
+dimension of one operand, but not that dimension of the result. Then the operand is collected first (all-gather), as FSDP does
 with weights. For n devices along the axis and m bytes on each device after the exchange, a device sends
 
     all-reduce      2 (n - 1) / n * m
@@ -12,12 +12,12 @@ with weights. For n devices along the axis and m bytes on each device after the 
 
 In the body of an opened `shard_map` (`reading/shard_maps.py`), devices exchange only what the collective operations say.
 
-A reduction is treated as a product with one operand. So is a look-up: of a table that is divided along what is looked up, each
-device has some of the rows, and zeros in the place of the others. And so are updates that are scattered, if an axis divides them:
-each device adds its own up. Of all other equations, only a constraint that gathers its operand counts.
-XLA may choose other exchanges, so these figures are for comparing plans, and not a measurement. What is gathered also lies in
-device memory while the equation runs (`gathered`). A device that has a part of a sum, or has gathered an operand, computes more
-than the shapes of its shards say (`work`). Sizes in bytes per device.
+A reduction is treated as a product with one operand. So is a look-up in a table that is divided along what is looked up: each
+device has some of the rows, and zeros instead of the others. And so are scattered updates, if an axis divides them: each device
+adds up its own. Of all other equations, only a constraint that gathers its operand counts. XLA may choose other exchanges, so
+these figures are for comparing plans, and not a measurement. What is gathered also lies in device memory while the equation
+runs (`gathered`). A device that has a part of a sum, or has gathered an operand, computes more than the shapes of its shards
+say (`work`). Sizes in bytes per device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -164,12 +164,13 @@ def _indexed_labels(
     windows: Sequence[int],
     batches: Sequence[tuple[int, int]],
 ) -> tuple[_Labels, _Labels]:
-    """The names of the dimensions of an array into which indices point, and of the windows of it, which have those of the indices
-    before or between their own.
+    """The names of the dimensions of an array into which indices point, and of the windows that are read or written there.
+
+    The windows have the dimensions of the indices before or between their own.
 
     Args:
         ranks: of the array, and of the windows.
-        single: the dimensions of the array that the windows have not.
+        single: the dimensions of the array that the windows do not have.
         indexed: those in which indices say where a window begins.
         windows: the windows' own dimensions, for each other dimension of the array.
         batches: dimensions that the array and the indices share.

@@ -1,4 +1,4 @@
-"""Which donated inputs a step takes, by the rule of `jax.jit`."""
+"""Finds which donated inputs a step takes, by the rule of `jax.jit`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ class Taken(NamedTuple):
     """Whether each input is donated and an output takes over its memory.
 
     `crossed` are the pairs (input, output) of positions where the input is in host memory and the output is not, or the other way
-    round. JAX does not look at that. The process aborts when XLA has run such a step (jax 0.10 to 0.12, on a CPU).
+    round. JAX does not check that. The process aborts when XLA has run such a step (jax 0.10 to 0.12, on a CPU).
     """
 
     inputs: list[bool]
@@ -26,12 +26,12 @@ def taken_inputs(
 
     Args:
         usable: for each input, whether it is donated and used.
-        by_memory: whether JAX knows the memory of every argument and every result. Then it looks at that.
+        by_memory: whether JAX knows the memory of every argument and every result, and then compares these, too.
 
-    The rule is that of JAX's lowering (`_set_up_aliases`). First, each output in turn takes over the memory of the first usable
-    input of its shape and dtype that is left. Then JAX gives each usable input that is left to XLA if an output that is left has
-    as many elements, and XLA takes the input if an output that is left has as many bytes in the same memory. All other inputs
-    stay the caller's.
+    This is the rule of JAX's lowering (`_set_up_aliases`). First, each output in turn takes over the memory of the first usable
+    input of its shape and dtype that is left. Then JAX gives each remaining usable input to XLA if a remaining output has as many
+    elements, and XLA takes the input if a remaining output has as many bytes in the same memory. All other inputs stay the
+    caller's.
     """
     waiting: dict[Any, list[int]] = {}
     for place, (v, is_usable) in enumerate(zip(inputs, usable, strict=True)):

@@ -1,28 +1,33 @@
 """Flattens a jaxpr into one list of equations, without calls, dead equations and repeated equations.
 
 A jaxpr nests: an equation such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` or `checkpoint` holds another
-jaxpr. In the program, the equations of that inner jaxpr take the place of the equation, which changes no result. The iterations
-of a `scan` take its place if it is opened, and so do all branches of a `cond`, with a selection of the results (see
-`loops/rules.py`); and shorter scans, if it is split. If the step itself says which branch of a `cond` is taken, as in
-`optax.MultiSteps`, that branch takes its place. Any other `scan`, `while` and `cond` stay one equation each. `jax.checkpoint`
-makes JAX repeat equations in the backward pass. The repeated equations are merged with their originals, so the user's choice of
-what to recompute is dropped and the planner makes its own choice; unless the user's choice is to be respected. Then they stay,
-and what they repeat is not kept for the backward pass. The same holds for copies to host memory and back, which a policy of
-`jax.checkpoint` may ask for.
+jaxpr. In the program, the equations of the inner jaxpr replace that equation, which changes no result. Loops and conditionals are
+replaced as their treatments say (`treatment.py`):
 
-An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged with another and never
-removed, and the equations with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program
-repeats it too, because plain jit runs it twice. Mutable references that the step makes become the values that they hold
+    opened `scan`   by its iterations
+    split `scan`    by several shorter scans
+    opened `cond`   by all of its branches, and a selection of their results
+    `cond`          by one branch, if the step itself says which one is taken, as in `optax.MultiSteps`
+
+Every other `scan`, `while` and `cond` stays one equation.
+
+`jax.checkpoint` makes JAX repeat equations in the backward pass, and its policies may copy values to host memory and back. By
+default, repeated equations are merged with their originals and such copies are removed, so that the planner decides what to
+recompute and what to swap. If the user's choice is to be respected, the repeated equations and the copies stay.
+
+An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged and never removed, and the
+equations with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program repeats it too,
+because plain jit runs it twice. Mutable references that the step makes become the values that they hold
 (`mutable_references.py`).
 
-Weak types are forgotten. A number is *weakly typed* if its type gives way to that of another operand; Python's numbers are. Weak
-types decide which type each result gets while JAX traces a step, and change nothing in a traced step. But state that begins as
-a Python number often becomes strongly typed in the first iterations of a training loop, and JAX then traces the step again. So
-every variable of a program is strongly typed, conversions of a value to its own type are left out, and `weak` keeps which results
-of the step are weakly typed. The two traces then give equal programs, which share one plan.
+Weak types are forgotten. A number is *weakly typed* if its type gives way to that of another operand, as the types of Python's
+numbers do. Weak types decide the type of each result while JAX traces a step, and mean nothing in a traced step. But state that
+begins as a Python number often becomes strongly typed in the first iterations of a training loop, and JAX then traces the step
+again. Therefore every variable of a program is strongly typed, conversions of a value to its own type are left out, and
+`Program.weak` says which results of the step are weakly typed. The two traces then give equal programs, which share one plan.
 
-`simplify.py` says what changes beside that, and keeps the results equal bit for bit. In the end, every output has memory of its
-own (`separate`).
+`simplify.py` lists the other changes, which keep every bit of the results. In the end, every output has memory of its own
+(`separate`).
 
 The walk over a jaxpr is that of JAX's tutorial "autodidax": an environment maps the variables of the jaxpr to those of the
 program; inputs are read from it, and outputs are written to it.

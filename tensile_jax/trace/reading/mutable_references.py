@@ -1,6 +1,6 @@
 """Replaces the mutable references that a step makes by the values that they hold, as `jax.jit` does when it lowers a step.
 
-A reference (`jax.new_ref`) that a step makes does not exist outside of the step, so the program needs only the value that the
+A reference (`jax.new_ref`) that a step makes does not exist outside the step, so the program needs only the value that the
 reference holds at each moment. While `flatten.py` walks over the equations, it keeps for each reference the atom (a variable or
 an immediate value) that the reference holds. Reading the whole reference gives that atom, and writing replaces the atom:
 
@@ -12,8 +12,8 @@ an immediate value) that the reference holds. Reading the whole reference gives 
 `Discharged` makes references inside one equation, runs the primitive on them, and reads the references afterwards. So an indexed
 access, or a loop that accumulates into a reference, is one ordinary operator without effects, which may be recomputed.
 
-A reference from outside of the step (an argument, or a reference that the function captures) is refused. Such a reference must
-be written when the step ends, and a step that is cut into segments does not write it all at once.
+A reference from outside the step (an argument, or a reference that the function captures) is refused. Such a reference must be
+written when the step ends, and a step that is cut into segments cannot write all of it at once.
 """
 
 from collections.abc import Sequence

@@ -7,11 +7,10 @@ inputs and outputs of a scan, and those of its body, are
     scan  : constants, carry, xs (stacked) -> carry, ys (stacked)
     body  : constants, carry, x            -> carry, y
 
-where xs have one axis more than x, the first, of `length`; so have ys. An *opened* scan is one whose iterations stand in the
-program, one after another, instead of the scan (`flatten.py`). Nothing is then stacked that nobody needs as a stack: what an
-iteration of the forward pass leaves for the same iteration of the backward pass is a variable like any other. A *split* scan is
-one in whose place shorter scans stand, each for some of the iterations, so that the stacks of each are variables. An opened scan
-is a special case: it is split into single iterations, whose bodies take the places of the shorter scans.
+where xs and ys have one more axis than x and y, the first, of `length`. A *split* scan is replaced in the program by shorter
+scans, each for some of the iterations (`flatten.py`). The stacks of each are variables of their own. An *opened* scan is split
+into single iterations, whose bodies stand in the program instead of shorter scans. Nothing is then stacked that nobody needs as a
+stack: what an iteration of the forward pass leaves for the same iteration of the backward pass is a variable like any other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,8 +70,8 @@ def loop_of(equation: Any) -> Loop | None:
 def scan_of(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> Loop:
     """The scan with these parameters, and these abstract values of its inputs and outputs.
 
-    How many inputs are constants, carried and stacked is told from their shapes, since JAX says it in another form in every
-    version.
+    The numbers of constants, carried values and stacked arrays are told from shapes, since each version of JAX writes them in
+    another form.
     """
     closed = params["jaxpr"]
     body = getattr(closed, "jaxpr", closed)
@@ -89,7 +88,9 @@ def scan_of(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[
 
 
 def part_of(shape: tuple[int, ...], dtype: Any, length: int | None) -> Any:
-    """A jaxpr that takes a stacked array and an index (int32), and gives so many elements from that one on; None: only that one.
+    """A jaxpr that takes a stacked array and an index (int32), and gives `length` elements from that index on.
+
+    If `length` is None, it gives one element, without the axis of the stack.
 
     The index is an argument and not a part of the program, so that the same segment of every iteration has the same content.
     """

@@ -6,11 +6,11 @@ devices concatenate along its first axis; a scalar gets a first axis. That is ho
 for them.
 
 An equation of the body becomes an equation of the program with a `Mapped` primitive, which says how the shards of its operands
-and results lie in the program's arrays. Neighbouring equations of one body run in one `shard_map` (`run_equations.py`). It moves
-nothing among devices at its boundaries, since the arrays are divided as they are read.
+and results lie in the program's arrays. Neighbouring equations of one body run in one `shard_map` (`run_equations.py`). This
+`shard_map` moves nothing between devices at its boundaries, since the arrays are divided in the way in which it reads them.
 
-A body stays closed, and `shard_map` one operator, if it acts beyond its results (prints, callbacks, references), if some axes
-of the mesh stay automatic inside, or if its mesh has one device.
+The body is not opened, and `shard_map` stays one operator, if the body has effects (prints, callbacks, references), if some
+axes of the mesh stay automatic inside, or if the mesh has one device.
 """
 
 from collections.abc import Callable, Sequence

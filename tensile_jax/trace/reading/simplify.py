@@ -1,4 +1,4 @@
-"""Simplifies the equations of a program: what repeats, what is dead and what the planner decides by itself goes.
+"""Simplifies the equations of a program: removes repeated equations, dead equations, and what the planner decides by itself.
 
 None of it changes a bit of the results.
 """
@@ -17,7 +17,7 @@ from tensile_jax.trace.reading.shard_maps import Mapped
 
 
 def without_repeated(equations: Sequence[Equation], outputs: Sequence[Atom]) -> tuple[list[Equation], list[Atom]]:
-    """Common subexpression elimination: without each equation that repeats an earlier one, whose outputs are used instead."""
+    """Common subexpression elimination: each equation that repeats an earlier one is replaced by the results of that one."""
     seen: dict[Any, tuple[int, ...]] = {}
     replaced: dict[int, int] = {}
 
@@ -45,7 +45,7 @@ def without_repeated(equations: Sequence[Equation], outputs: Sequence[Atom]) -> 
 
 
 def without_offloading(equations: Sequence[Equation], outputs: Sequence[Atom]) -> tuple[list[Equation], list[Atom]]:
-    """Without copies to host memory of values that are only copied back, as the offloading policies of `jax.checkpoint` make.
+    """Without copies to host memory of values that are only copied back, as offloading policies of `jax.checkpoint` make them.
 
     The planner decides for itself what is swapped, and when.
     """
@@ -85,9 +85,9 @@ def _destination(equation: Equation) -> Any:
 
 
 def with_rectified_conditions(equations: Sequence[Equation]) -> list[Equation]:
-    """With `max(x, 0) > 0` in the place of `x > 0` where the program has that maximum already.
+    """With `max(x, 0) > 0` instead of `x > 0` where the program computes that maximum anyway.
 
-    The result has the same bits, also where `x` is not a number. The gradient of a rectifier then needs only the rectifier's
+    The result has the same bits, even where `x` is not a number. The gradient of a rectifier then needs only the rectifier's
     result, so there is one tensor less to keep.
     """
     rectified: dict[int, int] = {}

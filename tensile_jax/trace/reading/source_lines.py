@@ -1,8 +1,8 @@
 """Finds the line of the user's code that an equation of a step comes from, for messages.
 
-JAX keeps a traceback with each equation. The traceback ends where the innermost traced function begins, which is a loop's body or
-has `jax.jit` around it. So an equation inside of a function of JAX's own, such as `jnp.sort`, has no line of the user's in its
-traceback, and the call around it has. The line is therefore sought from the equation outwards.
+JAX keeps a traceback with each equation. The traceback ends where the innermost traced function begins: a loop's body, or a
+function under `jax.jit`. So the traceback of an equation inside one of JAX's own functions, such as `jnp.sort`, has no line of
+the user's code, but the traceback of the call around it does. The search therefore goes from the equation outwards.
 """
 
 from collections.abc import Sequence

@@ -2,14 +2,15 @@
 
     product(x, y)[i, j] = sum over t of x[t, i] * y[t, j]         t: the contracted dimensions, here of the size of a batch
 
-XLA computes a product by a kernel of its own, which writes the result to memory. Of a large dense layer, that result is as large
-as the layer's kernel. If the sum has few terms, it is little work to compute a number of the result where it is used: in the
-kernel that updates the parameter and the optimizer's moments. Then the gradient is never in memory, and neither written nor read.
-The program has such a product as one light equation, `outer_products`, which XLA fuses into what reads it.
+XLA computes a product in a kernel of its own, which writes the result to memory. The result of a large dense layer's product is
+as large as the layer's kernel. If the sum has few terms, it takes little work to compute each number of the result where it is
+used: in the kernel that updates the parameter and the optimizer's moments. Then the gradient is never in memory. The program
+has such a product as one light equation, `outer_products`, which XLA fuses into what reads it.
 
-A product is rewritten if its result is large, much larger than its operands, and read by light equations only, which lead to no
-reduction over as many numbers (as the global norm of all gradients does: XLA would write the product for that). Results agree to
-rounding; on a GPU, the sum is computed in the precision of its numbers, also where a product is computed in a lower one.
+A product is rewritten if its result is large, much larger than its operands, and read by light equations only. These must not
+lead to a reduction over as many numbers, such as the global norm of all gradients, for which XLA would write the product.
+Results agree to rounding. On a GPU, the sum is computed in the precision of its numbers, even where products are computed in a
+lower one.
 """
 
 import math
@@ -31,10 +32,10 @@ from tensile_jax.trace.program import Equation, Program
 from tensile_jax.trace.rewrites.rewrite import Rewrite
 
 _MOST_TERMS = 16
-"""Compiled for an H200, the update of a layer of 25,088 x 4,096 by Adam moves 0.86 times the bytes with 4, 8 and 16 terms, and
-needs 0.3 KB beside its state in the place of 411 MB; that of 4,096 x 4,096 by nine optimizers 0.67 to 0.89 times, and as many
-without momentum. A reduction over 32 terms is written to memory there. On a CPU of 2 cores, Adam takes 0.43, 0.46 and 0.8 times
-the time for 4,096 x 4,096 with 4, 8 and 16 terms, and 1.8 times with 32."""
+"""More terms cost more work where the result is used, and save the same traffic. Compiled for an H200, updates move 0.67 to 0.89
+times the bytes with up to 16 terms, and XLA writes a reduction over 32 terms to memory. On a CPU of 2 cores, the update of
+4,096 x
+4,096 numbers by Adam takes 0.43, 0.46 and 0.8 times the time with 4, 8 and 16 terms, and 1.8 times with 32."""
 _LARGE = 1 / 32  # of all arguments of the step: results with fewer bytes are not worth another rounding; not tuned
 _SMALL = 16  # the operands together have at most a sixteenth of the result's bytes: such a tensor is never stored (`fusion.py`)
 outer_products_p = Primitive(OUTER_PRODUCTS)

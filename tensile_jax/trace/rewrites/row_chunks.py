@@ -1,4 +1,4 @@
-"""Rewrites a program so that a large product and all that is computed from it are evaluated in chunks of rows.
+"""Rewrites a program so that a large product, and all that is computed from it, are evaluated in chunks of rows.
 
 The logits of a decoder with a large vocabulary, and their gradient, are often its largest tensors; so are the results of the
 first convolutions of a network for images. What is computed from them is independent row by row, or image by image: the softmax
@@ -12,21 +12,20 @@ of the program is an opened loop (`reading/scans.py`) whose iterations are the c
                                   loss, dx = concatenated
 
 The *region* that is rewritten consists of the product (or convolution) with the largest result, of every equation that is
-connected to it by tensors of at least a quarter (or else a half) as many numbers, and of all light equations between these. It is
-rewritten only if each of its equations treats rows independently, or adds over them. Such a sum is then one of sums over chunks:
-results agree to rounding.
+connected to it by tensors with at least a quarter (or else a half) as many numbers, and of all light equations between these.
+It is rewritten only if each of its equations treats rows independently, or adds over them (`row_rules.py`). A sum over rows
+becomes a sum of sums over chunks, so results agree to rounding.
 
 The forward and the backward pass of a convolution have the rest of the network between them. The region then has several
-*stretches*, each of which goes through all chunks. A later stretch takes from an earlier one what it needs chunk by chunk, so a
-plan may keep that, or compute it again: one chunk at a time.
+*stretches*, each of which goes through all chunks. A later stretch takes what it needs from an earlier one chunk by chunk, so a
+plan can keep that or compute it again, one chunk at a time.
 
                                                        for each chunk c:    h_c = f(x[c]),  y_c = g(h_c)
     y = concatenated,  dy = the rest of the network    for each chunk c:    dW = dW + (what h_c and dy[c] give)
 
-Rows are the positions along one axis: for a product, that axis of its result that comes from the first free axis of its left
-operand; for a convolution, the batch. `row_rules.py` follows that axis through an equation. Dividing tensors where a schedule
-needs it is the idea of Nie et al., "TSPLIT: Fine-grained GPU Memory Management for Efficient DNN Training via Tensor Splitting"
-(ICDE 2022).
+Rows are the positions along one axis: for a product, the axis of its result that comes from the first free axis of its left
+operand; for a convolution, the batch. Dividing tensors where a schedule needs it is the idea of Nie et al., "TSPLIT: Fine-grained
+GPU Memory Management for Efficient DNN Training via Tensor Splitting" (ICDE 2022).
 """
 
 import math
@@ -51,7 +50,7 @@ _MOST_PRODUCTS = 3  # of whose regions the first is taken that can be rewritten
 
 
 def in_row_chunks(program: Program, chunks: int) -> Program | None:
-    """The program with its largest product in so many chunks; None if it has no such region, or its rows cannot be divided so."""
+    """The program with its region in so many chunks; None if there is no region, or if its rows cannot be divided evenly."""
     region = find_region(program)
     return None if region is None or chunks < 2 or region.rows % chunks else _rewritten(program, region, chunks)
 
@@ -111,9 +110,9 @@ def find_region(program: Program) -> Region | None:
 
 
 def _region_of(program: Program, seed: int, axis_of_rows: int, share: float) -> Region | None:
-    """The region of the product at place `seed`, the rows of whose result are along the axis; or None.
+    """The region of the product at place `seed`; None if it cannot be divided. `axis_of_rows` is the axis of rows of its result.
 
-    It has the tensors with at least this share of the numbers of that result.
+    The region includes every connected tensor with at least this share of the numbers of that result.
     """
     equations = program.equations
     product = equations[seed].outputs[0]
@@ -153,9 +152,9 @@ def _region_of(program: Program, seed: int, axis_of_rows: int, share: float) -> 
 
 
 def _axis_of_rows(program: Program, e: Equation) -> int | None:
-    """The axis of rows of a product's or a convolution's result; None for other equations, and if there is but one row.
+    """The axis of rows in the result of a product or a convolution; None for other equations, or if there is only one row.
 
-    A product has rows only if the first axis of its result is the first one of its left operand.
+    A product has rows only if the first axis of its result is the first axis of its left operand.
     """
     axis: int | None = None
     if e.primitive.name == "dot_general":
@@ -199,7 +198,7 @@ def _variables(atoms: Iterable[Any]) -> list[int]:
 
 
 def _light_between(program: Program, found: set[int]) -> set[int]:
-    """These equations, and all light ones on a way from one of them to another that passes only light ones."""
+    """These equations, and all light equations on paths between them that pass only light ones."""
     light = [e.primitive.name in LIGHT for e in program.equations]
     after, depends = set[int](), set[int]()
     for place, e in enumerate(program.equations):
@@ -221,7 +220,8 @@ def _light_between(program: Program, found: set[int]) -> set[int]:
 class _Chunked:
     """The rewritten program under construction; `chunk` is the iteration to which new equations belong, if any.
 
-    Only a single stretch becomes a loop. Plans that treat all iterations alike would cut each of several at the same places.
+    The chunks become iterations of a loop only if there is one stretch. With several loops, plans that treat all iterations alike
+    would have to cut each loop at the same places.
     """
 
     def __init__(self, program: Program, loop: int) -> None:
@@ -295,9 +295,10 @@ def _rewritten(program: Program, region: Region, chunks: int) -> Program:
 
 
 def _levels(program: Program, region: Region) -> tuple[list[int], int]:
-    """The stretch of each equation of the region, and how many there are; of others the last stretch that they need, or -1.
+    """The stretch of each equation, and the number of stretches.
 
-    What an equation of the region needs of others must not depend on its own stretch.
+    The stretch of an equation outside the region is the last one that it needs, or -1. What an equation of the region needs from
+    outside must not depend on its own stretch.
     """
     level_of: dict[int, int] = {}
     inside: set[int] = set()
@@ -317,7 +318,7 @@ def _levels(program: Program, region: Region) -> tuple[list[int], int]:
 def _add_chunk(
     new: _Chunked, program: Program, e: Equation, rule: Followed, mine: dict[int, int], index: int, chunk: int, chunks: int
 ) -> None:
-    """Add an equation for a chunk, whose number is the variable `index`, and the rows that it needs of tensors not in chunks."""
+    """Add an equation for a chunk, and those that take its rows from tensors not in chunks; `index` holds the chunk's number."""
     scope = _scope(e, chunk)
     inputs: list[Any] = []
     for atom, axis in zip(e.inputs, rule.operands, strict=True):
