@@ -19,7 +19,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tensile_jax.trace import TracedStep, shape_struct, trace_step
-from tensile_jax.trace.per_device import per_device
+from tensile_jax.trace.devices.per_device import per_device
 
 Way = Literal["data", "fsdp", "tensor"]
 WAYS: tuple[Way, ...] = get_args(Way)

@@ -185,8 +185,8 @@ def jit(
         open_loops: whether the iterations of a loop (`lax.scan`, `nn.scan`, `nnx.scan`, `fori_loop` with constant bounds) are
             planned one by one, so that what each of them keeps can be dropped or swapped. True: of every such loop. False: of
             none. None: where it is worth it; then a long loop may also be split into shorter ones
-            (`tensile_jax/trace/opening.py`). Unless it is False, a long loop that does not fit under the budget may run under a
-            plan of its body (`tensile_jax/trace/driven_loops.py`).
+            (`tensile_jax/trace/loops/rules.py`). Unless it is False, a long loop that does not fit under the budget may run
+            under a plan of its body (`tensile_jax/trace/plannable_loops.py`).
         respect_checkpoint: whether nothing is kept that `jax.checkpoint` (`nn.remat`) in the step says to compute again. By
             default the planner decides for itself what is computed again.
         plan: a saved plan to run, instead of making one (`tensile_jax.Plan.load`). Its segments are compiled, and its sizes are

@@ -18,7 +18,7 @@ operators into their neighbours. A *reduction* is light, except that it reads it
 
 An *effectful* operator does more than make its outputs: it prints, or calls back into Python. It runs exactly once in an
 iteration and is never recomputed. Effectful operators run in the order in which the step has them. An operator that is *alone*
-is a segment by itself: a loop whose iterations run under a plan of their own (`trace/driven_loops.py`). It counts as effectful.
+is a segment by itself: a loop whose iterations run under a plan of their own (`trace/plannable_loops.py`). It is also effectful.
 
 A tensor is in device memory, or in host memory if the step's caller or the step itself puts it there. In host memory it takes no
 device memory, so its `nbytes` are 0, it is never swapped, and `host_bytes` are its size. What brings values from one memory to
@@ -41,7 +41,7 @@ OperatorId = NewType("OperatorId", int)
 
 Kind = Literal["heavy", "reduction", "light"]
 OUTER_PRODUCTS = "outer_products"
-"""The primitive of a product that is light (`trace/outer_products.py`)."""
+"""The primitive of a product that is light (`trace/rewrites/outer_products.py`)."""
 EXPENSIVE = frozenset("cos erf sin tan tanh".split())
 """Light primitives whose results XLA writes, on any device, rather than computing them in several kernels
 (`plan/analysis/fusion.py`)."""
@@ -86,7 +86,7 @@ class Operator:
     holds inside, in bytes, beside its inputs and outputs. If the operator belongs to an opened loop, `iterations` are the indices
     of its iterations, from the outermost loop to the innermost one; operators with the same `position` are the same in each.
     `least_us` are microseconds that the operator takes at least, whatever its flops and bytes say. `features` describe a heavy
-    operator to those who predict its latency (`trace/features.py`); none if it cannot be predicted. `exchanged` are the bytes
+    operator to those who predict its latency (`trace/cost/features.py`); none if they cannot. `exchanged` are the bytes
     that a device sends to other devices for it, if the step runs on several. `bytes_out` and `bytes_in` are the bytes that it
     copies to host memory and from there.
     """

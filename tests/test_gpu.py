@@ -13,7 +13,7 @@ from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import update
 from tests.builders import fresh, numbers, running
-from tests.trace.test_outer_products import dense_network, dense_step
+from tests.trace.rewrites.test_outer_products import dense_network, dense_step
 
 pytestmark = pytest.mark.gpu
 

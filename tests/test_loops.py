@@ -19,9 +19,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 import tensile_jax as tensile
 from tensile_jax.plan_format import unranged
-from tensile_jax.trace.flatten import flatten
-from tensile_jax.trace.opening import Opening
-from tensile_jax.trace.program import Program
+from tensile_jax.trace.loops.rules import treatments_of
+from tensile_jax.trace.program import Nested, Program
+from tensile_jax.trace.reading.flatten import flatten
 from tests.builders import batch, device_bytes, fresh, measure_launches, numbers, planned, running, slow_but, weights
 
 LAYERS, WIDTH = 4, 32
@@ -143,7 +143,13 @@ def descent(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def opened(step: Callable[..., Any], *args: Any) -> Program:
-    return flatten(jax.make_jaxpr(step)(*args), opens=Opening(True))
+    return treated(jax.make_jaxpr(step)(*args), open_loops=True)
+
+
+def treated(jaxpr: Any, *, open_loops: bool | None = None, splits: bool = False) -> Program:
+    """The program of a jaxpr, whose loops are treated by the rules."""
+    nested = Nested(jaxpr, open_loops=open_loops)
+    return flatten(nested, treatments_of(nested, splits=splits))
 
 
 def run(program: Program, *args: Any) -> list[Any]:
@@ -244,7 +250,7 @@ def test_a_loop_without_turns_and_one_with_one_turn_are_opened(length: int) -> N
         y, sums = lax.scan(lambda y, w: (jnp.tanh(y @ w), y.sum()), x, params[:length])
         return y, sums, distance(y, x)
 
-    program = flatten(jax.make_jaxpr(step)(STACK, X), opens=Opening(None))
+    program = treated(jax.make_jaxpr(step)(STACK, X))
     assert loops_in(program) == 0
     for made, expected in zip(run(program, STACK, X), jax.jit(step)(STACK, X), strict=True):
         assert made.shape == expected.shape
@@ -252,7 +258,7 @@ def test_a_loop_without_turns_and_one_with_one_turn_are_opened(length: int) -> N
 
 
 def loop_kept_whole(body: Callable[[Any, Any], Any], x: Any, xs: Any) -> bool:
-    program = flatten(jax.make_jaxpr(lambda x, xs: lax.scan(body, x, xs))(x, xs), opens=Opening(None))
+    program = treated(jax.make_jaxpr(lambda x, xs: lax.scan(body, x, xs))(x, xs))
     return loops_in(program) == 1
 
 
@@ -484,7 +490,7 @@ def in_checkpoints(params: Any, x: Any) -> Any:
 
 
 def products_of(step: Callable[..., Any], **options: Any) -> int:
-    program = flatten(jax.make_jaxpr(step)(STACK, X), **options)
+    program = flatten(Nested(jax.make_jaxpr(step)(STACK, X), **options))
     return sum(e.primitive.name == "dot_general" for e in program.equations)
 
 
@@ -492,7 +498,7 @@ def test_what_a_checkpoint_repeats_is_merged_unless_it_is_to_be_respected() -> N
     step = descent(in_checkpoints)
     merged, respected = products_of(step), products_of(step, respect_checkpoint=True)
     assert respected == merged + 2 * LAYERS  # the backward pass needs the results of both products of a layer
-    program = flatten(jax.make_jaxpr(step)(STACK, X), respect_checkpoint=True)
+    program = flatten(Nested(jax.make_jaxpr(step)(STACK, X), respect_checkpoint=True))
     for made, expected in zip(run(program, STACK, X), jax.jit(step)(STACK, X), strict=True):
         np.testing.assert_allclose(made, expected, rtol=2e-5, atol=2e-6)
 
@@ -554,7 +560,7 @@ def test_every_policy_of_checkpoint_is_overridden_or_respected(policy: str, scan
 @pytest.mark.parametrize("policy", ["one on the host", "products on the host"])
 def test_what_a_policy_copies_to_the_host_is_left_to_the_planner_unless_it_is_respected(policy: str) -> None:
     def copies(**options: Any) -> int:
-        program = flatten(jax.make_jaxpr(under_policy(policy, scan=False))(STACK, X), **options)
+        program = flatten(Nested(jax.make_jaxpr(under_policy(policy, scan=False))(STACK, X), **options))
         return sum(e.primitive.name == "device_put" for e in program.equations)
 
     assert copies() == 0 < copies(respect_checkpoint=True)
@@ -565,7 +571,7 @@ def test_a_copy_to_the_host_that_something_else_reads_stays() -> None:
         away = jax.device_put(x * 2, jax.memory.Space.Host)
         return jax.device_put(away, jax.memory.Space.Device) + 1, away
 
-    program = flatten(jax.make_jaxpr(step)(X))
+    program = flatten(Nested(jax.make_jaxpr(step)(X)))
     assert sum(e.primitive.name == "device_put" for e in program.equations) == 2
 
 

@@ -12,13 +12,20 @@ from jax import lax
 
 import tensile_jax as tensile
 from tensile_jax.exec.fitting import forms
-from tensile_jax.trace.flatten import flatten
-from tensile_jax.trace.opening import Opening
+from tensile_jax.trace.loops.treatments import Rule, find_treatments
+from tensile_jax.trace.program import Nested, Program
+from tensile_jax.trace.reading.flatten import flatten
+from tensile_jax.trace.reading.treatment import Opened, Split, Treatment, Whole
 from tests.builders import fresh, numbers, within_budget
-from tests.test_loops import FORMS, STACK, WIDTH, X, descent
-from tests.trace.test_flatten import names, run
+from tests.test_loops import FORMS, STACK, WIDTH, X, descent, treated
+from tests.trace.reading.test_flatten import names, run
 
 ROWS = 64
+
+
+def treated_by(rule: Rule, jaxpr: Any) -> Program:
+    """The program of a jaxpr, whose loops are treated by this rule."""
+    return flatten(Nested(jaxpr), find_treatments(Nested(jaxpr), rule))
 
 
 @pytest.mark.smoke
@@ -28,11 +35,11 @@ def test_a_split_loop_gives_what_the_loop_gives(form: str, first: int) -> None:
     step = descent(FORMS[form])
     traced = jax.make_jaxpr(step)(STACK, X)
 
-    def splits(scan: Any) -> Any:
-        length = scan.params["length"]
-        return ((0, first), (first, length)) if first < length else ()
+    def rule(equation: Any, may_split: bool) -> Treatment:
+        length = equation.params.get("length", 0)
+        return Split(((0, first), (first, length))) if may_split and first < length else Whole()
 
-    program = flatten(traced, splits=splits)
+    program = treated_by(rule, traced)
     assert program.opened or (form, first) in (("nested", 2), ("nested", 3))  # two iterations of loops
     for found, expected in zip(run(program, STACK, X), jax.tree.leaves(step(STACK, X)), strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-7)
@@ -48,11 +55,10 @@ def test_an_opened_loop_reads_the_stack_of_a_split_one() -> None:
 
         return lax.scan(body, x, several, reverse=True)
 
-    program = flatten(
-        jax.make_jaxpr(step)(STACK[0], X),
-        opens=lambda scan: scan.params["reverse"],
-        splits=lambda scan: ((0, 4), (4, 6)),
-    )
+    def rule(scan: Any, may_split: bool) -> Treatment:
+        return Opened() if scan.params["reverse"] else Split(((0, 4), (4, 6)))
+
+    program = treated_by(rule, jax.make_jaxpr(step)(STACK[0], X))
     assert names(program).count("scan") == 2 and program.opened == 2
     for found, expected in zip(run(program, STACK[0], X), jax.tree.leaves(step(STACK[0], X)), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -69,7 +75,7 @@ def test_a_backward_loop_that_could_be_opened_is_split_as_the_forward_loop() -> 
         return jnp.mean(lax.scan(act, x, None, length=64)[1])
 
     step, arguments = descent(loss), weights_and_rows(4096)
-    assert names(flatten(jax.make_jaxpr(step)(*arguments), opens=Opening(None))).count("scan") == 1
+    assert names(treated(jax.make_jaxpr(step)(*arguments))).count("scan") == 1
     assert lengths(step, *arguments) == [4] * 32
 
 
@@ -91,16 +97,14 @@ def weights_and_rows(rows: int = ROWS) -> tuple[Any, Any]:
 
 def lengths(step: Any, *arguments: Any, open_loops: bool | None = None) -> list[int]:
     """How many iterations each scan of the split step has."""
-    opening = Opening(open_loops)
-    program = flatten(jax.make_jaxpr(step)(*arguments), opens=opening, splits=opening.splits)
+    program = treated(jax.make_jaxpr(step)(*arguments), open_loops=open_loops, splits=True)
     return [e.params["length"] for e in program.equations if e.primitive.name == "scan"]
 
 
 def test_the_loops_of_both_passes_are_split_at_the_same_places_and_nothing_is_joined() -> None:
     step = recurrent(200)
     assert lengths(step, *weights_and_rows(512)) == [20] * 10 + [20] * 10
-    opening = Opening(None)
-    program = flatten(jax.make_jaxpr(step)(*weights_and_rows(512)), opens=opening, splits=opening.splits)
+    program = treated(jax.make_jaxpr(step)(*weights_and_rows(512)), splits=True)
     assert "concatenate" not in names(program)
 
 

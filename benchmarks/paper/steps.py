@@ -15,7 +15,7 @@ from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options, Step, step_of
 from tensile_jax.exec.fitting.find_plan import begin_to_predict
-from tensile_jax.exec.fitting.forms import fastest_form, with_outer_products
+from tensile_jax.exec.fitting.forms import always_rewritten, fastest_form
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.planner import Goal, Planner
@@ -68,7 +68,7 @@ class ModelStep:
 
     def bound(self, limit: float) -> float:
         """No plan under a limit in bytes takes less than so many times the time of plain `jax.jit`, if nothing is in chunks."""
-        return with_outer_products(self.traced).planner.bound_us(limit, NOTHING) / self.jit_us
+        return always_rewritten(self.traced).planner.bound_us(limit, NOTHING) / self.jit_us
 
     def _fastest_planner(self, limit: float) -> Planner:
         return fastest_form(begin_to_predict(self.traced, Budget(int(limit), None))).planner

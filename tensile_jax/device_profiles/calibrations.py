@@ -44,7 +44,7 @@ class Sample:
 class OperatorSample:
     """The least microseconds that an operator took as an executable of its own, while other work took `load` of the device.
 
-    `features` describe the operator (`trace/features.py`).
+    `features` describe the operator (`trace/cost/features.py`).
     """
 
     primitive: str

@@ -1,7 +1,7 @@
 """Traces a step without running it.
 
 The package takes a function and its arguments. It gives a *flat program*, which is a list of equations without calls
-(`program.py`, made by `flatten.py`), and the graph of the operators and tensors of that program (`graph.py`).
+(`program.py`, made by `reading/flatten.py`), and the graph of the operators and tensors of that program (`graph.py`).
 """
 
 from tensile_jax.trace.avals import (
@@ -14,16 +14,17 @@ from tensile_jax.trace.avals import (
     size_of,
     type_on_host,
 )
+from tensile_jax.trace.devices.per_device import per_device
 from tensile_jax.trace.graph import variable_ids
 from tensile_jax.trace.keys import atom_key, params_key
-from tensile_jax.trace.per_device import per_device
-from tensile_jax.trace.program import Equation, Immediate, Program
-from tensile_jax.trace.propagation import StepShardings
+from tensile_jax.trace.program import Equation, Immediate, Nested, Program, StepShardings
+from tensile_jax.trace.rewrites.registry import REWRITES
+from tensile_jax.trace.rewrites.rewrite import Part, Rewrite
 from tensile_jax.trace.run_equations import run_all
 from tensile_jax.trace.step import TracedStep, trace_step, trace_where_arguments_are
 
 __all__ = [
-    "Equation", "Immediate", "Program", "StepShardings", "TracedStep", "array_type", "atom_key", "in_host_memory", "is_packed",
-    "nbytes_of", "params_key", "per_device", "run_all", "shape_struct", "shard_of", "size_of", "trace_step",
-    "trace_where_arguments_are", "type_on_host", "variable_ids",
+    "REWRITES", "Equation", "Immediate", "Nested", "Part", "Program", "Rewrite", "StepShardings", "TracedStep", "array_type",
+    "atom_key", "in_host_memory", "is_packed", "nbytes_of", "params_key", "per_device", "run_all", "shape_struct", "shard_of",
+    "size_of", "trace_step", "trace_where_arguments_are", "type_on_host", "variable_ids",
 ]  # fmt: skip

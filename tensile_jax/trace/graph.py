@@ -25,10 +25,11 @@ from collections.abc import Sequence
 
 from tensile_jax.ir import Carried, Graph, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.trace.avals import dtype_of, host_bytes_of, in_host_memory, nbytes_of, shape_of
-from tensile_jax.trace.body_memory import inner_bytes
-from tensile_jax.trace.cost import bytes_touched, copied_bytes, flops_of, relaid_operands, relayout_bytes
-from tensile_jax.trace.features import features_of
-from tensile_jax.trace.fusion_kind import kind_of, reduces_rows
+from tensile_jax.trace.cost.body_memory import inner_bytes
+from tensile_jax.trace.cost.features import features_of
+from tensile_jax.trace.cost.flops import flops_of
+from tensile_jax.trace.cost.fusion_kinds import kind_of, reduces_rows
+from tensile_jax.trace.cost.traffic import bytes_touched, copied_bytes, relaid_operands, relayout_bytes
 from tensile_jax.trace.keys import atom_key, params_key
 from tensile_jax.trace.program import Program
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax.sharding import Mesh, NamedSharding
+
 from tensile_jax.trace.avals import shape_of
 
 
@@ -37,7 +39,7 @@ class Equation:
     `position` says which equation of the loops' bodies it is: equal for the same equation in different iterations. Elsewhere both
     are empty. `repeat` is the number of the checkpoint in whose backward pass the equation repeats another one; 0 if there is
     none. Only equations with equal numbers are merged. `tracebacks` are JAX's, of the equation and of the calls around it, from
-    the inside outwards (`source.py`).
+    the inside outwards (`reading/source_lines.py`). `note` is what a plan says of the equation, such as why a loop stays whole.
     """
 
     primitive: Any
@@ -51,6 +53,7 @@ class Equation:
     iterations: tuple[int, ...] = ()
     repeat: int = 0
     tracebacks: tuple[Any, ...] = ()
+    note: str = ""
 
     def run(self, values: Sequence[Any]) -> Sequence[Any]:
         """The results for these operands, which may be tracers, in the equation's own context."""
@@ -60,13 +63,36 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Nested:
+    """A jaxpr, open or closed, and what is needed to flatten it.
+
+    Attributes:
+        donated: for each input, whether the caller donates it. None: no input is donated.
+        keep_unused: whether inputs that nothing uses count as used, as in `jax.jit`.
+        open_loops: whether loops are opened: always, never, or (None) where it is worth it (`loops/rules.py`).
+        respect_checkpoint: whether what `jax.checkpoint` repeats in the backward pass is not merged with its originals.
+        results_on_host: for each result whether its caller wants it in host memory; None: where the step has it.
+        all_placed: whether the caller says of every argument and every result where it is.
+    """
+
+    jaxpr: Any
+    donated: Sequence[bool] | None = None
+    keep_unused: bool = False
+    open_loops: bool | None = None
+    respect_checkpoint: bool = False
+    results_on_host: Sequence[bool | None] | None = None
+    all_placed: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """A flat step.
 
     `avals[v]` is the abstract value of variable `v`, strongly typed. `used[i]` says whether input i counts as used. `taken[i]`
     says whether input i is donated and an output takes over its memory, and `crossed` are the pairs (input, output) of which one
-    is in host memory and the other is not (`donation.py`). `weak` are the outputs that are returned weakly typed. `opened` is the
-    number of loops and conditionals whose iterations or branches stand in the program.
+    is in host memory and the other is not (`reading/donation.py`). `weak` are the outputs that are returned weakly typed.
+    `opened` is the number of loops and conditionals in whose place iterations, shorter loops or branches stand. The program was
+    flattened from `made_from`.
     """
 
     equations: tuple[Equation, ...]
@@ -79,6 +105,7 @@ class Program:
     crossed: tuple[tuple[int, int], ...] = ()
     weak: frozenset[int] = frozenset()
     opened: int = 0
+    made_from: Nested = Nested(None)
 
     def aval(self, atom: Atom) -> Any:
         """The abstract value of a variable, or of a value that is written into the program."""
@@ -87,3 +114,11 @@ class Program:
     def shape(self, atom: Atom) -> tuple[int, ...]:
         """The shape of its abstract value."""
         return shape_of(self.aval(atom))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepShardings:
+    """How the values of a program are divided among the devices of `mesh`: `of` has the sharding of each variable but tokens."""
+
+    mesh: Mesh
+    of: Mapping[int, NamedSharding]

@@ -1,13 +1,13 @@
 """Runs equations of a flat program on values, which may be tracers.
 
-Neighbouring equations of one opened `shard_map` run in one `shard_map`, which wraps them again (`mapped.py`).
+Neighbouring equations of one opened `shard_map` run together in one `shard_map` (`reading/shard_maps.py`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from tensile_jax.trace.mapped import Mapped, Placed
 from tensile_jax.trace.program import Equation
+from tensile_jax.trace.reading.shard_maps import Mapped, Placed
 
 
 def run_all(equations: Sequence[Equation], environment: dict[int, Any], wanted: Collection[int]) -> None:

@@ -8,9 +8,9 @@ An argument, or a part of an argument, is state if a result, or a part of a resu
 state of `(state, batch) -> (state, metrics)` is `state`. The state of `(params, opt_state, batch) -> (params, opt_state, loss)`
 is `params` and `opt_state`. Donation plays no part in this.
 
-`tensile_jax/nnx` makes a pure step of a step on Flax NNX objects. The pure step takes and returns pytrees that its user has
-never seen. Such a pure step has a method `boundary(args_info, out_info, static)`, which gives the names of its arrays in the
-user's objects and says which of them are state.
+`tensile_jax/nnx` makes a pure step from a step on Flax NNX objects. The pure step takes and returns pytrees that its user never
+sees. It has a method `boundary(args_info, out_info, static)`, which gives the names of its arrays in the user's objects and says
+which of them are state.
 """
 
 import inspect
@@ -25,31 +25,34 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_stru
 from tensile_jax.errors import TraceError
 from tensile_jax.ir import Graph, OperatorId
 from tensile_jax.trace.avals import in_host_memory
-from tensile_jax.trace.flatten import flatten
 from tensile_jax.trace.graph import build_graph
-from tensile_jax.trace.mutable_references import refuse_outer_references
-from tensile_jax.trace.opening import Opening
-from tensile_jax.trace.outer_products import with_outer_products
-from tensile_jax.trace.program import Program
-from tensile_jax.trace.propagation import StepShardings
-from tensile_jax.trace.row_chunks import Region, find_region, in_row_chunks
-from tensile_jax.trace.shardings import shardings_in
-from tensile_jax.trace.source import source_line
+from tensile_jax.trace.loops.rules import treatments_of
+from tensile_jax.trace.program import Nested, Program, StepShardings
+from tensile_jax.trace.reading.flatten import flatten
+from tensile_jax.trace.reading.mutable_references import refuse_outer_references
+from tensile_jax.trace.reading.named_places import shardings_in
+from tensile_jax.trace.reading.source_lines import source_line
+from tensile_jax.trace.reading.treatment import Driven
+from tensile_jax.trace.rewrites.rewrite import Rewrite
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedStep:
     """A step for one set of shapes.
 
-    `traced` is JAX's own trace of `jitted` (its `lower()` gives the plain program). `graph` is that of `program`, in which loops
-    and conditionals may be opened; `whole_graph` is that of `whole_program`, plain jit's, which has each of them as one operator.
-    `in_tree` is the structure of `(args, kwargs)` without static arguments, and `out_tree` that of the result. `shardings` are
-    the devices and memory spaces that the step itself names (`tensile_jax/trace/shardings.py`). `graph_of` makes the graph of
-    another program of the step. `notes` are sentences about the trace that its user should know. `open_loops` and
-    `respect_checkpoint` are what `trace_step` was given. `divided` says how values are divided among several devices; the graphs
-    then have the sizes of one device (`per_device.py`). `row_chunks` is the number of chunks in which a part of the step is
-    evaluated, or 0. `split` makes the program in which long loops are split, and notes on the loops that stay whole in it.
-    `moved` are the pairs (argument, result) of positions of state that the step returns in another memory than it takes it from.
+    Attributes:
+        traced: JAX's own trace of `jitted`. Its `lower()` gives the plain program.
+        program, graph: the flat program, in which loops and conditionals may be opened, and its graph.
+        whole_program, whole_graph: those of plain jit, in which each loop and each conditional is one operator.
+        in_tree: the structure of `(args, kwargs)` without static arguments.
+        out_tree: the structure of the result.
+        shardings: the devices and memory spaces that the step itself names (`reading/named_places.py`).
+        graph_of: makes the graph of another program of the step.
+        rewrites: those that have made `program` (`rewrites/`), in order.
+        driven: the loops that run under plans of their bodies.
+        divided: how values are divided among several devices. The graphs then have the sizes of one device
+            (`devices/per_device.py`).
+        moved: pairs (argument, result) of positions of state that the step returns in another memory than it takes it from.
     """
 
     jitted: Any
@@ -62,13 +65,17 @@ class TracedStep:
     out_tree: Any
     shardings: tuple[Any, ...]
     graph_of: Callable[[Program], Graph]
-    notes: tuple[str, ...] = ()
-    open_loops: bool | None = None
-    respect_checkpoint: bool = False
+    rewrites: tuple[Rewrite, ...] = ()
+    driven: tuple[Driven, ...] = ()
     divided: StepShardings | None = None
-    row_chunks: int = 0
-    split: Callable[[], tuple[Program, tuple[str, ...]]] | None = None
     moved: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about the trace that its user should know: on loops, on rewrites, and on driven loops."""
+        driven = {loop.operator for loop in self.driven}
+        loops = (e.note for place, e in enumerate(self.program.equations) if e.note and place not in driven)
+        return tuple(dict.fromkeys([*loops, *(r.note for r in self.rewrites), *(loop.note for loop in self.driven)]))
 
     @property
     def on_host(self) -> frozenset[int]:
@@ -78,7 +85,7 @@ class TracedStep:
     def refuse_crossed_donations(self) -> None:
         """Raises TraceError if an argument is donated in one memory and `jax.jit` gives its memory to a result in the other one.
 
-        Such a step ends the process (`donation.py`).
+        Such a step ends the process (`reading/donation.py`).
         """
         for i, o in self.program.crossed:
             given, result = (self.graph.tensors[t] for t in (self.graph.inputs[i], self.graph.outputs[o]))
@@ -98,37 +105,13 @@ class TracedStep:
         """Where the user's code has this operator of the graph, such as `train.py:17`; empty if that is not known."""
         return source_line(self.program.equations[operator].tracebacks)
 
-    def region_of_rows(self) -> Region | None:
-        """The part of the step that could be evaluated in chunks of rows, if there is one (`row_chunks.py`)."""
-        return None if self.divided is not None else find_region(self.program)
-
-    def with_outer_products(self) -> "TracedStep | None":
-        """The same step with its large products of few terms as light operators (`outer_products.py`); None without any."""
-        program = None if self.divided is not None else with_outer_products(self.program)
+    def rewritten(self, rewrite: Rewrite) -> "TracedStep | None":
+        """The same step with its program rewritten; None if nothing can be rewritten so, or if it runs on several devices."""
+        program = None if self.divided is not None else rewrite.apply(self.program)
         if program is None:
             return None
-        note = "Large products of few terms, such as gradients for a small batch, are computed where they are used."
-        return replace(self, program=program, graph=self.graph_of(program), notes=(*self.notes, note))
-
-    def with_split_loops(self) -> "TracedStep | None":
-        """The same step with its long loops split, and with outer products (`opening.py`); None if none is split."""
-        loops = any(e.primitive.name == "scan" for e in self.program.equations)
-        if self.split is None or self.divided is not None or not loops:
-            return None
-        split, notes = self.split()
-        if split.opened == self.program.opened:
-            return None
-        program = with_outer_products(split) or split
-        note = "Long loops run as several shorter ones, so that what some iterations leave for the backward pass can be dropped."
-        return replace(self, program=program, graph=self.graph_of(program), notes=(*notes, note))
-
-    def in_row_chunks(self, chunks: int) -> "TracedStep | None":
-        """The same step with that part in so many chunks; None if it has none, or if its rows cannot be divided so."""
-        program = in_row_chunks(self.program, chunks)
-        if program is None:
-            return None
-        note = f"The largest product or convolution, and what is computed from it, is evaluated in {chunks} chunks of rows."
-        return replace(self, program=program, graph=self.graph_of(program), notes=(*self.notes, note), row_chunks=chunks)
+        rewrites = (rewrite,) if rewrite.starts_anew else (*self.rewrites, rewrite)
+        return replace(self, program=program, graph=self.graph_of(program), rewrites=rewrites)
 
 
 KeyPath = tuple[Any, ...]
@@ -160,8 +143,8 @@ def trace_step(
         static: positions of the static arguments, which have no place among the traced ones.
         keep_unused: as given to `jax.jit`.
         open_loops: whether the iterations of loops become operators of their own: always, never, or (None) where it is worth it
-            (`opening.py`).
-        respect_checkpoint: whether the planner keeps nothing that `jax.checkpoint` in the step says to compute again.
+            (`loops/rules.py`).
+        respect_checkpoint: whether everything is computed again that `jax.checkpoint` in the step says to compute again.
 
     Raises:
         TraceError: the step is given a mutable reference, or captures one.
@@ -182,22 +165,8 @@ def trace_step(
     results_on_host = [None if place is None else place.memory_kind == "pinned_host" for place in stated]
     all_placed = None not in stated and all(_is_placed(leaf) for leaf in tree_leaves((args, kwargs)))
 
-    def flat(*, splits_loops: bool) -> tuple[Program, tuple[str, ...]]:
-        """The flat program, and sentences about the loops that stay whole in it."""
-        opening = Opening(open_loops)
-        program = flatten(
-            closed,
-            opens=opening,
-            splits=opening.splits if splits_loops else lambda scan: (),
-            donated=donated,
-            keep_unused=keep_unused,
-            respect_checkpoint=respect_checkpoint,
-            results_on_host=results_on_host,
-            all_placed=all_placed,
-        )
-        return program, tuple(dict.fromkeys(opening.notes))
-
-    program, notes = flat(splits_loops=False)
+    nested = Nested(closed, donated, keep_unused, open_loops, respect_checkpoint, results_on_host, all_placed)
+    program = flatten(nested, treatments_of(nested))
     _warn_of_unusable(traced, program, donated)
     moved = tuple(
         (i, o) for i, o in boundary.carried if _on_host(program, program.inputs[i]) != _on_host(program, program.outputs[o])
@@ -217,9 +186,7 @@ def trace_step(
     graph = graph_of(program)
     whole_program = program
     if program.opened:
-        whole_program = flatten(
-            closed, donated=donated, keep_unused=keep_unused, results_on_host=results_on_host, all_placed=all_placed
-        )
+        whole_program = flatten(replace(nested, respect_checkpoint=False))
     whole_graph = graph_of(whole_program) if program.opened else graph
     return TracedStep(
         jitted,
@@ -232,10 +199,6 @@ def trace_step(
         tree_structure(traced.out_info),
         shardings_in(closed.jaxpr, keep_unused=keep_unused),
         graph_of,
-        notes,
-        open_loops,
-        respect_checkpoint,
-        split=lambda: flat(splits_loops=True),
         moved=moved,
     )
 
@@ -244,8 +207,8 @@ def trace_where_arguments_are(trace: Callable[[frozenset[int]], TracedStep], on_
     """The step traced with its arguments in the memories in which they are, as `jax.jit` traces it, if that is possible.
 
     JAX refuses operators that mix values of the two memories. State may be in host memory although the step does not expect it
-    there: a plan has left it there, or it comes from a checkpoint. So if JAX refuses the step, those arguments are taken to be in
-    device memory whose new values are not in host memory; they are then copied there when the step is called.
+    there: a plan has left it there, or it comes from a checkpoint. So if JAX refuses the step, it is traced again as if every
+    argument were in device memory whose new value is not in host memory. A call then copies these arguments to the device.
 
     Args:
         trace: traces the step with the arguments at these flat positions in host memory, and all others in device memory.

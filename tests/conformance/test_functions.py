@@ -17,12 +17,12 @@ from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan_format import Plan
 from tensile_jax.trace import trace_step
-from tensile_jax.trace.shardings import shardings_in
+from tensile_jax.trace.reading.named_places import shardings_in
 from tests.builders import fresh
 from tests.conformance.functions import NOT_CALLED, Step, X, public_functions, step_for, step_of
 from tests.conformance.observation import Jit, Seen, expect_same, see, segments
-from tests.trace.test_primitives import CALLS as CONTROL_FLOW
-from tests.trace.test_primitives import in_single_operators
+from tests.trace.reading.test_primitives import CALLS as CONTROL_FLOW
+from tests.trace.reading.test_primitives import in_single_operators
 
 LISTED_FOR = "0.10.2"
 """The version of JAX whose functions are all called or listed. Another version may have more."""

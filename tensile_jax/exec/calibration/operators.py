@@ -24,11 +24,12 @@ from tensile_jax.device_profiles.calibrations import OperatorSample
 from tensile_jax.exec.calibration.random_layers import random_layer
 from tensile_jax.exec.out_of_memory import is_out_of_memory
 from tensile_jax.exec.transfer import Device
-from tensile_jax.trace import Equation, Program
-from tensile_jax.trace.cost import bytes_touched, flops_of
-from tensile_jax.trace.features import features_of
-from tensile_jax.trace.flatten import flatten
-from tensile_jax.trace.fusion_kind import kind_of
+from tensile_jax.trace import Equation, Nested, Program
+from tensile_jax.trace.cost.features import features_of
+from tensile_jax.trace.cost.flops import flops_of
+from tensile_jax.trace.cost.fusion_kinds import kind_of
+from tensile_jax.trace.cost.traffic import bytes_touched
+from tensile_jax.trace.reading.flatten import flatten
 
 _AHEAD = 12  # operators that wait to be compiled
 _RUN_S = 0.005  # for how long an operator is run
@@ -105,7 +106,7 @@ def _compiled_operators(device: Device, seconds: float, choice: random.Random) -
     try:
         while time.perf_counter() < end:
             function, shapes = random_layer(choice, device.platform)
-            program = flatten(jax.make_jaxpr(function)(*shapes))
+            program = flatten(Nested(jax.make_jaxpr(function)(*shapes)))
             for equation in program.equations:
                 key = equation.primitive.name, features_of(program, equation)
                 if kind_of(equation) == "heavy" and key not in seen and _can_run(program, equation):

@@ -24,7 +24,7 @@ from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan_format import Plan, PolicyName
 from tensile_jax.trace import TracedStep
-from tensile_jax.trace.driven_loops import DrivenLoop
+from tensile_jax.trace.plannable_loops import PlannableLoop
 
 _MOST_ITERATIONS = 8  # of an opened loop, each of which a program contains; not tuned: as many as there are chunks of rows
 _LONG_LAUNCH = 0.005
@@ -247,7 +247,7 @@ class DrivenBody:
         for_less: makes the plan that replaces that one, if the device runs out of memory.
     """
 
-    loop: DrivenLoop
+    loop: PlannableLoop
     step: Step
     plan: Plan
     compile: Callable[[], CompiledPlan]
@@ -264,7 +264,7 @@ class DrivenBody:
         return self.loop.loop.length * self.plan.step_us
 
 
-def bytes_beside(loop: DrivenLoop, body: Graph, peak_bytes: int) -> int:
+def bytes_beside(loop: PlannableLoop, body: Graph, peak_bytes: int) -> int:
     """What a driven loop needs beside its inputs and outputs, if the plan of its body has this peak and nothing is copied."""
     shared = loop.loop.constants + loop.loop.carried
     return max(0, peak_bytes - sum(body.tensors[t].nbytes for t in body.inputs[:shared]))

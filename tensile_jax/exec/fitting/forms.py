@@ -1,15 +1,12 @@
 """Chooses the form of a step that is planned: the step as it is, or another one that computes the same.
 
-    with outer products  large products of few terms are computed where they are used (`outer_products.py`): wherever there are
-                         any, since they then need no memory
-    with split loops     long loops run as several shorter ones (`opening.py`)
-    in chunks of rows    its largest product or convolution, and what is computed from that, is evaluated in 2, 4 or 8 chunks
-                         (`row_chunks.py`)
-    with driven loops    long loops run under plans of their own (`driven_loop.py`)
+    rewritten            by the rewrites that cost nothing, and by at most one other (`trace/rewrites/registry.py`)
+    with driven loops    long loops run under plans of their own (`exec/running/driven_loop.py`)
 
-Only the policy `auto` has other forms. One must be predicted to be faster than the step as it is, unless that has no plan under
-the budget. Where the least memory within a slowdown is wanted, there are only outer products: each form would be planned many
-times. Jobs of a `Runtime` keep their loops whole, so that one job does not hold up the others for a whole training.
+Only the policy `auto` has other forms. The rewrites that cost nothing are done wherever they can be done. Another form is chosen
+if it is predicted to be faster, or if the step without it has no plan under the budget. If the user wants the least memory within
+a slowdown, only the rewrites that cost nothing are done, since each other form would be planned many times. Jobs of a `Runtime`
+drive no loops: otherwise one job could hold up the others for a whole training.
 """
 
 import time
@@ -28,14 +25,12 @@ from tensile_jax.exec.fitting.saved_plan import load, refuse_saved
 from tensile_jax.ir import OperatorId
 from tensile_jax.plan import Comparison, CompiledSizes, Planner, compare_policies
 from tensile_jax.plan_format import Plan
-from tensile_jax.trace import Immediate, TracedStep
-from tensile_jax.trace.driven_loops import DrivenLoop, driven_loops, with_driven
+from tensile_jax.trace import REWRITES, Immediate, Part, Program, Rewrite
+from tensile_jax.trace.plannable_loops import PlannableLoop, plannable_loops, with_driven
 
-_OTHER_FORM_TIME = 0.98  # of the best time so far: what another form must reach, since chunks round differently; not tuned
-_CHUNKS = (2, 4, 8)  # of rows
-_SLOW = 1.2  # of the whole step's time: loops are split only where plans are slower, since trying takes long (`make bench-loops`)
-_LARGE_TENSOR = 1 / 32  # of plain jit's peak: if all tensors are smaller, chunks are tried only where no plan fits without
-_MANY_EQUATIONS = 200  # the same if the part for chunks has more: each number of chunks is planned
+_OTHER_FORM_TIME = 0.98  # of the best time so far: what another form must reach, since rewrites may round differently; not tuned
+_LARGE_TENSOR = 1 / 32  # of plain jit's peak: a part without such a tensor is rewritten only where nothing else fits; not tuned
+_MANY_EQUATIONS = 200  # the same if the part has more equations, since each rewrite of it is planned; not tuned
 _LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their inputs and outputs are not driven
 _LOWER = 0.9  # of the budget: the next budget after the device ran out of memory
 _FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body leaves to the small tensors around the loop
@@ -133,15 +128,15 @@ def fastest_form(fitting: Fitting, *, drive_loops: bool = True) -> Fitting:
 def _fastest(fitting: Fitting, *, drive_loops: bool) -> Fitting:
     step = fitting.step
     if fitting.budget is None and step.options.max_slowdown is not None:
-        return fitting.of(with_outer_products(step))
-    limit = fitting.limit()
+        return fitting.of(always_rewritten(step))
+    limit, whole_us = fitting.limit(), fitting.planner.model.whole_us
     if fitting.planner.whole_peak_bytes(fitting.measured) <= limit:
         return fitting
-    whole = fitting.of(with_outer_products(step))
-    in_chunks, loops = _may_need_chunks(whole, limit), _loops_that_need_plans(fitting, limit) if drive_loops else []
-    split = [fitting.of(form) for form in _with_split_loops(step)]
-    if not split and not in_chunks and not loops:
-        return whole
+    base = fitting.of(always_rewritten(step))
+    rewrites = _worth_trying(step, base, limit)
+    loops = _loops_that_need_plans(fitting, limit) if drive_loops else []
+    if not rewrites and not loops:
+        return base
 
     @cache
     def driven() -> list[Fitting]:
@@ -149,33 +144,36 @@ def _fastest(fitting: Fitting, *, drive_loops: bool) -> Fitting:
 
     def others(*, that_may_fit: bool = False) -> Iterator[Fitting]:
         """Each is made when it is asked for; with `that_may_fit`, no driven loops whose stacks exceed the limit."""
-        yield from split
-        yield from map(fitting.of, _in_row_chunks(step, whole.step) if in_chunks else ())
+        yield from map(fitting.of, _rewritten_each(step, base.step, rewrites))
         if not that_may_fit or all(_bytes_around(step, loop) <= limit for loop in loops):
             yield from driven()
 
     forms = STORE.known(step.kind).forms
-    if any(STORE.known(kind).next_higher(limit) for kind in (whole.step.kind, *forms)) and (
-        found := _confirmed([whole, *others()], limit)
+    if any(STORE.known(kind).next_higher(limit) for kind in (base.step.kind, *forms)) and (
+        found := _confirmed([base, *others()], limit)
     ):
         return found
-    best, best_us = whole, whole.quick_us(float("inf"))
-    if _OTHER_FORM_TIME * best_us <= fitting.planner.model.whole_us:
-        return whole  # no form computes less than the whole step
-    with_fewer_us, enough = best_us, False
+    best, best_us = base, base.quick_us(float("inf"))
+    if _OTHER_FORM_TIME * best_us <= whole_us:
+        return base  # no form computes less than the whole step
+    base_us, latest_us = best_us, dict[str, float]()  # of the latest rewrite in each series
+    exhausted = set[str]()
     for form in others(that_may_fit=True):
-        chunks = form.step.traced.row_chunks
-        if (chunks and enough) or (form in split and best_us < _SLOW * fitting.planner.model.whole_us):
+        done = form.step.traced.rewrites
+        rewrite = done[-1] if done and not form.step.bodies else None
+        if rewrite is not None and (rewrite.series in exhausted or best_us < rewrite.slowdown * whole_us):
             continue
         upper = _OTHER_FORM_TIME * best_us if best_us < float("inf") else best_us
         form_us = form.quick_us(upper)
-        if chunks:
-            enough = with_fewer_us < float("inf") and form_us >= _OTHER_FORM_TIME * with_fewer_us
-            with_fewer_us = form_us
+        if rewrite is not None and rewrite.series:
+            before_us = latest_us.get(rewrite.series, base_us)
+            if before_us < float("inf") and form_us >= _OTHER_FORM_TIME * before_us:
+                exhausted.add(rewrite.series)
+            latest_us[rewrite.series] = form_us
         if form_us < upper:
             best, best_us = form, form_us
     if best_us == float("inf"):
-        return min([whole, *others()], key=lambda form: form.floor_bytes())
+        return min([base, *others()], key=lambda form: form.floor_bytes())
     return best
 
 
@@ -190,15 +188,9 @@ def _confirmed(forms: Iterable[Fitting], limit: float) -> Fitting | None:
     return form if entry.peak_bytes <= limit else None
 
 
-def with_outer_products(step: Step) -> Step:
-    """The step with its large products of few terms computed where they are used; itself, if it has none."""
-    found = _made(step, "outer products", lambda: [step.traced.with_outer_products()])
-    return found[0] if found else step
-
-
 def bound_us(step: Step, budget: Budget | None) -> float:
     """A lower bound, in microseconds, of the time of any plan under the budget that evaluates nothing in chunks."""
-    return begin_to_predict(with_outer_products(step), budget).bound_us()
+    return begin_to_predict(always_rewritten(step), budget).bound_us()
 
 
 def compare_forms(step: Step) -> Comparison:
@@ -211,7 +203,7 @@ def compare_forms(step: Step) -> Comparison:
         budget = None if limit == float("inf") else Budget(max(int(limit), 1), None)
         return fastest_form(begin_to_predict(free, budget), drive_loops=False).planner
 
-    bounded = with_outer_products(free).planner
+    bounded = always_rewritten(free).planner
     return compare_policies(free.planner, fastest=fastest, bounded=bounded, progress=options.progress)
 
 
@@ -219,51 +211,65 @@ def form_of(step: Step, saved: Plan) -> Step:
     """The form of the step that the saved plan is for; the step itself, if it is for none."""
     if saved.loops:
         return _driven_as(step, saved)
-    return next((one for one in _with_other_programs(step) if one.graph.fingerprint == saved.fingerprint), step)
+    return next((one for one in _all_rewritten(step) if one.graph.fingerprint == saved.fingerprint), step)
 
 
 # -- with another program -------------------------------------------------------------------------------------------------------
 
 
-def _with_other_programs(step: Step) -> Iterator[Step]:
+def always_rewritten(step: Step) -> Step:
+    """The step with all rewrites that cost nothing; itself, if none of them can be done."""
+    base = step
+    for rewrite in REWRITES:
+        if rewrite.always:
+            base = _rewritten(step, base, rewrite) or base
+    return base
+
+
+def _worth_trying(step: Step, base: Fitting, limit: float) -> list[Rewrite]:
+    """The other rewrites that may give a faster plan under the limit, or a plan where there is none."""
+    traced = base.step.traced
+
+    @cache
+    def is_worth_it(find: Callable[[Program], Part | None]) -> bool:
+        found = None if traced.divided is not None or step.options.policy != "auto" else find(traced.program)
+        if found is None:
+            return False
+        large = found.nbytes >= _LARGE_TENSOR * base.planner.whole_peak_bytes(base.measured)
+        return (large and found.equations <= _MANY_EQUATIONS) or base.floor_bytes() > limit
+
+    return [
+        r for r in REWRITES
+        if not r.always and (is_worth_it(r.part) if r.part is not None else _rewritten(step, base.step, r) is not None)
+    ]  # fmt: skip
+
+
+def _all_rewritten(step: Step) -> Iterator[Step]:
     """The step and its forms whose programs are rewritten, each made when it is asked for."""
     yield step
-    whole = with_outer_products(step)
-    yield whole
-    yield from _with_split_loops(step)
-    yield from _in_row_chunks(step, whole)
+    base = always_rewritten(step)
+    yield base
+    yield from _rewritten_each(step, base, [rewrite for rewrite in REWRITES if not rewrite.always])
 
 
-def _with_split_loops(step: Step) -> list[Step]:
-    """The step with its long loops split, if it has any."""
-    return _made(step, "split loops", lambda: [step.traced.with_split_loops()])
+def _rewritten_each(step: Step, base: Step, rewrites: Iterable[Rewrite]) -> Iterator[Step]:
+    return (form for rewrite in rewrites if (form := _rewritten(step, base, rewrite)) is not None)
 
 
-def _in_row_chunks(step: Step, whole: Step) -> list[Step]:
-    """The step as `whole`, if it has a part that can be, with that in chunks of rows: fewer chunks first."""
-    return _made(step, "chunks of rows", lambda: map(whole.traced.in_row_chunks, _CHUNKS))
+def _rewritten(step: Step, base: Step, rewrite: Rewrite) -> Step | None:
+    """The form of a step that the rewrite makes of `base`, made once; None if it makes none. Only the policy `auto` has any."""
 
+    def make() -> Step | None:
+        traced = base.traced.rewritten(rewrite) if step.options.policy == "auto" else None
+        return None if traced is None else step.form(traced)
 
-def _made(step: Step, what: str, rewritten: Callable[[], Iterable[TracedStep | None]]) -> list[Step]:
-    """The forms with the programs that `rewritten` gives, or gave before. Only the policy `auto` has any."""
-    if step.options.policy != "auto":
-        return []
-    return step.once(what, lambda: [step.form(traced) for traced in rewritten() if traced is not None])
-
-
-def _may_need_chunks(fitting: Fitting, limit: float) -> bool:
-    """Whether a part of the step should be tried in chunks: it is small with a large tensor, or no plan without chunks fits."""
-    region = fitting.step.traced.region_of_rows() if fitting.options.policy == "auto" else None
-    if region is None:
-        return False
-    large = region.nbytes >= _LARGE_TENSOR * fitting.planner.whole_peak_bytes(fitting.measured)
-    return (large and len(region.places) <= _MANY_EQUATIONS) or fitting.floor_bytes() > limit
+    return step.once(rewrite, make)
 
 
 # -- with driven loops ----------------------------------------------------------------------------------------------------------
 
 
-def _loops_that_need_plans(fitting: Fitting, limit: float) -> list[DrivenLoop]:
+def _loops_that_need_plans(fitting: Fitting, limit: float) -> list[PlannableLoop]:
     """The loops that need too much under the limit as they are."""
     step = fitting.step
     if step.options.policy != "auto":
@@ -276,7 +282,7 @@ def _loops_that_need_plans(fitting: Fitting, limit: float) -> list[DrivenLoop]:
     ]  # fmt: skip
 
 
-def _driven(fitting: Fitting, loops: Sequence[DrivenLoop], limit: float) -> Step:
+def _driven(fitting: Fitting, loops: Sequence[PlannableLoop], limit: float) -> Step:
     """The step with these loops driven."""
     step = fitting.step
     around = {loop.operator: _bytes_around(step, loop) for loop in loops}
@@ -296,7 +302,7 @@ def _with_bodies(step: Step, bodies: Mapping[OperatorId, DrivenBody]) -> Step:
     The planner sees such a loop as an operator that needs so many bytes and so many microseconds. A limit of host memory is
     divided: one half is for the copies of a body's plan, and one for those of the step around it.
     """
-    traced = with_driven(step.traced, {o: (body.loop, body.nbytes, body.us) for o, body in bodies.items()})
+    traced = with_driven(step.traced, [body.loop.driven(body.nbytes, body.us) for body in bodies.values()])
     made = step_of(traced, with_half_the_host(step.options), step.compiler)
     return replace(made, plain_jit=step.plain_jit, form_of=step, bodies=bodies)
 
@@ -306,12 +312,12 @@ def with_half_the_host(options: Options) -> Options:
     return replace(options, host_limit=options.host_limit / 2)
 
 
-def _loops(step: Step) -> list[DrivenLoop]:
+def _loops(step: Step) -> list[PlannableLoop]:
     """The loops of a step that could be driven."""
-    return step.once("loops", lambda: driven_loops(step.traced))
+    return step.once("loops", lambda: plannable_loops(step.traced))
 
 
-def _bytes_around(step: Step, loop: DrivenLoop) -> int:
+def _bytes_around(step: Step, loop: PlannableLoop) -> int:
     """What is on the device while a loop runs, beside what the loop needs inside: its inputs and outputs, and the caller's."""
     graph, liveness = step.graph, step.planner.model.liveness
     there = {t for t in loop.inputs if not isinstance(t, Immediate)}
@@ -319,7 +325,7 @@ def _bytes_around(step: Step, loop: DrivenLoop) -> int:
     return sum(graph.tensors[t].nbytes for t in {*there, *liveness.kept_by_caller, *loop.outputs} - taken_over)
 
 
-def _body(step: Step, loop: DrivenLoop) -> Step:
+def _body(step: Step, loop: PlannableLoop) -> Step:
     """The body of a loop, traced as a step once."""
     return step.once(
         ("body", loop.operator),
@@ -327,7 +333,7 @@ def _body(step: Step, loop: DrivenLoop) -> Step:
     )
 
 
-def _body_under(step: Step, loop: DrivenLoop, beside: float) -> DrivenBody:
+def _body_under(step: Step, loop: PlannableLoop, beside: float) -> DrivenBody:
     """The body of a loop that may need so many bytes beside its inputs and outputs; or that needs the least, if it needs more."""
     body = _body(step, loop)
     shared = body.graph.inputs[: loop.loop.constants + loop.loop.carried]

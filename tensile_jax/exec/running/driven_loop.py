@@ -1,4 +1,4 @@
-"""Runs a driven loop: every iteration of a long loop under the plan of its body (`trace/driven_loops.py`).
+"""Runs a driven loop: every iteration of a long loop under the plan of its body (`trace/plannable_loops.py`).
 
 In the plan of the step around it, the loop is a segment by itself, and `DrivenLoop` stands in the place of that segment's
 executable. An iteration takes its elements from the stacked arrays, runs the body's plan, and puts its parts into the stacks of
@@ -30,10 +30,10 @@ from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.update import WATCHED_FIRST
 from tensile_jax.plan_format import Segment
 from tensile_jax.trace import Immediate, shape_struct
-from tensile_jax.trace.driven_loops import DrivenLoop as Loop
+from tensile_jax.trace.plannable_loops import PlannableLoop
 
 
-def driven_segment(loop: Loop, body: CompiledPlan, segment: Segment, graph: Graph, for_less: ForLess) -> Executable:
+def driven_segment(loop: PlannableLoop, body: CompiledPlan, segment: Segment, graph: Graph, for_less: ForLess) -> Executable:
     """The executable of a segment that is a driven loop, with the bytes that it needs.
 
     Args:
@@ -47,7 +47,7 @@ def driven_segment(loop: Loop, body: CompiledPlan, segment: Segment, graph: Grap
 class _DrivenLoop:
     """A loop that runs under the plan of its body, called like the executable of the segment that it is."""
 
-    def __init__(self, loop: Loop, body: CompiledPlan, segment: Segment, for_less: ForLess) -> None:
+    def __init__(self, loop: PlannableLoop, body: CompiledPlan, segment: Segment, for_less: ForLess) -> None:
         self._runner = Runner(body, for_less)
         self._loop = loop
         self._segment = segment

@@ -14,9 +14,9 @@ the memory traffic:
     fused_latencies     An operator within its executable. A light operator takes the time of the bytes that pass through device
                         memory because of it: twice those that it writes for heavy operators (written, then read), but at most
                         all bytes that it touches. If it writes any, it is a kernel. Sums of outer products
-                        (`trace/outer_products.py`) also take the time of their operations, as far as these take longer than
-                        moving the bytes of a small update, where they run first and where they run again. Any other operator
-                        takes as long as by itself.
+                        (`trace/rewrites/outer_products.py`) also take the time of their operations, as far as these take
+                        longer than moving the bytes of a small update, where they run first and where they run again. Any
+                        other operator takes as long as by itself.
     rerun_latencies     An operator that a segment runs once more, because the segment needs its outputs again. A heavy operator
                         takes as long as the first time; any other one takes the time of the bytes that it reads once more and
                         of twice those that it writes, at most the time of four times the bytes that it touches. If there are

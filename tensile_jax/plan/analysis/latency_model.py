@@ -1,7 +1,7 @@
 """Predicts the latency of heavy operators by small neural networks (TENSILE section IV-A).
 
 For each primitive there is an MLP of four layers, fitted to operators that were measured on the device
-(`exec/calibration/fit.py`). Its inputs describe an operator (`trace/features.py`) and the load of the device; its output is
+(`exec/calibration/fit.py`). Its inputs describe an operator (`trace/cost/features.py`) and the load of the device; its output is
 
     log(latency / roofline)        roofline = max(flops / flops_per_us, bytes / bytes_per_us, floor)
 

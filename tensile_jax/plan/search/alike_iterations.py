@@ -1,6 +1,6 @@
 """Plans all iterations of an opened loop alike, so that they share their executables.
 
-A step whose loops are opened (`trace/loops.py`) runs the same operators in every iteration. Where a plan also cuts every
+A step whose loops are opened (`trace/reading/scans.py`) runs the same operators in every iteration. Where a plan also cuts every
 iteration at the same places, and keeps the same of its tensors, the segments of all iterations are equal. They are then
 compiled once, however many layers a network has. The search (`search.py`) decides for each tensor by itself, so it finds faster
 plans under tight limits, but hardly two of its segments are equal.

@@ -21,8 +21,9 @@ from tensile_jax.exec.calibration.calibrate import calibrate, profile_of
 from tensile_jax.exec.calibration.fit import fit
 from tensile_jax.exec.calibration.operators import samples_of
 from tensile_jax.exec.calibration.random_layers import random_layer
-from tensile_jax.trace.cost import flops_of
-from tensile_jax.trace.flatten import flatten
+from tensile_jax.trace.cost.flops import flops_of
+from tensile_jax.trace.program import Nested
+from tensile_jax.trace.reading.flatten import flatten
 from tests.builders import batch, sgd_step, weights
 
 DEVICE: Any = jax.devices()[0]
@@ -116,7 +117,7 @@ def test_the_kernels_of_a_step_are_timed_only_on_a_gpu(monkeypatch: pytest.Monke
 
 
 def test_on_a_gpu_an_executable_runs_its_operator_several_times() -> None:
-    program = flatten(jax.make_jaxpr(lambda x, w: x @ w)(jnp.ones((8, 16)), jnp.ones((16, 4))))
+    program = flatten(Nested(jax.make_jaxpr(lambda x, w: x @ w)(jnp.ones((8, 16)), jnp.ones((16, 4)))))
     (product,) = program.equations
     lowered = operators._lowered(program, product, cast(Any, OfKind("NVIDIA H200")))
     assert lowered.as_text().count("dot_general") == operators._TIMES
@@ -130,7 +131,7 @@ def test_operators_of_a_real_step_are_measured_each_kind_once() -> None:
     def step(w: Any, x: Any) -> Any:
         return jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w))
 
-    program = flatten(jax.make_jaxpr(jax.grad(step))(jnp.ones((64, 64)), jnp.ones((32, 64))))
+    program = flatten(Nested(jax.make_jaxpr(jax.grad(step))(jnp.ones((64, 64)), jnp.ones((32, 64)))))
     products = [e for e in program.equations if e.primitive.name == "dot_general"]
     samples = samples_of(DEVICE, program, products)
     assert len(samples) == len(products) and all(s is not None and s.us > 0 and s.load == 0 for s in samples)
@@ -142,7 +143,7 @@ def test_random_layers_are_of_every_kind_and_within_their_size() -> None:
     choice, seen = random.Random(0), set[str]()
     for _ in range(60):
         function, shapes = random_layer(choice, "cpu")
-        program = flatten(jax.make_jaxpr(function)(*shapes))
+        program = flatten(Nested(jax.make_jaxpr(function)(*shapes)))
         seen |= {e.primitive.name for e in program.equations}
         assert max(flops_of(program, e) for e in program.equations) < 2e10
     assert {"conv_general_dilated", "dot_general", "reduce_window_sum", "gather"} <= seen

@@ -37,19 +37,20 @@ def arguments(rows: int, *, words: int = 256, width: int = 32, layers: int = 2) 
     return state, (jnp.ones((rows, width)), jnp.zeros((rows,), jnp.int32))
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
-    """The first argument of every call of a function from now on."""
+def watched(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, place: int = 0) -> list[Any]:
+    """The argument at this place (by default the first one) of every call of a function from now on."""
     seen: list[Any] = []
     original: Callable[..., Any] = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *a, **k: (seen.append(a[0]), original(*a, **k))[1])
+    monkeypatch.setattr(owner, name, lambda *a, **k: (seen.append(a[place]), original(*a, **k))[1])
     return seen
 
 
 def test_a_step_whose_plan_is_hardly_slower_than_the_whole_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    divided = watched(monkeypatch, TracedStep, "in_row_chunks")
+    tried = watched(monkeypatch, TracedStep, "rewritten", 1)
     ranked = watched(monkeypatch, Fitting, "quick_us")
     plan = tensile.jit(step, budget="90%", donate_argnums=0).plan(*arguments(4000, words=1024, width=256, layers=6))
-    assert len(ranked) == 1 and not plan.whole and not in_chunks(plan) and not divided
+    assert len(ranked) == 1 and not plan.whole and not in_chunks(plan)
+    assert not any(rewrite.series for rewrite in tried)
 
 
 def test_a_step_whose_logits_exceed_the_budget_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,19 +82,20 @@ def test_the_plan_by_which_a_step_was_ranked_is_not_sought_again(monkeypatch: py
 
 
 def test_more_chunks_are_not_tried_once_twice_as_many_gain_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {0: 100.0, 2: 80.0, 4: 79.5, 8: 10.0}
-    tried: list[int] = []
+    times = {(): 100.0, ("rows in 2 chunks",): 80.0, ("rows in 4 chunks",): 79.5, ("rows in 8 chunks",): 10.0}
+    tried: list[tuple[str, ...]] = []
 
     def quick_us(self: Fitting, upper: float) -> float:
-        tried.append(self.step.traced.row_chunks)
-        return times[self.step.traced.row_chunks]
+        tried.append(tuple(rewrite.name for rewrite in self.step.traced.rewrites))
+        return times[tried[-1]]
 
     monkeypatch.setattr(Fitting, "quick_us", quick_us)
     calls = tensile.jit(step, budget="50%", donate_argnums=0)._calls
     fitting = begin(calls.step(arguments(2400), {}), calls.budget)
     monkeypatch.setattr(type(fitting.planner.model), "whole_us", 50.0)
-    assert forms.fastest_form(fitting).step.traced.row_chunks == 2
-    assert tried == [0, 2, 4]
+    chosen = forms.fastest_form(fitting).step.traced
+    assert [rewrite.name for rewrite in chosen.rewrites] == ["rows in 2 chunks"]
+    assert tried == list(times)[:3]
 
 
 def test_a_lower_budget_takes_the_variant_of_the_next_higher_one_though_the_step_as_it_is_seems_faster(

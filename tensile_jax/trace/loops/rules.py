@@ -1,0 +1,153 @@
+"""Decides which loops and conditionals of a step are opened or split, so that the planner sees what is in them.
+
+A scan that stays whole is one operator: all that its iterations keep for the backward pass is stacked, and stays on the device
+from the forward loop to the backward loop. If a scan is opened, each iteration is planned and launched, and nothing is stacked. A
+scan is opened if
+
+    - it has one iteration or none; or
+    - an iteration is worth a launch: it has a heavy operator, and computes at least a million floating-point operations or makes
+      at least 256 KiB; and there are at most 128 iterations, or at most 32 if the loop is a recurrence (a heavy operator combines
+      what is carried with what is the same in every iteration); and all of them together have at most 20,000 equations, counted
+      with the loops inside of them opened by the same rule.
+
+Layers of a network and parts of a batch are like that. Time steps of a recurrent network are mostly too many.
+`open_loops=True` opens every scan, and `open_loops=False` none. Loops without a fixed number of iterations stay whole, and so do
+those that work on mutable references. Of the scans that stay whole, some run under a plan of their body (`plannable_loops.py`).
+
+A scan that is not opened can be split into up to 16 shorter ones, if it leaves stacks, most likely for a backward pass, that
+are much larger than what is carried from each of these to the next. Each shorter scan is compiled, so there are fewer of them if
+an iteration has more than 1,250 equations, and up to 8 if it has more than 2,500, such as one of a physics engine. The loop of
+the backward pass is split at the same places (`treatments.py`), even if the rules above would open it. So what some iterations
+leave can be dropped, and these iterations run again, as if each part were inside of `jax.checkpoint`. Time steps of recurrent
+networks, solvers of differential equations, and very many layers are like that. Splitting loops is a rewrite of the step
+(`rewrites/split_loops.py`), which the budget decides about. With `open_loops` True or False, no scan is split.
+
+A conditional that stays whole is one operator, too: all its operands and all its results are on the device at once, and XLA
+copies what it updates. The optimizers that may refuse a step are like that (`optax.apply_if_finite`), and so are steps that
+update an average of their weights now and then: most of the state is in one conditional. If a conditional is opened, all its
+branches are computed, and each result is selected. A conditional is opened if
+
+    - its branches have no effects and no heavy operators, so XLA fuses most of them with what is around them;
+    - they read at most four times as many bytes as they give, so computing them needlessly costs little more than copying; and
+    - all of them together compute at most twice as much as one of them.
+"""
+
+from functools import cache, partial
+from typing import Any
+
+from tensile_jax.trace.avals import nbytes_of
+from tensile_jax.trace.cost.flops import body_flops, flops_of
+from tensile_jax.trace.cost.fusion_kinds import kind_of
+from tensile_jax.trace.loops.treatments import find_treatments
+from tensile_jax.trace.program import Nested, Program
+from tensile_jax.trace.reading.flatten import flatten
+from tensile_jax.trace.reading.scans import Loop, loop_of
+from tensile_jax.trace.reading.treatment import Bounds, Opened, Split, Treatment, Treatments, Whole
+
+# Not tuned: a launch takes about 10 us, in which a CPU core computes a million operations and copies some 100 KB.
+_MOST_ITERATIONS = 128
+_MOST_STEPS = 32  # of a recurrence
+_MOST_EQUATIONS = 20_000  # planning so many takes about as long as compiling a step
+_LEAST_FLOPS = 1_000_000
+_LEAST_BYTES = 256 * 2**10
+_MOST_PIECES = 16  # of a loop that is split: what one of them leaves is a sixteenth of a stack
+_LEAST_PIECES = 8  # likewise, if all of them together have more than `_MOST_EQUATIONS`
+_LEAST_STACK = 2**20  # bytes of the stacks that a loop leaves, to be split
+_LEAST_SHARE = 4  # times what is carried between its pieces
+_MOST_READ = 4  # times the bytes of a conditional's results
+_MOST_COMPUTED = 2  # times the operations of the branch that computes most
+
+
+def treatments_of(nested: Nested, *, splits: bool = False) -> Treatments:
+    """The treatment of each loop and each conditional of a jaxpr, by the rules above; with `splits`, long loops may be split."""
+    return find_treatments(nested, partial(_treatment, open_loops=nested.open_loops, splits=splits))
+
+
+def _treatment(equation: Any, may_split: bool, *, open_loops: bool | None, splits: bool) -> Treatment:
+    if equation.primitive.name == "cond":
+        return Opened() if _opens_conditional(equation, open_loops) else Whole()
+    if open_loops is not None:
+        return Opened() if open_loops else Whole()
+    return _treatment_of_loop(equation, may_split=may_split and splits)
+
+
+def _opens_conditional(cond: Any, open_loops: bool | None) -> bool:
+    if cond.effects:
+        return False
+    branches = [_with_loops_treated(branch, open_loops) for branch in cond.params["branches"]]
+    if any(e.effectful or kind_of(e) == "heavy" for b in branches for e in b.equations):
+        return False
+    read, given = (sum(nbytes_of(v.aval) for v in several) for several in (cond.invars[1:], cond.outvars))
+    computed = [sum(flops_of(b, e) for e in b.equations) for b in branches]
+    return read <= _MOST_READ * given and sum(computed) <= _MOST_COMPUTED * max(computed)
+
+
+def _treatment_of_loop(scan: Any, *, may_split: bool) -> Treatment:
+    loop = loop_of(scan)
+    assert loop is not None, "every loop with a treatment is a scan"
+    if loop.length <= 1:
+        return Opened()
+
+    @cache
+    def count() -> int:
+        """The equations of an iteration, in which loops are opened by the same rule."""
+        return len(_with_loops_treated(scan.params["jaxpr"], None).equations)
+
+    note = ""
+    body = flatten(Nested(scan.params["jaxpr"]))
+    if _is_worth_a_launch(loop, body):
+        most = _MOST_STEPS if _is_recurrence(loop, body) else _MOST_ITERATIONS
+        if loop.length <= most and loop.length * count() <= _MOST_EQUATIONS:
+            return Opened()
+        where = f" at {scan.source_info.name_stack}" if str(scan.source_info.name_stack) else ""
+        note = (
+            f"A loop of {loop.length} iterations of {count()} equations{where} stays one operator: loops like it are "
+            f"opened up to {most} iterations and {_MOST_EQUATIONS} equations. open_loops=True opens it."
+        )
+    carried, stacks = (
+        sum(nbytes_of(v.aval) for v in some) for some in (scan.outvars[: loop.carried], scan.outvars[loop.carried :])
+    )
+    if not may_split or loop.length < 2 * _LEAST_PIECES or stacks < _LEAST_STACK:
+        return Whole(note)
+    pieces = min(max(_MOST_EQUATIONS // max(count(), 1), _LEAST_PIECES), _MOST_PIECES)
+    if loop.length < 2 * pieces or stacks < _LEAST_SHARE * pieces * carried:
+        return Whole(note)
+    return Split(_pieces(loop.length, pieces))
+
+
+def _with_loops_treated(jaxpr: Any, open_loops: bool | None) -> Program:
+    """The program of a body or a branch."""
+    nested = Nested(jaxpr, open_loops=open_loops)
+    return flatten(nested, treatments_of(nested))
+
+
+def _is_worth_a_launch(loop: Loop, body: Program) -> bool:
+    """Whether an iteration has a heavy operator, and computes or makes enough."""
+    made = sum(nbytes_of(body.avals[v]) for e in body.equations for v in e.outputs)
+    return any(kind_of(e) == "heavy" for e in body.equations) and (body_flops(loop.body) >= _LEAST_FLOPS or made >= _LEAST_BYTES)
+
+
+def _pieces(length: int, pieces: int) -> Bounds:
+    """So many intervals of equal length, or a few less; the last one is shorter if none of their lengths divides `length`."""
+    least = -(-length // pieces)
+    each = next((n for n in range(least, 2 * least) if length % n == 0), least)
+    return tuple((begin, min(begin + each, length)) for begin in range(0, length, each))
+
+
+_SAME, _CARRIED, _OWN = 1, 2, 4  # what a value of a body is computed from: what is the same in every iteration, and so on
+
+
+def _is_recurrence(loop: Loop, body: Program) -> bool:
+    """Whether a heavy operator combines what is carried with what is the same in every iteration, as a recurrent network does."""
+    kinds = [_SAME] * loop.constants + [_CARRIED] * loop.carried
+    kinds += [_OWN] * (len(body.inputs) - len(kinds))
+    found = dict(zip(body.inputs, kinds, strict=True)) | dict.fromkeys(body.constants, _SAME)
+    for e in body.equations:
+        read = [found[v] for v in e.inputs if isinstance(v, int)]
+        if kind_of(e) == "heavy" and _SAME in read and any(kind & _CARRIED for kind in read):
+            return True
+        union = 0
+        for kind in read:
+            union |= kind
+        found.update(dict.fromkeys(e.outputs, union))
+    return False

@@ -1,0 +1,125 @@
+"""Simplifies the equations of a program: removes repeated equations, dead equations, and what the planner decides by itself.
+
+None of it changes a bit of the results.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensile_jax.trace.avals import is_extended
+from tensile_jax.trace.keys import atom_key, params_key
+from tensile_jax.trace.program import Atom, Equation, Immediate
+from tensile_jax.trace.reading.shard_maps import Mapped
+
+
+def without_repeated(equations: Sequence[Equation], outputs: Sequence[Atom]) -> tuple[list[Equation], list[Atom]]:
+    """Common subexpression elimination: each equation that repeats an earlier one is replaced by the results of that one."""
+    seen: dict[Any, tuple[int, ...]] = {}
+    replaced: dict[int, int] = {}
+
+    def now(atom: Atom) -> Atom:
+        return replaced.get(atom, atom) if isinstance(atom, int) else atom
+
+    kept: list[Equation] = []
+    for equation in equations:
+        inputs = tuple(now(atom) for atom in equation.inputs)
+        if not equation.effectful:
+            key = (
+                equation.repeat,
+                equation.primitive,
+                params_key(equation.params),
+                tuple(atom_key(a) for a in inputs),
+                equation.context,
+            )
+            earlier = seen.get(key)
+            if earlier is not None:
+                replaced.update(zip(equation.outputs, earlier, strict=True))
+                continue
+            seen[key] = equation.outputs
+        kept.append(replace(equation, inputs=inputs))
+    return kept, [now(atom) for atom in outputs]
+
+
+def without_offloading(equations: Sequence[Equation], outputs: Sequence[Atom]) -> tuple[list[Equation], list[Atom]]:
+    """Without copies to host memory of values that are only copied back, as offloading policies of `jax.checkpoint` make them.
+
+    The planner decides for itself what is swapped, and when.
+    """
+    source: dict[int, Atom] = {}
+    for equation in equations:
+        if _destination(equation) is jax.memory.Space.Host:
+            source[equation.outputs[0]] = equation.inputs[0]
+    for equation in equations:
+        if _destination(equation) is not jax.memory.Space.Device:
+            for atom in equation.inputs:
+                if isinstance(atom, int):
+                    source.pop(atom, None)
+    for atom in outputs:
+        if isinstance(atom, int):
+            source.pop(atom, None)
+    replaced: dict[int, Atom] = {}
+
+    def now(atom: Atom) -> Atom:
+        return replaced.get(atom, atom) if isinstance(atom, int) else atom
+
+    kept: list[Equation] = []
+    for equation in equations:
+        given = equation.inputs[0] if equation.inputs else None
+        if equation.outputs and equation.outputs[0] in source:
+            continue
+        if isinstance(given, int) and given in source:
+            replaced[equation.outputs[0]] = now(source[given])
+            continue
+        kept.append(replace(equation, inputs=tuple(map(now, equation.inputs))))
+    return kept, [now(atom) for atom in outputs]
+
+
+def _destination(equation: Equation) -> Any:
+    """The memory space to which the equation copies one value; None for any other equation."""
+    places = equation.params.get("devices", ()) if equation.primitive.name == "device_put" else ()
+    return places[0] if len(places) == 1 else None
+
+
+def with_rectified_conditions(equations: Sequence[Equation]) -> list[Equation]:
+    """With `max(x, 0) > 0` instead of `x > 0` where the program computes that maximum anyway.
+
+    The result has the same bits, even where `x` is not a number. The gradient of a rectifier then needs only the rectifier's
+    result, so there is one tensor less to keep.
+    """
+    rectified: dict[int, int] = {}
+    for equation in equations:
+        if equation.primitive.name == "max" and _is_zero(equation.inputs[-1]) and isinstance(equation.inputs[0], int):
+            rectified[equation.inputs[0]] = equation.outputs[0]
+    made: set[int] = set()
+    changed = list(equations)
+    for place, equation in enumerate(equations):
+        made.update(equation.outputs)
+        if isinstance(equation.primitive, Mapped):
+            continue  # its operand may lie otherwise than the rectifier's result
+        if equation.primitive.name == "gt" and _is_zero(equation.inputs[-1]):
+            result = rectified.get(equation.inputs[0]) if isinstance(equation.inputs[0], int) else None
+            if result in made:
+                changed[place] = replace(equation, inputs=(result, *equation.inputs[1:]))
+    return changed
+
+
+def _is_zero(atom: Atom) -> bool:
+    if not isinstance(atom, Immediate) or is_extended(atom.aval.dtype):
+        return False
+    return atom.aval.shape == () and not np.asarray(atom.value).any()
+
+
+def without_dead(equations: Sequence[Equation], outputs: Sequence[Atom]) -> list[Equation]:
+    """Without equations that do nothing but give values that nobody reads."""
+    live = {atom for atom in outputs if isinstance(atom, int)}
+    kept: list[Equation] = []
+    for equation in reversed(equations):
+        if live.isdisjoint(equation.outputs) and not equation.effectful:
+            continue
+        live.update(atom for atom in equation.inputs if isinstance(atom, int))
+        kept.append(equation)
+    return kept[::-1]

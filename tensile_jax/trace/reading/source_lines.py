@@ -1,0 +1,35 @@
+"""Finds the line of the user's code that an equation of a step comes from, for messages.
+
+JAX keeps a traceback with each equation. The traceback ends where the innermost traced function begins: a loop's body, or a
+function under `jax.jit`. So the traceback of an equation inside one of JAX's own functions, such as `jnp.sort`, has no line of
+the user's code, but the traceback of the call around it does. The search therefore goes from the equation outwards.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from os.path import join
+from pathlib import Path
+from typing import Any
+
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "equinox", "keras", __name__.partition(".")[0])
+
+
+def source_line(tracebacks: Sequence[Any]) -> str:
+    """The file and line, such as `train.py:17`, of the innermost frame that is not in a library; empty if there is none.
+
+    Args:
+        tracebacks: those of an equation and of the calls around it, from the inside outwards; None where JAX has kept none.
+    """
+    for traceback in tracebacks:
+        for frame in () if traceback is None else traceback.frames:
+            if not frame.file_name.startswith(_folders()):
+                return f"{Path(frame.file_name).name}:{frame.line_num}"
+    return ""
+
+
+@cache
+def _folders() -> tuple[str, ...]:
+    """The folders of the libraries that are installed."""
+    found = (find_spec(name) for name in _LIBRARIES)
+    return tuple(join(folder, "") for spec in found if spec is not None for folder in spec.submodule_search_locations or ())

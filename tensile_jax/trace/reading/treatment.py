@@ -1,0 +1,74 @@
+"""What can be done with a loop or a conditional of a step.
+
+    Whole    it stays one operator
+    Opened   the iterations of a loop take its place, or all branches of a conditional
+    Split    several shorter loops take its place
+    Driven   it stays one operator, and each iteration runs under a plan of the loop's body
+
+`loops/` chooses one of the first three before a step is flattened, and `flatten.py` only carries it out: an opened loop is one
+that is split into iterations, each of which is then inlined. Under a budget, some of the loops that stayed whole are driven
+(`plannable_loops.py`). A treatment has the note that a plan shows for the loop; the note is empty if there is nothing to say.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tensile_jax.ir import OperatorId
+
+Bounds = tuple[tuple[int, int], ...]
+"""Half-open intervals of the iterations of a loop, ascending, which together are all of them."""
+
+Place = tuple[int, ...]
+"""Where an equation stands in a jaxpr: the indices of the equations around it, from the outside inwards, and its own index.
+
+The index of a conditional is followed by the number of the branch.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """It stays one operator."""
+
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Its iterations or branches take its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Shorter loops take its place, one for each interval of its iterations."""
+
+    bounds: Bounds
+
+    def __post_init__(self) -> None:
+        begins = [begin for begin, _ in self.bounds]
+        ends = [end for _, end in self.bounds]
+        if not self.bounds or begins != [0, *ends[:-1]] or any(begin >= end for begin, end in self.bounds):
+            raise ValueError(f"The bounds of a split loop must follow one another from 0 on, got {self.bounds}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """Its iterations run one after another, each under a plan of the body.
+
+    The loop is `operator` of the graph. Beside its inputs and outputs it needs `nbytes`, and it takes `us` microseconds.
+    """
+
+    operator: OperatorId
+    name: str
+    iterations: int
+    nbytes: int
+    us: float
+
+    @property
+    def note(self) -> str:
+        """The note that a plan shows."""
+        return f"The {self.iterations} iterations of {self.name} run one after another, each under a plan of its own."
+
+
+Treatment = Whole | Opened | Split | Driven
+Treatments = Mapping[Place, Treatment]
+"""What is done with the loops and conditionals of a jaxpr. Those that are not in it stay whole."""

@@ -1,0 +1,1 @@
+"""Rewrites a program so that a plan of it needs less memory."""
