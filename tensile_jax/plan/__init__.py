@@ -6,7 +6,7 @@ planner.py      plans one step: the `Planner`
 comparison.py   compares the plans of all policies for one step
 update.py       follows the latencies of a running plan, and chooses a new plan from them
 policies/       the policies, which choose plans: `auto`, the paper's algorithms, and the baselines
-search/         how `auto` searches: the condensed step, the account of memory, schedules and moves
+search/         how `auto` searches: the condensed step, the memory of segments, schedules, moves and bounds
 analysis/       computes facts about a step: latencies, copy times, lifetimes, fusion
 result/         builds a plan from a choice, simulates it and checks it
 multi_job/      several jobs under one budget: admission, safety, state on the host

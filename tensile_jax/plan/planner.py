@@ -4,18 +4,17 @@ A `Planner` knows a step's graph, a device profile and a policy. Its methods giv
 
     plan            the plan of the policy under a limit in bytes
     floor_bytes     the smallest limit for which the policy has a plan
-    bytes_at_ends   bytes than which no plan needs less, known at once
+    bytes_at_ends   a lower bound on the memory of every plan, known at once
     least_limit     the smallest limit with which the step is slower by at most a given factor
-    bound_us        a time that no plan under a limit can beat
+    bound_us        a lower bound on the time of every plan under a limit
     offload_state   the same segments with some state on the host between its uses
 
-Every plan is replayed (`result/check.py`) before it is returned. If the replay refuses a plan, that is a mistake of this package.
-The user's step can still run: the planner asks the policy again for less memory, then it asks the other policies. The reason of
-the refusal becomes a note of the plan that is taken.
+The planner replays every plan (`result/check.py`) before it returns the plan. A replay that refuses a plan has found a mistake of
+this package. The user's step can still run: the planner asks the policy for less memory, and then asks the other policies. The
+plan that it returns has a note with the reason of the refusal.
 
-A planner computes with estimates of what segments need. `CompiledSizes` contains what compiling has shown so far, in the place of
-estimates. Nothing here compiles or runs. A limit for which there is no plan is no error: the result is None. Sizes in bytes,
-times in microseconds.
+A planner estimates the workspace of each segment, unless `CompiledSizes` has the size that compiling the segment has shown.
+Nothing here compiles or runs. A limit without a plan is no error: the result is None. Sizes in bytes, times in microseconds.
 """
 
 from bisect import bisect_left
@@ -210,11 +209,11 @@ class Planner:
         return self._latest.of("floor", measured, lambda: peak_of(self.model, self.lowest_choice(measured), measured))
 
     def bytes_at_ends(self) -> int:
-        """Bytes of arguments and results than which no plan, nor plain jit's step, needs less."""
+        """Bytes of arguments and results: a lower bound on the memory of every plan, and of plain jit's step."""
         return bytes_at_ends(self.graph, state_may_stay_out=self.model.state_may_stay_out)
 
     def remember_floor(self, measured: CompiledSizes, floor_bytes: int) -> None:
-        """Take over the smallest limit that another planner of this step has found with these measurements."""
+        """Take over the smallest limit that another planner of this step has found with these compiled sizes."""
         self._latest.put("floor", measured, floor_bytes)
 
     def is_possible(self, choice: Choice) -> bool:
@@ -245,8 +244,7 @@ class Planner:
     def least_limit(self, max_slowdown: float, measured: CompiledSizes) -> float:
         """The least limit that has a plan of at most `max_slowdown` times the time of the step as one executable.
 
-        A lower limit makes a plan faster by a trifle at most, so bisection finds the least limit. The limit that it returns was
-        tried.
+        Bisection finds it, because a plan under a lower limit is hardly ever faster. The result was tried: it has such a plan.
         """
         before = self._latest.latest("least limit")
         near = before[1] if before is not None and before[0][0] == max_slowdown else None
@@ -254,7 +252,7 @@ class Planner:
         return self._latest.of("least limit", arguments, lambda: self._find_least_limit(max_slowdown, measured, near))
 
     def _find_least_limit(self, max_slowdown: float, measured: CompiledSizes, near: float | None) -> float:
-        """What `least_limit` describes; it is sought `near` the one for other measurements first."""
+        """What `least_limit` describes. The search begins `near` the limit that was found with other compiled sizes."""
 
         def is_fast_enough(limit: float) -> bool:
             found = self.plan(Goal(limit, max_slowdown), measured)
@@ -274,7 +272,7 @@ class Planner:
         return highest
 
     def bound_us(self, limit: float, measured: CompiledSizes) -> float:
-        """Microseconds that no plan under the limit is faster than; those of the step as one executable, if it fits."""
+        """A lower bound on the microseconds of every plan under the limit; the time of the whole step, if that fits."""
         if whole_peak(self.model, measured) <= limit:
             return self.model.whole_us
         known = self.model
@@ -283,8 +281,8 @@ class Planner:
     def quick_us(self, limit: float, measured: CompiledSizes, upper: float = float("inf")) -> float:
         """Microseconds of a step under the limit, of a plan of `auto` that is found quickly.
 
-        It is infinite if there is no plan, or more than `upper`, perhaps infinite, if there seems to be none that is faster. If
-        loops are opened, it is of the plan that treats their iterations alike.
+        Infinity means that no plan was found. Any value above `upper` means that nothing faster seems to exist. If loops are
+        opened, the plan is the one that treats all iterations alike.
         """
         if whole_peak(self.model, measured) <= limit:
             return self.model.whole_us
@@ -310,7 +308,7 @@ class Planner:
     # -- plans ----------------------------------------------------------------------------------------------------------------
 
     def has_choice(self, limit: float, measured: CompiledSizes) -> bool:
-        """Whether the policy has a choice under the limit, even if the replay of its plan would refuse it."""
+        """Whether the policy has a choice under the limit; the replay may still refuse its plan."""
         if self._is_below_floor(limit, measured):
             return False
         return self._first_choice(limit, measured) is not None
@@ -320,7 +318,7 @@ class Planner:
         return self._latest.of("choice", (limit, measured), lambda: self._policy(self.model, limit, measured))
 
     def _is_below_floor(self, limit: float, measured: CompiledSizes) -> bool:
-        """Whether the policy has no plan under the limit, as its floor says. `auto` looks for one nevertheless."""
+        """Whether the limit is below the policy's floor. Always false for `auto`, which searches below its floor, too."""
         return self.policy_name != "auto" and measured.margin == 0 and LEAST < limit < self.floor_bytes(measured)
 
     def plan(self, goal: Goal, measured: CompiledSizes) -> Planned | None:
@@ -370,9 +368,9 @@ class Planner:
         return replace(measured, workspaces={**measured.workspaces, **found})
 
     def revise(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Planned | None:
-        """The plan of a choice with as few changes as bring it under the limit, where compiling has shown that it is above.
+        """The plan of a choice that compiling has shown to exceed the limit, with as few changes as bring it under the limit.
 
-        Only `auto` revises its choices; None also if the search finds no such changes.
+        None if the search finds no such changes, and for policies other than `auto`.
         """
         if choice.layout is None or self.policy_name != "auto":
             return None
@@ -383,9 +381,9 @@ class Planner:
     def _choices(self, limit: float, measured: CompiledSizes) -> Iterator[Choice]:
         """The policy's choice, then others in case its plan is refused.
 
-        The others are the policy's choices for lower limits, then the choices of the other policies, then the step as one
-        executable. There are none if the policy has no choice under the limit: then the budget is too small for it. Only `auto`
-        knows of operators that are alone.
+        The others are the policy's choices for lower limits, the choices of the other policies, and the step as one executable.
+        Nothing is yielded if the policy has no choice under the limit, because then the budget is too small. Only `auto` can plan
+        operators that must be a segment by themselves.
         """
         first = self._first_choice(limit, measured)
         if first is None:
@@ -438,8 +436,8 @@ class Planner:
     def offload_state(self, choice: Choice, tensors: Collection[TensorId]) -> Choice:
         """The same segments with these state tensors on the host between their uses, across the iteration boundary.
 
-        Nothing else changes, so the results do not change either. No segment holds more than before. If the host cannot hold all
-        of them beside what the choice swaps, the largest are chosen; ties go to the lower tensor id.
+        Nothing else changes, so results stay the same to the bit, and no segment holds more than before. If host memory is too
+        small for all of them, the largest go there; ties go to the lower tensor id.
         """
         largest_first = sorted(tensors, key=lambda t: (-self.graph.tensors[t].nbytes, t))
 

@@ -11,8 +11,8 @@ segment's average to its predicted latency then corrects the latency of each of 
 
 The paper measures every operator. Here an operator runs inside an executable, so the latency of a segment is measured, and all
 operators of a segment are corrected by the same factor. The paper updates the plan whenever the threshold is exceeded. Here the
-new plan must in addition be predicted to be faster than the old one, because its segments must be compiled. If it is not, the
-plan keeps its segments and copies, and only the times that it states are new.
+new plan must also be predicted to be faster than the old one, because its segments must be compiled. Otherwise the old plan keeps
+its segments and copies, and only its predicted times change.
 
 Latencies are in microseconds.
 """
@@ -118,8 +118,8 @@ def _sum_us(plan: Plan) -> float:
 class Pace:
     """How long iterations take from begin to begin, which is known without measuring: the median of the latest ones.
 
-    An unusual iteration is a reason to measure the next ones, and nothing more. The user's own work between two iterations counts
-    here, too. One unusual iteration changes the median little, so that a load that comes right after it is noticed as well.
+    After an unusual iteration, the next ones are measured. Nothing else follows from the pace, because it includes the user's own
+    work between iterations. The median hides one unusual iteration, so a change of load right after it is still noticed.
     """
 
     latest_us: tuple[float, ...] = ()
@@ -166,7 +166,7 @@ class Follower:
     pace: Pace = Pace()
 
     def begun(self, *, look: bool = False) -> "Follower":
-        """One more iteration has begun. It is measured if it is one of the first, or of every fifty, or after an unusual one.
+        """One more iteration has begun. It is measured if it is among the first, a fiftieth, or soon after an unusual one.
 
         Args:
             look: whether it is measured in any case.
@@ -190,7 +190,7 @@ class Follower:
         return replace(self, pace=self.pace.with_iteration(us), watch_next=watch_next)
 
     def measured(self, plan: Plan, segment_us: Sequence[float], *, out: Copied = Copied(), into: Copied = Copied()) -> "Follower":
-        """The latencies of the plan's segments were measured; those of its first iteration, which is slower, do not count."""
+        """The follower after the latencies of segments were measured. The first iteration, which is slower, does not count."""
         if self.threshold is None or self.iterations <= 1:
             return self
         tracked = self.tracked.with_iteration(plan, segment_us, out=out, into=into, threshold=self.threshold)
@@ -276,7 +276,7 @@ class Renewal(NamedTuple):
 
 
 def choose_again(planner: Planner, corrections: Corrections, choice: Choice, goal: Goal, measured: CompiledSizes) -> Renewal:
-    """What to run with these corrections: what `planner`'s policy chooses now, if that is predicted to be faster than `choice`.
+    """The policy's choice with these corrections, if it is predicted to be clearly faster than `choice`; otherwise `choice`.
 
     Args:
         planner: without corrections.

@@ -5,7 +5,7 @@
 The planner (`plan/planner.py`) estimates each segment's workspace until XLA has compiled that segment. XLA's figure then replaces
 the estimate. If the plan with these figures exceeds the budget, the planner chooses again, with what is known now, until a plan's
 *compiled* peak is within the budget. If no choice is left, plans with the least peaks are compiled, so that the error can name a
-budget that is known to work. Plain jit's own step is compiled first where the budget is a share of its peak, or where it may keep
+budget that is known to work. Plain jit's own step is compiled first if the budget is a share of its peak, or if plain jit may fit
 a budget in bytes.
 
 This is one form of a step under one budget (`fitting.py`); `forms.py` chooses the form.
@@ -39,7 +39,7 @@ _MORE_SEARCHES, _MORE_ATTEMPTS = 2, 4  # searches with what compiling has shown,
 _ROOM = 0.03  # of the limit: what a plan must leave free for another search
 _NEXT_PLAN_TIME = 0.99  # of the plan's time: what another plan must be predicted to reach
 _MOST_SLOWDOWN_ATTEMPTS = 4
-_NEAR = 1.3  # of a budget in bytes: plain jit is compiled if its predicted peak, which may be too high, is no higher; not tuned
+_NEAR = 1.3  # of a budget in bytes: plain jit is compiled if its predicted peak, often too high, is below; not tuned
 _NEAR_FLOOR = 0.5
 """Before refusing, compile plain jit if it could change the answer: for bytes, if the floor is at least 0.5 of its predicted
 peak; for a share, if the limit is at least 0.5 of the floor. Not tuned."""
@@ -148,11 +148,11 @@ def _confirm(kind: Hashable, limit: float, found: CompiledPlan) -> Knowledge:
 
 
 def try_whole(fitting: Fitting) -> None:
-    """Compile plain `jax.jit`'s executable if the budget is a share of its peak, or hardly below its predicted peak.
+    """Compile plain `jax.jit`'s executable if the budget is a share of its peak, or not far below its predicted peak.
 
-    In the second case it may keep the budget: it is then the plan, and no other is sought. In the first case the planner
-    meanwhile finds the smallest budget, which it needs in any case. Of equal steps, one is compiled so. None is compiled for
-    nothing: where arguments and results alone exceed a budget in bytes, or, in a large step, even twice the predicted share.
+    If plain jit keeps a budget in bytes, it is the plan. While plain jit compiles for a share, the planner finds the smallest
+    budget, which it needs in any case. Equal steps share the executable. Nothing is compiled if arguments and results alone
+    exceed a budget in bytes or, in a large step, twice the predicted share.
     """
     if _is_share(fitting) and fitting.options.policy == "auto":
         take_over(fitting)
@@ -171,9 +171,9 @@ def try_whole(fitting: Fitting) -> None:
 
 
 def whole_may_help(fitting: Fitting, floor_bytes: int) -> bool:
-    """Whether plain jit's step should be compiled before a budget is refused of which no other plan needs less than this.
+    """Whether compiling plain jit could save a budget from being refused, if every other plan needs `floor_bytes` or more.
 
-    It may need less than was predicted, and keep a budget in bytes; or more, so that a share of its peak suffices.
+    Plain jit may need less than predicted, and so fit a budget in bytes; or more, so that a share of its peak suffices.
     """
     predicted = untried_whole_bytes(fitting)
     if predicted is None or fitting.options.policy != "auto":
@@ -352,8 +352,8 @@ def _is_share(fitting: Fitting) -> bool:
 def _within(fitting: Fitting, goal: Goal, attempts: int, faster_than: float = float("inf")) -> CompiledPlan | None:
     """The planner's choice, compiled; if that exceeds the limit, the same choice with as few changes as possible.
 
-    Compiling takes long, and what does not change is not compiled again. None if there is no choice, or none of which the
-    planner says that it is faster than so many microseconds, or if the last attempt exceeds the limit, too.
+    Few changes matter because segments that do not change are not compiled again. None if the planner has no choice, if its
+    choice is predicted to take more than `faster_than` microseconds, or if the last attempt still exceeds the limit.
     """
     chosen: Planned | None = None
     for attempt in range(1, attempts + 1):
@@ -372,7 +372,7 @@ def _within(fitting: Fitting, goal: Goal, attempts: int, faster_than: float = fl
 def _as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | None:
     """The fastest plan in one program that keeps the limit, of those that are compiled in turn (`next_program.py`).
 
-    None if none does, or segments cannot be joined; or if on one device, they are predicted to be faster launched one by one.
+    None if none keeps the limit, if segments cannot be joined, or if one device would run separate launches faster.
     """
     step = fitting.step
     if not step.in_one_program:
@@ -401,8 +401,8 @@ def _as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan |
 def _smallest_plan(fitting: Fitting, goal: Goal) -> CompiledPlan:
     """The plan with the least peak that compiling shows, made faster if it keeps the limit.
 
-    Which plans are compiled does not depend on what was measured before: a budget that the error names must work in another
-    process, too, which comes here with other measurements.
+    Earlier compiled sizes do not decide which plans are compiled here. A budget that the error names must also work in another
+    process, which knows other sizes.
 
     Raises:
         BudgetTooSmall: it does not.

@@ -58,10 +58,9 @@ def fit_fastest(step: Step, budget: Budget | None, *, drive_loops: bool = True, 
 
 
 def predict_fastest(step: Step, budget: Budget | None, *, drive_loops: bool = True) -> CompiledPlan:
-    """The plan of the fastest form under the budget, with estimated workspaces. Nothing is compiled, but before a refusal.
+    """The plan of the fastest form under the budget, with estimated workspaces. Nothing is compiled unless it would be refused.
 
-    Then plain jit's step is compiled, if that may need less than all plans, or so much more that the budget, a share of it, is
-    enough.
+    Before a refusal, plain jit is compiled if it may need less than every plan, or so much more that a share of it suffices.
 
     Raises:
         BudgetTooSmall: no plan keeps the budget.
@@ -107,13 +106,13 @@ def _more_is_known(fitting: Fitting, refusal: BudgetTooSmall) -> bool:
 def fastest_form(fitting: Fitting, *, drive_loops: bool = True) -> Fitting:
     """The form of the step that is predicted to be the fastest under the budget, or a simpler one that is hardly slower.
 
-    Stops doubling the chunks of rows once a doubling gains little. If no form is known to have a plan, it is the one that needs
-    least. If the plan of the next higher budget fits, it is the form of that plan, so that a lower budget does not give a higher
-    peak.
+    Stops doubling the chunks of rows once a doubling gains less than 2 %. If no form is known to have a plan, the result is the
+    form that needs least. If the plan of the next higher budget fits, the result is that plan's form, so that a lower budget
+    never gives a higher peak.
 
     Args:
-        fitting: of the step, or of a form of it, which is then one of those to choose from. If its latencies were measured, and
-            it has a plan, it stays: nothing was measured of the others.
+        fitting: of the step, or of one of its forms. A form whose latencies were measured stays if it has a plan, because
+            nothing was measured of the others.
         drive_loops: whether loops may run under plans of their own.
     """
     step = fitting.step

@@ -1,4 +1,4 @@
-"""States when tensors are absent from the device, and counts what is stored there when none is.
+"""Defines when swapped tensors are absent from the device, and counts the bytes stored at each boundary without swaps.
 
 Time is counted in places, the positions of operators in their order of execution; boundary b lies before the operator at place b.
 A tensor is stored from its beginning to its end, except during its *absences*:

@@ -1,4 +1,4 @@
-"""What measurements say of predicted latencies: by how much each operator of a step, and each direction of the link, is slower.
+"""Corrects predicted times by measured ones: a factor for each operator of a step, and for each direction of the link.
 
     corrected latency = predicted latency * factor
 

@@ -16,8 +16,8 @@ nothing ("the new parameter uses the memory address of the old parameter", secti
 
 XLA for GPUs transposes the gradient of a convolution's weights in the kernel that makes the updates of the weights and of the
 optimizer's state, and such a kernel cannot write where it reads. If this state is donated all the same, XLA writes the updates
-elsewhere and then copies them. So it is not donated. Compiled for an H200, ResNet-50 (batch 16, 50 %) then has 955 kernels in the
-place of 1,054, and moves 1.082 times plain jit's bytes in the place of 1.146.
+elsewhere and then copies them, which takes more kernels and traffic. So plans do not donate this state (docs/results.md, "What
+XLA cannot update in place").
 """
 
 from collections.abc import Sequence
@@ -79,8 +79,10 @@ class Liveness:
 
     @cached_property
     def made_once(self) -> frozenset[TensorId]:
-        """The results of effectful operators, and what operators read that are alone. They are kept as long as they are needed:
-        effectful operators never run again, and nothing else runs in the segment of an operator that is alone."""
+        """Tensors that are never computed again: results of effectful operators, and inputs of operators that are alone.
+
+        An effectful operator runs only once. In the segment of an operator that is alone, nothing else can run.
+        """
         results = {t for op in self.graph.operators if op.effectful for t in op.outputs}
         return frozenset(results.union(*(op.inputs for op in self.graph.operators if op.alone)))
 

@@ -1,6 +1,6 @@
 # scipy carries no types: what it returns is unknown here, and here only.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Decides which tensors are kept across a boundary and which are computed again after it, by one minimum cut.
+"""Decides by a minimum cut which tensors are kept across a boundary, and which are computed again after it.
 
 Take a boundary between operators at which much is stored: the *turn*, usually from the forward to the backward pass. Every tensor
 made before the turn and used after it is either kept or computed again. To keep it costs its bytes. To compute it again, from
@@ -13,9 +13,9 @@ edge that is cut costs its capacity:
     o      -> t        keep(t)      t, an output of o, is kept
     t      -> sink     infinite     t is used after the turn
 
-`price` is a parameter: the number of bytes that one is willing to keep in order to move one byte less. Varying it gives all
-choices from "keep everything" to "keep as little as possible". Operators are heavy or light (`ir.py`). A *join* is a light
-operator that adds large tensors, such as a residual sum. Joins are counted along each chain of joins.
+`price` is a parameter: how many more bytes may be kept to move one byte less. Varying it gives all choices from "keep everything"
+to "keep as little as possible". Operators are heavy or light (`ir.py`). A *join* is a light operator that adds large tensors,
+such as a residual sum. Joins are counted along each chain of joins.
 
     keep(t) = nbytes(t)                                 t lies in device memory anyway
             = nbytes(t) * (1 + price)                   t is fused into its readers, and would have to be written

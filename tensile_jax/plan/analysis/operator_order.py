@@ -1,4 +1,4 @@
-"""Chooses the order in which operators run: the optimizer early, what depends on inputs alone late, some large gradients last.
+"""Chooses the order in which operators run: each update as soon as its gradient exists, large gradients of small operands last.
 
 JAX emits the whole optimizer after the whole backward pass, so that every gradient stays in memory until then. But an update
 depends on nothing except its own gradient (and sometimes a global norm). There are three rules. What no rule moves keeps its

@@ -1,4 +1,4 @@
-"""Computes until when each tensor is stored if some tensors are dropped, and what each segment must then compute again.
+"""Computes how long each tensor stays stored if some tensors are dropped, and what each segment must then compute again.
 
 Time is counted in places, the positions of operators in their order of execution; boundary b lies before the operator at place b.
 A *dropped* tensor is stored only up to a given place. A segment that begins later and needs it computes it again from the inputs

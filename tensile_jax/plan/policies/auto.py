@@ -1,9 +1,9 @@
 """Policy `auto`, the default: chooses the fastest plan that the planner finds under a memory limit.
 
-If the step as one executable is under the limit, that is the plan. Otherwise `search/search.py` searches. It works on a condensed
-step, whose account of memory may differ a little from that of the whole step. If segments of the plan turn out to be above the
-limit, the plan is repaired under a limit that is lower by what they need more, and so on. If no repair succeeds, the search is
-repeated. If that finds nothing, the plan is one that is found quickly, or the one with the least peak.
+If the step as one executable is under the limit, that is the plan. Otherwise `search/search.py` searches on a condensed step,
+which may count a little less memory than the plan needs. If segments of the plan exceed the limit, the plan is repaired under a
+limit that is lower by their excess. If no repair succeeds, the search runs again under that limit. If it finds nothing, the plan
+is one that is found quickly, or the one with the least peak.
 
 If state may be on the host between two iterations, the search also begins with the schedule of the policy `tensile`, if that has
 one: it fills the link with state, one tensor after another, which the search's own starts do not.
@@ -85,8 +85,8 @@ def _found_quickly(model: StepModel, limit: float, measured: CompiledSizes) -> C
 def _needed_limit(model: StepModel, schedule: Schedule, choice: Choice, limit: float, measured: CompiledSizes) -> float | None:
     """The limit under which the schedule must be so that the plan of its choice keeps `limit`; None if it does.
 
-    It is lower by what segments of the plan that are above it need more than the condensed step says. If that leaves less than
-    half of it, segments are to be shorter, and then need less more: it is lower in the ratio of the two.
+    The new limit is lower by the most that a segment needs beyond what the condensed step counts. If less than half of the limit
+    would remain, the limit shrinks by the ratio of the two instead, because shorter segments are counted more exactly.
     """
     plan = predicted_plan(model, choice, measured)
     if plan.peak_bytes <= limit:

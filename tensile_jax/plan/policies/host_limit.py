@@ -1,13 +1,12 @@
-"""Keeps the plans of all policies under the limit of host memory.
+"""Keeps the plan of every policy under the limit of host memory.
 
-What a policy decides without such a limit is its plan, if that keeps the limit: much host memory changes nothing. Otherwise the
-policy decides with the limit. `auto` then makes no schedule that exceeds it (`search/local_search.py`). The other policies decide
+A policy first decides without the limit, so that ample host memory changes nothing. If that plan exceeds the limit, the policy
+decides again with it. `auto` then makes no schedule that exceeds it (`search/local_search.py`). The other policies decide
 what is away at which places; of that, what the host can hold is kept, the largest tensors first. Both count with what they know
 before the plan is built, and a plan may need a little more, where what the search does not count needs a tensor
 (`search/condensed_step.py`). So the built plan is measured. If it exceeds the limit, the policy decides for less.
 
-Swaps of a few tensors can be worse than none, so what the policy decides without swaps is compared, or taken where it has nothing
-else.
+A few swaps can be worse than none, so the policy's plan without swaps is compared, too.
 
 Sizes in bytes.
 """

@@ -1,7 +1,8 @@
-"""Cuts what a policy has decided into segments: what is kept until when, and what is absent when, by places of operators.
+"""Finds the cheapest segments for what a policy of a paper has decided: which tensors it drops, and when it swaps others.
 
-`auto` searches for its segments itself (`search.py`). The other policies decide on the operators' places, and find their segments
-here: the cheapest boundaries with which every segment keeps the limit (`segment_boundaries.py`).
+The policy `auto` searches for its own segments (`search/search.py`). The other policies decide by places, the positions of
+operators, and find their segments here: the cheapest boundaries that keep every segment under the limit
+(`search/segment_boundaries.py`).
 """
 
 from collections.abc import Callable, Hashable, Iterable

@@ -3,7 +3,7 @@
 A step whose loops are opened (`trace/reading/scans.py`) runs the same operators in every iteration. Where a plan also cuts every
 iteration at the same places, and keeps the same of its tensors, the segments of all iterations are equal. They are then
 compiled once, however many layers a network has. The search (`search.py`) decides for each tensor by itself, so it finds faster
-plans under tight limits, but hardly two of its segments are equal.
+plans under tight limits, but almost all of its segments differ.
 
 A schedule of this kind follows from a price of the minimum cut and from cuts into segments:
 

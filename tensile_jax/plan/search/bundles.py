@@ -32,7 +32,7 @@ _Key = tuple[int, ...]
 
 
 def bundled(step: Condensed, dropped_by: Sequence[int]) -> Condensed:
-    """The condensed step in which bundles take the place of tensors, and stretches that of nodes.
+    """The condensed step with bundles instead of tensors, and stretches instead of nodes.
 
     Args:
         step: a condensed step, each of whose tensors is decided about by itself.

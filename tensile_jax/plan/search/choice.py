@@ -2,11 +2,11 @@
 
 A policy is a function
 
-    policy(step, limit, measured) -> Choice | None
+    policy(model, limit, measured) -> Choice | None
 
-`step` is a `StepModel`, and `limit` is in bytes; None means that the policy has no plan under it. A limit of `LEAST` asks for as
-little memory as the policy can manage with; for this limit, every policy has a choice. `measured` holds what compiling has shown
-so far, in the place of estimates.
+`model` is a `StepModel`, and `limit` is in bytes. None means that the policy has no plan under the limit. A limit of `LEAST` asks
+for as little memory as the policy can manage with; for this limit, every policy has a choice. `measured` has the sizes that
+compiling has shown so far; it replaces estimates.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -200,7 +200,7 @@ def predicted_plan(model: StepModel, choice: Choice, measured: CompiledSizes) ->
 
 
 def peak_of(model: StepModel, choice: Choice, measured: CompiledSizes) -> int:
-    """The peak of a choice, in bytes, from measurements and estimates."""
+    """The peak of a choice, in bytes, from compiled sizes and, for the other segments, estimates."""
     return whole_peak(model, measured) if choice.layout is None else predicted_plan(model, choice, measured).peak_bytes
 
 

@@ -3,10 +3,9 @@
 A step has thousands of equations, most of them cheap and on small tensors. The search (`local_search.py`) works on a *condensed*
 step, in which a plan is evaluated much faster. Every tensor of the step belongs to one of four classes:
 
-    owned      an input that belongs to the caller, or a constant: always on the device
-    significant   a large tensor that XLA writes to memory, that is expensive to compute again, or that a minimum cut keeps at
-    some
-                  price (`analysis/minimum_cut.py`); the search decides where it is on the device
+    owned         an input that belongs to the caller, or a constant: always on the device
+    significant   a large tensor that XLA writes to memory, that is expensive to compute again, or that a minimum cut keeps
+                  (`analysis/minimum_cut.py`); the search decides when it is on the device
     small         any other tensor below the threshold: it is kept from where it is made to where it is needed last
     derived       any other large tensor: XLA fuses it into its readers, so each segment computes it from what it is made from
 

@@ -1,15 +1,12 @@
 """Makes a schedule fit under a limit, and then faster, one move at a time (`residency_moves.py`, `boundary_moves.py`).
 
-    repair    While a segment exceeds the limit: of the moves that lower the sum of what segments exceed it by, make the one that
-              adds the least time for each byte. The limit is a high one first, so that the highest peaks are lowered first.
-    improve   Make every change that saves time and keeps the limit: keep or merge or shift something. Then try those that bring
-              segments above the limit, first those that save most for each byte that they are above, and repair what they have
-              brought above it. What is faster in the end is taken, and after a few in a row that are not, no more are tried.
-              Repeat while that saves enough time.
+    repair    While segments exceed the limit, makes the move that adds the least time for each byte of excess that it removes.
+              The first limits are higher, so that the highest peaks are lowered first.
+    improve   Makes every change that saves time and stays under the limit: keeps tensors, merges segments, shifts copies. Then it
+              tries changes that exceed the limit, those that save most for each byte first, and repairs their excess. It takes
+              what is faster in the end, stops after several failures in a row, and repeats while rounds save enough time.
 
-A schedule that would exceed the limit of host memory is never made from one that keeps it.
-
-Everything is deterministic: the number of moves is fixed, not the time.
+No move exceeds the limit of host memory. The number of moves is fixed, not the time, so the result is always the same.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,11 +45,11 @@ def repair(
 ) -> Schedule | None:
     """A schedule under the limit after at most so many moves, faster than `upper`; None if none was found.
 
-    The schedule is brought under higher limits first, from `_STAGE` times its peak down, so that moves lower what exceeds the
-    limit most. `evaluations` is the most segments that are evaluated.
+    The first limits are higher, from `_STAGE` times the peak down, so that the highest peaks are lowered first. `evaluations` is
+    the most segments that are evaluated.
 
-    A repair is given up early if so many moves would not do, provided that the others lower the excess as much as those made; or
-    if it would not be faster than `upper`, provided that the others take a quarter of the time for each byte.
+    A repair gives up early in two cases: if, at the rate so far, `most` moves would not suffice; or if the result would be slower
+    than `upper` even if each further byte took only a quarter of the time so far.
     """
     begun, begun_us, end = schedule.excess(limit), schedule.cost, schedule.evaluator.evaluated + evaluations
     stage = max(limit, _STAGE * schedule.peak)
@@ -100,7 +97,7 @@ def worst(schedule: Schedule, limit: float) -> list[int]:
 
 
 def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterator[Schedule]:
-    """Schedules in which segment j may hold less, without those that are expected to take `most_us` longer, or more."""
+    """Schedules in which segment j may hold less, except those that are expected to add `most_us` or more."""
     evaluator = schedule.evaluator
     step = evaluator.condensed
     ranked: list[tuple[float, Gap]] = []
@@ -128,7 +125,7 @@ def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterat
 
 
 def _swap_us(schedule: Schedule, gap: Gap) -> float:
-    """An estimate of the time that a swap in the gap adds: what other work does not hide, and what copies take from it."""
+    """An estimate of the time that a swap in the gap adds: the part that other work cannot hide, and the work that it slows."""
     evaluator = schedule.evaluator
     copies = evaluator.out_us[gap.t] + evaluator.in_us[gap.t]
     timing = schedule.timing
@@ -259,7 +256,7 @@ def absences_with(schedule: Schedule, j: int) -> Iterator[Schedule]:
 def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float("inf")) -> Schedule:
     """A faster schedule under the limit, after so many evaluated segments.
 
-    Nothing is repaired while it is more than `_BEHIND` times as slow as `wanted`, the cost of another schedule.
+    A schedule more than `_BEHIND` times as slow as `wanted`, the cost of another schedule, is not repaired.
     """
     evaluator = schedule.evaluator
     end = evaluator.evaluated + budget
@@ -300,7 +297,7 @@ def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float
 
 
 class Change(NamedTuple):
-    """What may save so many microseconds: `move(schedule, *arguments)` makes it in a schedule, or returns None."""
+    """A change that may save `gain` microseconds: `move(schedule, *arguments)` returns the changed schedule, or None."""
 
     gain: float
     kind: int

@@ -1,10 +1,10 @@
-"""Bounds from below how many bytes any schedule of a condensed step holds at once.
+"""Computes a lower bound on the peak memory of every schedule of a step.
 
 A schedule must have on the device
 
-    at the ends of an iteration      what the caller gives and gets, but state that may be on the host then
-    while a node runs                what the node reads and makes, its extra bytes, and what can neither be swapped nor
-                                     computed again and is needed now or later
+    at the ends of an iteration      arguments and results, except state that may be on the host then
+    while a node runs                what the node reads and makes, its extra bytes, and tensors needed now or later that can
+                                     neither be swapped nor computed again
 
 In the account of memory (`segment_account.py`), a tensor that is written inside a segment is a part of the workspace. There it
 counts with the profile's weights (`workspace.py`), and here so does all that the node reads and makes. Updates are not counted,
@@ -19,7 +19,7 @@ from tensile_jax.plan.search.segment_evaluator import Evaluator
 
 
 def necessary_bytes(evaluator: Evaluator) -> int:
-    """Bytes than which no schedule of the model has a lower peak."""
+    """A lower bound on the peak of every schedule, in bytes."""
     step = evaluator.condensed
     last = len(step.boundaries) - 1
     begins = step.at_begin & ~sum(1 << old for old, _ in step.pairs)

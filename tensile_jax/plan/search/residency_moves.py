@@ -1,4 +1,4 @@
-"""The moves of the search: each makes a new schedule from another one, or None if that cannot run.
+"""Changes when a tensor is on the device: each move makes a new schedule from another one, or None if that cannot run.
 
 A segment *needs* a tensor that its operators read. A *gap* is the time between two segments that need a tensor, or between the
 last one and the end of the iteration, while no segment needs it.

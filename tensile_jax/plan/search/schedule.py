@@ -1,4 +1,4 @@
-"""A schedule of a condensed step: where it is cut into segments, and when each tensor is on the device.
+"""Represents a plan while it is searched: where a step is cut into segments, and when each tensor is on the device.
 
 The cuts divide the nodes of a condensed step (`condensed_step.py`) into segments 0 .. k - 1. Each significant tensor has
 residencies, as in a layout (`result/layout.py`). Between its residencies, a segment that needs the tensor computes it again for

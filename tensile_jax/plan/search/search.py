@@ -1,16 +1,21 @@
 """Finds the fastest schedule of a step under a memory limit, and the schedule with the least peak.
 
-The search begins with several schedules. For some prices of a minimum cut (`analysis/minimum_cut.py`), tensors are kept or
-dropped at that price, and the step is cut into segments by dynamic programming (`segment_boundaries.py`). Each schedule is
-repaired until it keeps the limit (`local_search.py`). If the fastest that does is slow, a schedule under a higher limit is sought
-too, and repaired under lower and lower ones. The fastest schedules are improved by local search. The fastest of these is repaired
-under a lower limit and improved again, as long as that makes it faster (iterated local search: Lourenço, Martin and Stützle,
-2003). Below what every schedule needs (`memory_bound.py`), none is sought.
+The fastest schedule is found in five steps:
 
-The search also begins with the schedule of least memory. In it, every segment is as short as possible, but where segments that
-are joined hold less, and every tensor is on the host whenever no segment needs it. Repairs then lower its peak. If the host
-cannot hold so much, some tensors stay on the device, and repairs lower that. Then, and without swaps, they lower the peak of what
-the cheapest cut keeps, too, and the lower one of the two goes on.
+    start     A minimum cut decides at each of several prices which tensors are kept (`analysis/minimum_cut.py`). Dynamic
+              programming then cuts the step into segments (`segment_boundaries.py`).
+    repair    Moves lower the peak of each schedule until it is under the limit (`local_search.py`).
+    descend   If all repaired schedules are slow, a schedule under a higher limit is repaired under lower and lower limits.
+    improve   Local search makes the fastest schedules faster.
+    perturb   The fastest is repaired under a lower limit and improved again, as long as that makes it faster (iterated local
+              search: Lourenço, Martin and Stützle, 2003).
+
+No schedule is sought under a limit that is below the memory of every schedule (`memory_bound.py`).
+
+The schedule with the least peak begins with segments as short as possible and with every tensor on the host while no segment
+needs it. Neighbouring segments are joined where that lowers the peak, and repairs lower the peak further. If host memory is
+limited, fewer tensors are swapped, and a second start is tried: what the cheapest minimum cut keeps. The lower of the two is the
+result.
 """
 
 from bisect import bisect_left
@@ -81,8 +86,8 @@ _DESCENT, _LEAST_EVALUATIONS = 15_000, 3_000  # evaluations to lower the peak of
 def fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule | None:
     """The fastest schedule of two segments or more that the search finds under the limit; None if there is none.
 
-    If state may be on the host across the iteration boundary, the search is done without that first: a plan that may do more is
-    then not slower than one that may not.
+    If state may be on the host between iterations, the search first runs without that permission, so that the permission never
+    makes a plan slower.
     """
     evaluator = model.search_evaluator.with_measured(measured)
     if not evaluator.new_of:
@@ -96,13 +101,13 @@ def fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule
 def fast(model: StepModel, limit: float, measured: CompiledSizes, upper: float = float("inf")) -> Schedule | None:
     """A schedule under the limit that is found quickly: the fastest of those that the search begins with, improved once.
 
-    None if there is none; or if it seems to be slower than `upper`.
+    None if there is none, or if nothing faster than `upper` seems to exist.
     """
     return _improved_once(model, model.search_evaluator.with_measured(measured), limit, _IMPROVED * upper)
 
 
 def _fastest(model: StepModel, evaluator: Evaluator, limit: float, upper: float = float("inf")) -> Schedule | None:
-    """What `fastest` describes, with one model; a schedule is left out early if it is much slower than `upper`."""
+    """What `fastest` describes, with one evaluator. Schedules that are much slower than `upper` are given up early."""
     best = _improved_once(model, evaluator, limit, upper)
     if best is None or best.cost < _NOT_PERTURBED * model.whole_us or best.cost > upper:
         return best
@@ -148,8 +153,8 @@ def _from_cuts(model: StepModel, evaluator: Evaluator, limit: float, upper: floa
     """The fastest of the schedules that begin with minimum cuts, repaired and improved, and of the one with the least peak.
 
     Args:
-        may_rise: whether one is also sought from higher limits, if all that are repaired are slow, or once many repairs have
-            failed. Others are then given up early if they are slower.
+        may_rise: whether to descend from higher limits if all repaired schedules are slow, or once many repairs have failed.
+            Schedules that are slower than the result are then given up early.
     """
     if limit < necessary_bytes(evaluator):
         return None
@@ -200,10 +205,10 @@ def _starts(
 ) -> Iterator[Start]:
     """What schedules to begin with.
 
-    If all of `_STARTS` keep more than the limit, cuts at lower prices follow: for each part of the limit, that with the highest
-    price at which less is kept, and one just above it. A network with many equal layers keeps much less from one price to the
-    next. Between the two are schedules that combine them. Those follow that keep just the last part, and those that keep as much
-    as leaves room for the segments, so that they need no repair.
+    If all of `_STARTS` keep more than the limit, cuts at lower prices follow. For each part of the limit, these are the highest
+    price that keeps less than the part, and a price just above it. A network with many equal layers keeps much less from one
+    price to the next, so starts that combine the two prices come last: one that keeps just the last part, and the largest one
+    that leaves enough room for the segments to need no repair.
     """
     yield from _STARTS
 
@@ -232,7 +237,7 @@ def _starts(
 
 
 def _around(most: float, keeps_more: Callable[[Start, float], bool]) -> tuple[float, float]:
-    """A price at which more than so many bytes are kept, and one just below it at which less is, if that is not too low."""
+    """A price at which more than `most` bytes are kept, and one just below it at which fewer are (or `_LOWEST_PRICE`)."""
     more, less = _STARTS[0].price, _LOWEST_PRICE
     while more > _APART * less and not keeps_more(Start(less), most):
         between = sqrt(more * less)
@@ -241,7 +246,7 @@ def _around(most: float, keeps_more: Callable[[Start, float], bool]) -> tuple[fl
 
 
 def starting(model: StepModel, evaluator: Evaluator, begun: Start, limit: float) -> Schedule | None:
-    """The schedule of what is kept in the beginning, cut at the least cost; segments may exceed the limit."""
+    """The schedule that a start describes, with its cheapest segments, which may exceed the limit."""
     end, stored = _kept(model, evaluator, begun)
     return start(evaluator, cheapest_cuts(evaluator, stored, limit, spread=begun.spread), end)
 
@@ -315,7 +320,7 @@ def _lowered(schedule: Schedule, under: Callable[[Schedule, float], Schedule | N
 def _lower(model: StepModel, evaluator: Evaluator, schedule: Schedule, limit: float, *, repairs_only: bool) -> Schedule | None:
     """A schedule under a limit that is below the peak of this one; None if repairs find none.
 
-    Where everything may be swapped, this schedule is repaired only: others hardly ever get lower, and their repairs take long.
+    With `repairs_only`, no other starts are tried. They hardly ever get lower where everything may be swapped, and take long.
     """
     repaired = repair(schedule, limit, _LEAST_REPAIRS)
     if not repairs_only:
@@ -344,7 +349,7 @@ def _joined(schedule: Schedule) -> Schedule:
 
 
 def _within_host_limit(evaluator: Evaluator, free: Schedule) -> Schedule:
-    """The schedule with fewer swaps, which the host can hold, beginning with those without which it exceeds its peak least.
+    """The schedule with fewer swaps, so that the host can hold the rest. First go the swaps that raise the peak least.
 
     The other tensors stay on the device, a tensor of the state together with its update. Ties go to the earlier tensor.
     """

@@ -1,9 +1,9 @@
-"""States what a segment holds, runs and needs, from what is on the device when it begins and what must be there when it ends.
+"""Computes what a segment runs, how long that takes and how much memory it needs, from the tensors at its begin and its end.
 
-This is the planner's one account of memory. A segment of nodes `[begin, end)` of a condensed step (`condensed_step.py`) begins
-with the tensors `there` on the device, and must leave the tensors `wanted` behind in addition. Whatever it reads that is neither
-there nor made by an earlier node of the segment is computed again by its recipe, right before it is first read. What a recipe
-reads is found in the same way. A tensor that is wanted and not made by then is computed again at the end.
+The search counts memory here and nowhere else. A segment of nodes `[begin, end)` of a condensed step (`condensed_step.py`) begins
+with the tensors `there` on the device, and must also leave the tensors `wanted` there. If a node reads a tensor that is neither
+there nor made by an earlier node of the segment, the tensor's recipe computes it again right before the node. Inputs of a recipe
+are found in the same way. Wanted tensors that are still missing are computed again at the end.
 
     alone(order)   = max over steps q of (bytes of temporaries live at q + extra bytes of q)
     shared(order)  = max over steps q of (bytes of temporaries live at q + bytes of results made by q + extra bytes of q)

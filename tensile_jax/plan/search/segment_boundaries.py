@@ -1,12 +1,12 @@
 """Cuts a step into segments: the cheapest boundaries with which every segment stays under a limit, by dynamic programming.
 
-What is on the device at each possible boundary is given. Cost and peak of a segment then depend on its two ends only, so the
-cheapest cut is a shortest path. A segment is extended until it exceeds the limit several times in a row. What a segment exceeds
-the limit by costs so much that no segment does if there is a way without; or less, in proportion to the segment's share of the
-nodes, so that there are many segments with small excesses, which moves can repair (`local_search.py`).
+The tensors on the device at each possible boundary are given. The cost and the peak of a segment then depend on its two ends
+only, so the cheapest cut is a shortest path. A segment is extended until it exceeds the limit several times in a row. Exceeding
+the limit is penalised so heavily that it happens only when unavoidable. With `spread`, the penalty is small and grows with the
+length of the segment. Cuts then have many segments that exceed the limit by little, which moves can repair (`local_search.py`).
 
-Long segments take long to evaluate. So the boundaries are first chosen among a few, where least is stored. If segments exceed the
-limit then, all possible boundaries are considered: segments under a tight limit are short.
+Evaluating a long segment takes long. So the search first considers only a few boundaries, where least is stored. If segments
+exceed the limit, it considers all possible boundaries: the segments under a tight limit are short.
 
 Sizes in bytes, times in microseconds.
 """
@@ -48,8 +48,8 @@ def cheapest_cuts(
         stored: by possible boundary, the set of tensors on the device.
         required: indices of boundaries that are always taken, beside those of operators that are alone.
         thorough: whether segments are extended farther, for cuts that are not repaired afterwards. It takes longer.
-        spread: whether many segments with small excesses are preferred to a few with large ones. There may be excesses although
-            there is a way without.
+        spread: whether many small excesses are preferred to a few large ones. Segments may then exceed the limit even if a cut
+            without excesses exists.
     """
     required = {*required, *evaluator.required}
     stop = _FAR_ABOVE * limit if thorough else limit
@@ -75,8 +75,7 @@ def _narrow(evaluator: Evaluator, stored: Sequence[int], required: Collection[in
 
 
 def least_peak(evaluator: Evaluator, stored: Sequence[int], required: Collection[int] = ()) -> float:
-    """The least peak of any cut into two segments or more, of the boundaries where least is stored or of all of them, in
-    bytes."""
+    """The least peak, in bytes, of any cut into two segments or more: at the few boundaries where least is stored, or at all."""
     required = {*required, *evaluator.required}
     few = _narrow(evaluator, stored, required)
     k = len(few)
@@ -133,8 +132,8 @@ def _segments(
 ) -> Iterator[tuple[int, int, float, float]]:
     """Segments as (index of the first boundary in `possible`, index of the last one, peak, microseconds), by the first boundary.
 
-    Of each first boundary, there are those up to `farthest` boundaries, or until several in a row have peaks above `stop`. Those
-    of which `is_useless` says so, given their two ends and their time, are left out; what they hold is not found then.
+    A segment has at most `farthest` possible boundaries. It is extended no further once several in a row give peaks above `stop`.
+    Segments that `is_useless` rejects by their two ends and their time are skipped before their memory is computed.
     """
     step, profile = evaluator.condensed, evaluator.profile
     bounds = [step.boundaries[p] for p in possible]

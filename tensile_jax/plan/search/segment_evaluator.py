@@ -1,4 +1,4 @@
-"""Evaluates segments of one condensed step on one device, and remembers what it has found.
+"""Computes the time, memory and workspace of a step's segments, each segment once: the search asks for the same ones many times.
 
 Sizes in bytes, times in microseconds.
 """

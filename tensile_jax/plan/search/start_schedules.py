@@ -1,7 +1,6 @@
-"""Makes schedules to start the search from: what a minimum cut keeps, cut into segments where least is stored.
+"""Makes the schedules that the search starts from: the tensors that a minimum cut keeps, with given boundaries between segments.
 
-A tensor is on the device from where it is made to where it is needed last, or, if it is dropped, to where it is needed before
-that."""
+A tensor is on the device from where it is made to its last use. A dropped tensor is on the device up to a given earlier use."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence

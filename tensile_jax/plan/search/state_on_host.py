@@ -1,4 +1,4 @@
-"""Keeps state on the host between its last use in an iteration and its first use in the next one, in a plan that exists already.
+"""Changes a finished plan so that some state stays on the host from its last use to its first use in the next iteration.
 
 Each tensor is copied to the device as late as there is time before the first segment that needs it, and to the host as early as
 there is time after its update, on the clock of the segments.

@@ -1,4 +1,4 @@
-"""Computes the facts about one step on one device from which plans are made, each when it is first needed.
+"""Computes what planning must know of one step on one device: each fact when it is first needed, and only once.
 
 Sizes in bytes, times in microseconds.
 """
@@ -112,8 +112,8 @@ class StepModel:
     def profile(self) -> DeviceProfile:
         """The device profile with the rates of the link corrected, and with what a launch takes in this step.
 
-        A host that is ahead of the device issues the next executable while the device runs the one before. The host is ahead by
-        the time that the kernels of the step take longer than issuing them does, and that is shared by `_LAUNCHES` launches.
+        A host that is ahead of the device issues the next executable while the device still runs the previous one. The host gets
+        ahead by the time that the step's kernels run longer than the host needs to issue them; `_LAUNCHES` launches share it.
         """
         profile = self.corrections.of_link(self.given_profile)
         if not profile.host_launch_us:
@@ -165,7 +165,7 @@ class StepModel:
 
     @cached_property
     def unplanned_bytes(self) -> int:
-        """The most that is stored at any boundary when nothing is dropped or swapped."""
+        """The most bytes that are stored at any boundary when nothing is dropped or swapped."""
         counted = self.fusion.written if self.profile.fused_reductions else None
         return int(stored_unless_swapped(self.undropped, counted).max())
 
@@ -247,8 +247,8 @@ class StepModel:
         """The pairs (old, new) of donated state that could be on the host from its last use to its first use in the next
         iteration.
 
-        The step itself must compute the new tensor. A step may also return an argument in the place of another one; that argument
-        may belong to the caller, or be the old tensor of another pair.
+        The step itself must compute the new tensor. If it returns an argument as the update of another argument, the returned
+        argument may belong to the caller, or be the old tensor of another pair.
         """
         tensors = self.graph.tensors
         return tuple(

@@ -1,4 +1,4 @@
-"""Says which tensors the policies of the papers may swap, and when the link has time for a copy.
+"""Decides which tensors the policies of the papers may swap, and when the link between device and host has time for a copy.
 
 A tensor can leave in a *gap*: the time between two operators that need it. The link has one lane for each direction, and each
 copy occupies its lane alone. Times in microseconds since the step began. A *place* is the position of an operator in the order of

@@ -9,8 +9,8 @@ weights of the device profile, predicts it:
               = predicted * ratio + margin          otherwise
 
 `ratio` is that of the compiled segment whose operators overlap most with those of the segment: what XLA reported by what was
-predicted, between 1/4 and 4, and weighted by the overlap. `margin` begins at zero, and grows each time compiling
-shows that a plan does not fit.
+predicted, between 1/4 and 4, and weighted by the overlap. `margin` begins at zero, and grows each time compiling shows that a
+plan does not fit.
 
 Two segments are the same if they run the same operators, compute the same tensors again and leave the same results. Sizes in
 bytes.
@@ -41,7 +41,7 @@ class Compared(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompiledSizes:
-    """What compiling has shown, in bytes.
+    """The sizes that compiling has shown, in bytes.
 
     `workspaces` is by segment. `whole` is the peak of the step as one executable. `margin` is added to the workspace of each
     segment that was not compiled yet.

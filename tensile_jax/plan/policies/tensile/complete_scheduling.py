@@ -51,7 +51,7 @@ def find_schedule(
 
     Args:
         swapping: Algorithm 2 for the sequence, which has scheduled nothing yet.
-        agreed: the swaps that were chosen for several jobs together, in the place of those that Algorithm 2 would find.
+        agreed: the swaps that were chosen for several jobs together, instead of those that Algorithm 2 would find.
     """
     swap_succeed, recomputation_succeed = agreed is None, True  # line 1
     iteration = 0
