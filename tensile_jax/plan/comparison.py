@@ -87,7 +87,7 @@ class Comparison:
 
     Attributes:
         state_memory: where state may be between iterations, in every plan of the comparison.
-        whole: plain `jax.jit`, as far as the planner can predict it.
+        whole: plain `jax.jit`, as the planner predicts it.
         least: each policy with as little memory as it can manage with, and `auto` with that peak as its budget.
         budgets: every policy under shares of vanilla's peak.
         curve: `auto` under budgets from the peak of the whole step down to the floor.
@@ -104,7 +104,7 @@ class Comparison:
 
 
 Progress = Callable[[str, int, int], None]
-"""Is told what is done, how many parts of it are done, and of how many."""
+"""Receives what is under way, how many of its parts are done, and how many there are."""
 
 
 def compare_policies(

@@ -182,7 +182,7 @@ class Follower:
         )
 
     def paced(self, us: float) -> "Follower":
-        """An iteration took so many microseconds. If that is unusual, the next ones are measured."""
+        """The follower after an iteration of `us` microseconds. If that is unusual, the next iterations are measured."""
         if self.threshold is None:
             return self
         unusual = self.pace.is_unusual(us, self.threshold) and not self.watch_next
@@ -259,7 +259,7 @@ def _limited(factor: float) -> float:
 
 
 def reason_for(plan: Plan, tracked: Tracked, *, iterations: int, threshold: float) -> str:
-    """A sentence about why `plan` is replaced, after so many iterations under it."""
+    """A sentence that says why `plan` is replaced after `iterations` iterations."""
     now_us = sum(tracked.segment_us)
     drift = tracked.drift(plan)
     return (

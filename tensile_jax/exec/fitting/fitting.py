@@ -1,7 +1,7 @@
-"""What happens while a plan of one step is sought under one budget: plans are made and compiled, and more becomes known.
+"""Makes and compiles plans of one step under one budget, and collects what that shows about the step.
 
     Fitting(step, budget, knowledge)    plans and compiles choices of the planner; `knowledge` grows with each
-    fit.py                              decides which choices are compiled
+    find_plan.py                        decides which choices are compiled
 
 The planner estimates what segments need; XLA's figures, once there are any, replace the estimates. All sizes are bytes on each
 device, and of several processes the largest counts.
@@ -107,8 +107,8 @@ class Fitting:
     def budget_in_bytes(self) -> Budget | None:
         """The budget as a number of bytes. A share is one of plain jit's compiled peak, if that is known.
 
-        Otherwise it is a share of the peak that the planner predicts, and nothing is compiled. So it is if the profile is that of
-        another platform, of which this machine's compiler knows nothing.
+        Otherwise it is a share of the predicted peak, and nothing is compiled. That is also so if the profile is for another
+        platform, for which this machine's compiler cannot compile.
         """
         if self.budget is None or self.budget.share is None:
             return self.budget
@@ -158,10 +158,10 @@ class Fitting:
     def quick_us(self, upper: float) -> float:
         """Microseconds of a step in a plan that is found quickly, with a margin if there is one with it.
 
-        It is infinite if there is no plan, or if there seems to be none that takes less than `upper`.
+        Infinity means that no plan was found, or that none seems to take less than `upper`.
         """
         goal = self.goal()
-        # with opened loops, the bound takes longer than such a plan: 31 seconds for 1, of an LSTM of 32 steps
+        # with opened loops, computing the bound takes longer than such a plan
         if not self.planner.model.has_iterations and upper < float("inf") and self.bound_us() >= upper:
             return float("inf")
         measured = self.measured if self.step.in_one_program else self.with_margin(goal)

@@ -83,10 +83,8 @@ def next_try(tried: Sequence[Tried], budget: float, *, devices: int) -> Try | No
 def _rise(nearest: Tried, others: Sequence[Tried]) -> float:
     """By how much the limit is to rise from that of `nearest` for each byte by which the peak may.
 
-    It is that of the line to the latest of the others with the same form. One with another form mostly needs more, so the line
-    to it only says whether the limit should rise by less than the peak is too low. `python -m benchmarks.mesh_largest --how ours
-    --batch 385`: the first program needs 188.6 GB at a limit of 141, and the second, of another form, 92.0 at 91.9. At 116.5,
-    which the line between the two says, the third one needs 117.6, and at 128.4, halfway to what is missing, more than 141.
+    The slope is that of the line to the latest other program with the same form. A program with another form mostly needs more,
+    so the line to such a program may only lower the rise (`python -m benchmarks.mesh_largest --how ours --batch 385`).
     """
     if not others:
         return 1.0

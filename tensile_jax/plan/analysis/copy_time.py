@@ -13,10 +13,10 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 
 
 def copy_out_us(nbytes: float, profile: DeviceProfile) -> float:
-    """Microseconds to copy so many bytes from the device to the host."""
+    """Microseconds to copy `nbytes` from the device to the host."""
     return nbytes / profile.device_to_host_bytes_per_us
 
 
 def copy_in_us(nbytes: float, profile: DeviceProfile) -> float:
-    """Microseconds to copy so many bytes from the host to the device."""
+    """Microseconds to copy `nbytes` from the host to the device."""
     return nbytes / profile.host_to_device_bytes_per_us

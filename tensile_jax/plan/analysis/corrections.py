@@ -40,5 +40,5 @@ class Corrections:
 
 
 def no_corrections(operators: int) -> Corrections:
-    """The corrections of a step of so many operators of which nothing was measured."""
+    """The corrections before anything was measured: all factors are 1."""
     return Corrections((1.0,) * operators, (1.0,) * operators)

@@ -1,4 +1,4 @@
-"""Predicts, before compiling, which tensors XLA fuses away inside an executable and which ones it writes to device memory.
+"""Predicts which tensors XLA fuses away inside an executable, and which ones it writes to device memory.
 
 XLA fuses light operators into their consumers, so most tensors that light operators make never exist in memory. A tensor is
 *materialised* inside an executable if it is an input, or if a heavy operator makes it or reads it. A backend that computes the

@@ -1,6 +1,6 @@
 """Predicts, from a device profile, how long each operator of a step takes on a device.
 
-    kernel_latency(w)   = max(w + kernel_us, host_kernel_us)      a kernel with so many microseconds of work
+    kernel_latency(w)   = max(w + kernel_us, host_kernel_us)      a kernel with w microseconds of work
     operator_latency(o) = kernel_latency(max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o), link_us(o)))
                           + exchange_us(o)
                           by itself: a roofline, and what devices exchange for it: exchanged(o) / interconnect_bytes_per_us.
@@ -52,7 +52,7 @@ class StepCosts:
 
 
 def kernel_latency(work_us: float, profile: DeviceProfile) -> float:
-    """Microseconds of a kernel that computes, reads and writes for so long."""
+    """Microseconds of a kernel with `work_us` of computing, reading and writing."""
     return max(work_us + profile.kernel_us, profile.host_kernel_us)
 
 
@@ -86,7 +86,7 @@ def own_latencies(operators: Sequence[Operator], profile: DeviceProfile, half: S
     """Microseconds that each operator takes by itself: predicted where the profile's latency model knows such operators.
 
     Args:
-        half: of which operators the floating-point operands have 16 bits; of none, if it is left out.
+        half: for each operator, whether its floating-point operands have 16 bits; by default, false for all.
     """
     half = half or [False] * len(operators)
     rooflines = np.array([operator_latency(op, profile, half=its) for op, its in zip(operators, half, strict=True)], float)
@@ -99,7 +99,7 @@ def own_latencies(operators: Sequence[Operator], profile: DeviceProfile, half: S
 
 
 def _of_halves(graph: Graph) -> list[bool]:
-    """Of each operator, whether it has floating-point operands, all of which have 16 bits."""
+    """For each operator, whether it has floating-point operands and all of them have 16 bits."""
     floats = [[dtype for t in op.inputs if "float" in (dtype := graph.tensors[t].dtype)] for op in graph.operators]
     return [bool(dtypes) and all(dtype in ("bfloat16", "float16") for dtype in dtypes) for dtypes in floats]
 

@@ -36,8 +36,8 @@ _MUCH = 4  # times its operands' bytes: a larger result is delayed to save memor
 def order(graph: Graph) -> Graph:
     """The same graph with its operators in the one of three topological orders that has the lowest peak.
 
-    Ties go to `tail` and `prelude`, then to `prelude` alone; but where there are sums of outer products, to all three rules: such
-    an update then comes after the last product that reads the old parameter, whose memory it takes over.
+    Ties go to `tail` and `prelude`, then to `prelude` alone. With sums of outer products, ties go to all three rules first, so
+    that an update follows the last product that reads the old parameter and can take over its memory.
     """
     early = _sorted(graph, early_tail=True, delay=False)
     late = _sorted(graph, early_tail=False, delay=False)
@@ -47,7 +47,8 @@ def order(graph: Graph) -> Graph:
 
 
 def _peak(graph: Graph) -> int:
-    """An estimate of the peak: the least that is stored between two heavy operators, and what the second makes, at most.
+    """An estimate of the peak: the maximum, over pairs of heavy operators, of the least stored in between and the second's
+    result.
 
     Light temporaries do not count: XLA fuses them.
     """

@@ -71,8 +71,8 @@ class Retention:
 def retain(liveness: Liveness, dropped: Mapping[TensorId, int]) -> Retention:
     """The retention that follows when `dropped` tensors are stored up to the given places only.
 
-    What an effectful operator makes is kept all the same. For all tensors that are neither dropped nor read by the operators of
-    dropped ones, the result is as in `liveness`.
+    Results of effectful operators are never dropped. Tensors that are neither dropped nor inputs of operators that run again stay
+    as in `liveness`.
     """
     graph = liveness.graph
     if liveness.made_once:

@@ -107,12 +107,12 @@ class JobLimits:
 def plan_job(prepare: Callable[[Any, int], Program], traced: Any, limits: JobLimits) -> Program:
     """The plan under `beside_bytes`, for which no other job is parked; if there is none, the plan under `alone_bytes`.
 
-    The plan also keeps the limits of swapping and of host memory, unless only a plan that exceeds them keeps the device budget.
+    The plan also keeps the limits of swapping and of host memory if such a plan fits the device budget.
 
     Args:
         prepare: gives a traced step's program under a budget in bytes, or raises BudgetTooSmall.
-        traced: what `prepare` takes; its method `with_host_limit` gives the same step, of which plans are made that have so many
-            bytes in host memory at most; with zero, none are swapped.
+        traced: what `prepare` takes; its method `with_host_limit` gives the same step with a limit of host memory for its plans,
+            in bytes. A limit of zero means no swaps.
 
     Raises:
         BudgetTooSmall: there is no plan under `alone_bytes`.

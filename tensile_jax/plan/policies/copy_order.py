@@ -1,4 +1,4 @@
-"""Computes when copies to the host end, in the order in which a plan issues them.
+"""Computes when each copy to the host ends, if the copies run one after another in the order in which a plan issues them.
 
 A planning algorithm may place a copy to the host anywhere in the free time of the link: small tensors go into short gaps, and a
 large one waits for a long gap. A plan issues each copy right after the last access before its tensor leaves, and the lane of the

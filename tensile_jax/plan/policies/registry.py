@@ -27,7 +27,7 @@ POLICIES: Mapping[PolicyName, Policy] = {
 
 
 def lowest(model: StepModel, measured: CompiledSizes, policy: Policy) -> Choice:
-    """The choice of the policy with the least peak. That of `auto` may be slower than it must be: it is found quickly."""
+    """The choice of the policy with the least peak. For `auto`, it is found quickly and may be slow."""
     choice = lowest_of_auto(model, measured) if policy is auto else policy(model, LEAST, measured)
     assert choice is not None  # every policy has a choice for the limit `LEAST`
     return choice

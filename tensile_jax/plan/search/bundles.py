@@ -1,4 +1,4 @@
-"""Bundles the tensors of a large condensed step, so that the search decides about many tensors at once.
+"""Groups the tensors of a very large step into bundles, so that the search decides about many tensors at once.
 
 The time that a search takes grows with the number of significant tensors and of nodes (`condensed_step.py`). A step with more
 than `MOST_TENSORS` significant tensors is condensed once more. The operators between two possible boundaries, a *stretch*, become

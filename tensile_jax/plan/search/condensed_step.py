@@ -1,4 +1,4 @@
-"""Condenses a step to what matters for planning: the large tensors, and the runs of operators that make them.
+"""Reduces a step to what matters for planning: its large tensors, and the runs of operators that make them.
 
 A step has thousands of equations, most of them cheap and on small tensors. The search (`local_search.py`) works on a *condensed*
 step, in which a plan is evaluated much faster. Every tensor of the step belongs to one of four classes:

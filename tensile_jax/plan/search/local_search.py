@@ -43,7 +43,7 @@ _MOVES = (-1, 1, -2, 2, -4, 4)  # of a boundary, in possible boundaries
 def repair(
     schedule: Schedule, limit: float, most: int, upper: float = float("inf"), evaluations: float = float("inf")
 ) -> Schedule | None:
-    """A schedule under the limit after at most so many moves, faster than `upper`; None if none was found.
+    """A schedule under the limit that is faster than `upper`, after at most `most` moves; None if none was found.
 
     The first limits are higher, from `_STAGE` times the peak down, so that the highest peaks are lowered first. `evaluations` is
     the most segments that are evaluated.
@@ -254,7 +254,7 @@ def absences_with(schedule: Schedule, j: int) -> Iterator[Schedule]:
 
 
 def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float("inf")) -> Schedule:
-    """A faster schedule under the limit, after so many evaluated segments.
+    """A faster schedule under the limit, after evaluating about `budget` segments.
 
     A schedule more than `_BEHIND` times as slow as `wanted`, the cost of another schedule, is not repaired.
     """

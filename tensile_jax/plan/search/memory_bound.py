@@ -10,8 +10,8 @@ In the account of memory (`segment_account.py`), a tensor that is written inside
 counts with the profile's weights (`workspace.py`), and here so does all that the node reads and makes. Updates are not counted,
 since each may take over the memory of the state that it replaces; nor are tensors that XLA does not write.
 
-Where segments were compiled, the ends of an iteration alone count. Of these, `bytes_at_ends` knows without a condensed step, and
-also for plain jit's own executable. Sizes in bytes.
+Once segments were compiled, only the ends of an iteration count. `bytes_at_ends` computes these without a condensed step; they
+bound plain jit's executable, too. Sizes in bytes.
 """
 
 from tensile_jax.ir import Graph, TensorId
@@ -45,7 +45,7 @@ def bytes_at_ends(graph: Graph, *, state_may_stay_out: bool) -> int:
 
 
 def _of_nodes(evaluator: Evaluator) -> int:
-    """What the node that needs most holds, beside what the caller owns."""
+    """The most that any node needs, without what the caller owns."""
     step, profile = evaluator.condensed, evaluator.profile
     weight = min(1.0, profile.late_weight + profile.early_weight)
     fixed = sum(1 << t for t, recipe in enumerate(step.recipes) if recipe is None) & ~step.movable

@@ -1,4 +1,4 @@
-"""Finds the places at which the search may cut a step into segments."""
+"""Chooses the places at which a segment may begin, so that the search need not consider every operator."""
 
 from itertools import pairwise
 
@@ -12,9 +12,9 @@ _MOST = 192  # possible boundaries: more find faster plans, and take longer to s
 def possible_boundaries(retention: Retention, stored: np.ndarray) -> tuple[int, ...]:
     """Places before which a segment may begin, with 0 and the number of operators.
 
-    An operator that is alone has one on each side. Between any two heavy operators, it is the earliest place at which least is
-    stored. Where light operators between them make much, as an optimizer does, there are several. A late place would split what
-    XLA fuses (measured for the design: 15 % more memory traffic).
+    An operator that is alone has a boundary on each side. Between two heavy operators, the boundary is the earliest place at
+    which least is stored; a later place would split what XLA fuses, which costs traffic. If light operators in between make much,
+    as an optimizer does, there are several boundaries.
 
     Args:
         stored: bytes stored at each boundary, by place.

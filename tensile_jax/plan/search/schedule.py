@@ -2,10 +2,10 @@
 
 The cuts divide the nodes of a condensed step (`condensed_step.py`) into segments 0 .. k - 1. Each significant tensor has
 residencies, as in a layout (`result/layout.py`). Between its residencies, a segment that needs the tensor computes it again for
-itself (`segment_account.py`). Nothing is kept for longer than needed, except that a copy to the host may take its time.
+itself (`segment_account.py`). Nothing is kept for longer than needed, except while it is copied to the host.
 
 A schedule is changed by `set_residencies` and `settle`, which evaluates only the segments that change. The time of a step is
-simulated (`timing.py`) when it is first asked for.
+simulated when it is first asked for (`timing.py`).
 
 Sizes in bytes, times in microseconds.
 """
@@ -119,17 +119,17 @@ class Schedule:
 
     @property
     def least_cost(self) -> float:
-        """The cost, if no segment waited for a copy and copies slowed nothing."""
+        """A lower bound on the cost: as if no segment waited for a copy, and copies slowed nothing."""
         return self._cost_at(sum(self.us))
 
     def _cost_at(self, step_us: float) -> float:
         return step_us + sum(self.written_us) + len(self.after) * self.evaluator.compiling_us
 
     def excess(self, limit: float) -> float:
-        """By how much segments exceed the limit: the bytes of each, weighted with the square root of its number of nodes.
+        """The bytes by which segments exceed the limit, each weighted with the square root of the segment's number of nodes.
 
-        Without weights, one long segment far above the limit would be preferred to its two parts, both of which are above it
-        by less.
+        Without weights, a long segment far above the limit would seem better than its two halves, which exceed the limit by less
+        each.
         """
         cuts, bounds = self.cuts, self.evaluator.condensed.boundaries
         return sum((p - limit) * sqrt(bounds[cuts[j + 1]] - bounds[cuts[j]]) for j, p in enumerate(self.peaks) if p > limit)

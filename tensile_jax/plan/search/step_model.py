@@ -271,7 +271,7 @@ class StepModel:
 
     @cached_property
     def plain_evaluator(self) -> Evaluator:
-        """The same for plain `jax.jit`, which gives all updates the memory of the donated state, be it with a copy."""
+        """The same for plain `jax.jit`, in which every update ends in the memory of the donated state, if need be by a copy."""
         step, bit = self.evaluator.condensed, self.evaluator.bit
         aliases = {bit[t]: bit[h] for t, h in self.liveness.possible_aliases if t in bit and h in bit}
         return (
