@@ -201,7 +201,7 @@ class Schedule:
         """Evaluate changed segments, and release earlier what nothing needs any more; False if a segment cannot run."""
         waiting, idle = set(changed), set(idle)
         rounds = 0
-        self.evaluator.evaluated += 1
+        self.evaluator.count_schedule()
         while waiting or idle:
             rounds += 1
             if rounds > _MOST_ROUNDS:

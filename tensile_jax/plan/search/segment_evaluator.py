@@ -134,6 +134,10 @@ class Evaluator:
             return None
         return Evaluated(found, step.bytes_of(wanted & ~aliased), step.crossing_bytes(wanted) / self.profile.bytes_per_us)
 
+    def count_schedule(self) -> None:
+        """Count one more schedule that was tried, as one evaluated segment."""
+        self.evaluated += 1
+
     def with_measured(self, measured: CompiledSizes) -> "Evaluator":
         """The same evaluator, in which measured workspaces replace predictions; it shares what it remembers.
 
