@@ -228,7 +228,7 @@ class Ledger:
         record = self.records[index]
         assert record.renewal is not None
         return admits(
-            record.renewal,
+            record.renewal.memory,
             [r.memory for r in self.records if r is not record],
             budget_bytes=self._limit_bytes,
             host_budget_bytes=self.host_budget_bytes,

@@ -102,7 +102,7 @@ def _record(ledger: Ledger, event: Event) -> None:
         arrived = StatePlace.ON_DEVICE if record.place is StatePlace.TO_DEVICE else StatePlace.ON_HOST
         ledger.put(index, replace(record, place=arrived, busy=False))
     elif isinstance(event, PlanRenewed):
-        records[index] = replace(record, renewal=event.memory)
+        records[index] = replace(record, renewal=event.plan)
     elif isinstance(event, JobLost):
         ledger.remove(index)
         _end_all_runs(ledger, job)
@@ -119,7 +119,10 @@ def _record_of_others(ledger: Ledger, event: JobEvent) -> None:
         ledger.pending = tuple([r for r in ledger.pending if r.job != job])
         _end_all_runs(ledger, job)
     elif isinstance(event, PlanRenewed):
-        ledger.pending = tuple([replace(r, memory=event.memory) if r.job == job else r for r in ledger.pending])
+        plan = event.plan
+        ledger.pending = tuple([
+            replace(r, memory=plan.memory, plan=plan.id) if r.job == job else r for r in ledger.pending
+        ])  # fmt: skip
     elif isinstance(event, BatchLoaded | Wished):
         ledger.pending = tuple([_with_batch_or_wish(r, event) if r.job == job else r for r in ledger.pending])
 
@@ -174,18 +177,19 @@ def _renew(ledger: Ledger, index: int) -> bool:
     """Adopt the job's new plan; decline it if this or another job could not run then; False while the job waits for room."""
     record = ledger.records[index]
     assert record.renewal is not None
-    more = record.renewal.parked_bytes - record.memory.parked_bytes
+    plan = record.renewal
+    more = plan.memory.parked_bytes - record.memory.parked_bytes
     if ledger.can_renew(index):
         if ledger.has_room(more):
-            ledger.put(index, replace(record, memory=record.renewal, renewal=None))
-            ledger.orders.append(AdoptPlan(record.job))
+            ledger.put(index, replace(record, memory=plan.memory, plan=plan.id, renewal=None))
+            ledger.orders.append(AdoptPlan(record.job, plan))
             return True
         if not ledger.is_idle:
             return False
         if park_one(ledger):
             return True
     ledger.put(index, replace(record, renewal=None))
-    ledger.orders.append(DeclinePlan(record.job))
+    ledger.orders.append(DeclinePlan(record.job, plan))
     return True
 
 

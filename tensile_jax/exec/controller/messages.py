@@ -5,8 +5,8 @@ For each order that takes time, an event reports when it is done. Times are micr
 
 from typing import NamedTuple
 
+from tensile_jax.exec.actor.plans import PlanSummary
 from tensile_jax.exec.controller.state import JobId, JobRecord, Wish
-from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 
 # -- events -------------------------------------------------------------------------------------------------------------------
 
@@ -59,14 +59,14 @@ class JobLost(NamedTuple):
 
 
 class PlanRenewed(NamedTuple):
-    """The job has a new plan, with memory profile `memory`.
+    """The job has a new plan.
 
     An admitted job changes its plan once its state is on the host; `AdoptPlan` or `DeclinePlan` says whether it did. A pending
     job has the new plan at once, and no order says so.
     """
 
     job: JobId
-    memory: MemoryProfile
+    plan: PlanSummary
 
 
 class BudgetRequested(NamedTuple):
@@ -106,7 +106,7 @@ class Unpark(NamedTuple):
 
 
 class Admit(NamedTuple):
-    """The job is admitted: it is no longer pending."""
+    """The job is admitted: it is no longer pending, and uses the plan of its record from now on."""
 
     job: JobId
 
@@ -115,12 +115,14 @@ class AdoptPlan(NamedTuple):
     """The job uses its new plan from now on."""
 
     job: JobId
+    plan: PlanSummary
 
 
 class DeclinePlan(NamedTuple):
     """The job's new plan does not fit beside the other jobs; the job keeps the plan that it has."""
 
     job: JobId
+    plan: PlanSummary
 
 
 class ReportPaused(NamedTuple):

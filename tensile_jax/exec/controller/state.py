@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, NewType
 
+from tensile_jax.exec.actor.plans import PlanId, PlanSummary
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 
 JobId = NewType("JobId", int)
@@ -29,11 +30,12 @@ class JobRecord:
 
     Attributes:
         memory: the memory profile of one iteration of the job's plan.
+        plan: the id of that plan.
         weight: the job's priority: its share of the device's time in proportion to the weights of the other jobs.
         position: the index of the next move of the iteration under way; 0 between iterations.
         busy: whether a run or a copy of the job must end before the job's next move can be issued.
         batches: how many batches are loaded, including the one of the iteration under way.
-        renewal: the memory profile of a new plan, which is put to use once the job's state is on the host.
+        renewal: a new plan, which is put to use once the job's state is on the host; None if there is none.
         pause_reported: whether the job is paused and `ReportPaused` has been ordered.
         virtual_us: the job's compute time divided by its weight. A value below `State.clock_us` counts as `State.clock_us`.
         overtaken: how many iterations of other jobs began while this job waited for memory, either as the first in turn or in the
@@ -49,10 +51,11 @@ class JobRecord:
     position: int = 0
     busy: bool = False
     batches: int = 0
-    renewal: MemoryProfile | None = None
+    renewal: PlanSummary | None = None
     pause_reported: bool = False
     virtual_us: float = 0.0
     overtaken: int = 0
+    plan: PlanId = PlanId(0)
 
     @property
     def held_bytes(self) -> int:
@@ -70,14 +73,14 @@ class JobRecord:
         """This record at another position. The fields are written out, since `dataclasses.replace` takes twice as long."""
         return JobRecord(
             self.job, self.memory, self.weight, self.steps_left, self.wish, self.place, position, busy, self.batches,
-            self.renewal, self.pause_reported, self.virtual_us, self.overtaken,
+            self.renewal, self.pause_reported, self.virtual_us, self.overtaken, self.plan,
         )  # fmt: skip
 
     def after_run(self, virtual_us: float, *, busy: bool) -> "JobRecord":
         """The record after one of the job's runs has ended."""
         return JobRecord(
             self.job, self.memory, self.weight, self.steps_left, self.wish, self.place, self.position, busy, self.batches,
-            self.renewal, self.pause_reported, virtual_us, self.overtaken,
+            self.renewal, self.pause_reported, virtual_us, self.overtaken, self.plan,
         )  # fmt: skip
 
     @property

@@ -46,7 +46,6 @@ from tensile_jax.exec.controller.messages import (
     JobLost,
     Order,
     Park,
-    PlanRenewed,
     Release,
     ReportPaused,
     RunEnded,
@@ -104,6 +103,7 @@ class DispatchedJob:
     Attributes:
         checkpoint_every: after each so many steps the job pauses for a checkpoint; None: never.
         steps: how many steps of the job are done.
+        saves_pauses: whether the state is saved whenever the job has paused.
         iteration: the latest iteration; None before the first one.
         since_plan: how many iterations of the plan in use have ended.
         renew_above: if this is a threshold of drift, the latencies of watched iterations are posted.
@@ -118,6 +118,7 @@ class DispatchedJob:
     memory: MemoryProfile
     checkpoint_every: int | None
     steps: int
+    saves_pauses: bool = False
     renew_above: float | None = None
     measured: Measured = field(default_factory=Measured)
     iteration: _Iteration | None = None
@@ -188,7 +189,6 @@ class Dispatcher:
         self._look_always = look_always
         self._inbox: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._jobs: dict[JobId, DispatchedJob] = {}
-        self._renewals: dict[JobId, MemoryProfile] = {}
         self._in_order = state.depth > 1  # the device allocates memory in the order of launches
         self._lane = Lane("tensile-launches")
         self._copies = ThreadPoolExecutor(_COPY_THREADS, "tensile-copies")
@@ -241,12 +241,6 @@ class Dispatcher:
         self.measured[job] = entry.measured
         self.recorder.names[job] = entry.name
         self._jobs[job] = entry
-
-    def renew(self, job: JobId, memory: MemoryProfile) -> None:
-        """Report to the controller that the job has a new plan with memory profile `memory`. In the dispatcher's thread."""
-        if job in self._jobs:
-            self._renewals[job] = memory
-            self.handle(PlanRenewed(job, memory))
 
     def now(self) -> float:
         """Microseconds since the dispatcher was made."""
@@ -319,7 +313,6 @@ class Dispatcher:
         entry = self._jobs.pop(job, None)
         if entry is None:
             return
-        self._renewals.pop(job, None)
         rescued = None
         with suppress(Exception):  # if the device is broken, the state cannot be copied
             rescued = entry.actor.save_before_dropping()
@@ -354,18 +347,21 @@ class Dispatcher:
             case Unpark():
                 self._move(job, entry, actor.unpark(), "into")
             case Admit():
-                actor.admit()
-                entry.memory = self._renewals.pop(job, entry.memory)  # its plan may have been renewed while it was pending
+                record = self.state.record(job)
+                assert record is not None  # it was admitted a moment ago
+                actor.use(record.plan)
+                entry.memory = record.memory
                 self._post(job, messages.Admitted())
-            case AdoptPlan():
-                actor.adopt()
-                entry.memory, entry.since_plan, entry.pace = self._renewals.pop(job), 0, Pace()
-                self._post(job, messages.PlanAdopted(entry.steps))
-            case DeclinePlan():
-                self._post(job, messages.PlanDeclined(self._renewals.pop(job, entry.memory)))
+            case AdoptPlan(_, plan):
+                actor.use(plan.id)
+                entry.memory, entry.since_plan, entry.pace = plan.memory, 0, Pace()
+                self._post(job, messages.PlanAdopted(plan, entry.steps))
+            case DeclinePlan(_, plan):
+                self._post(job, messages.PlanDeclined(plan))
             case ReportPaused():
                 entry.checkpoint_due = False
-                self._for_metrics.append(partial(self._post_last, job, messages.Paused(actor.state(), entry.steps)))
+                kept = actor.state() if entry.saves_pauses else None
+                self._for_metrics.append(partial(self._post_last, job, messages.Paused(kept, entry.steps)))
             case Release():
                 news = messages.Released(actor.state(), entry.steps)
                 actor.free_device_arrays()

@@ -222,12 +222,12 @@ class _Change:
                 self.report("queued", note, values)
             case BudgetSuffices() if record.state == "queued" and record.admitted:
                 self.put(state="running", note="")
-            case PlanAdopted(steps):
+            case PlanAdopted(plan, steps):
                 if record.state == "queued":
                     self.put(state="running", note="")
-                self.do(UsePlan(steps))
-            case PlanDeclined(memory):
-                self.do(DropPlan(memory))
+                self.do(UsePlan(plan, steps))
+            case PlanDeclined(plan):
+                self.do(DropPlan(plan))
             case Stepped(metrics, values):
                 self.put(done=record.done + 1)
                 self.report("step", values=values)
@@ -285,12 +285,11 @@ class _Change:
         record = self.record
         self.put(joined=True)
         self.report("planned", news.note, news.values)
-        left = record.steps - record.first
-        self.do(
-            JoinController(
-                JobRecord(record.job, news.memory, record.priority, left, wish=record.wish, batches=record.batches)
-            )
+        plan, left = news.plan, record.steps - record.first
+        joined = JobRecord(
+            record.job, plan.memory, record.priority, left, wish=record.wish, batches=record.batches, plan=plan.id
         )  # fmt: skip
+        self.do(JoinController(joined))
 
     def receive_request(self, wish: Wish) -> None:
         before = self.record.wish

@@ -433,12 +433,12 @@ class Runtime:
                 self._dispatcher.fail(job.number, error)
             case messages.ExplainWait():
                 self._dispatcher.call(lambda: self._planner.explain_wait(job))
-            case messages.UsePlan(steps):
-                self._planner.use_plan(job, steps)
+            case messages.UsePlan(plan, steps):
+                self._planner.use_plan(job, plan, steps)
             case messages.FollowPlan(segment_us):
                 self._planner.follow(job, segment_us)
-            case messages.DropPlan(memory):
-                self._planner.drop_plan(job, memory)
+            case messages.DropPlan(plan):
+                self._planner.drop_plan(job, plan)
             case messages.ShareState():
                 self._planner.share_state()
             case messages.Deliver(steps, metrics):

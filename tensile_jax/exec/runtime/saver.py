@@ -42,7 +42,9 @@ class Saver:
     def _save(self, job: StoredJob, one: SaveCheckpoint | SaveEnd) -> CheckpointMade | StateFetched:
         """Make one save. Returns its last news, which the caller must post."""
         if isinstance(one, SaveCheckpoint):
-            return self._checkpoint(job, one)
+            news = self._checkpoint(job, one)
+            one.kept.release()
+            return news
         if job.checkpoints is not None and one.steps is not None:
             self._post(job.number, self._checkpoint(job, one))
         try:

@@ -16,7 +16,7 @@ from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tests.exec.controller import explore as exploring
 from tests.exec.controller.explore import explore, longest_waits, wander
 from tests.exec.controller.small_worlds import random_world
-from tests.exec.controller.world import Broken, World, memory, record
+from tests.exec.controller.world import Broken, World, memory, offer, record
 
 A, B, C = JobId(0), JobId(1), JobId(2)
 HILL = memory("ILI", 1, 1, 1, 7, 3, 3, 1)
@@ -41,12 +41,12 @@ USERS: dict[str, tuple[tuple[Event, ...], ...]] = {
     "loses one and pauses it": ((JobLost(B),), (Wished(B, "pause"),)),
     "lowers and raises the budget": ((BudgetRequested(7), BudgetRequested(12)),),
     "lowers it below what must stay": ((BudgetRequested(1), BudgetRequested(8)),),
-    "renews": ((PlanRenewed(A, CONSTANT),),),
-    "renews twice": ((PlanRenewed(A, RISING), PlanRenewed(A, WAITS)),),
-    "renews under a lower budget": ((PlanRenewed(A, CONSTANT),), (BudgetRequested(8),)),
-    "pauses and renews": ((Wished(B, "pause"), Wished(B, "run")), (PlanRenewed(B, HILL),)),
+    "renews": ((PlanRenewed(A, offer(CONSTANT)),),),
+    "renews twice": ((PlanRenewed(A, offer(RISING)), PlanRenewed(A, offer(WAITS, 2))),),
+    "renews under a lower budget": ((PlanRenewed(A, offer(CONSTANT)),), (BudgetRequested(8),)),
+    "pauses and renews": ((Wished(B, "pause"), Wished(B, "run")), (PlanRenewed(B, offer(HILL)),)),
     "has one more": ((Prepared(record(2, CONSTANT, steps=1, weight=2.0)),),),
-    "has one more and pauses it": ((Prepared(record(2, HILL, steps=1)), Wished(C, "pause"), PlanRenewed(C, RISING)),),
+    "has one more and pauses it": ((Prepared(record(2, HILL, steps=1)), Wished(C, "pause"), PlanRenewed(C, offer(RISING))),),
 }
 
 

@@ -29,7 +29,7 @@ from tensile_jax.exec.controller.messages import (
 )
 from tensile_jax.exec.controller.state import JobId, State
 from tensile_jax.plan.multi_job.admission import smallest_budgets
-from tests.exec.controller.world import memory, record
+from tests.exec.controller.world import memory, offer, record
 
 A, B, C = JobId(0), JobId(1), JobId(2)
 HILL = memory("ILI", 2, 3, 3, 6, 3, 3, 2)  # the state is 2 bytes, the peak 6
@@ -168,7 +168,7 @@ def test_what_a_lost_job_held_is_free_and_late_events_are_dropped() -> None:
         StateMoved(A),
         BatchLoaded(A),
         Wished(A, "pause"),
-        PlanRenewed(A, HILL),
+        PlanRenewed(A, offer(HILL)),
         JobLost(A),
     )
     assert (state, orders) == (before, [])
@@ -176,32 +176,32 @@ def test_what_a_lost_job_held_is_free_and_late_events_are_dropped() -> None:
 
 
 def test_a_renewed_plan_is_adopted_once_the_state_has_been_away() -> None:
-    state, orders = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, LOW), RunEnded(A, 1.0), StateMoved(A), StateMoved(A))
-    assert orders == [Issue(A, 2, 3), Park(A), AdoptPlan(A), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 2)]
-    assert state.records[0].memory is LOW
+    state, orders = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, offer(LOW)), RunEnded(A, 1.0), StateMoved(A), StateMoved(A))
+    assert orders == [Issue(A, 2, 3), Park(A), AdoptPlan(A, offer(LOW)), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 2)]
+    assert (state.records[0].memory, state.records[0].plan) == (LOW, 1)
 
 
 def test_a_renewed_plan_that_could_not_run_or_would_shut_another_out_is_declined() -> None:
-    state, orders = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, VALLEY), RunEnded(A, 1.0), StateMoved(A))
-    assert orders == [Issue(A, 2, 3), Park(A), DeclinePlan(A), Unpark(A)]  # 8 of 6 bytes
-    events = (Prepared(record(0, LOW)), Prepared(record(1, HILL)), PlanRenewed(B, CONSTANT), PlanRenewed(A, CONSTANT))
-    state, orders = say(State(8, 100), *events)
-    assert orders == [Admit(A), Admit(B), AdoptPlan(B), DeclinePlan(A)]  # 3 bytes stay: 3 + 5 are possible, 3 + 6 are not
+    state, orders = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, offer(VALLEY)), RunEnded(A, 1.0), StateMoved(A))
+    assert orders == [Issue(A, 2, 3), Park(A), DeclinePlan(A, offer(VALLEY)), Unpark(A)]  # 8 of 6 bytes
+    state = say(State(8, 100), Prepared(record(0, LOW)), Prepared(record(1, HILL)))[0]
+    plan = offer(CONSTANT)  # 3 bytes stay: 3 + 5 are possible, 3 + 6 are not
+    assert say(state, PlanRenewed(B, plan), PlanRenewed(A, plan))[1] == [AdoptPlan(B, plan), DeclinePlan(A, plan)]
 
 
 def test_a_renewed_plan_waits_for_room_for_its_constants() -> None:
     half = memory("ILI", 4, 4, 4, 5, 4, 4, 4)
     state = say(here(9, half, half), StateMoved(B), RunEnded(A, 1.0), RunEnded(B, 1.0), Prepared(record(2, LOW)))[0]
     assert state.held_bytes == 8
-    state, orders = say(state, PlanRenewed(C, CONSTANT), BatchLoaded(A))
+    state, orders = say(state, PlanRenewed(C, offer(CONSTANT)), BatchLoaded(A))
     assert orders == [Park(B)]
-    assert say(state, StateMoved(B))[1] == [AdoptPlan(C), Issue(A, 0, 1), Issue(A, 1, 2)]
+    assert say(state, StateMoved(B))[1] == [AdoptPlan(C, offer(CONSTANT)), Issue(A, 0, 1), Issue(A, 1, 2)]
 
 
 def test_a_pending_job_takes_a_renewed_plan_at_once() -> None:
-    state, orders = say(State(5, 100), Prepared(record(0, HILL)), PlanRenewed(A, LOW))
+    state, orders = say(State(5, 100), Prepared(record(0, HILL)), PlanRenewed(A, offer(LOW)))
     assert orders == [Admit(A)]
-    assert state.records[0].memory is LOW
+    assert (state.records[0].memory, state.records[0].plan) == (LOW, 1)
 
 
 def test_a_higher_budget_holds_at_once_and_a_lower_one_when_iterations_are_over() -> None:

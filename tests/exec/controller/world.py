@@ -17,7 +17,9 @@ the controller gives an order that it must never give:
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
+from tensile_jax.exec.actor.plans import PlanId, PlanSummary
 from tensile_jax.exec.controller.messages import (
     Admit,
     AdoptPlan,
@@ -74,7 +76,7 @@ class Body:
     waiting: bool = False
     position: int = 0
     loaded: int = 0
-    renewal: MemoryProfile | None = None
+    renewal: PlanSummary | None = None
     pause_reported: bool = False
 
     @property
@@ -193,8 +195,8 @@ class World:
             return self.with_body(replace(body, wish=wish, pause_reported=False))
         if isinstance(event, PlanRenewed):
             if not body.admitted:  # no order answers
-                return self.with_body(replace(body, memory=event.memory))
-            return self.with_body(replace(body, renewal=event.memory))
+                return self.with_body(replace(body, memory=event.plan.memory))
+            return self.with_body(replace(body, renewal=event.plan))
         raise AssertionError(f"a world of these tests is never told {event}")
 
     def gone(self, body: Body, how: str) -> "World":
@@ -280,9 +282,9 @@ class World:
                 return self.with_body(replace(body, here=False, moving=True))
             case Unpark() if body.admitted and away and body.wants:
                 return self.with_body(replace(body, here=True, moving=True))
-            case AdoptPlan() if body.admitted and away and body.renewal is not None:
-                return self.with_body(replace(body, memory=body.renewal, renewal=None))
-            case DeclinePlan() if body.admitted and away and body.renewal is not None:
+            case AdoptPlan(_, plan) if body.admitted and away and body.renewal == plan:
+                return self.with_body(replace(body, memory=plan.memory, renewal=None))
+            case DeclinePlan(_, plan) if body.admitted and away and body.renewal == plan:
                 return self.with_body(replace(body, renewal=None))
             case ReportPaused() if away and body.wish == "pause" and not body.pause_reported:
                 return self.with_body(replace(body, pause_reported=True))
@@ -290,6 +292,11 @@ class World:
                 return self.gone(body, "stopped" if body.steps else "finished")
             case _:
                 raise Broken(f"{order} for {body}")
+
+
+def offer(memory: MemoryProfile, id: int = 1) -> PlanSummary:
+    """A plan that a job is offered. Nothing of it but its memory profile matters here."""
+    return PlanSummary(PlanId(id), cast(Any, None), memory)
 
 
 def record(job: int, memory: MemoryProfile, *, steps: int = 2, weight: float = 1.0) -> JobRecord:

@@ -9,10 +9,11 @@ world) that can be reached, and `check` asserts the invariants in each.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, UserCodeFailed
 from tensile_jax.exec.actor.missing import NO_STATE
+from tensile_jax.exec.actor.plans import PlanId, PlanSummary
 from tensile_jax.exec.controller.messages import BatchLoaded, Wished
 from tensile_jax.exec.controller.state import JobId, Wish
 from tensile_jax.exec.runtime import messages
@@ -20,7 +21,7 @@ from tensile_jax.exec.runtime.lifecycle import Lifecycle, SaveEnd, step
 from tensile_jax.exec.runtime.messages import Effect, News
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, MemoryProfile
 
-DEMAND = MemoryProfile((INSTANT,), (1,), (1, 1), 0, 1, 1)
+PLAN = PlanSummary(PlanId(0), cast(Any, None), MemoryProfile((INSTANT,), (1,), (1, 1), 0, 1, 1))
 BATCHES_FAIL, PREPARE_FAILS, LAUNCH_FAILS, PROCESS_DIES, SAVE_FAILS, FETCH_FAILS = (
     RuntimeError(name) for name in ("batches", "prepare", "launch", "process", "save", "fetch")
 )
@@ -88,7 +89,7 @@ class World:
             yield messages.UserWished(self.wishes[0]), replace(self, wishes=self.wishes[1:])
         yield from self._user_code()
         if self.preparing:
-            yield messages.Planned(DEMAND, "", {}), replace(self, preparing=False)
+            yield messages.Planned(PLAN, "", {}), replace(self, preparing=False)
             if "prepare" in self.troubles:
                 yield messages.PreparationFailed(PREPARE_FAILS), replace(self.without("prepare"), preparing=False)
         if "process" in self.troubles and not self.closed:

@@ -38,7 +38,7 @@ from tensile_jax.exec.runtime.messages import (
     UserWished,
 )
 from tests.exec.runtime import lifecycle_world as exploring
-from tests.exec.runtime.lifecycle_world import DEMAND, Broken, World, explore
+from tests.exec.runtime.lifecycle_world import PLAN, Broken, World, explore
 
 A = JobId(0)
 NEW = Lifecycle(A, "job", 2, makes_checkpoints=True)
@@ -56,12 +56,12 @@ def say(life: Lifecycle, *news: News) -> tuple[Lifecycle, list[Effect]]:
 
 def running(life: Lifecycle = NEW) -> Lifecycle:
     """The job, admitted, with both of its batches drawn."""
-    return say(life, Submitted(""), BatchReady(0), Planned(DEMAND, "", {}), BatchReady(1), Admitted())[0]
+    return say(life, Submitted(""), BatchReady(0), Planned(PLAN, "", {}), BatchReady(1), Admitted())[0]
 
 
 def test_a_job_is_prepared_joins_the_controller_and_is_admitted() -> None:
-    life, effects = say(NEW, Submitted("resumed at step 0"), BatchReady(0), BatchReady(1), Planned(DEMAND, "one segment", {}))
-    record = JobRecord(A, DEMAND, 1.0, 2, batches=2)
+    life, effects = say(NEW, Submitted("resumed at step 0"), BatchReady(0), BatchReady(1), Planned(PLAN, "one segment", {}))
+    record = JobRecord(A, PLAN.memory, 1.0, 2, batches=2)
     assert effects == [
         Report("submitted", 0, "resumed at step 0"), StartPreparing(), Report("planned", 0, "one segment", {}),
         JoinController(record),
@@ -86,7 +86,7 @@ def test_a_job_has_finished_once_its_state_is_saved_and_its_last_callback_has_re
 
 
 def test_a_job_that_is_cancelled_before_it_runs_gives_back_the_state_that_it_was_given() -> None:
-    life, effects = say(NEW, Submitted(""), BatchReady(0), UserWished("stop"), Planned(DEMAND, "", {}), UserWished("run"))
+    life, effects = say(NEW, Submitted(""), BatchReady(0), UserWished("stop"), Planned(PLAN, "", {}), UserWished("run"))
     assert effects == [Report("submitted", 0), StartPreparing(), StartSaving()]
     assert life.saves == (SaveEnd("cancelled"),)
     life, effects = say(life, StateFetched("given", None))

@@ -79,7 +79,7 @@ def test_a_wait_ends_a_run_unless_no_other_job_could_run_meanwhile(runtime: Make
         beside = submit(run, steps=WATCHED_FIRST + 1)
         beside.wait(PATIENCE_S)
         go.set()
-    kinds = beside._stored.program.memory.kinds if beside._stored.program is not None else ()
+    kinds = beside._stored.in_use.memory.kinds if beside._stored.in_use is not None else ()
     waits = [k for k, kind in enumerate(kinds) if kind == WAIT]
     between = [kinds[a:b] for a, b in pairwise([0, *waits, len(kinds)])]
     assert len(waits) > 1 and spans_of(alone, step=WATCHED_FIRST) == 1
