@@ -151,10 +151,15 @@ def _end_all_runs(ledger: Ledger, job: JobId) -> None:
 
 
 def _settle(ledger: Ledger) -> bool:
-    """Park a job that is to stop, to pause or to change its plan; if the job is parked already, carry that out."""
+    """Park a job that is to stop, to pause or to change its plan; if the job is parked already, carry that out.
+
+    A job also pauses for a checkpoint. Until that pause is reported, a request to run changes nothing: the job's lifecycle
+    repeats the request afterwards.
+    """
     leaving = [
         index for index, r in enumerate(ledger.records)
-        if not r.position and not r.busy and (r.wish != "run" or not r.steps_left or r.renewal is not None)
+        if not r.position and not r.busy
+        and (r.wish != "run" or not r.steps_left or r.renewal is not None or r.checkpoint_due)
     ]  # fmt: skip
     for index in leaving:
         record = ledger.records[index]
@@ -167,7 +172,7 @@ def _settle(ledger: Ledger) -> bool:
         if record.renewal is not None and _renew(ledger, index):
             return True
         if record.renewal is None and not record.pause_reported:
-            ledger.put(index, replace(record, pause_reported=True))
+            ledger.put(index, record.with_pause_reported())
             ledger.orders.append(ReportPaused(record.job))
             return True
     return False
@@ -221,8 +226,7 @@ def _admit(ledger: Ledger) -> bool:
             ledger.orders.append(Release(record.job))
             return True
         if record.wish == "pause" and not record.pause_reported:
-            reported = replace(record, pause_reported=True)
-            ledger.pending = (*ledger.pending[:k], reported, *ledger.pending[k + 1 :])
+            ledger.pending = (*ledger.pending[:k], record.with_pause_reported(), *ledger.pending[k + 1 :])
             ledger.orders.append(ReportPaused(record.job))
             return True
     k = ledger.next_pending()

@@ -45,7 +45,8 @@ class BatchLoaded(NamedTuple):
 class Wished(NamedTuple):
     """The job is to run, to pause or to stop.
 
-    The user asked for it; or the job must pause for a checkpoint; or it must stop, since its batches ended or its code failed.
+    The user asked for it; or the job's checkpoint is being written, so that it may run again; or it must stop, since its batches
+    ended or its code failed.
     """
 
     job: JobId
@@ -126,7 +127,10 @@ class DeclinePlan(NamedTuple):
 
 
 class ReportPaused(NamedTuple):
-    """The job, admitted or pending, is paused, and its state is on the host."""
+    """The job, admitted or pending, is paused, and its state is on the host.
+
+    The user asked for it, or a checkpoint is due. `Wished` with "run" lets the job run again.
+    """
 
     job: JobId
 

@@ -3,7 +3,7 @@
 Both are immutable, and neither has JAX, a clock or a thread. Sizes are bytes, times are microseconds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal, NewType
 
@@ -40,6 +40,8 @@ class JobRecord:
         virtual_us: the job's compute time divided by its weight. A value below `State.clock_us` counts as `State.clock_us`.
         overtaken: how many iterations of other jobs began while this job waited for memory, either as the first in turn or in the
             middle of an iteration. `fair_share.py` says when the count is set to zero.
+        checkpoint_every: after each so many steps the job is paused for a checkpoint; zero: never.
+        checkpoint_at: the number of steps left at which the job is next paused for a checkpoint; below zero: at none.
     """
 
     job: JobId
@@ -56,6 +58,8 @@ class JobRecord:
     virtual_us: float = 0.0
     overtaken: int = 0
     plan: PlanId = PlanId(0)
+    checkpoint_every: int = 0
+    checkpoint_at: int = -1
 
     @property
     def held_bytes(self) -> int:
@@ -73,21 +77,34 @@ class JobRecord:
         """This record at another position. The fields are written out, since `dataclasses.replace` takes twice as long."""
         return JobRecord(
             self.job, self.memory, self.weight, self.steps_left, self.wish, self.place, position, busy, self.batches,
-            self.renewal, self.pause_reported, self.virtual_us, self.overtaken, self.plan,
+            self.renewal, self.pause_reported, self.virtual_us, self.overtaken, self.plan, self.checkpoint_every,
+            self.checkpoint_at,
         )  # fmt: skip
 
     def after_run(self, virtual_us: float, *, busy: bool) -> "JobRecord":
         """The record after one of the job's runs has ended."""
         return JobRecord(
             self.job, self.memory, self.weight, self.steps_left, self.wish, self.place, self.position, busy, self.batches,
-            self.renewal, self.pause_reported, virtual_us, self.overtaken, self.plan,
+            self.renewal, self.pause_reported, virtual_us, self.overtaken, self.plan, self.checkpoint_every,
+            self.checkpoint_at,
         )  # fmt: skip
 
     @property
     def is_ready(self) -> bool:
         """Whether the job would begin an iteration if there were memory."""
         ready = self.position == 0 and self.batches > 0 and self.steps_left > 0
-        return ready and self.wish == "run" and self.renewal is None
+        return ready and self.wish == "run" and self.renewal is None and not self.checkpoint_due
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the job is to be paused for a checkpoint once its iteration is over."""
+        return self.steps_left == self.checkpoint_at
+
+    def with_pause_reported(self) -> "JobRecord":
+        """The record after `ReportPaused` was ordered. A job that was paused for a checkpoint runs again when it is told to."""
+        if not self.checkpoint_due:
+            return replace(self, pause_reported=True)
+        return replace(self, wish="pause", pause_reported=True, checkpoint_at=self.checkpoint_at - self.checkpoint_every)
 
 
 @dataclass(frozen=True, slots=True)

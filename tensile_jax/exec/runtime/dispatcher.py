@@ -52,7 +52,6 @@ from tensile_jax.exec.controller.messages import (
     StateMoved,
     Unpark,
     WaitEnded,
-    Wished,
 )
 from tensile_jax.exec.controller.state import JobId, State
 from tensile_jax.exec.runtime import messages
@@ -101,7 +100,6 @@ class DispatchedJob:
     """What the dispatcher knows of one job, admitted or pending.
 
     Attributes:
-        checkpoint_every: after each so many steps the job pauses for a checkpoint; None: never.
         steps: how many steps of the job are done.
         saves_pauses: whether the state is saved whenever the job has paused.
         iteration: the latest iteration; None before the first one.
@@ -109,21 +107,18 @@ class DispatchedJob:
         renew_above: if this is a threshold of drift, the latencies of watched iterations are posted.
         pace: of iterations; one that differs from those before it by more than `renew_above` is a reason to watch the next ones.
         watch_next: how many of the next iterations are watched for that reason.
-        checkpoint_due: whether the job pauses for a checkpoint after this iteration, even if the user asks meanwhile that it run.
     """
 
     name: str
     actor: Actor
     take_batch: Callable[[], Any]
     memory: MemoryProfile
-    checkpoint_every: int | None
     steps: int
     saves_pauses: bool = False
     renew_above: float | None = None
     measured: Measured = field(default_factory=Measured)
     iteration: _Iteration | None = None
     since_plan: int = 0
-    checkpoint_due: bool = False
     pace: Pace = field(default_factory=Pace)
     watch_next: int = 0
 
@@ -264,7 +259,7 @@ class Dispatcher:
             try:
                 if callable(event):
                     event()
-                elif not self._is_too_soon(event):
+                else:
                     self.handle(event)
             except Exception as error:  # an error of this project
                 state = self.state
@@ -272,14 +267,6 @@ class Dispatcher:
                 for job in tuple(self._jobs):
                     self._lose(job, error)
             del event  # drop what it refers to before the next event comes
-
-    def _is_too_soon(self, event: Event) -> bool:
-        """Whether to drop the event: it asks a job to run that must first pause for its checkpoint.
-
-        The request is not lost: the job's lifecycle asks again once the pause is reported.
-        """
-        entry = self._jobs.get(event.job) if isinstance(event, Wished) and event.wish == "run" else None
-        return entry is not None and entry.checkpoint_due
 
     def handle(self, event: Event) -> None:
         """Give one event to the controller and carry out its orders, now. In the dispatcher's thread."""
@@ -359,7 +346,6 @@ class Dispatcher:
             case DeclinePlan(_, plan):
                 self._post(job, messages.PlanDeclined(plan))
             case ReportPaused():
-                entry.checkpoint_due = False
                 kept = actor.state() if entry.saves_pauses else None
                 self._for_metrics.append(partial(self._post_last, job, messages.Paused(kept, entry.steps)))
             case Release():
@@ -372,9 +358,6 @@ class Dispatcher:
         kinds, actor = entry.memory.kinds, entry.actor
         if begin == 0:
             iteration = entry.begin(self.now(), look=self._look_always)
-            if entry.checkpoint_every is not None and (entry.steps + 1) % entry.checkpoint_every == 0:
-                entry.checkpoint_due = True
-                self.tell(Wished(job, "pause"))  # the controller gets this event before the iteration ends
             actor.begin(entry.take_batch(), watch=iteration.watched)
             return
         iteration = entry.iteration

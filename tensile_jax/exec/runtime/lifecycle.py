@@ -111,6 +111,7 @@ class Lifecycle:
     Attributes:
         steps: how many steps the job is to do in all.
         first: how many of them were done before the job was submitted.
+        checkpoint_every: after each so many steps the job pauses for a checkpoint; None: never.
         done: how many of them are done now.
         batches: how many batches were drawn.
         last: the step after which there are no more batches, if the batches end before `steps`; None if that is not known.
@@ -128,6 +129,7 @@ class Lifecycle:
     first: int = 0
     priority: float = 1.0
     makes_checkpoints: bool = False
+    checkpoint_every: int | None = None
     state: JobState = "preparing"
     note: str = ""
     wish: Wish = "run"
@@ -285,9 +287,11 @@ class _Change:
         record = self.record
         self.put(joined=True)
         self.report("planned", news.note, news.values)
-        plan, left = news.plan, record.steps - record.first
+        plan, left, every = news.plan, record.steps - record.first, record.checkpoint_every
+        at = -1 if every is None else left - every + record.first % every
         joined = JobRecord(
-            record.job, plan.memory, record.priority, left, wish=record.wish, batches=record.batches, plan=plan.id
+            record.job, plan.memory, record.priority, left, wish=record.wish, batches=record.batches, plan=plan.id,
+            checkpoint_every=every or 0, checkpoint_at=at,
         )  # fmt: skip
         self.do(JoinController(joined))
 
@@ -317,7 +321,7 @@ class _Change:
             self.pause()
             self.do(ShareState())
             return
-        # The dispatcher paused the job for a checkpoint. The job runs on while the checkpoint is written. Only if the checkpoint
+        # The controller paused the job for a checkpoint. The job runs on while the checkpoint is written. Only if the checkpoint
         # before this one is still being written, the job waits until this one is written.
         waits = bool(record.saves) and record.makes_checkpoints
         if record.makes_checkpoints:

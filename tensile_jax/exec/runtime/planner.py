@@ -173,7 +173,7 @@ class Planner:
     def join_controller(self, job: StoredJob, record: JobRecord) -> None:
         """Give a prepared job to the dispatcher and the controller. In the dispatcher's thread."""
         entry = DispatchedJob(
-            job.name, job.actor, job.take_batch, record.memory, job.asked.checkpoint_every, job.life.first,
+            job.name, job.actor, job.take_batch, record.memory, job.life.first,
             saves_pauses=job.checkpoints is not None, renew_above=job.asked.renew_above,
         )  # fmt: skip
         self._dispatcher.join(job.number, entry)

@@ -267,7 +267,8 @@ class Runtime:
             name=asked.name,
         )
         life = Lifecycle(
-            number, asked.name, asked.steps, asked.first, asked.priority, checkpoints is not None, done=asked.first
+            number, asked.name, asked.steps, asked.first, asked.priority, checkpoints is not None, asked.checkpoint_every,
+            done=asked.first,
         )  # fmt: skip
         stored = StoredJob(asked, actor, feed, checkpoints, lock, life)
         job = Job(stored, self._store, self._dispatcher, partial(self._wish, stored))

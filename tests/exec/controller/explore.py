@@ -43,8 +43,8 @@ def check(state: State, world: World) -> None:
         raise Broken(f"records {state.records} and {state.pending} for {world.bodies}")
     for s in state.records:
         b = bodies[s.job]
-        known = (s.memory, s.position, s.steps_left, s.batches, s.wish, s.renewal)
-        if known != (b.memory, b.position, b.steps, b.loaded, b.wish, b.renewal):
+        known = (s.memory, s.position, s.steps_left, s.batches, s.wish, s.renewal, s.checkpoint_at)
+        if known != (b.memory, b.position, b.steps, b.loaded, b.wish, b.renewal, b.checkpoint_at):
             raise Broken(f"{s} for {b}")
     if not world.underway:
         _check_quiet(state, world)
@@ -57,7 +57,7 @@ def _check_quiet(state: State, world: World) -> None:
     for b in world.bodies:
         stuck = b.position > 0 or b.wish == "stop" or b.steps == 0
         stuck |= b.wish == "pause" and (b.here or not b.pause_reported)
-        stuck |= b.renewal is not None
+        stuck |= b.renewal is not None or (b.checkpoint_due and b.admitted)
         stuck |= b.admitted and b.wants and world.could_run(b)
         if stuck:
             raise Broken(f"nothing is under way, and yet nothing is done for {b}")

@@ -68,5 +68,8 @@ def random_world(rng: random.Random, jobs: int, *, scripts: int, steps: int) -> 
     if rng.random() < 0.5:
         events.append(late_script(rng, jobs))
     world = World(budget, host_budget, rng.choice([1, 2]), scripts=tuple(s for s in events if s))
-    records = [record(k, d, steps=rng.randint(1, steps), weight=rng.choice([1.0, 2.0])) for k, d in enumerate(memories)]
+    records = [
+        record(k, d, steps=rng.randint(1, steps), weight=rng.choice([1.0, 2.0]), checkpoint_every=rng.choice([0, 0, 1, 2]))
+        for k, d in enumerate(memories)
+    ]
     return world, records

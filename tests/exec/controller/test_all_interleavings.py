@@ -110,6 +110,17 @@ def test_whatever_a_user_does_and_whenever(user: str, depth: int) -> None:
     assert ends >= ({"finished", "stopped"} if "cancel" in user else {"finished", "died"} if "loses" in user else {"finished"})
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("user", ["nothing", "pauses and resumes", "cancels both", "loses one", "renews"])
+def test_jobs_that_pause_for_checkpoints_run_on_whatever_a_user_does(user: str, depth: int) -> None:
+    """Whoever asks a job to run before it has paused for its checkpoint does not keep it from pausing."""
+    records = [record(0, WAITS, steps=2, checkpoint_every=1), record(1, HILL, steps=1, checkpoint_every=1)]
+    found = explore(World(10, 100, depth, scripts=USERS.get(user, ())), records)
+    assert found.ends >= (all_finished(2) if user == "nothing" else frozenset())
+    ends = {how for jobs in found.ends for _, how in jobs}
+    assert "finished" in ends and (user != "nothing" or ends == {"finished"})
+
+
 @pytest.mark.parametrize("seed", [*range(24), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(24, 400))])
 def test_random_jobs_and_users(seed: int) -> None:
     rng = random.Random(seed)

@@ -175,6 +175,13 @@ def test_what_a_lost_job_held_is_free_and_late_events_are_dropped() -> None:
     assert say(state, StateMoved(B))[1] == [Issue(B, 0, 1), Issue(B, 1, 2)]
 
 
+def test_a_job_pauses_for_a_checkpoint_even_if_it_is_told_to_run_and_runs_when_it_is_told_again() -> None:
+    state = say(State(6, 100), Prepared(record(0, HILL, checkpoint_every=1)), BatchLoaded(A), BatchLoaded(A), StateMoved(A))[0]
+    state, orders = say(state, Wished(A, "run"), RunEnded(A, 1.0), Wished(A, "run"), StateMoved(A))
+    assert orders == [Issue(A, 2, 3), Park(A), ReportPaused(A)]
+    assert say(state, Wished(A, "run"))[1] == [Unpark(A)]
+
+
 def test_a_renewed_plan_is_adopted_once_the_state_has_been_away() -> None:
     state, orders = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, offer(LOW)), RunEnded(A, 1.0), StateMoved(A), StateMoved(A))
     assert orders == [Issue(A, 2, 3), Park(A), AdoptPlan(A, offer(LOW)), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 2)]

@@ -63,7 +63,10 @@ def memory(
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One job. `here` says whether its state is on the device, `moving` whether the state is being copied in either direction."""
+    """One job. `here` says whether its state is on the device, `moving` whether the state is being copied in either direction.
+
+    `saving` says whether it is paused for a checkpoint, and will be told to run again.
+    """
 
     job: JobId
     memory: MemoryProfile
@@ -78,6 +81,9 @@ class Body:
     loaded: int = 0
     renewal: PlanSummary | None = None
     pause_reported: bool = False
+    checkpoint_every: int = 0
+    checkpoint_at: int = -1
+    saving: bool = False
 
     @property
     def device_bytes(self) -> int:
@@ -92,7 +98,12 @@ class Body:
     def wants(self) -> bool:
         """Whether the job is ready to begin an iteration."""
         ready = self.position == 0 and self.loaded > 0 and self.steps > 0
-        return ready and self.wish == "run" and self.renewal is None
+        return ready and self.wish == "run" and self.renewal is None and not self.checkpoint_due
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the job must pause for a checkpoint before it does another step."""
+        return self.steps == self.checkpoint_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +175,8 @@ class World:
         for body in self.bodies:
             if body.loads:
                 yield BatchLoaded(body.job), self.with_body(replace(body, loads=body.loads - 1, loaded=body.loaded + 1))
+            if body.saving:
+                yield Wished(body.job, "run"), self.receive(Wished(body.job, "run"))
         for event in dict.fromkeys(self.late):
             late = list(self.late)
             late.remove(event)
@@ -177,7 +190,11 @@ class World:
         """The world after an event that the user or a job has caused."""
         if isinstance(event, Prepared):
             record = event.record
-            return replace(self, bodies=(*self.bodies, Body(record.job, record.memory, record.steps_left, record.steps_left)))
+            body = Body(
+                record.job, record.memory, record.steps_left, record.steps_left,
+                checkpoint_every=record.checkpoint_every, checkpoint_at=record.checkpoint_at,
+            )  # fmt: skip
+            return replace(self, bodies=(*self.bodies, body))
         if isinstance(event, BudgetRequested):
             return replace(self, asked=event.nbytes)
         body = self.body(event.job)
@@ -192,7 +209,7 @@ class World:
             return self
         if isinstance(event, Wished):
             wish = "stop" if body.wish == "stop" else event.wish
-            return self.with_body(replace(body, wish=wish, pause_reported=False))
+            return self.with_body(replace(body, wish=wish, pause_reported=False, saving=False))
         if isinstance(event, PlanRenewed):
             if not body.admitted:  # no order answers
                 return self.with_body(replace(body, memory=event.plan.memory))
@@ -286,6 +303,9 @@ class World:
                 return self.with_body(replace(body, memory=plan.memory, renewal=None))
             case DeclinePlan(_, plan) if body.admitted and away and body.renewal == plan:
                 return self.with_body(replace(body, renewal=None))
+            case ReportPaused() if away and body.checkpoint_due and body.wish != "stop":
+                at, saving = body.checkpoint_at - body.checkpoint_every, body.wish == "run"
+                return self.with_body(replace(body, wish="pause", pause_reported=True, checkpoint_at=at, saving=saving))
             case ReportPaused() if away and body.wish == "pause" and not body.pause_reported:
                 return self.with_body(replace(body, pause_reported=True))
             case Release() if away and (body.wish == "stop" or body.steps == 0):
@@ -299,6 +319,7 @@ def offer(memory: MemoryProfile, id: int = 1) -> PlanSummary:
     return PlanSummary(PlanId(id), cast(Any, None), memory)
 
 
-def record(job: int, memory: MemoryProfile, *, steps: int = 2, weight: float = 1.0) -> JobRecord:
+def record(job: int, memory: MemoryProfile, *, steps: int = 2, weight: float = 1.0, checkpoint_every: int = 0) -> JobRecord:
     """The record of a job that has just been prepared."""
-    return JobRecord(JobId(job), memory, weight, steps)
+    at = steps - checkpoint_every if checkpoint_every else -1
+    return JobRecord(JobId(job), memory, weight, steps, checkpoint_every=checkpoint_every, checkpoint_at=at)

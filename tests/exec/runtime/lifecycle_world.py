@@ -133,7 +133,7 @@ class World:
         elif self.wish == "pause" and not self.pause_reported:
             after = replace(self, pause_reported=True, kept=(*self.kept, self.steps))
             yield messages.Parked(), replace(after, posts=(*self.posts, messages.Paused(self.steps, self.steps)))
-        elif self.wish == "run" and "checkpoint" in self.troubles:  # the dispatcher has it paused for one
+        elif self.wish == "run" and "checkpoint" in self.troubles:  # the controller has it paused for one
             after = replace(self.without("checkpoint"), wish="pause", pause_reported=True, kept=(*self.kept, self.steps))
             yield messages.Parked(), replace(after, posts=(*self.posts, messages.Paused(self.steps, self.steps)))
         for trouble, kept in (("launch", None), ("batch", self.steps)):  # with its state, and between two iterations
