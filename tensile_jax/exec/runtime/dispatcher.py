@@ -1,22 +1,24 @@
-"""The dispatcher: the thread that carries out the controller's orders for all jobs, and reports to the controller what happened.
+"""The dispatcher: carries out the controller's orders for all jobs, and reports to the controller what happened.
 
-This thread decides when each run of moves begins, and begins and ends every iteration itself. It never waits for the device and
-never runs user code. Other threads wait for the device, and put an event into the dispatcher's queue when what they waited for is
-over:
+The dispatcher begins and ends every iteration, and issues its runs of moves. All of this is done under the dispatcher's lock, by
+one of these threads at a time. Whoever holds the lock never waits for the device and never runs user code.
 
-    launches    one thread, which takes the runs with launches in their order, waits for each, and measures how long it took. On a
-                GPU, which allocates memory in the order of launches, the dispatcher's thread issues all moves of a run at once.
-                On a CPU, the launches' thread carries out the moves itself, one after another
+    dispatcher  handles the events that come from outside, in their order: batches, requests, plans, failures
+    launches    takes the runs with launches in their order, waits for each, and measures how long it took. On a GPU, which
+                allocates memory in the order of launches, all moves of a run are issued at once, under the lock. On a CPU, this
+                thread carries out the moves itself, one after another. When a run is over, this thread handles that event: it
+                ends the iteration and begins the next one, and no other thread must wake up for that
     copies      several threads, which wait for the copies that a job's WAIT move waits for, for the copies of a whole state
-                (parking and unparking), and, in watched iterations, for copies whose times are recorded
+                (parking and unparking), and, in watched iterations, for copies whose times are recorded. They handle the events
+                when what they waited for is over
     metrics     one thread, which reads the metrics of each step, in the order of the steps, and posts them as news of the job.
                 After a job's last metrics it posts that the job is paused, has ended, or is lost
 
 A run is recorded as one span, and its end is one event. In a watched iteration, the moves of a run are issued one by one instead:
 each launch has a span of its own, and live bytes are read after it.
 
-An exception from an actor fails only the actor's own job. Any other exception in the dispatcher's thread is an error of this
-project, and all jobs fail with it, so that no thread waits for them forever.
+An exception from an actor fails only the actor's own job. Any other exception under the lock is an error of this project, and all
+jobs fail with it, so that no thread waits for them forever.
 
 A runtime ends when nobody holds a reference to it and its jobs have ended. Therefore the dispatcher's threads hold no reference
 to the runtime or to its store. They post news (`messages.py`) of a job by the job's number. Times are microseconds.
@@ -154,13 +156,13 @@ class _Part(NamedTuple):
 
 
 class Dispatcher:
-    """The dispatcher's thread and the threads that wait for it.
+    """The dispatcher's lock, and the threads that take it.
 
     `state` is the controller's state. Any thread may read it: the attribute is assigned a new state, and no state is changed.
 
     Args:
         post: called with a job's number and news of it (`messages.py`). Must return at once.
-        applied: called in the dispatcher's thread with a budget that was applied. Must return at once.
+        applied: called under the dispatcher's lock with a budget that was applied. Must return at once.
         look_always: whether live bytes are read at every launch; otherwise only in the iterations that are watched.
     """
 
@@ -176,12 +178,13 @@ class Dispatcher:
         self.recorder = Recorder()
         self.peak_bytes = 0  # measured
         self.began = time.perf_counter()
-        self.decided_us = 0.0  # CPU time that the dispatcher's thread spent in the controller
+        self.decided_us = 0.0  # CPU time that was spent in the controller
         self.launches = 0
         self.measured: dict[JobId, Measured] = {}  # of all jobs, also of those that have ended
         self._post = post
         self._applied = applied
         self._look_always = look_always
+        self._deciding = threading.Lock()  # taken before the store's lock, never while that is held
         self._inbox: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._jobs: dict[JobId, DispatchedJob] = {}
         self._in_order = state.depth > 1  # the device allocates memory in the order of launches
@@ -190,7 +193,7 @@ class Dispatcher:
         self._metrics = Lane("tensile-metrics")
         self._thread = threading.Thread(target=self._run, name="tensile-dispatcher", daemon=True)
         self._lane_free = 0.0
-        self._for_metrics: list[Callable[[], None]] = []  # for the metrics' thread, after the orders that are carried out now
+        self._for_metrics: list[Callable[[], None]] = []  # for the metrics' thread, once the present orders are carried out
 
     def start(self) -> None:
         """Start the dispatcher's thread."""
@@ -224,7 +227,7 @@ class Dispatcher:
         self._inbox.put(event)
 
     def call(self, what: Callable[[], None]) -> None:
-        """Queue `what`, to be called in the dispatcher's thread; from any thread."""
+        """Queue `what`, to be called under the dispatcher's lock; from any thread."""
         self._inbox.put(what)
 
     def fail(self, job: JobId, error: BaseException) -> None:
@@ -232,7 +235,7 @@ class Dispatcher:
         self.call(lambda: self._lose(job, error))
 
     def join(self, job: JobId, entry: DispatchedJob) -> None:
-        """Register a job, before the controller is sent its `Prepared` event. In the dispatcher's thread."""
+        """Register a job, before the controller is sent its `Prepared` event. Under the dispatcher's lock."""
         self.measured[job] = entry.measured
         self.recorder.names[job] = entry.name
         self._jobs[job] = entry
@@ -256,6 +259,12 @@ class Dispatcher:
                 self._lane.end()
                 ending = True
                 continue
+            self._decide(event)
+            del event  # drop what it refers to before the next event comes
+
+    def _decide(self, event: Event | Callable[[], None]) -> None:
+        """Take the lock, and handle an event or call a function; from any thread that never holds the store's lock."""
+        with self._deciding:
             try:
                 if callable(event):
                     event()
@@ -266,10 +275,9 @@ class Dispatcher:
                 self.state = State(state.budget_bytes, state.host_budget_bytes, state.depth)
                 for job in tuple(self._jobs):
                     self._lose(job, error)
-            del event  # drop what it refers to before the next event comes
 
     def handle(self, event: Event) -> None:
-        """Give one event to the controller and carry out its orders, now. In the dispatcher's thread."""
+        """Give one event to the controller and carry out its orders, now. Under the dispatcher's lock."""
         began = time.thread_time()  # CPU time of this thread, without the time of other threads
         self.state, orders = controller.step(self.state, event)
         self.decided_us += (time.thread_time() - began) * 1e6
@@ -420,7 +428,7 @@ class Dispatcher:
     # -- in other threads -------------------------------------------------------------------------------------------------------
 
     def _try(self, what: Callable[..., None], job: JobId, *arguments: Any) -> None:
-        """Call `what`, in another thread than the dispatcher's. If it raises, the job fails."""
+        """Call `what`, without the dispatcher's lock. If it raises, the job fails."""
         try:
             what(job, *arguments)
         except Exception as error:
@@ -451,14 +459,14 @@ class Dispatcher:
                 with suppress(Exception):  # another job's process may have died since
                     looks = part.looks if self._in_order else self._look(job, entry)
                     watched, *others = [look() for look in looks]
-                    self.call(partial(self._looked, entry, watched, others))
-        self.call(partial(self._run_over, job, entry, iteration, us))
+                    self._decide(partial(self._looked, entry, watched, others))
+        self._decide(partial(self._run_over, job, entry, iteration, us))
 
     def _waited(self, job: JobId, entry: DispatchedJob, wait: Wait) -> None:
         began = self.now()
         wait()
         entry.measured.stall_us += self.now() - began
-        self.tell(WaitEnded(job))
+        self._decide(WaitEnded(job))
 
     def _copied(self, entry: DispatchedJob, iteration: _Iteration, wait: Wait, began: float) -> None:
         """Wait for a copy in order to record its time. An error is ignored here: the move that waits for the copy raises it."""
@@ -472,7 +480,7 @@ class Dispatcher:
         self._span(lane, entry, entry.steps, "state", began, self.now(), nbytes)
         if lane == "out":
             self._post(job, messages.Parked())
-        self.tell(StateMoved(job))
+        self._decide(StateMoved(job))
 
     def _read(self, job: JobId, wait: Wait, us: float) -> None:
         metrics = wait()
@@ -495,11 +503,11 @@ class Dispatcher:
 
         In the launches' thread, if that thread carries out the moves. Other jobs may then begin or end iterations meanwhile.
         """
-        others = [one.actor for other, one in self._jobs.copy().items() if other != job]  # the dispatcher's thread changes it
+        others = [one.actor for other, one in self._jobs.copy().items() if other != job]  # others change it, under the lock
         return [entry.actor.watched_bytes(), *(actor.live_bytes() for actor in others)]
 
     def _looked(self, entry: DispatchedJob, watched: tuple[int, int] | None, others: Sequence[int | None]) -> None:
-        """Record the bytes that were found. In the dispatcher's thread, before it handles the end of that run."""
+        """Record the bytes that were found. Under the dispatcher's lock, before the end of that run is handled."""
         if watched is None:
             return
         own, most = watched

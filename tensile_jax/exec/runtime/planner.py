@@ -171,7 +171,7 @@ class Planner:
                 self.thread.call(lambda other=other, swaps=swaps: self._use_agreed_swaps(other, swaps), soon=True)
 
     def join_controller(self, job: StoredJob, record: JobRecord) -> None:
-        """Give a prepared job to the dispatcher and the controller. In the dispatcher's thread."""
+        """Give a prepared job to the dispatcher and the controller. Under the dispatcher's lock."""
         entry = DispatchedJob(
             job.name, job.actor, job.take_batch, record.memory, job.life.first,
             saves_pauses=job.checkpoints is not None, renew_above=job.asked.renew_above,
@@ -181,7 +181,7 @@ class Planner:
         self.explain_wait(job)
 
     def explain_wait(self, job: StoredJob) -> None:
-        """If the job is pending, post the budgets that it needs beside the admitted jobs. In the dispatcher's thread."""
+        """If the job is pending, post the budgets that it needs beside the admitted jobs. Under the dispatcher's lock."""
         state = self._dispatcher.state
         record = next((one for one in state.pending if one.job == job.number), None)
         if record is None:
@@ -363,7 +363,7 @@ class Planner:
 
     def _renew(self, job: StoredJob, renewed: PlanSummary) -> None:
         def renew() -> None:
-            """In the dispatcher's thread."""
+            """Under the dispatcher's lock."""
             if job.life.has_ended:
                 return
             if any(record.job == job.number for record in self._dispatcher.state.pending):  # it has the new plan at once
@@ -391,7 +391,7 @@ class Planner:
         self._store.report("renewed", job.name, job.life.done, note)
 
     def drop_plan(self, job: StoredJob, plan: PlanSummary) -> None:
-        """Report if the job can run neither by its new plan, which was declined, nor by the old one. In the dispatcher's thread,
+        """Report if the job can run neither by its new plan, which was declined, nor by the old one. Under the dispatcher's lock,
         with the store's lock held."""
         state, memory = self._dispatcher.state, plan.memory
         assert job.in_use is not None  # it was admitted

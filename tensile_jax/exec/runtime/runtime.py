@@ -458,7 +458,7 @@ class Runtime:
                 self._store.changed.notify_all()
 
     def _apply_budget(self, nbytes: int) -> None:
-        """Report and use a budget that the controller has applied. In the dispatcher's thread."""
+        """Report and use a budget that the controller has applied. Under the dispatcher's lock."""
         with self._store.changed:
             self._store.report("budget", note=format_bytes(nbytes), values={"budget_bytes": nbytes})
             self._planner.use_budget(nbytes)
