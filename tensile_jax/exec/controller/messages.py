@@ -1,6 +1,6 @@
-"""The messages of the controller: events report to it what has happened, and its orders say what is to be done next.
+"""The messages of the controller: events report to it what has happened, and its instructions say what is to be done next.
 
-For each order that takes time, an event reports when it is done. Times are microseconds.
+For each instruction that takes time, an event reports when it is done. Times are microseconds.
 """
 
 from typing import NamedTuple
@@ -63,7 +63,7 @@ class PlanRenewed(NamedTuple):
     """The job has a new plan.
 
     An admitted job changes its plan once its state is on the host; `AdoptPlan` or `DeclinePlan` says whether it did. A pending
-    job has the new plan at once, and no order says so.
+    job has the new plan at once, and no instruction says so.
     """
 
     job: JobId
@@ -79,7 +79,7 @@ class BudgetRequested(NamedTuple):
 JobEvent = RunEnded | WaitEnded | StateMoved | BatchLoaded | Wished | JobLost | PlanRenewed
 Event = JobEvent | Prepared | BudgetRequested
 
-# -- orders -------------------------------------------------------------------------------------------------------------------
+# -- instructions -------------------------------------------------------------------------------------------------------------
 
 
 class Issue(NamedTuple):
@@ -147,4 +147,4 @@ class ApplyBudget(NamedTuple):
     nbytes: int
 
 
-Order = Issue | Park | Unpark | Admit | AdoptPlan | DeclinePlan | ReportPaused | Release | ApplyBudget
+Instruction = Issue | Park | Unpark | Admit | AdoptPlan | DeclinePlan | ReportPaused | Release | ApplyBudget

@@ -3,12 +3,13 @@
 Both are immutable, and neither has JAX, a clock or a thread. Sizes are bytes, times are microseconds.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Literal, NewType
 
 from tensile_jax.exec.actor.plans import PlanId, PlanSummary
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
+from tensile_jax.story import Story
 
 JobId = NewType("JobId", int)
 Wish = Literal["run", "pause", "stop"]
@@ -36,7 +37,7 @@ class JobRecord:
         busy: whether a run or a copy of the job must end before the job's next move can be issued.
         batches: how many batches are loaded, including the one of the iteration under way.
         renewal: a new plan, which is put to use once the job's state is on the host; None if there is none.
-        pause_reported: whether the job is paused and `ReportPaused` has been ordered.
+        pause_reported: whether the job is paused and `ReportPaused` was among the instructions.
         virtual_us: the job's compute time divided by its weight. A value below `State.clock_us` counts as `State.clock_us`.
         overtaken: how many iterations of other jobs began while this job waited for memory, either as the first in turn or in the
             middle of an iteration. `fair_share.py` says when the count is set to zero.
@@ -101,7 +102,7 @@ class JobRecord:
         return self.steps_left == self.checkpoint_at
 
     def with_pause_reported(self) -> "JobRecord":
-        """The record after `ReportPaused` was ordered. A job that was paused for a checkpoint runs again when it is told to."""
+        """The record after `ReportPaused`. A job that was paused for a checkpoint runs again when it is told to."""
         if not self.checkpoint_due:
             return replace(self, pause_reported=True)
         return replace(self, wish="pause", pause_reported=True, checkpoint_at=self.checkpoint_at - self.checkpoint_every)
@@ -121,6 +122,7 @@ class State:
         jobs_bytes: the sum of `held_bytes` over the records.
         settled_bytes: the sum of `settled_bytes` over the records: what the jobs hold once their iterations are over.
         parked_bytes: the sum of `memory.parked_bytes` over the records: what the jobs would hold if all were parked.
+        story: the last events.
     """
 
     budget_bytes: int
@@ -134,6 +136,7 @@ class State:
     jobs_bytes: int = 0
     settled_bytes: int = 0
     parked_bytes: int = 0
+    story: Story = field(default=Story(), compare=False)
 
     @property
     def held_bytes(self) -> int:

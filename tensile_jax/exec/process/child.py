@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tensile_jax.exec.actor.feed import Feed
-from tensile_jax.exec.actor.feed_news import FeedNews, FeedStopped, UserCodeFailed
+from tensile_jax.exec.actor.feed_events import FeedEvent, FeedStopped, UserCodeFailed
 from tensile_jax.exec.actor.local_actor import LocalActor
 from tensile_jax.exec.actor.missing import NO_BATCH
 from tensile_jax.exec.actor.pure_job import pure_job
@@ -149,7 +149,7 @@ class _Work:
     def _refuse(self, ask: Ask, error: BaseException) -> None:
         self._channel.send(Refused(ask.number, carry(error), fatal=ask.what not in self._elsewhere))
 
-    def _heard(self, news: FeedNews) -> None:
+    def _heard(self, news: FeedEvent) -> None:
         """Send news of the feed to the runtime. In the feed's thread."""
         if isinstance(news, FeedStopped):
             self._feed_stopped.set()

@@ -22,7 +22,7 @@ import numpy as np
 
 from tensile_jax.exec.actor.actor import StateSnapshot, Wait
 from tensile_jax.exec.actor.entrypoint import Entrypoint
-from tensile_jax.exec.actor.feed_news import BatchReady
+from tensile_jax.exec.actor.feed_events import BatchReady
 from tensile_jax.exec.actor.plans import PlanId, PlanRequest, PlanSummary
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.process.carried_exception import CarriedException

@@ -1,17 +1,17 @@
-"""The dispatcher: carries out the controller's orders for all jobs, and reports to the controller what happened.
+"""The dispatcher: carries out the controller's instructions for all jobs, and reports to the controller what happened.
 
 The dispatcher begins and ends every iteration, and issues its runs of moves. All of this is done under the dispatcher's lock, by
 one of these threads at a time. Whoever holds the lock never waits for the device and never runs user code.
 
     dispatcher  handles the events that come from outside, in their order: batches, requests, plans, failures
-    launches    takes the runs with launches in their order, waits for each, and measures how long it took. On a GPU, which
+    launches    takes the runs with launches in their instruction, waits for each, and measures how long it took. On a GPU, which
                 allocates memory in the order of launches, all moves of a run are issued at once, under the lock. On a CPU, this
                 thread carries out the moves itself, one after another. When a run is over, this thread handles that event: it
                 ends the iteration and begins the next one, and no other thread must wake up for that
     copies      several threads, which wait for the copies that a job's WAIT move waits for, for the copies of a whole state
                 (parking and unparking), and, in watched iterations, for copies whose times are recorded. They handle the events
                 when what they waited for is over
-    metrics     one thread, which reads the metrics of each step, in the order of the steps, and posts them as news of the job.
+    metrics     one thread, which reads the metrics of each step, in the order of the steps, and posts them for the job.
                 After a job's last metrics it posts that the job is paused, has ended, or is lost
 
 A run is recorded as one span, and its end is one event. In a watched iteration, the moves of a run are issued one by one instead:
@@ -21,7 +21,8 @@ An exception from an actor fails only the actor's own job. Any other exception u
 jobs fail with it, so that no thread waits for them forever.
 
 A runtime ends when nobody holds a reference to it and its jobs have ended. Therefore the dispatcher's threads hold no reference
-to the runtime or to its store. They post news (`messages.py`) of a job by the job's number. Times are microseconds.
+to the runtime or to its store. They post the events of a job's lifecycle (`messages.py`) by the job's number. Times are
+microseconds.
 """
 
 import queue
@@ -44,9 +45,9 @@ from tensile_jax.exec.controller.messages import (
     ApplyBudget,
     DeclinePlan,
     Event,
+    Instruction,
     Issue,
     JobLost,
-    Order,
     Park,
     Release,
     ReportPaused,
@@ -161,7 +162,7 @@ class Dispatcher:
     `state` is the controller's state. Any thread may read it: the attribute is assigned a new state, and no state is changed.
 
     Args:
-        post: called with a job's number and news of it (`messages.py`). Must return at once.
+        post: called with a job's number and an event of its lifecycle (`messages.py`). Must return at once.
         applied: called under the dispatcher's lock with a budget that was applied. Must return at once.
         look_always: whether live bytes are read at every launch; otherwise only in the iterations that are watched.
     """
@@ -169,7 +170,7 @@ class Dispatcher:
     def __init__(
         self,
         state: State,
-        post: Callable[[JobId, messages.News], None],
+        post: Callable[[JobId, messages.Event], None],
         applied: Callable[[int], None],
         *,
         look_always: bool = False,
@@ -193,7 +194,7 @@ class Dispatcher:
         self._metrics = Lane("tensile-metrics")
         self._thread = threading.Thread(target=self._run, name="tensile-dispatcher", daemon=True)
         self._lane_free = 0.0
-        self._for_metrics: list[Callable[[], None]] = []  # for the metrics' thread, once the present orders are carried out
+        self._for_metrics: list[Callable[[], None]] = []  # for the metrics' thread, once the present instructions are carried out
 
     def start(self) -> None:
         """Start the dispatcher's thread."""
@@ -277,21 +278,21 @@ class Dispatcher:
                     self._lose(job, error)
 
     def handle(self, event: Event) -> None:
-        """Give one event to the controller and carry out its orders, now. Under the dispatcher's lock."""
+        """Give one event to the controller and carry out its instructions, now. Under the dispatcher's lock."""
         began = time.thread_time()  # CPU time of this thread, without the time of other threads
-        self.state, orders = controller.step(self.state, event)
+        self.state, instructions = controller.step(self.state, event)
         self.decided_us += (time.thread_time() - began) * 1e6
-        for order in orders:
-            job = getattr(order, "job", None)
+        for instruction in instructions:
+            job = getattr(instruction, "job", None)
             entry = None if job is None else self._jobs.get(job)
             if job is not None and entry is None:
-                continue  # the job was lost while earlier orders were carried out
+                continue  # the job was lost while earlier instructions were carried out
             try:
-                self._carry_out(order, entry)
+                self._carry_out(instruction, entry)
             except Exception as error:
-                assert job is not None  # only orders to an actor raise
+                assert job is not None  # only instructions to an actor raise
                 self._lose(job, error)
-        if orders:
+        if instructions:
             self._record_level()
         if self._for_metrics:  # only now, so that the next run begins before the metrics of the last iteration are read
             for function in self._for_metrics:
@@ -328,13 +329,13 @@ class Dispatcher:
 
         self._lane.put(give_back)
 
-    def _carry_out(self, order: Order, entry: DispatchedJob | None) -> None:
-        if isinstance(order, ApplyBudget):
-            self._applied(order.nbytes)
+    def _carry_out(self, instruction: Instruction, entry: DispatchedJob | None) -> None:
+        if isinstance(instruction, ApplyBudget):
+            self._applied(instruction.nbytes)
             return
-        assert entry is not None  # every other order concerns a job
-        job, actor = order.job, entry.actor
-        match order:
+        assert entry is not None  # every other instruction concerns a job
+        job, actor = instruction.job, entry.actor
+        match instruction:
             case Issue(_, begin, end):
                 self._issue(job, entry, begin, end)
             case Park():
@@ -357,10 +358,10 @@ class Dispatcher:
                 kept = actor.state() if entry.saves_pauses else None
                 self._for_metrics.append(partial(self._post_last, job, messages.Paused(kept, entry.steps)))
             case Release():
-                news = messages.Released(actor.state(), entry.steps)
+                event = messages.Released(actor.state(), entry.steps)
                 actor.free_device_arrays()
                 del self._jobs[job]
-                self._for_metrics.append(partial(self._post_last, job, news))
+                self._for_metrics.append(partial(self._post_last, job, event))
 
     def _issue(self, job: JobId, entry: DispatchedJob, begin: int, end: int) -> None:
         kinds, actor = entry.memory.kinds, entry.actor
@@ -488,13 +489,13 @@ class Dispatcher:
         self.measured[job].add_step(us, values)
         self._post(job, messages.Stepped(metrics, {**values, "step_us": us}))
 
-    def _post_last(self, job: JobId, news: messages.Paused | messages.Released) -> None:
-        """Post news that must come after the job's last metrics, in the metrics thread. If that raises, the job fails."""
+    def _post_last(self, job: JobId, event: messages.Paused | messages.Released) -> None:
+        """Post an event that must come after the job's last metrics, in the metrics thread. If that raises, the job fails."""
         try:
-            self._post(job, news)
+            self._post(job, event)
         except Exception as error:
             self.fail(job, error)
-            self._post(job, messages.Lost(error, None, news.steps))
+            self._post(job, messages.Lost(error, None, event.steps))
 
     # -- what is recorded -------------------------------------------------------------------------------------------------------
 

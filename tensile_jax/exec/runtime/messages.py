@@ -1,18 +1,18 @@
-"""The messages of a job's lifecycle: news report what has happened to the job, and effects are what is to be done next.
+"""The messages of a job's lifecycle: events report what has happened to the job, and instructions say what is to be done.
 
-For each effect that takes time, news report when it is done. States, metrics and errors are passed on as they are. There is no
-JAX here.
+For each instruction that takes time, an event reports when it is done. States, metrics and errors are passed on as they are.
+There is no JAX here.
 """
 
 from typing import Any, NamedTuple
 
-from tensile_jax.exec.actor.feed_news import FeedNews
+from tensile_jax.exec.actor.feed_events import FeedEvent
 from tensile_jax.exec.actor.plans import PlanSummary
 from tensile_jax.exec.controller.messages import BatchLoaded, Wished
 from tensile_jax.exec.controller.state import JobRecord, Wish
 from tensile_jax.runtime_records import EventName
 
-# -- news ---------------------------------------------------------------------------------------------------------------------
+# -- events -------------------------------------------------------------------------------------------------------------------
 
 
 class Submitted(NamedTuple):
@@ -136,13 +136,13 @@ class StateFetched(NamedTuple):
     error: Exception | None
 
 
-News = (
-    Submitted | UserWished | FeedNews | PreparationFailed | Planned | ProcessDied | Admitted | Pending | CannotRunNow |
+Event = (
+    Submitted | UserWished | FeedEvent | PreparationFailed | Planned | ProcessDied | Admitted | Pending | CannotRunNow |
     BudgetSuffices | PlanAdopted | PlanDeclined | Stepped | Watched | Parked | Paused | Released | Lost | CheckpointMade |
     StateFetched
 )  # fmt: skip
 
-# -- effects ------------------------------------------------------------------------------------------------------------------
+# -- instructions -------------------------------------------------------------------------------------------------------------
 
 
 class Report(NamedTuple):
@@ -226,7 +226,7 @@ class ReleaseFolder(NamedTuple):
     """Release the lock of the folder of the job's checkpoints, so that other runs may use it."""
 
 
-Effect = (
+Instruction = (
     Report | StartPreparing | JoinController | TellController | LoseJob | ExplainWait | UsePlan | FollowPlan | DropPlan
     | ShareState | Deliver | StartSaving | StopFeed | Close | ReleaseFolder
 )  # fmt: skip

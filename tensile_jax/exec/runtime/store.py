@@ -19,13 +19,13 @@ from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tensile_jax.exec.controller.state import JobId
 from tensile_jax.exec.runtime.lifecycle import Lifecycle
-from tensile_jax.exec.runtime.messages import News
+from tensile_jax.exec.runtime.messages import Event
 from tensile_jax.exec.runtime.submission import Submission, name_of, refuse_unfit_name
 from tensile_jax.plan.update import Tracked
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import EventName, JobEvent
 
-Post = Callable[[JobId, News], None]
+Post = Callable[[JobId, Event], None]
 """Tells a runtime what has happened to one of its jobs; from any thread."""
 
 _KEPT_EVENTS = 100_000

@@ -1,7 +1,7 @@
 """Model checking of the controller: explores everything that can happen to a small set of jobs, breadth first.
 
     node   (State, World): the state of the controller, with virtual times relative to its clock, and the world (`world.py`)
-    edge   an event that is possible in the node, the controller's `step`, and the execution of its orders
+    edge   an event that is possible in the node, the controller's `step`, and the execution of its instructions
 
 `check` asserts the invariants in every node. `explore` also asserts that the graph has no cycle: then every path ends, and jobs
 are not parked and unparked forever. If jobs never end, the graph has cycles; `longest_waits` then finds the largest number of
@@ -77,12 +77,12 @@ def admissible(world: World, body: Body) -> bool:
 
 def react(state: State, world: World, event: Event) -> tuple[State, World, tuple[int, ...]]:
     """State and world after the controller's step for `event`, which the world has seen; and the jobs that began an iteration."""
-    after, orders = step(state, event)
+    after, instructions = step(state, event)
     began: list[int] = []
-    for order in orders:
-        world = world.obey(order)
-        if isinstance(order, Issue) and order.begin == 0:
-            began.append(order.job)
+    for instruction in instructions:
+        world = world.obey(instruction)
+        if isinstance(instruction, Issue) and instruction.begin == 0:
+            began.append(instruction.job)
     check(after, world)
     return after, world, tuple(began)
 
@@ -233,7 +233,7 @@ def _longest(after: list[list[tuple[int, tuple[int, ...]]]], job: int) -> int:
 
 
 def wander(world: World, records: Iterable[JobRecord], rng: random.Random) -> tuple[State, World, list[int]]:
-    """One random path to its end; and the jobs whose iterations began, in order."""
+    """One random path to its end; and the jobs whose iterations began, in instruction."""
     state, at = begin(world, records)
     story: list[Event] = []
     order: list[int] = []

@@ -163,8 +163,8 @@ def test_the_check_finds_an_overrun(monkeypatch: pytest.MonkeyPatch) -> None:
     real = exploring.step
 
     def generous(state: State, event: Event) -> tuple[State, list[object]]:
-        after, orders = real(replace(state, budget_bytes=state.budget_bytes + 1), event)
-        return replace(after, budget_bytes=after.budget_bytes - 1), list(orders)
+        after, instructions = real(replace(state, budget_bytes=state.budget_bytes + 1), event)
+        return replace(after, budget_bytes=after.budget_bytes - 1), list(instructions)
 
     monkeypatch.setattr(exploring, "step", generous)
     with pytest.raises(Broken, match="bytes on the device, of 8"):

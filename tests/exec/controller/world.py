@@ -2,17 +2,17 @@
 
     World ::= Body* runs late scripts         hashable: two worlds in which the same can happen are equal
 
-`World.happens` gives the events that are possible now, and `World.obey` executes an order of the controller. From the executed
-orders alone, the world keeps its own account of where every state is and how many bytes are on the device. It raises `Broken` if
-the controller gives an order that it must never give:
+`World.happens` gives the events that are possible now, and `World.obey` executes an instruction of the controller. From the
+executed instructions alone, the world keeps its own account of where every state is and how many bytes are on the device. It
+raises `Broken` if the controller gives an instruction that it must never give:
 
     - a run out of order, or longer than a run may be, or while the job's state is not on the device or is being copied
     - more runs with launches at once than allowed
-    - an order after which more bytes are on the device or the host than the budgets allow, even for a moment: at every move of a
-      run, and at every moment until its end is reported, whatever other jobs do meanwhile
+    - an instruction after which more bytes are on the device or the host than the budgets allow, even for a moment: at every
+      move of a run, and at every moment until its end is reported, whatever other jobs do meanwhile
     - parking a job in the middle of an iteration
     - a new plan for a job whose state is on the device
-    - any order for a job after its `Release`
+    - any instruction for a job after its `Release`
 """
 
 from collections.abc import Iterator
@@ -28,9 +28,9 @@ from tensile_jax.exec.controller.messages import (
     BudgetRequested,
     DeclinePlan,
     Event,
+    Instruction,
     Issue,
     JobLost,
-    Order,
     Park,
     PlanRenewed,
     Prepared,
@@ -211,7 +211,7 @@ class World:
             wish = "stop" if body.wish == "stop" else event.wish
             return self.with_body(replace(body, wish=wish, pause_reported=False, saving=False))
         if isinstance(event, PlanRenewed):
-            if not body.admitted:  # no order answers
+            if not body.admitted:  # no instruction answers
                 return self.with_body(replace(body, memory=event.plan.memory))
             return self.with_body(replace(body, renewal=event.plan))
         raise AssertionError(f"a world of these tests is never told {event}")
@@ -223,19 +223,23 @@ class World:
 
     # -- what is carried out ----------------------------------------------------------------------------------------------------
 
-    def obey(self, order: Order) -> "World":
-        """The world after the order is executed, or, if that takes time, after its execution has begun."""
-        if isinstance(order, ApplyBudget):
-            after = self._apply(order.nbytes)
+    def obey(self, instruction: Instruction) -> "World":
+        """The world after the instruction is executed, or, if that takes time, after its execution has begun."""
+        if isinstance(instruction, ApplyBudget):
+            after = self._apply(instruction.nbytes)
         else:
-            body = self.body(order.job)
+            body = self.body(instruction.job)
             if body is None:
-                raise Broken(f"{order}, but the job is gone")
-            after = self._do(body, order.begin, order.end) if isinstance(order, Issue) else self._say(body, order)
+                raise Broken(f"{instruction}, but the job is gone")
+            after = (
+                self._do(body, instruction.begin, instruction.end)
+                if isinstance(instruction, Issue)
+                else self._say(body, instruction)
+            )
         if after.device_bytes > after.budget:
-            raise Broken(f"{order} brings {after.device_bytes} bytes on the device, of {after.budget}")
+            raise Broken(f"{instruction} brings {after.device_bytes} bytes on the device, of {after.budget}")
         if after.host_bytes > after.host_budget:
-            raise Broken(f"{order} brings {after.host_bytes} bytes on the host, of {after.host_budget}")
+            raise Broken(f"{instruction} brings {after.host_bytes} bytes on the host, of {after.host_budget}")
         return after
 
     def _apply(self, nbytes: int) -> "World":
@@ -288,11 +292,11 @@ class World:
         if max(needed) > self.budget:
             raise Broken(f"move {move} brings {max(needed)} bytes on the device, of {self.budget}")
 
-    def _say(self, body: Body, order: Order) -> "World":
+    def _say(self, body: Body, instruction: Instruction) -> "World":
         away = not body.here and not body.moving
         between = body.position == 0 and not body.waiting and not body.moving
         own = self.depth == 1 and any(one[0] == body.job for one in self.runs)
-        match order:
+        match instruction:
             case Admit() if not body.admitted and body.wish == "run":
                 return self.with_body(replace(body, admitted=True))
             case Park() if body.here and between and not own:
@@ -311,7 +315,7 @@ class World:
             case Release() if away and (body.wish == "stop" or body.steps == 0):
                 return self.gone(body, "stopped" if body.steps else "finished")
             case _:
-                raise Broken(f"{order} for {body}")
+                raise Broken(f"{instruction} for {body}")
 
 
 def offer(memory: MemoryProfile, id: int = 1) -> PlanSummary:
