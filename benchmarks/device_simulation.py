@@ -2,7 +2,7 @@
 
 The device has a compute lane, a lane to the host, and a lane from the host, each of which does one thing at a time, in the order
 in which it was asked. A discrete-event simulation passes the ends of launches and copies to `tensile_jax.exec.controller`, and
-carries out what the controller orders. Only the durations are simulated: they are part of the jobs. Times in microseconds.
+carries out what the controller instructions. Only the durations are simulated: they are part of the jobs. Times in microseconds.
 """
 
 import heapq
@@ -68,7 +68,7 @@ class Run:
 
 
 class Simulation:
-    """Simulated jobs on one device. It executes the controller's orders, which take simulated time."""
+    """Simulated jobs on one device. It executes the controller's instructions, which take simulated time."""
 
     def __init__(self, works: Sequence[Work], budget_bytes: int, depth: int) -> None:
         self.works = works
@@ -94,20 +94,20 @@ class Simulation:
         heapq.heappush(self.events, (self.now + us, self._posted, event))
 
     def tell(self, event: Event) -> None:
-        """Pass an event to the controller, and execute its orders."""
+        """Pass an event to the controller, and execute its instructions."""
         launches = self.launches
         began = time.perf_counter()
-        self.state, orders = step(self.state, event)
+        self.state, instructions = step(self.state, event)
         took = time.perf_counter() - began
-        for order in orders:
-            if isinstance(order, Issue):
-                self.do(order)
-            elif isinstance(order, Park | Unpark):
-                state_us = self.works[order.job].memory.switch_us / 2
-                lane = "out" if isinstance(order, Park) else "into"
-                self.after(self.occupy(lane, state_us) - self.now, StateMoved(order.job))
-                self.run.parks += isinstance(order, Park)
-                self._allocate(order.job, self.works[order.job].memory.holds[0])
+        for instruction in instructions:
+            if isinstance(instruction, Issue):
+                self.do(instruction)
+            elif isinstance(instruction, Park | Unpark):
+                state_us = self.works[instruction.job].memory.switch_us / 2
+                lane = "out" if isinstance(instruction, Park) else "into"
+                self.after(self.occupy(lane, state_us) - self.now, StateMoved(instruction.job))
+                self.run.parks += isinstance(instruction, Park)
+                self._allocate(instruction.job, self.works[instruction.job].memory.holds[0])
         self.run.decisions.append((took, self.launches - launches))
         self.run.peak_bytes = max(self.run.peak_bytes, self.state.held_bytes)
 
@@ -122,9 +122,9 @@ class Simulation:
         self.free[lane] = max(self.free[lane], self.now, since) + us
         return self.free[lane]
 
-    def do(self, order: Issue) -> None:
+    def do(self, instruction: Issue) -> None:
         """Execute a run of the job's moves. A copy begins when the launches before it in the run are over."""
-        job, begin, end = order
+        job, begin, end = instruction
         work, copied = self.works[job], self.copied[job]
         kinds = work.memory.kinds[begin:end]
         if begin == 0:

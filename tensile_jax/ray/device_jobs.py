@@ -23,7 +23,8 @@ import jax
 from tensile_jax.budget import parse_budget
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.actor.entrypoint import Entrypoint, Made
-from tensile_jax.exec.actor.local_actor import LocalActor, program_under
+from tensile_jax.exec.actor.local_actor import LocalActor
+from tensile_jax.exec.actor.plans import PlanWithin
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.compiling.compiler import Compiler, memory_of
@@ -31,7 +32,7 @@ from tensile_jax.exec.compiling.step import Options
 from tensile_jax.exec.runtime.runtime import Runtime
 from tensile_jax.exec.runtime.submission import refuse_unfit_state
 from tensile_jax.exec.transfer import Transfer, is_divided
-from tensile_jax.plan.multi_job.admission import JobLimits, plan_job
+from tensile_jax.plan.multi_job.admission import JobLimits
 from tensile_jax.ray.placement import limit_of
 from tensile_jax.ray.records import Device, DeviceId, DeviceSettings, JobNews, Kind, Outline, Wish, Work
 from tensile_jax.ray.shared.place import SharedPlace, running_name
@@ -101,7 +102,7 @@ class DeviceJobs:
             state = _shapes_of(state)
             actor = LocalActor(step, state, Transfer(self._device))
             options = Options("auto", self._profile, "any", max_slowdown=work.max_slowdown)
-            traced = actor.trace(batch, options, Compiler(self._device))
+            actor.trace(batch, options, Compiler(self._device))
         except StopIteration:
             return "its batches gave nothing. Give at least one batch."
         except Exception as error:
@@ -109,10 +110,10 @@ class DeviceJobs:
         budget = self.device.budget_bytes
         limit = limit_of(budget, actor.state_bytes, neighbours)
         try:
-            program = plan_job(lambda step, limit: program_under(step, limit, compiled=False), traced, JobLimits(limit, budget))
+            plan = actor.plan(PlanWithin(JobLimits(limit, budget), compiled=False))
         except BudgetTooSmall as error:
             return Outline(limit, error.floor_bytes, None)
-        memory = replace(program.memory, host_bytes=program.memory.host_bytes + actor.state_bytes)
+        memory = replace(plan.memory, host_bytes=plan.memory.host_bytes + actor.state_bytes)
         return Outline(limit, 0, memory)
 
     def start(self, work: Work, attempt: int, limit_bytes: int) -> None:

@@ -51,6 +51,7 @@ from tensile_jax.ray.records import (
     Wish,
     Wished,
 )
+from tensile_jax.story import Story
 
 Phase = Literal["preparing", "waiting", "placed", "finished", "failed", "cancelled"]
 ENDED: frozenset[Phase] = frozenset({"finished", "failed", "cancelled"})
@@ -103,12 +104,13 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All that the scheduler knows. `asked` are the outlines that a device is making."""
+    """All that the scheduler knows. `asked` are the outlines that a device is making, and `story` are the last events."""
 
     devices: tuple[Device, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
     outlines: Mapping[_Key, Outline | str] = field(default_factory=dict[_Key, Outline | str])
     asked: Mapping[_Key, DeviceId] = field(default_factory=dict[_Key, DeviceId])
+    story: Story = field(default=Story(), compare=False)
 
     def job(self, name: str) -> JobRecord | None:
         """The job of that name."""
@@ -140,10 +142,14 @@ def refuse_wish(state: ClusterState, name: str, wish: Wish) -> None:
 
 
 def step(state: ClusterState, event: Event) -> tuple[ClusterState, list[Instruction]]:
-    """The state after `event`, and the instructions to carry out now, in their order."""
-    change = _Change(state)
-    change.receive(event)
-    change.settle()
+    """The state after `event`, and the instructions to carry out now, in their order. An error quotes the last events."""
+    change = _Change(replace(state, story=state.story.with_event(event)))
+    try:
+        change.receive(event)
+        change.settle()
+    except Exception as error:
+        change.state.story.add_to(error)
+        raise
     return change.state, change.instructions
 
 

@@ -4,7 +4,7 @@ A loop with too many iterations to be opened (`loops/rules.py`) is one operator.
 the updates of a training does, the body needs the memory of a whole train step, and no plan of the step around it can lower
 that. Such a loop is *plannable*: its body can be traced as a step. What the loop carries is the state of that step; what stays
 the same and the elements of stacked arrays are its batch. A *driven* loop is one that runs under a plan of that step, one
-iteration after another (`exec/step/driven_loop.py`). In the graph of the step around it, it is an operator that is `alone`: a
+iteration after another (`exec/running/driven_loop.py`). In the graph of the step around it, it is an operator that is `alone`: a
 segment begins before it and ends after it.
 """
 

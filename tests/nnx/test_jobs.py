@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 import tensile_jax as tensile
+from tensile_jax.exec.actor.local_actor import LocalActor
 from tests.nnx.objects import batch, copy_of, expect_same, train_step, training_objects
 
 STEPS = 4
@@ -85,9 +86,9 @@ def test_names_in_the_plan_are_those_of_the_objects() -> None:
     with tensile.Runtime("64MiB") as runtime:
         job = runtime.submit(fitting, small_objects(), rows, steps=1, policy="none")
         job.result()
-        program = job._stored.program
-    assert program is not None
-    graph = program.prepared.graph  # pyright: ignore[reportAttributeAccessIssue] # a local one
+        actor = job._stored.actor
+    assert isinstance(actor, LocalActor)
+    graph = actor.traced.graph
     roles = {graph.tensors[t].name: graph.tensors[t].role for t in graph.inputs}
     assert roles == {
         "layer.bias": "parameter",

@@ -15,7 +15,8 @@ from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.job_source import Shapes, find_modules_here, resolve_budget, same_source, shapes_of
 from tensile_jax.cli.run.report import JointPlan, PlannedJob
 from tensile_jax.errors import BudgetTooSmall, JobsFileError, TraceError
-from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, program_under
+from tensile_jax.exec.actor.local_actor import LocalActor
+from tensile_jax.exec.actor.profiled_plan import ProfiledPlan, plan_under
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.compiling.compiler import Compiler
@@ -37,18 +38,19 @@ class _Candidate:
         options = Options(entry.policy, profile, "any", max_slowdown=entry.max_slowdown)
         self.state_bytes = actor.state_bytes
         try:
-            self.traced: Step = actor.trace(shapes.batch, options, Compiler(device))
+            actor.trace(shapes.batch, options, Compiler(device))
         except TraceError as error:
             raise JobsFileError(f"{entry.where}: {error}") from error
-        self._known: dict[Hashable, LocalProgram | BudgetTooSmall] = {}
+        self.traced = actor.traced
+        self._known: dict[Hashable, ProfiledPlan | BudgetTooSmall] = {}
         self.floor_bytes = self._find_floor()
 
-    def prepare(self, traced: Step, budget_bytes: int) -> LocalProgram:
+    def prepare(self, traced: Step, budget_bytes: int) -> ProfiledPlan:
         """The program under a budget, with estimated workspaces. Raises: BudgetTooSmall: no plan keeps the budget."""
         key = (traced.planner.model.host_limit, traced.options.agreed_swaps, budget_bytes)
         if key not in self._known:
             try:
-                self._known[key] = program_under(traced, budget_bytes, compiled=False)
+                self._known[key] = plan_under(traced, budget_bytes, compiled=False)
             except BudgetTooSmall as error:
                 self._known[key] = error
         known = self._known[key]
@@ -56,7 +58,7 @@ class _Candidate:
             raise known
         return known
 
-    def plannable(self, entry: JobEntry, swaps: tuple[SwappedOut, ...] | None) -> PlannableJob[LocalProgram]:
+    def plannable(self, entry: JobEntry, swaps: tuple[SwappedOut, ...] | None) -> PlannableJob[ProfiledPlan]:
         """The job in the form that `plan/multi_job/joint_plan.py` takes; `swaps` are those on which the jobs have agreed."""
         traced = self.traced if swaps is None else self.traced.with_swaps(swaps)
         return PlannableJob(traced, self.prepare, self.state_bytes, self.floor_bytes, entry.max_swap_rate)
@@ -102,8 +104,8 @@ def _peaks_for_another_device(
     """The peaks of plain jit as predicted, by job, if this machine's compiler cannot know them; otherwise None."""
     if jobs.device.budget.share is None or (profile.platform == "cpu") == (jax.devices()[0].platform == "cpu"):
         return None
-    planners = [(entry.name, c.traced.planner) for entry, c in zip(jobs.jobs, candidates, strict=True)]
-    return {name: planner.whole_peak_bytes(CompiledSizes()) for name, planner in planners}
+    planners = {entry.name: c.traced.planner for entry, c in zip(jobs.jobs, candidates, strict=True)}
+    return {name: planner.whole_peak_bytes(CompiledSizes()) for name, planner in planners.items()}
 
 
 def _candidates(entries: Sequence[JobEntry], profile: DeviceProfile, phases: Phases) -> list[_Candidate]:
@@ -137,7 +139,7 @@ def _refuse_host(candidates: Sequence[_Candidate], host_budget_bytes: float) -> 
 
 def _joint(
     jobs: JobsFile,
-    planned: Sequence[JobPlan[LocalProgram]],
+    planned: Sequence[JobPlan[ProfiledPlan]],
     candidates: Sequence[_Candidate],
     budget_bytes: int,
     peaks: dict[str, int],

@@ -10,25 +10,21 @@ A call for a run never waits for the device. If there is something to wait for, 
 dispatcher calls in another thread. On a CPU, that function also carries out the moves of a run that has launches. If there is
 nothing to wait for, the call returns None.
 
-The calls come in this order, where `(...)*` is repeated. For a new plan of the job, `prepare` and `use` are called again, and
-`adopt` puts that plan to use while the state is on the host.
+The calls come in this order, where `(...)*` is repeated. Another plan may be made at any time, and put to use while the state is
+on the host. What is asked about plans, and what is answered, are values (`plans.py`).
 
-    own -> trace -> prepare -> use -> admit -> (unpark -> (begin -> issue ... -> take_metrics)* -> park -> state)* ->
-    free_device_arrays -> close
+    own -> trace -> plan -> use -> (unpark -> (begin -> issue ... -> take_metrics)* -> park -> state)* -> free_device_arrays ->
+    close
 """
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tensile_jax.exec.actor.plans import PlanId, PlanRequest, PlanSummary
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options
-from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
-from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
-from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
-from tensile_jax.plan.update import Tracked
-from tensile_jax.plan_format import Plan
 
 Wait = Callable[[], Any]
 """Returns when what was issued is over, and raises what went wrong with it.
@@ -49,57 +45,16 @@ class StateSnapshot(Protocol):
         """The state itself, on the host."""
         ...
 
-
-class Traced(Protocol):
-    """A job's step after tracing, from which plans are made."""
-
-    def with_host_limit(self, host_limit: float) -> "Traced":
-        """The same traced step, from which plans are made that have so many bytes in host memory at most; zero: without swaps."""
-        ...
-
-    def swapping_accesses(self) -> AccessSequence | None:
-        """The accesses from which swaps are chosen for several jobs together; None if the policy does not take part in that."""
-        ...
-
-    def with_swaps(self, swaps: tuple[SwappedOut, ...]) -> "Traced":
-        """The same traced step, for which several jobs have agreed on these swaps; itself, if it has them already."""
-        ...
-
-
-class Program(Protocol):
-    """A compiled plan. `offloaded` are the state tensors that `offload_state` keeps on the host between their uses."""
-
-    @property
-    def prepared(self) -> Traced: ...
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def memory(self) -> MemoryProfile: ...
-    @property
-    def offloaded(self) -> frozenset[TensorId]: ...
-
-    def offload_state(self, tensors: frozenset[TensorId]) -> "Program":
-        """The same segments with these state tensors on the host between their uses."""
-        ...
-
-    def renewed(self, tracked: Tracked, reason: str) -> "Program":
-        """The next plan of the step, from what was measured of this one's segments (`exec/fitting/renewal.py`).
-
-        Raises:
-            TensileError: planning has failed.
-        """
-        ...
-
-    def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
-        """(tensor, bytes) of each state tensor that `offload_state` could keep on the host and that is not kept there yet."""
+    def release(self) -> None:
+        """Free the snapshot, which is not used again."""
         ...
 
 
 class Actor(Protocol):
     """The methods of a job's actor.
 
-    `trace` and `prepare`, and the methods of what they return, may take long; the planner's threads call them. `admit` and the
-    methods after it are called in the dispatcher's thread.
+    `trace` and `plan` may take long; the planner's threads call them. `use` and the methods after it are called by the
+    dispatcher.
     """
 
     # -- before the job is admitted ---------------------------------------------------------------------------------------------
@@ -109,39 +64,35 @@ class Actor(Protocol):
         """The size of the state, as far as it is known now."""
         ...
 
-    @property
-    def program(self) -> Program:
-        """The compiled plan in use. There must be one."""
-        ...
-
     def own(self) -> None:
         """Take the user's state: copy it to the host and delete the user's arrays on the device, as with a donated argument."""
         ...
 
-    def trace(self, batch: Any, options: Options, compiler: Compiler) -> Traced:
-        """The job's step, traced on its state and on shapes like those of `batch`.
+    def trace(self, batch: Any, options: Options, compiler: Compiler) -> AccessSequence | None:
+        """Trace the job's step on its state and on shapes like those of `batch`.
+
+        Returns the accesses from which swaps are chosen for several jobs together; None if the policy does not take part in that.
 
         Raises:
             TraceError: the step is given mutable references, or does not return (state, metrics) with the state as it was given.
         """
         ...
 
-    def prepare(self, prepared: Any, budget_bytes: int) -> Program:
-        """Plan and compile what `trace` has returned, under a budget.
+    def plan(self, request: PlanRequest) -> PlanSummary:
+        """Make a plan, after `trace`. The actor keeps it at least until `use` is called with the id of a later one.
+
+        A plan that was not made by `OffloadState` is also kept until the next such plan is made.
 
         Raises:
-            BudgetTooSmall: there is no plan under that budget.
+            BudgetTooSmall: there is no plan within the limits.
+            TensileError: planning has failed.
         """
-        ...
-
-    def use(self, program: Any) -> None:
-        """Set the plan to use, made by this actor: from `admit` on, or, if the job was admitted before, from `adopt` on."""
         ...
 
     # -- what the dispatcher asks -----------------------------------------------------------------------------------------------
 
-    def admit(self) -> None:
-        """The job is admitted: prepare to carry out its plan."""
+    def use(self, plan: PlanId) -> None:
+        """Put a plan to use; the state is on the host. The job has been admitted."""
         ...
 
     def begin(self, batch: Any, *, watch: bool) -> None:
@@ -166,10 +117,6 @@ class Actor(Protocol):
 
     def unpark(self) -> Wait:
         """Copy to the device the part of the state that the plan expects there."""
-        ...
-
-    def adopt(self) -> None:
-        """Put the renewed plan to use; the state is on the host."""
         ...
 
     def live_bytes(self) -> Wait:

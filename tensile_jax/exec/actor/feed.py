@@ -8,7 +8,7 @@ Time runs from left to right. The upper line shows what the feed's thread does, 
 Only this thread waits for user code. Therefore user code that hangs, raises or is slow affects its own job only. Callbacks come
 first, in the order of their steps. A batch is drawn only when no callback is waiting. So a slow callback slows its own job, and
 the metrics that wait for it are never more than those of the batches drawn in advance and of the steps under way. The thread
-posts its news (`feed_news.py`) while it holds no lock.
+posts its events (`feed_events.py`) while it holds no lock.
 """
 
 import threading
@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tensile_jax.exec.actor.batches import BatchType, expect_same_type, signature_of, take_in, type_of
-from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, FeedNews, FeedStopped, UserCodeFailed
+from tensile_jax.exec.actor.feed_events import BatchesEnded, BatchReady, CallbacksMade, FeedEvent, FeedStopped, UserCodeFailed
 
 
 class Feed:
-    """Draws from `batches` and calls `on_step` in a daemon thread, and posts news of both.
+    """Draws from `batches` and calls `on_step` in a daemon thread, and posts events of both.
 
     Args:
         batches: an iterable, or a function that returns one; the function is called in the thread.
@@ -29,7 +29,7 @@ class Feed:
         ahead: the most batches that are held at once.
         most: the most batches that are drawn, including those that are skipped; None: as many as there are.
         on_step: called with the number of the step and its metrics.
-        tell: called in the thread with all news; must not raise.
+        tell: called in the thread with every event; must not raise.
         name: the name of the job, which becomes part of the thread's name.
     """
 
@@ -41,7 +41,7 @@ class Feed:
         ahead: int = 2,
         most: int | None = None,
         on_step: Callable[[int, Any], None] | None,
-        tell: Callable[[FeedNews], None],
+        tell: Callable[[FeedEvent], None],
         name: str,
     ) -> None:
         if skip < 0:

@@ -3,6 +3,7 @@
 The protocol is `Actor` (`actor.py`).
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,28 +16,23 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
-from tensile_jax.budget import Budget
 from tensile_jax.errors import TraceError
 from tensile_jax.exec.actor.actor import StateSnapshot, Wait
-from tensile_jax.exec.actor.plan_memory import memory_profile_of, metrics_bytes, unused_bytes
+from tensile_jax.exec.actor.plans import OffloadState, PlanId, PlanRequest, PlanSummary
+from tensile_jax.exec.actor.profiled_plan import ProfiledPlan, make_plan
 from tensile_jax.exec.actor.pure_job import PutBack
 from tensile_jax.exec.call.devices import on_mesh
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.compiling.compiler import Compiler
-from tensile_jax.exec.compiling.step import CompiledPlan, Options, Step, step_of
-from tensile_jax.exec.fitting.find_plan import offload_state
-from tensile_jax.exec.fitting.forms import fit_fastest, predict_fastest
-from tensile_jax.exec.fitting.renewal import renew
+from tensile_jax.exec.compiling.step import Options, Step, step_of
 from tensile_jax.exec.running.executor import Executor, Iteration, Observation
 from tensile_jax.exec.running.instructions import (
     FinishSwapIn,
     FinishSwapOut,
     Instruction,
-    Instructions,
     Launch,
     StartSwapIn,
     StartSwapOut,
-    instructions_of,
 )
 from tensile_jax.exec.running.runner import executor_of
 from tensile_jax.exec.transfer import (
@@ -48,10 +44,8 @@ from tensile_jax.exec.transfer import (
     on_host,
     places_on_host,
 )
-from tensile_jax.ir import TensorId
-from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
-from tensile_jax.plan.update import Tracked
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan.analysis.access import AccessSequence
+from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
 from tensile_jax.runtime_records import LaneName
 from tensile_jax.trace import (
     TracedStep,
@@ -62,34 +56,6 @@ from tensile_jax.trace import (
     trace_where_arguments_are,
     type_on_host,
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LocalProgram:
-    """A compiled plan in this process; see `Program`."""
-
-    compiled: CompiledPlan
-    memory: MemoryProfile
-    offloaded: frozenset[TensorId] = frozenset()
-
-    @property
-    def prepared(self) -> Step:
-        return self.compiled.step
-
-    @property
-    def plan(self) -> Plan:
-        return self.compiled.plan
-
-    def offload_state(self, tensors: frozenset[TensorId]) -> "LocalProgram":
-        return program_of(offload_state(self.compiled, tensors), offloaded=tensors)
-
-    def renewed(self, tracked: Tracked, reason: str) -> "LocalProgram":
-        return program_of(renew(self.compiled, tracked, reason))
-
-    def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
-        choice = self.compiled.choice
-        assert choice is not None  # the planner has made the plan
-        return self.compiled.step.planner.may_be_offloaded(choice)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,51 +74,8 @@ class LocalState:
     def fetch(self) -> Any:
         return self.tree if self.write_to_objects is None else self.write_to_objects(self.tree)
 
-
-def program_of(compiled: CompiledPlan, *, offloaded: frozenset[TensorId] = frozenset()) -> LocalProgram:
-    """The program of a compiled plan."""
-    step = compiled.step
-    memory = memory_profile_of(compiled.plan, step.graph, step.options.profile)
-    return LocalProgram(compiled, memory, offloaded)
-
-
-def program_under(step: Step, budget_bytes: int, *, compiled: bool) -> LocalProgram:
-    """The program of the plan of the step, or of its fastest variant, under a budget. It is `compiled`, or only predicted.
-
-    The budget includes the memory of the metrics.
-
-    Raises:
-        BudgetTooSmall: there is no plan under that budget.
-    """
-    metrics = metrics_bytes(step.graph)
-    most = max(budget_bytes - metrics, 1)
-    if step.options.max_slowdown is not None:  # first try the plan that needs the least memory and is fast enough
-        fast_enough = _fastest_under(step, None, compiled)
-        if fast_enough.plan.peak_bytes <= most:
-            return fast_enough
-    program = _fastest_under(step, Budget(most, None, beside=metrics), compiled)
-    if program.memory.peak_bytes > budget_bytes:  # the step runs whole, and plain jit's peak does not count unused arguments
-        unused = unused_bytes(step.graph)
-        program = _fastest_under(step, Budget(max(most - unused, 1), None, beside=metrics + unused), compiled)
-    return program
-
-
-def _fastest_under(step: Step, budget: Budget | None, compiled: bool) -> LocalProgram:
-    return program_of((fit_fastest if compiled else predict_fastest)(step, budget, drive_loops=False))
-
-
-def code_of(compiled: CompiledPlan) -> Instructions | None:
-    """The plan's instructions, with its executables if it is compiled; None if the step runs whole, as one executable."""
-    plan = compiled.plan
-    if plan.whole:
-        return None
-    calls = [_nothing] * len(plan.segments) if compiled.executables is None else [e.call for e in compiled.executables]
-    return instructions_of(plan, compiled.step.graph, calls)
-
-
-def _nothing(*arguments: Any) -> tuple[()]:
-    """In the place of an executable, for a plan that is not compiled."""
-    raise AssertionError("a plan that is only predicted was run")
+    def release(self) -> None:
+        pass  # it is freed when nobody refers to it
 
 
 class LocalActor:
@@ -181,8 +104,11 @@ class LocalActor:
         self._shapes = [shape_struct(leaf, self._sharding_of(leaf)) for leaf in self._leaves]
         self._given_on_host = places_on_host(self._leaves) if given_on_host is None else given_on_host
         self._batch_shardings: list[Any] = []  # on several devices, as of the batch for which the step was traced
-        self._program: LocalProgram | None = None
-        self._renewed: LocalProgram | None = None
+        self._traced: Step | None = None
+        self._made: dict[PlanId, ProfiledPlan] = {}  # a thread that plans adds to it, and the one that calls `use` takes away
+        self._ids = itertools.count()
+        self._base = PlanId(0)  # the latest plan that was not made by `OffloadState`
+        self._in_use: ProfiledPlan | None = None
         self._executor: Executor | None = None
         self._iteration: Iteration | None = None
         self._going: list[Any] = []  # arrays on the device that are being copied to the host
@@ -202,9 +128,10 @@ class LocalActor:
         return sum(shape.size * shape.dtype.itemsize for shape in self._shapes)
 
     @property
-    def program(self) -> LocalProgram:
-        assert self._program is not None
-        return self._program
+    def traced(self) -> Step:
+        """The job's step, after `trace`."""
+        assert self._traced is not None
+        return self._traced
 
     def own(self) -> None:
         # arrays of NumPy are copied: the user may write into them again
@@ -218,7 +145,7 @@ class LocalActor:
         if self._put_back is not None:  # so that the user's objects do not hold deleted arrays
             self._put_back(tree_unflatten(self._tree, self._leaves))
 
-    def trace(self, batch: Any, options: Options, compiler: Compiler) -> Step:
+    def trace(self, batch: Any, options: Options, compiler: Compiler) -> AccessSequence | None:
         with jax.default_device(self._transfer.device):
             step = self._trace_in_memories(batch, self._given_on_host)
             step.refuse_crossed_donations()
@@ -226,7 +153,8 @@ class LocalActor:
                 shapes = self._arguments(batch, step.on_host)
                 step = on_mesh(step, self._meshes, tree_leaves(shapes), None, self._divided(shapes[0]))
                 self._batch_shardings = [shape.sharding for shape in tree_leaves(shapes[1])]
-        return step_of(step, options, compiler)
+        self._traced = step_of(step, options, compiler)
+        return self._traced.swapping_accesses()
 
     def _trace_in_memories(self, batch: Any, on_host: frozenset[int]) -> TracedStep:
         """The step, which takes each array of the state from the memory in which it returns the array.
@@ -284,15 +212,14 @@ class LocalActor:
             return SingleDeviceSharding(self._transfer.device)
         return in_device_memory(leaf.sharding) if is_divided(leaf) else NamedSharding(self._meshes[0], PartitionSpec())
 
-    def prepare(self, prepared: Step, budget_bytes: int) -> LocalProgram:
+    def plan(self, request: PlanRequest) -> PlanSummary:
         with jax.default_device(self._transfer.device):  # a step that runs whole is compiled for the default device
-            return program_under(prepared, budget_bytes, compiled=True)
-
-    def use(self, program: LocalProgram) -> None:
-        if self._executor is None:
-            self._program = program
-        else:
-            self._renewed = program
+            made = make_plan(request, self.traced, self._made)
+        id = PlanId(next(self._ids))
+        self._made[id] = made
+        if not isinstance(request, OffloadState):
+            self._base = id
+        return made.summary(id)
 
     def _refuse_other_state(self, out_tree: Any, out_avals: Sequence[Any]) -> None:
         template = tree_unflatten(out_tree, list(out_avals))
@@ -316,16 +243,14 @@ class LocalActor:
 
     # -- what the dispatcher asks -----------------------------------------------------------------------------------------------
 
-    def admit(self) -> None:
-        program = self._program
-        assert program is not None  # it was prepared
-        # `issue` waits for a launch where that is needed, so the executor itself waits for nothing
-        self._executor = executor_of(program.compiled, self._transfer, run_ahead=True)
-
-    def adopt(self) -> None:
+    def use(self, plan: PlanId) -> None:
         self._count()
-        self._program, self._renewed = self._renewed, None
-        self.admit()
+        self._in_use = found = self._made[plan]
+        # `issue` waits for a launch where that is needed, so the executor itself waits for nothing
+        self._executor = executor_of(found.compiled, self._transfer, run_ahead=True)
+        for other in list(self._made):
+            if other < plan and other != self._base:
+                del self._made[other]
 
     def begin(self, batch: Any, *, watch: bool) -> None:
         assert self._executor is not None
@@ -354,11 +279,11 @@ class LocalActor:
 
     def issue(self, begin: int, end: int) -> Wait | None:
         executor, iteration = self._executor, self._iteration
-        assert executor is not None and iteration is not None and self._program is not None
+        assert executor is not None and iteration is not None and self._in_use is not None
         if begin > len(executor.code):
             self._end(executor, iteration)
             return None
-        instructions, kinds = executor.code[begin - 1 : end - 1], self._program.memory.kinds[begin:end]
+        instructions, kinds = executor.code[begin - 1 : end - 1], self._in_use.memory.kinds[begin:end]
         if kinds[0] == WAIT:
             if _is_over(iteration, instructions[0]):
                 self._carry_out(iteration, instructions)
@@ -415,8 +340,8 @@ class LocalActor:
     def _end(self, executor: Executor, iteration: Iteration) -> None:
         results = executor.end(iteration)
         count = len(self._shapes)
-        assert self._program is not None
-        self._metrics = tree_unflatten(self._program.prepared.traced.out_tree, results)[1]
+        assert self._in_use is not None
+        self._metrics = tree_unflatten(self._in_use.step.traced.out_tree, results)[1]
         self._leaves, self._iteration = results[:count], None
 
     def take_metrics(self) -> Wait:
@@ -494,7 +419,7 @@ class LocalActor:
                 if isinstance(leaf, jax.Array) and not leaf.is_deleted() and not on_host(leaf):
                     leaf.delete()
         self._iteration = self._executor = self._metrics = None
-        self._leaves, self._watch, self._renewed = [], None, None
+        self._leaves, self._watch = [], None
 
     def save_before_dropping(self) -> tuple[StateSnapshot, Wait] | None:
         if self._iteration is not None or not self._is_whole():

@@ -75,7 +75,7 @@ def begin(ledger: Ledger) -> bool:
         elif record.place is _ON_DEVICE and not record.busy and not full:
             if ledger.issue(index):
                 _count_overtaking(ledger, blocked, index)
-                ledger.orders.append(Issue(record.job, 0, 1))
+                ledger.instructions.append(Issue(record.job, 0, 1))
                 return True
             short = ledger.settled_bytes - record.settled_bytes + record.memory.peak_bytes > ledger.budget_bytes
             if first and short and park_one(ledger, but=index):
@@ -140,7 +140,7 @@ def _count_overtaking(ledger: Ledger, blocked: list[int], index: int) -> None:
 
 
 def _unpark(ledger: Ledger, index: int, *, rise: int | None) -> bool:
-    """Order the job's state to be copied to the device; False if there is no room for it now.
+    """Instruction the job's state to be copied to the device; False if there is no room for it now.
 
     Args:
         rise: None for the job that is first in turn: if its peak does not fit, another job is parked instead, and the result is
@@ -158,7 +158,7 @@ def _unpark(ledger: Ledger, index: int, *, rise: int | None) -> bool:
     if not ledger.has_room(more):
         return False
     ledger.put(index, replace(record, place=_TO_DEVICE, busy=True))
-    ledger.orders.append(Unpark(record.job))
+    ledger.instructions.append(Unpark(record.job))
     return True
 
 
@@ -169,10 +169,10 @@ def _turn(record: JobRecord, clock_us: float) -> float:
 
 
 def park(ledger: Ledger, index: int) -> bool:
-    """Order the job's state to be copied to the host."""
+    """Instruction the job's state to be copied to the host."""
     record = ledger.records[index]
     ledger.put(index, replace(record, place=_TO_HOST, busy=True))
-    ledger.orders.append(Park(record.job))
+    ledger.instructions.append(Park(record.job))
     return True
 
 

@@ -16,21 +16,22 @@ that `machine.step` takes and returns are never changed.
 
 from dataclasses import replace
 
-from tensile_jax.exec.controller.messages import Order
+from tensile_jax.exec.controller.messages import Instruction
 from tensile_jax.exec.controller.state import JobRecord, State
 from tensile_jax.plan.multi_job.admission import admits
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, MemoryProfile
 from tensile_jax.plan.multi_job.safety import is_safe
+from tensile_jax.story import Story
 
 
 class Ledger:
-    """A mutable copy of a `State`, and the orders that were given while the present event was handled.
+    """A mutable copy of a `State`, and the instructions that were given while the present event was handled.
 
     `held_bytes` is without the transient bytes of runs in flight; `State.held_bytes` includes them.
     """
 
     __slots__ = (
-        "budget_bytes", "clock_us", "depth", "held_bytes", "host_budget_bytes", "in_flight", "next_budget_bytes", "orders",
+        "budget_bytes", "clock_us", "depth", "held_bytes", "host_budget_bytes", "in_flight", "next_budget_bytes", "instructions",
         "parked_bytes", "pending", "records", "settled_bytes",
     )  # fmt: skip
 
@@ -43,16 +44,16 @@ class Ledger:
         self.in_flight = state.in_flight
         self.next_budget_bytes = state.next_budget_bytes
         self.clock_us = state.clock_us
-        self.orders: list[Order] = []
+        self.instructions: list[Instruction] = []
         self.held_bytes = state.jobs_bytes
         self.settled_bytes = state.settled_bytes
         self.parked_bytes = state.parked_bytes
 
-    def state(self) -> State:
+    def state(self, story: Story) -> State:
         """An immutable copy of the ledger as a `State`."""
         return State(
             self.budget_bytes, self.host_budget_bytes, self.depth, tuple(self.records), self.pending, self.in_flight,
-            self.next_budget_bytes, self.clock_us, self.held_bytes, self.settled_bytes, self.parked_bytes,
+            self.next_budget_bytes, self.clock_us, self.held_bytes, self.settled_bytes, self.parked_bytes, story,
         )  # fmt: skip
 
     # -- changes ----------------------------------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ class Ledger:
         record = self.records[index]
         assert record.renewal is not None
         return admits(
-            record.renewal,
+            record.renewal.memory,
             [r.memory for r in self.records if r is not record],
             budget_bytes=self._limit_bytes,
             host_budget_bytes=self.host_budget_bytes,

@@ -1,8 +1,8 @@
 """The controller: decides for several jobs on one device what each does next (TENSILE section III-D, "Global Controller").
 
-The controller is a pure state machine, `step`: (state, event) -> (state, orders). It has no JAX, no clock and no thread. The
-dispatcher (`exec/runtime/dispatcher.py`) reports events to it and carries out its orders one after another. Each job has a
-`JobRecord`. A job's iteration is a sequence of moves, such as a launch or a wait for copies. A job between iterations is at
+The controller is a pure state machine, `step`: (state, event) -> (state, instructions). It has no JAX, no clock and no thread.
+The dispatcher (`exec/runtime/dispatcher.py`) reports events to it and carries out its instructions one after another. Each job
+has a `JobRecord`. A job's iteration is a sequence of moves, such as a launch or a wait for copies. A job between iterations is at
 position 0. Its state is then on the device, or in host memory, in which case the job is parked.
 
 The moves of an iteration are issued in runs. A run is as long as it can be: it ends before the next wait for copies, before the
@@ -44,10 +44,10 @@ from tensile_jax.exec.controller.messages import (
     BudgetRequested,
     DeclinePlan,
     Event,
+    Instruction,
     Issue,
     JobEvent,
     JobLost,
-    Order,
     PlanRenewed,
     Prepared,
     Release,
@@ -61,13 +61,19 @@ from tensile_jax.exec.controller.state import JobId, JobRecord, State, StatePlac
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
 
 
-def step(state: State, event: Event) -> tuple[State, list[Order]]:
-    """The state after `event`, and the orders to carry out now, in their order."""
-    ledger = Ledger(state)
-    _record(ledger, event)
-    while _settle(ledger) or _change_budget(ledger) or (ledger.pending and _admit(ledger)) or _proceed(ledger) or begin(ledger):
-        pass
-    return ledger.state(), ledger.orders
+def step(state: State, event: Event) -> tuple[State, list[Instruction]]:
+    """The state after `event`, and the instructions to carry out now, in their order. An error quotes the last events."""
+    ledger, story = Ledger(state), state.story.with_event(event)
+    try:
+        _record(ledger, event)
+        while (
+            _settle(ledger) or _change_budget(ledger) or (ledger.pending and _admit(ledger)) or _proceed(ledger) or begin(ledger)
+        ):
+            pass
+    except Exception as error:
+        story.add_to(error)
+        raise
+    return ledger.state(story), ledger.instructions
 
 
 # -- what has happened --------------------------------------------------------------------------------------------------------
@@ -102,7 +108,7 @@ def _record(ledger: Ledger, event: Event) -> None:
         arrived = StatePlace.ON_DEVICE if record.place is StatePlace.TO_DEVICE else StatePlace.ON_HOST
         ledger.put(index, replace(record, place=arrived, busy=False))
     elif isinstance(event, PlanRenewed):
-        records[index] = replace(record, renewal=event.memory)
+        records[index] = replace(record, renewal=event.plan)
     elif isinstance(event, JobLost):
         ledger.remove(index)
         _end_all_runs(ledger, job)
@@ -119,7 +125,10 @@ def _record_of_others(ledger: Ledger, event: JobEvent) -> None:
         ledger.pending = tuple([r for r in ledger.pending if r.job != job])
         _end_all_runs(ledger, job)
     elif isinstance(event, PlanRenewed):
-        ledger.pending = tuple([replace(r, memory=event.memory) if r.job == job else r for r in ledger.pending])
+        plan = event.plan
+        ledger.pending = tuple([
+            replace(r, memory=plan.memory, plan=plan.id) if r.job == job else r for r in ledger.pending
+        ])  # fmt: skip
     elif isinstance(event, BatchLoaded | Wished):
         ledger.pending = tuple([_with_batch_or_wish(r, event) if r.job == job else r for r in ledger.pending])
 
@@ -148,10 +157,15 @@ def _end_all_runs(ledger: Ledger, job: JobId) -> None:
 
 
 def _settle(ledger: Ledger) -> bool:
-    """Park a job that is to stop, to pause or to change its plan; if the job is parked already, carry that out."""
+    """Park a job that is to stop, to pause or to change its plan; if the job is parked already, carry that out.
+
+    A job also pauses for a checkpoint. Until that pause is reported, a request to run changes nothing: the job's lifecycle
+    repeats the request afterwards.
+    """
     leaving = [
         index for index, r in enumerate(ledger.records)
-        if not r.position and not r.busy and (r.wish != "run" or not r.steps_left or r.renewal is not None)
+        if not r.position and not r.busy
+        and (r.wish != "run" or not r.steps_left or r.renewal is not None or r.checkpoint_due)
     ]  # fmt: skip
     for index in leaving:
         record = ledger.records[index]
@@ -159,13 +173,13 @@ def _settle(ledger: Ledger) -> bool:
             return park(ledger, index)
         if record.wish == "stop" or not record.steps_left:
             ledger.remove(index)
-            ledger.orders.append(Release(record.job))
+            ledger.instructions.append(Release(record.job))
             return True
         if record.renewal is not None and _renew(ledger, index):
             return True
         if record.renewal is None and not record.pause_reported:
-            ledger.put(index, replace(record, pause_reported=True))
-            ledger.orders.append(ReportPaused(record.job))
+            ledger.put(index, record.with_pause_reported())
+            ledger.instructions.append(ReportPaused(record.job))
             return True
     return False
 
@@ -174,18 +188,19 @@ def _renew(ledger: Ledger, index: int) -> bool:
     """Adopt the job's new plan; decline it if this or another job could not run then; False while the job waits for room."""
     record = ledger.records[index]
     assert record.renewal is not None
-    more = record.renewal.parked_bytes - record.memory.parked_bytes
+    plan = record.renewal
+    more = plan.memory.parked_bytes - record.memory.parked_bytes
     if ledger.can_renew(index):
         if ledger.has_room(more):
-            ledger.put(index, replace(record, memory=record.renewal, renewal=None))
-            ledger.orders.append(AdoptPlan(record.job))
+            ledger.put(index, replace(record, memory=plan.memory, plan=plan.id, renewal=None))
+            ledger.instructions.append(AdoptPlan(record.job, plan))
             return True
         if not ledger.is_idle:
             return False
         if park_one(ledger):
             return True
     ledger.put(index, replace(record, renewal=None))
-    ledger.orders.append(DeclinePlan(record.job))
+    ledger.instructions.append(DeclinePlan(record.job, plan))
     return True
 
 
@@ -205,7 +220,7 @@ def _change_budget(ledger: Ledger) -> bool:
                 return True
             nbytes = ledger.budget_bytes
     ledger.budget_bytes, ledger.next_budget_bytes = nbytes, None
-    ledger.orders.append(ApplyBudget(nbytes))
+    ledger.instructions.append(ApplyBudget(nbytes))
     return True
 
 
@@ -214,12 +229,11 @@ def _admit(ledger: Ledger) -> bool:
     for k, record in enumerate(ledger.pending):
         if record.wish == "stop" or not record.steps_left:
             ledger.pending = ledger.pending[:k] + ledger.pending[k + 1 :]
-            ledger.orders.append(Release(record.job))
+            ledger.instructions.append(Release(record.job))
             return True
         if record.wish == "pause" and not record.pause_reported:
-            reported = replace(record, pause_reported=True)
-            ledger.pending = (*ledger.pending[:k], reported, *ledger.pending[k + 1 :])
-            ledger.orders.append(ReportPaused(record.job))
+            ledger.pending = (*ledger.pending[:k], record.with_pause_reported(), *ledger.pending[k + 1 :])
+            ledger.instructions.append(ReportPaused(record.job))
             return True
     k = ledger.next_pending()
     if k < 0:
@@ -229,7 +243,7 @@ def _admit(ledger: Ledger) -> bool:
         return ledger.is_idle and park_one(ledger)
     ledger.pending = ledger.pending[:k] + ledger.pending[k + 1 :]
     ledger.add(record)
-    ledger.orders.append(Admit(record.job))
+    ledger.instructions.append(Admit(record.job))
     return True
 
 
@@ -238,7 +252,7 @@ def _admit(ledger: Ledger) -> bool:
 
 def _proceed(ledger: Ledger) -> bool:
     """Issue runs of iterations under way, in order of virtual time; True if every decision must be looked at again."""
-    records, orders = ledger.records, ledger.orders
+    records, instructions = ledger.records, ledger.instructions
     full, clock_us = len(ledger.in_flight) >= ledger.depth, ledger.clock_us
     ready = [
         (r.virtual_us if r.virtual_us > clock_us else clock_us, index) for index, r in enumerate(records)
@@ -254,7 +268,7 @@ def _proceed(ledger: Ledger) -> bool:
             kind = record.memory.kinds[position]
             if kind == WAIT:
                 records[index] = record.at(position, busy=True)
-                orders.append(Issue(record.job, position, position + 1))
+                instructions.append(Issue(record.job, position, position + 1))
                 break
             if kind == LAUNCH and full:
                 break
@@ -263,7 +277,7 @@ def _proceed(ledger: Ledger) -> bool:
             if not end:
                 blocked = True
                 break
-            orders.append(Issue(record.job, position, end))
+            instructions.append(Issue(record.job, position, end))
             record = records[index]
             if not record.position or (blocked and ledger.in_flight is in_flight):
                 return True  # an earlier job may wait for the memory that this run freed; what a launch frees is free at its end

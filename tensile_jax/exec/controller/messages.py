@@ -1,12 +1,12 @@
-"""The messages of the controller: events report to it what has happened, and its orders say what is to be done next.
+"""The messages of the controller: events report to it what has happened, and its instructions say what is to be done next.
 
-For each order that takes time, an event reports when it is done. Times are microseconds.
+For each instruction that takes time, an event reports when it is done. Times are microseconds.
 """
 
 from typing import NamedTuple
 
+from tensile_jax.exec.actor.plans import PlanSummary
 from tensile_jax.exec.controller.state import JobId, JobRecord, Wish
-from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 
 # -- events -------------------------------------------------------------------------------------------------------------------
 
@@ -45,7 +45,8 @@ class BatchLoaded(NamedTuple):
 class Wished(NamedTuple):
     """The job is to run, to pause or to stop.
 
-    The user asked for it; or the job must pause for a checkpoint; or it must stop, since its batches ended or its code failed.
+    The user asked for it; or the job's checkpoint is being written, so that it may run again; or it must stop, since its batches
+    ended or its code failed.
     """
 
     job: JobId
@@ -59,14 +60,14 @@ class JobLost(NamedTuple):
 
 
 class PlanRenewed(NamedTuple):
-    """The job has a new plan, with memory profile `memory`.
+    """The job has a new plan.
 
     An admitted job changes its plan once its state is on the host; `AdoptPlan` or `DeclinePlan` says whether it did. A pending
-    job has the new plan at once, and no order says so.
+    job has the new plan at once, and no instruction says so.
     """
 
     job: JobId
-    memory: MemoryProfile
+    plan: PlanSummary
 
 
 class BudgetRequested(NamedTuple):
@@ -78,7 +79,7 @@ class BudgetRequested(NamedTuple):
 JobEvent = RunEnded | WaitEnded | StateMoved | BatchLoaded | Wished | JobLost | PlanRenewed
 Event = JobEvent | Prepared | BudgetRequested
 
-# -- orders -------------------------------------------------------------------------------------------------------------------
+# -- instructions -------------------------------------------------------------------------------------------------------------
 
 
 class Issue(NamedTuple):
@@ -106,7 +107,7 @@ class Unpark(NamedTuple):
 
 
 class Admit(NamedTuple):
-    """The job is admitted: it is no longer pending."""
+    """The job is admitted: it is no longer pending, and uses the plan of its record from now on."""
 
     job: JobId
 
@@ -115,16 +116,21 @@ class AdoptPlan(NamedTuple):
     """The job uses its new plan from now on."""
 
     job: JobId
+    plan: PlanSummary
 
 
 class DeclinePlan(NamedTuple):
     """The job's new plan does not fit beside the other jobs; the job keeps the plan that it has."""
 
     job: JobId
+    plan: PlanSummary
 
 
 class ReportPaused(NamedTuple):
-    """The job, admitted or pending, is paused, and its state is on the host."""
+    """The job, admitted or pending, is paused, and its state is on the host.
+
+    The user asked for it, or a checkpoint is due. `Wished` with "run" lets the job run again.
+    """
 
     job: JobId
 
@@ -141,4 +147,4 @@ class ApplyBudget(NamedTuple):
     nbytes: int
 
 
-Order = Issue | Park | Unpark | Admit | AdoptPlan | DeclinePlan | ReportPaused | Release | ApplyBudget
+Instruction = Issue | Park | Unpark | Admit | AdoptPlan | DeclinePlan | ReportPaused | Release | ApplyBudget

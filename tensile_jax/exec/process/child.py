@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from tensile_jax.exec.actor.feed import Feed
-from tensile_jax.exec.actor.feed_news import FeedNews, FeedStopped, UserCodeFailed
-from tensile_jax.exec.actor.local_actor import LocalActor, LocalProgram, code_of
+from tensile_jax.exec.actor.feed_events import FeedEvent, FeedStopped, UserCodeFailed
+from tensile_jax.exec.actor.local_actor import LocalActor
 from tensile_jax.exec.actor.missing import NO_BATCH
 from tensile_jax.exec.actor.pure_job import pure_job
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
@@ -32,13 +32,10 @@ from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options
 from tensile_jax.exec.process.carried_exception import carry
 from tensile_jax.exec.process.channel import Answer, Ask, Channel, Heartbeat, News, Refused
-from tensile_jax.exec.process.isolated_actor import Made, Summary
+from tensile_jax.exec.process.isolated_actor import Made
 from tensile_jax.exec.process.payload import PackedTree, Payload, pack_structure, pack_tree
-from tensile_jax.exec.running.instructions import StartSwapIn, StartSwapOut
 from tensile_jax.exec.transfer import Device, Transfer, places_on_host
 from tensile_jax.plan.analysis.access import AccessSequence
-from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
-from tensile_jax.plan.update import Tracked
 
 _SIGN_OF_LIFE_S = 2.0
 _WAITING_THREADS = 16
@@ -109,15 +106,12 @@ class _Work:
         self._feed = Feed(batches, skip=payload.first, on_step=None, tell=self._heard, name=payload.name)
         self._feed_stopped = threading.Event()
         self._first_batch: Any = NO_BATCH
-        self._kept: dict[int, Any] = {}
+        self._snapshots: dict[int, Any] = {}
         self._planner = ThreadPoolExecutor(1, "tensile-planner")
         self._saver = ThreadPoolExecutor(1, "tensile-saver")
         self._waiters = ThreadPoolExecutor(_WAITING_THREADS, "tensile-waiter")
         self._elsewhere: dict[str, Executor] = {
-            "trace": self._planner, "with_host_limit": self._planner, "swapping_accesses": self._planner,
-            "with_swaps": self._planner, "prepare": self._planner, "offload_state": self._planner,
-            "renew": self._planner,
-            "save": self._saver, "fetch": self._saver,
+            "trace": self._planner, "plan": self._planner, "save": self._saver, "fetch": self._saver,
         }  # fmt: skip
         channel.send(News(Made(self._actor.state_bytes, structure)))
 
@@ -155,7 +149,7 @@ class _Work:
     def _refuse(self, ask: Ask, error: BaseException) -> None:
         self._channel.send(Refused(ask.number, carry(error), fatal=ask.what not in self._elsewhere))
 
-    def _heard(self, news: FeedNews) -> None:
+    def _heard(self, news: FeedEvent) -> None:
         """Send news of the feed to the runtime. In the feed's thread."""
         if isinstance(news, FeedStopped):
             self._feed_stopped.set()
@@ -172,39 +166,9 @@ class _Work:
     def on_draw(self) -> None:
         self._feed.start()
 
-    def on_trace(self, key: int, options: Options) -> None:
+    def on_trace(self, options: Options) -> AccessSequence | None:
         self._first_batch = self._feed.take()
-        self._kept[key] = self._actor.trace(self._first_batch, options, self._compiler)
-
-    def on_with_host_limit(self, key: int, step: int, host_limit: float) -> None:
-        self._kept[key] = self._kept[step].with_host_limit(host_limit)
-
-    def on_swapping_accesses(self, step: int) -> AccessSequence | None:
-        return self._kept[step].swapping_accesses()
-
-    def on_with_swaps(self, key: int, step: int, swaps: tuple[SwappedOut, ...]) -> None:
-        self._kept[key] = self._kept[step].with_swaps(swaps)
-
-    def on_prepare(self, key: int, step: int, budget_bytes: int) -> Summary:
-        return self._keep_program(key, self._actor.prepare(self._kept[step], budget_bytes))
-
-    def on_offload_state(self, key: int, program: int, tensors: frozenset[Any]) -> Summary:
-        return self._keep_program(key, self._kept[program].offload_state(tensors))
-
-    def on_renew(self, key: int, step: int, program: int, tracked: Tracked, reason: str) -> Summary:
-        made = self._kept[program].renewed(tracked, reason)
-        self._kept[step] = made.prepared
-        return self._keep_program(key, made)
-
-    def _keep_program(self, key: int, program: LocalProgram) -> Summary:
-        self._kept[key] = program
-        instructions = code_of(program.compiled)
-        code = () if instructions is None else instructions.code
-        copies = frozenset(i for i, one in enumerate(code, start=1) if isinstance(one, StartSwapOut | StartSwapIn))
-        return Summary(program.plan, program.memory, program.offloaded, program.may_be_offloaded(), copies)
-
-    def on_use(self, key: int) -> None:
-        self._actor.use(self._kept[key])
+        return self._actor.trace(self._first_batch, options, self._compiler)
 
     def on_begin(self, watch: bool) -> None:
         first, self._first_batch = self._first_batch, NO_BATCH
@@ -214,14 +178,14 @@ class _Work:
         counts, wait = self._actor.counts(), self._actor.take_metrics()
         return lambda: (wait(), counts)
 
-    def on_keep(self, key: int) -> None:
-        self._kept[key] = self._actor.state().fetch()
+    def on_keep(self, number: int) -> None:
+        self._snapshots[number] = self._actor.state().fetch()
 
-    def on_save(self, key: int, folder: Path, step: int) -> str:
-        return self._checkpoints_in(folder).save(step, self._kept[key])
+    def on_save(self, number: int, folder: Path, step: int) -> str:
+        return self._checkpoints_in(folder).save(step, self._snapshots[number])
 
-    def on_fetch(self, key: int) -> PackedTree:
-        return pack_tree(self._kept[key])
+    def on_fetch(self, number: int) -> PackedTree:
+        return pack_tree(self._snapshots[number])
 
-    def on_forget(self, key: int) -> None:
-        self._kept.pop(key, None)
+    def on_release(self, number: int) -> None:
+        del self._snapshots[number]

@@ -5,9 +5,8 @@ An `IsolatedActor` is an object in the runtime's process. For each of its method
 order. Without a request it only draws batches in advance. A method that starts something returns a function that waits for the
 answer (`Wait` in `exec/actor/actor.py`).
 
-The job's process keeps objects for the runtime: a traced step, compiled plans, and states. In the runtime's process,
-`RemoteStep`, `RemoteProgram` and `RemoteState` refer to these objects by a key. When such a reference is deleted, the job's
-process forgets the object.
+Requests for plans and their answers are values (`exec/actor/plans.py`), which are sent as they are. The compiled plans stay in
+the job's process, and so do snapshots of the state, until they are released.
 """
 
 import itertools
@@ -23,7 +22,8 @@ import numpy as np
 
 from tensile_jax.exec.actor.actor import StateSnapshot, Wait
 from tensile_jax.exec.actor.entrypoint import Entrypoint
-from tensile_jax.exec.actor.feed_news import BatchReady
+from tensile_jax.exec.actor.feed_events import BatchReady
+from tensile_jax.exec.actor.plans import PlanId, PlanRequest, PlanSummary
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options
@@ -31,12 +31,8 @@ from tensile_jax.exec.process.carried_exception import CarriedException
 from tensile_jax.exec.process.job_process import JobProcess
 from tensile_jax.exec.process.payload import PackedTree, pack_job
 from tensile_jax.exec.transfer import Device, on_host
-from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
-from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
-from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
-from tensile_jax.plan.update import Tracked
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,88 +43,16 @@ class Made:
     structure: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What the runtime needs to know of a compiled plan. `copies` are the numbers of the moves that start copies."""
+@dataclass(frozen=True, slots=True, eq=False)
+class IsolatedState:
+    """A state between two iterations, which the job's process keeps under a number; see `StateSnapshot`."""
 
-    plan: Plan
-    memory: MemoryProfile
-    offloaded: frozenset[TensorId]
-    may_be_offloaded: tuple[tuple[TensorId, int], ...]
-    copies: frozenset[int]
-
-
-class _Remote:
-    """A reference to an object that the process keeps under `key`, until this reference is deleted."""
-
-    def __init__(self, actor: "IsolatedActor") -> None:
-        self.actor = actor
-        self.key = actor.new_key()
-
-    def __del__(self) -> None:
-        self.actor.process.forget(self.key)
-
-
-class RemoteStep(_Remote):
-    """A reference to a traced step, with what is known of it here: its accesses, and the swaps on which jobs have agreed."""
-
-    def __init__(self, actor: "IsolatedActor") -> None:
-        super().__init__(actor)
-        self._accesses: list[AccessSequence | None] = []  # one, once it was asked for
-        self._swaps: tuple[SwappedOut, ...] | None = None
-
-    def with_host_limit(self, host_limit: float) -> "RemoteStep":
-        """The same step, from which plans are made that have so many bytes in host memory at most; zero: without swaps."""
-        found = RemoteStep(self.actor)
-        self.actor.process.ask("with_host_limit", found.key, self.key, host_limit)()
-        return found
-
-    def swapping_accesses(self) -> AccessSequence | None:
-        """The accesses from which swaps are chosen for several jobs together; None if the policy does not take part in that."""
-        if not self._accesses:
-            self._accesses.append(self.actor.process.ask("swapping_accesses", self.key)())
-        return self._accesses[0]
-
-    def with_swaps(self, swaps: tuple[SwappedOut, ...]) -> "RemoteStep":
-        """The same step, for which several jobs have agreed on these swaps; itself, if it has them already."""
-        if swaps == self._swaps:
-            return self
-        found = RemoteStep(self.actor)
-        found._accesses, found._swaps = self._accesses, swaps
-        self.actor.process.ask("with_swaps", found.key, self.key, swaps)()
-        return found
-
-
-class RemoteProgram(_Remote):
-    """A reference to a compiled plan."""
-
-    def __init__(self, actor: "IsolatedActor", prepared: RemoteStep, what: str, *args: Any) -> None:
-        super().__init__(actor)
-        self.prepared = prepared
-        self.summary: Summary = actor.process.ask(what, self.key, *args)()
-        self.plan, self.memory, self.offloaded = self.summary.plan, self.summary.memory, self.summary.offloaded
-
-    def offload_state(self, tensors: frozenset[TensorId]) -> "RemoteProgram":
-        """The same segments with these state tensors on the host between their uses."""
-        return RemoteProgram(self.actor, self.prepared, "offload_state", self.key, tensors)
-
-    def renewed(self, tracked: Tracked, reason: str) -> "RemoteProgram":
-        """The next plan of the step, from what was measured of this one's segments."""
-        step = RemoteStep(self.actor)
-        step._swaps = self.prepared._swaps
-        return RemoteProgram(self.actor, step, "renew", step.key, self.key, tracked, reason)
-
-    def may_be_offloaded(self) -> tuple[tuple[TensorId, int], ...]:
-        """(tensor, bytes) of each state tensor that `offload_state` could keep on the host and that is not kept there yet."""
-        return self.summary.may_be_offloaded
-
-
-class RemoteState(_Remote):
-    """A reference to a state between two iterations."""
+    actor: "IsolatedActor"
+    number: int
 
     def save(self, checkpoints: Checkpoints, step: int) -> str:
         """Have the process write the checkpoint; the state is not sent to the runtime for that."""
-        return self.actor.process.ask("save", self.key, checkpoints.folder, step)()
+        return self.actor.process.ask("save", self.number, checkpoints.folder, step)()
 
     def fetch(self) -> Any:
         """The state, as NumPy arrays. Weakly typed arrays and keys come as `jax.Array`s in host memory.
@@ -141,7 +65,11 @@ class RemoteState(_Remote):
         """
         if (found := self.actor.end_before_made()) is not None:
             return found.unpack(self.actor.structure)
-        return self.actor.process.ask("fetch", self.key)().unpack(self.actor.structure)
+        return self.actor.process.ask("fetch", self.number)().unpack(self.actor.structure)
+
+    def release(self) -> None:
+        """Let the process free the state."""
+        self.actor.process.tell("release", self.number)
 
 
 class IsolatedActor:
@@ -181,23 +109,12 @@ class IsolatedActor:
         self._unmade: PackedTree | None = payload.state  # the submitted state, until the process has made the job
         self._is_made = False
         self._given = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array) and not on_host(leaf)]
-        self._keys = itertools.count()
+        self._snapshots = itertools.count()
         self._drawn: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._program: RemoteProgram | None = None
-        self._renewed: RemoteProgram | None = None
-        self._admitted = False
+        self._made: dict[PlanId, PlanSummary] = {}  # a thread that plans adds to it, and the one that calls `use` takes away
+        self._in_use: PlanSummary | None = None
         self._watch = False
         self._counts = (0, 0)  # at the end of the latest iteration
-
-    @property
-    def program(self) -> RemoteProgram:
-        """The compiled plan in use. There must be one."""
-        assert self._program is not None
-        return self._program
-
-    def new_key(self) -> int:
-        """A key that was not used before."""
-        return next(self._keys)
 
     def batches(self) -> Iterator[Any]:
         """Yields a placeholder for each batch that the process has drawn; raises what the user's code raised in the process."""
@@ -242,31 +159,23 @@ class IsolatedActor:
             leaf.delete()
         self._given = []
 
-    def trace(self, batch: Any, options: Options, compiler: Compiler) -> RemoteStep:
+    def trace(self, batch: Any, options: Options, compiler: Compiler) -> AccessSequence | None:
         del batch, compiler  # the process has its own
-        step = RemoteStep(self)
-        self.process.ask("trace", step.key, replace(options, progress=None))()
-        return step
+        return self.process.ask("trace", replace(options, progress=None))()
 
-    def prepare(self, prepared: RemoteStep, budget_bytes: int) -> RemoteProgram:
-        return RemoteProgram(self, prepared, "prepare", prepared.key, budget_bytes)
+    def plan(self, request: PlanRequest) -> PlanSummary:
+        summary: PlanSummary = self.process.ask("plan", request)()
+        self._made[summary.id] = summary
+        return summary
 
-    def use(self, program: RemoteProgram) -> None:
-        if self._admitted:
-            self._renewed = program
-        else:
-            self._program = program
-        self.process.tell("use", program.key)
+    # -- what the dispatcher asks -----------------------------------------------------------------------------------------------
 
-    # -- an Actor ---------------------------------------------------------------------------------------------------------------
-
-    def admit(self) -> None:
-        self._admitted = True
-        self.process.tell("admit")
-
-    def adopt(self) -> None:
-        self._program, self._renewed = self._renewed, None
-        self.process.tell("adopt")
+    def use(self, plan: PlanId) -> None:
+        self._in_use = self._made[plan]
+        for other in list(self._made):
+            if other < plan:
+                del self._made[other]
+        self.process.tell("use", plan)
 
     def begin(self, batch: Any, *, watch: bool) -> None:
         del batch  # a placeholder; the process has the batches
@@ -274,9 +183,10 @@ class IsolatedActor:
         self.process.tell("begin", watch)
 
     def issue(self, begin: int, end: int) -> Wait | None:
-        summary = self.program.summary
-        kinds = summary.memory.kinds[begin:end]
-        if LAUNCH in kinds or WAIT in kinds or (self._watch and begin in summary.copies):
+        plan = self._in_use
+        assert plan is not None
+        kinds = plan.memory.kinds[begin:end]
+        if LAUNCH in kinds or WAIT in kinds or (self._watch and begin in plan.copies):
             return self.process.ask("issue", begin, end)
         self.process.tell("issue", begin, end)
         return None
@@ -303,8 +213,8 @@ class IsolatedActor:
         return self.process.ask("watched_bytes")
 
     def state(self) -> StateSnapshot:
-        kept = RemoteState(self)
-        self.process.tell("keep", kept.key)
+        kept = IsolatedState(self, next(self._snapshots))
+        self.process.tell("keep", kept.number)
         return kept
 
     def counts(self) -> tuple[int, int]:

@@ -99,10 +99,6 @@ class JobProcess:
             self._start()
             self._outbox.put(Ask(what, args))
 
-    def forget(self, key: int) -> None:
-        """Let the process forget the object that it keeps under `key`. Takes no lock, so `__del__` may call it in any thread."""
-        self._outbox.put(Ask("forget", (key,)))
-
     def kill(self) -> None:
         """Kill the process now."""
         if self._process is not None:

@@ -1,25 +1,28 @@
-"""The dispatcher: the thread that carries out the controller's orders for all jobs, and reports to the controller what happened.
+"""The dispatcher: carries out the controller's instructions for all jobs, and reports to the controller what happened.
 
-This thread decides when each run of moves begins, and begins and ends every iteration itself. It never waits for the device and
-never runs user code. Other threads wait for the device, and put an event into the dispatcher's queue when what they waited for is
-over:
+The dispatcher begins and ends every iteration, and issues its runs of moves. All of this is done under the dispatcher's lock, by
+one of these threads at a time. Whoever holds the lock never waits for the device and never runs user code.
 
-    launches    one thread, which takes the runs with launches in their order, waits for each, and measures how long it took. On a
-                GPU, which allocates memory in the order of launches, the dispatcher's thread issues all moves of a run at once.
-                On a CPU, the launches' thread carries out the moves itself, one after another
+    dispatcher  handles the events that come from outside, in their order: batches, requests, plans, failures
+    launches    takes the runs with launches in their instruction, waits for each, and measures how long it took. On a GPU, which
+                allocates memory in the order of launches, all moves of a run are issued at once, under the lock. On a CPU, this
+                thread carries out the moves itself, one after another. When a run is over, this thread handles that event: it
+                ends the iteration and begins the next one, and no other thread must wake up for that
     copies      several threads, which wait for the copies that a job's WAIT move waits for, for the copies of a whole state
-                (parking and unparking), and, in watched iterations, for copies whose times are recorded
-    metrics     one thread, which reads the metrics of each step, in the order of the steps, and posts them as news of the job.
+                (parking and unparking), and, in watched iterations, for copies whose times are recorded. They handle the events
+                when what they waited for is over
+    metrics     one thread, which reads the metrics of each step, in the order of the steps, and posts them for the job.
                 After a job's last metrics it posts that the job is paused, has ended, or is lost
 
 A run is recorded as one span, and its end is one event. In a watched iteration, the moves of a run are issued one by one instead:
 each launch has a span of its own, and live bytes are read after it.
 
-An exception from an actor fails only the actor's own job. Any other exception in the dispatcher's thread is an error of this
-project, and all jobs fail with it, so that no thread waits for them forever.
+An exception from an actor fails only the actor's own job. Any other exception under the lock is an error of this project, and all
+jobs fail with it, so that no thread waits for them forever.
 
 A runtime ends when nobody holds a reference to it and its jobs have ended. Therefore the dispatcher's threads hold no reference
-to the runtime or to its store. They post news (`messages.py`) of a job by the job's number. Times are microseconds.
+to the runtime or to its store. They post the events of a job's lifecycle (`messages.py`) by the job's number. Times are
+microseconds.
 """
 
 import queue
@@ -42,18 +45,16 @@ from tensile_jax.exec.controller.messages import (
     ApplyBudget,
     DeclinePlan,
     Event,
+    Instruction,
     Issue,
     JobLost,
-    Order,
     Park,
-    PlanRenewed,
     Release,
     ReportPaused,
     RunEnded,
     StateMoved,
     Unpark,
     WaitEnded,
-    Wished,
 )
 from tensile_jax.exec.controller.state import JobId, State
 from tensile_jax.exec.runtime import messages
@@ -101,27 +102,25 @@ class DispatchedJob:
     """What the dispatcher knows of one job, admitted or pending.
 
     Attributes:
-        checkpoint_every: after each so many steps the job pauses for a checkpoint; None: never.
         steps: how many steps of the job are done.
+        saves_pauses: whether the state is saved whenever the job has paused.
         iteration: the latest iteration; None before the first one.
         since_plan: how many iterations of the plan in use have ended.
         renew_above: if this is a threshold of drift, the latencies of watched iterations are posted.
         pace: of iterations; one that differs from those before it by more than `renew_above` is a reason to watch the next ones.
         watch_next: how many of the next iterations are watched for that reason.
-        checkpoint_due: whether the job pauses for a checkpoint after this iteration, even if the user asks meanwhile that it run.
     """
 
     name: str
     actor: Actor
     take_batch: Callable[[], Any]
     memory: MemoryProfile
-    checkpoint_every: int | None
     steps: int
+    saves_pauses: bool = False
     renew_above: float | None = None
     measured: Measured = field(default_factory=Measured)
     iteration: _Iteration | None = None
     since_plan: int = 0
-    checkpoint_due: bool = False
     pace: Pace = field(default_factory=Pace)
     watch_next: int = 0
 
@@ -157,20 +156,20 @@ class _Part(NamedTuple):
 
 
 class Dispatcher:
-    """The dispatcher's thread and the threads that wait for it.
+    """The dispatcher's lock, and the threads that take it.
 
     `state` is the controller's state. Any thread may read it: the attribute is assigned a new state, and no state is changed.
 
     Args:
-        post: called with a job's number and news of it (`messages.py`). Must return at once.
-        applied: called in the dispatcher's thread with a budget that was applied. Must return at once.
+        post: called with a job's number and an event of its lifecycle (`messages.py`). Must return at once.
+        applied: called under the dispatcher's lock with a budget that was applied. Must return at once.
         look_always: whether live bytes are read at every launch; otherwise only in the iterations that are watched.
     """
 
     def __init__(
         self,
         state: State,
-        post: Callable[[JobId, messages.News], None],
+        post: Callable[[JobId, messages.Event], None],
         applied: Callable[[int], None],
         *,
         look_always: bool = False,
@@ -179,22 +178,22 @@ class Dispatcher:
         self.recorder = Recorder()
         self.peak_bytes = 0  # measured
         self.began = time.perf_counter()
-        self.decided_us = 0.0  # CPU time that the dispatcher's thread spent in the controller
+        self.decided_us = 0.0  # CPU time that was spent in the controller
         self.launches = 0
         self.measured: dict[JobId, Measured] = {}  # of all jobs, also of those that have ended
         self._post = post
         self._applied = applied
         self._look_always = look_always
+        self._deciding = threading.Lock()  # taken before the store's lock, never while that is held
         self._inbox: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._jobs: dict[JobId, DispatchedJob] = {}
-        self._renewals: dict[JobId, MemoryProfile] = {}
         self._in_order = state.depth > 1  # the device allocates memory in the order of launches
         self._lane = Lane("tensile-launches")
         self._copies = ThreadPoolExecutor(_COPY_THREADS, "tensile-copies")
         self._metrics = Lane("tensile-metrics")
         self._thread = threading.Thread(target=self._run, name="tensile-dispatcher", daemon=True)
         self._lane_free = 0.0
-        self._for_metrics: list[Callable[[], None]] = []  # for the metrics' thread, after the orders that are carried out now
+        self._for_metrics: list[Callable[[], None]] = []  # for the metrics' thread, once the present instructions are carried out
 
     def start(self) -> None:
         """Start the dispatcher's thread."""
@@ -228,7 +227,7 @@ class Dispatcher:
         self._inbox.put(event)
 
     def call(self, what: Callable[[], None]) -> None:
-        """Queue `what`, to be called in the dispatcher's thread; from any thread."""
+        """Queue `what`, to be called under the dispatcher's lock; from any thread."""
         self._inbox.put(what)
 
     def fail(self, job: JobId, error: BaseException) -> None:
@@ -236,16 +235,10 @@ class Dispatcher:
         self.call(lambda: self._lose(job, error))
 
     def join(self, job: JobId, entry: DispatchedJob) -> None:
-        """Register a job, before the controller is sent its `Prepared` event. In the dispatcher's thread."""
+        """Register a job, before the controller is sent its `Prepared` event. Under the dispatcher's lock."""
         self.measured[job] = entry.measured
         self.recorder.names[job] = entry.name
         self._jobs[job] = entry
-
-    def renew(self, job: JobId, memory: MemoryProfile) -> None:
-        """Report to the controller that the job has a new plan with memory profile `memory`. In the dispatcher's thread."""
-        if job in self._jobs:
-            self._renewals[job] = memory
-            self.handle(PlanRenewed(job, memory))
 
     def now(self) -> float:
         """Microseconds since the dispatcher was made."""
@@ -266,42 +259,39 @@ class Dispatcher:
                 self._lane.end()
                 ending = True
                 continue
+            self._decide(event)
+            del event  # drop what it refers to before the next event comes
+
+    def _decide(self, event: Event | Callable[[], None]) -> None:
+        """Take the lock, and handle an event or call a function; from any thread that never holds the store's lock."""
+        with self._deciding:
             try:
                 if callable(event):
                     event()
-                elif not self._is_too_soon(event):
+                else:
                     self.handle(event)
             except Exception as error:  # an error of this project
                 state = self.state
                 self.state = State(state.budget_bytes, state.host_budget_bytes, state.depth)
                 for job in tuple(self._jobs):
                     self._lose(job, error)
-            del event  # drop what it refers to before the next event comes
-
-    def _is_too_soon(self, event: Event) -> bool:
-        """Whether to drop the event: it asks a job to run that must first pause for its checkpoint.
-
-        The request is not lost: the job's lifecycle asks again once the pause is reported.
-        """
-        entry = self._jobs.get(event.job) if isinstance(event, Wished) and event.wish == "run" else None
-        return entry is not None and entry.checkpoint_due
 
     def handle(self, event: Event) -> None:
-        """Give one event to the controller and carry out its orders, now. In the dispatcher's thread."""
+        """Give one event to the controller and carry out its instructions, now. Under the dispatcher's lock."""
         began = time.thread_time()  # CPU time of this thread, without the time of other threads
-        self.state, orders = controller.step(self.state, event)
+        self.state, instructions = controller.step(self.state, event)
         self.decided_us += (time.thread_time() - began) * 1e6
-        for order in orders:
-            job = getattr(order, "job", None)
+        for instruction in instructions:
+            job = getattr(instruction, "job", None)
             entry = None if job is None else self._jobs.get(job)
             if job is not None and entry is None:
-                continue  # the job was lost while earlier orders were carried out
+                continue  # the job was lost while earlier instructions were carried out
             try:
-                self._carry_out(order, entry)
+                self._carry_out(instruction, entry)
             except Exception as error:
-                assert job is not None  # only orders to an actor raise
+                assert job is not None  # only instructions to an actor raise
                 self._lose(job, error)
-        if orders:
+        if instructions:
             self._record_level()
         if self._for_metrics:  # only now, so that the next run begins before the metrics of the last iteration are read
             for function in self._for_metrics:
@@ -318,7 +308,6 @@ class Dispatcher:
         entry = self._jobs.pop(job, None)
         if entry is None:
             return
-        self._renewals.pop(job, None)
         rescued = None
         with suppress(Exception):  # if the device is broken, the state cannot be copied
             rescued = entry.actor.save_before_dropping()
@@ -339,13 +328,13 @@ class Dispatcher:
 
         self._lane.put(give_back)
 
-    def _carry_out(self, order: Order, entry: DispatchedJob | None) -> None:
-        if isinstance(order, ApplyBudget):
-            self._applied(order.nbytes)
+    def _carry_out(self, instruction: Instruction, entry: DispatchedJob | None) -> None:
+        if isinstance(instruction, ApplyBudget):
+            self._applied(instruction.nbytes)
             return
-        assert entry is not None  # every other order concerns a job
-        job, actor = order.job, entry.actor
-        match order:
+        assert entry is not None  # every other instruction concerns a job
+        job, actor = instruction.job, entry.actor
+        match instruction:
             case Issue(_, begin, end):
                 self._issue(job, entry, begin, end)
             case Park():
@@ -353,31 +342,30 @@ class Dispatcher:
             case Unpark():
                 self._move(job, entry, actor.unpark(), "into")
             case Admit():
-                actor.admit()
-                entry.memory = self._renewals.pop(job, entry.memory)  # its plan may have been renewed while it was pending
+                record = self.state.record(job)
+                assert record is not None  # it was admitted a moment ago
+                actor.use(record.plan)
+                entry.memory = record.memory
                 self._post(job, messages.Admitted())
-            case AdoptPlan():
-                actor.adopt()
-                entry.memory, entry.since_plan, entry.pace = self._renewals.pop(job), 0, Pace()
-                self._post(job, messages.PlanAdopted(entry.steps))
-            case DeclinePlan():
-                self._post(job, messages.PlanDeclined(self._renewals.pop(job, entry.memory)))
+            case AdoptPlan(_, plan):
+                actor.use(plan.id)
+                entry.memory, entry.since_plan, entry.pace = plan.memory, 0, Pace()
+                self._post(job, messages.PlanAdopted(plan, entry.steps))
+            case DeclinePlan(_, plan):
+                self._post(job, messages.PlanDeclined(plan))
             case ReportPaused():
-                entry.checkpoint_due = False
-                self._for_metrics.append(partial(self._post_last, job, messages.Paused(actor.state(), entry.steps)))
+                kept = actor.state() if entry.saves_pauses else None
+                self._for_metrics.append(partial(self._post_last, job, messages.Paused(kept, entry.steps)))
             case Release():
-                news = messages.Released(actor.state(), entry.steps)
+                event = messages.Released(actor.state(), entry.steps)
                 actor.free_device_arrays()
                 del self._jobs[job]
-                self._for_metrics.append(partial(self._post_last, job, news))
+                self._for_metrics.append(partial(self._post_last, job, event))
 
     def _issue(self, job: JobId, entry: DispatchedJob, begin: int, end: int) -> None:
         kinds, actor = entry.memory.kinds, entry.actor
         if begin == 0:
             iteration = entry.begin(self.now(), look=self._look_always)
-            if entry.checkpoint_every is not None and (entry.steps + 1) % entry.checkpoint_every == 0:
-                entry.checkpoint_due = True
-                self.tell(Wished(job, "pause"))  # the controller gets this event before the iteration ends
             actor.begin(entry.take_batch(), watch=iteration.watched)
             return
         iteration = entry.iteration
@@ -440,7 +428,7 @@ class Dispatcher:
     # -- in other threads -------------------------------------------------------------------------------------------------------
 
     def _try(self, what: Callable[..., None], job: JobId, *arguments: Any) -> None:
-        """Call `what`, in another thread than the dispatcher's. If it raises, the job fails."""
+        """Call `what`, without the dispatcher's lock. If it raises, the job fails."""
         try:
             what(job, *arguments)
         except Exception as error:
@@ -471,14 +459,14 @@ class Dispatcher:
                 with suppress(Exception):  # another job's process may have died since
                     looks = part.looks if self._in_order else self._look(job, entry)
                     watched, *others = [look() for look in looks]
-                    self.call(partial(self._looked, entry, watched, others))
-        self.call(partial(self._run_over, job, entry, iteration, us))
+                    self._decide(partial(self._looked, entry, watched, others))
+        self._decide(partial(self._run_over, job, entry, iteration, us))
 
     def _waited(self, job: JobId, entry: DispatchedJob, wait: Wait) -> None:
         began = self.now()
         wait()
         entry.measured.stall_us += self.now() - began
-        self.tell(WaitEnded(job))
+        self._decide(WaitEnded(job))
 
     def _copied(self, entry: DispatchedJob, iteration: _Iteration, wait: Wait, began: float) -> None:
         """Wait for a copy in order to record its time. An error is ignored here: the move that waits for the copy raises it."""
@@ -492,7 +480,7 @@ class Dispatcher:
         self._span(lane, entry, entry.steps, "state", began, self.now(), nbytes)
         if lane == "out":
             self._post(job, messages.Parked())
-        self.tell(StateMoved(job))
+        self._decide(StateMoved(job))
 
     def _read(self, job: JobId, wait: Wait, us: float) -> None:
         metrics = wait()
@@ -500,13 +488,13 @@ class Dispatcher:
         self.measured[job].add_step(us, values)
         self._post(job, messages.Stepped(metrics, {**values, "step_us": us}))
 
-    def _post_last(self, job: JobId, news: messages.Paused | messages.Released) -> None:
-        """Post news that must come after the job's last metrics, in the metrics thread. If that raises, the job fails."""
+    def _post_last(self, job: JobId, event: messages.Paused | messages.Released) -> None:
+        """Post an event that must come after the job's last metrics, in the metrics thread. If that raises, the job fails."""
         try:
-            self._post(job, news)
+            self._post(job, event)
         except Exception as error:
             self.fail(job, error)
-            self._post(job, messages.Lost(error, None, news.steps))
+            self._post(job, messages.Lost(error, None, event.steps))
 
     # -- what is recorded -------------------------------------------------------------------------------------------------------
 
@@ -515,11 +503,11 @@ class Dispatcher:
 
         In the launches' thread, if that thread carries out the moves. Other jobs may then begin or end iterations meanwhile.
         """
-        others = [one.actor for other, one in self._jobs.copy().items() if other != job]  # the dispatcher's thread changes it
+        others = [one.actor for other, one in self._jobs.copy().items() if other != job]  # others change it, under the lock
         return [entry.actor.watched_bytes(), *(actor.live_bytes() for actor in others)]
 
     def _looked(self, entry: DispatchedJob, watched: tuple[int, int] | None, others: Sequence[int | None]) -> None:
-        """Record the bytes that were found. In the dispatcher's thread, before it handles the end of that run."""
+        """Record the bytes that were found. Under the dispatcher's lock, before the end of that run is handled."""
         if watched is None:
             return
         own, most = watched

@@ -32,8 +32,8 @@ class Job:
     @property
     def plan(self) -> Plan | None:
         """The plan in use; None before there is one."""
-        program = self._stored.program
-        return None if program is None else program.plan
+        in_use = self._stored.in_use
+        return None if in_use is None else in_use.plan
 
     @property
     def plans(self) -> tuple[tuple[int, Plan], ...]:

@@ -1,4 +1,5 @@
-"""The life of one job, from its submission to its end, as a pure state machine: `step` maps (record, news) to (record, effects).
+"""The life of one job, from its submission to its end, as a pure state machine: `step` maps (record, event) to
+(record, instructions).
 
     preparing -> (queued) -> running <-> paused -> finished | failed | cancelled
 
@@ -6,17 +7,17 @@ A job can fail or be cancelled in each of the first four states. A running job b
 what it needs.
 
 The controller (`exec/controller/machine.py`) decides about the memory of all jobs together. This module decides about the life
-of one job. News of a job come from the thread of its user code, the planner, the dispatcher, the saver and the user. A `Runtime`
-calls `step` with the news while it holds its store's lock, and performs the effects in their order. There is no JAX, clock, lock
-or thread here. Errors, metrics and saved states are only passed on.
+of one job. The events of a job come from the thread of its user code, the planner, the dispatcher, the saver and the user. A
+`Runtime` calls `step` with each event while it holds its store's lock, and carries out the instructions in their order. There is
+no JAX, clock, lock or thread here. Errors, metrics and saved states are only passed on.
 
 A job ends in two stages. In the first stage its last state is saved; `leaving` is true from then on. In the second stage the job
 waits until its last callback has returned, and `ending` is how it will end. A job that failed or was cancelled has no second
 stage. The saves of one job are made one after another, in the order of `saves`.
 
-For any order of news:
+For any order of events:
 
-    - A job ends exactly once. After that it causes no effects, except those that report saves still under way.
+    - A job ends exactly once. After that it causes no instructions, except those that report saves still under way.
     - If the job makes checkpoints, every state that comes with `Paused`, `Released` or `Lost` is saved, in the order of steps.
     - The last state of a job that failed or was cancelled is kept for the user, unless it is lost. It is lost if the job failed
       in the middle of an iteration, if its process died, or if the device does not respond; then `Lost` has no state.
@@ -26,7 +27,7 @@ For any order of news:
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, UserCodeFailed
+from tensile_jax.exec.actor.feed_events import BatchesEnded, BatchReady, CallbacksMade, UserCodeFailed
 from tensile_jax.exec.actor.missing import NO_STATE
 from tensile_jax.exec.controller.messages import BatchLoaded, Wished
 from tensile_jax.exec.controller.state import JobId, JobRecord, Wish
@@ -38,13 +39,13 @@ from tensile_jax.exec.runtime.messages import (
     Close,
     Deliver,
     DropPlan,
-    Effect,
+    Event,
     ExplainWait,
     FollowPlan,
+    Instruction,
     JoinController,
     LoseJob,
     Lost,
-    News,
     Parked,
     Paused,
     Pending,
@@ -69,6 +70,7 @@ from tensile_jax.exec.runtime.messages import (
     Watched,
 )
 from tensile_jax.runtime_records import FINAL, EventName, JobState
+from tensile_jax.story import Story
 
 Outcome = Literal["finished", "failed", "cancelled"]
 
@@ -111,6 +113,7 @@ class Lifecycle:
     Attributes:
         steps: how many steps the job is to do in all.
         first: how many of them were done before the job was submitted.
+        checkpoint_every: after each so many steps the job pauses for a checkpoint; None: never.
         done: how many of them are done now.
         batches: how many batches were drawn.
         last: the step after which there are no more batches, if the batches end before `steps`; None if that is not known.
@@ -120,6 +123,7 @@ class Lifecycle:
         leaving: whether the job's last state is among the `saves` or has been saved.
         error: why the job failed.
         result: the job's last state.
+        story: the last events.
     """
 
     job: JobId
@@ -128,6 +132,7 @@ class Lifecycle:
     first: int = 0
     priority: float = 1.0
     makes_checkpoints: bool = False
+    checkpoint_every: int | None = None
     state: JobState = "preparing"
     note: str = ""
     wish: Wish = "run"
@@ -142,6 +147,7 @@ class Lifecycle:
     ending: Ending | None = None
     error: BaseException | None = None
     result: Any = field(default=NO_STATE)
+    story: Story = field(default=Story(), compare=False)
 
     @property
     def has_ended(self) -> bool:
@@ -159,37 +165,41 @@ class Lifecycle:
         return self.has_ended or (not self.joined and (self.wish == "stop" or self.leaving))
 
 
-def step(record: Lifecycle, news: News) -> tuple[Lifecycle, list[Effect]]:
-    """The record after `news`, and the effects to perform now, in their order."""
-    change = _Change(record)
-    if isinstance(news, CheckpointMade | StateFetched):
-        change.receive_save(news)
-    elif not record.has_ended:
-        change.receive(news)
-    return change.record, change.effects
+def step(record: Lifecycle, event: Event) -> tuple[Lifecycle, list[Instruction]]:
+    """The record after `event`, and the instructions to carry out now, in their order. An error quotes the last events."""
+    change = _Change(replace(record, story=record.story.with_event(event)))
+    try:
+        if isinstance(event, CheckpointMade | StateFetched):
+            change.receive_save(event)
+        elif not record.has_ended:
+            change.receive(event)
+    except Exception as error:
+        change.record.story.add_to(error)
+        raise
+    return change.record, change.instructions
 
 
 class _Change:
-    """The record while one piece of news is handled, and the effects so far."""
+    """The record while one event is handled, and the instructions so far."""
 
-    __slots__ = ("effects", "record")
+    __slots__ = ("instructions", "record")
 
     def __init__(self, record: Lifecycle) -> None:
         self.record = record
-        self.effects: list[Effect] = []
+        self.instructions: list[Instruction] = []
 
     def put(self, **fields: Any) -> None:
         self.record = replace(self.record, **fields)
 
-    def do(self, *effects: Effect) -> None:
-        self.effects += effects
+    def do(self, *instructions: Instruction) -> None:
+        self.instructions += instructions
 
     def report(self, kind: EventName, note: str = "", values: dict[str, float] | None = None) -> None:
         self.do(Report(kind, self.record.done, note, values))
 
-    def receive(self, news: News) -> None:
+    def receive(self, event: Event) -> None:
         record = self.record
-        match news:
+        match event:
             case Submitted(note):
                 self.report("submitted", note)
                 if record.first >= record.steps:
@@ -200,11 +210,11 @@ class _Change:
                 self.put(callbacks_made=True)
                 self.end_if_called_back()
             case BatchReady() | BatchesEnded() | UserCodeFailed() if not record.is_given_up:
-                self.receive_user_code(news)
+                self.receive_user_code(event)
             case PreparationFailed(error) if not record.is_given_up:
                 self.leave(SaveEnd("failed", error=error))
             case Planned() if not record.is_given_up:
-                self.join(news)
+                self.join(event)
             case ProcessDied(error):
                 if record.joined:
                     self.do(LoseJob(error))
@@ -217,17 +227,17 @@ class _Change:
             case Pending() if record.wish == "pause":
                 self.pause()
             case Pending(note, values) | CannotRunNow(note, values):
-                waits = isinstance(news, Pending) or record.state == "running"
+                waits = isinstance(event, Pending) or record.state == "running"
                 self.put(state="queued" if waits else record.state, note=note)
                 self.report("queued", note, values)
             case BudgetSuffices() if record.state == "queued" and record.admitted:
                 self.put(state="running", note="")
-            case PlanAdopted(steps):
+            case PlanAdopted(plan, steps):
                 if record.state == "queued":
                     self.put(state="running", note="")
-                self.do(UsePlan(steps))
-            case PlanDeclined(memory):
-                self.do(DropPlan(memory))
+                self.do(UsePlan(plan, steps))
+            case PlanDeclined(plan):
+                self.do(DropPlan(plan))
             case Stepped(metrics, values):
                 self.put(done=record.done + 1)
                 self.report("step", values=values)
@@ -254,20 +264,20 @@ class _Change:
 
     # -- preparing, queued, running, paused -------------------------------------------------------------------------------------
 
-    def receive_user_code(self, news: BatchReady | BatchesEnded | UserCodeFailed) -> None:
+    def receive_user_code(self, event: BatchReady | BatchesEnded | UserCodeFailed) -> None:
         record = self.record
-        if isinstance(news, BatchReady):
+        if isinstance(event, BatchReady):
             if record.batches == 0:
                 self.do(StartPreparing())
             self.put(batches=record.batches + 1)
             if record.joined:
                 self.do(TellController(BatchLoaded(record.job)))
-        elif isinstance(news, UserCodeFailed):
-            self.put(error=news.error, note=f"its {news.where} raised {type(news.error).__name__}: {news.error}")
+        elif isinstance(event, UserCodeFailed):
+            self.put(error=event.error, note=f"its {event.where} raised {type(event.error).__name__}: {event.error}")
             if record.joined:
                 self.do(TellController(Wished(record.job, "stop")))
             else:
-                self.leave(SaveEnd("failed", error=news.error))
+                self.leave(SaveEnd("failed", error=event.error))
         elif not record.batches:
             error = f"batches of {record.name!r} gave nothing. Give at least one batch."
             if record.first:
@@ -281,16 +291,17 @@ class _Change:
             if record.done >= last:
                 self.do(TellController(Wished(record.job, "stop")))
 
-    def join(self, news: Planned) -> None:
+    def join(self, event: Planned) -> None:
         record = self.record
         self.put(joined=True)
-        self.report("planned", news.note, news.values)
-        left = record.steps - record.first
-        self.do(
-            JoinController(
-                JobRecord(record.job, news.memory, record.priority, left, wish=record.wish, batches=record.batches)
-            )
+        self.report("planned", event.note, event.values)
+        plan, left, every = event.plan, record.steps - record.first, record.checkpoint_every
+        at = -1 if every is None else left - every + record.first % every
+        joined = JobRecord(
+            record.job, plan.memory, record.priority, left, wish=record.wish, batches=record.batches, plan=plan.id,
+            checkpoint_every=every or 0, checkpoint_at=at,
         )  # fmt: skip
+        self.do(JoinController(joined))
 
     def receive_request(self, wish: Wish) -> None:
         before = self.record.wish
@@ -318,7 +329,7 @@ class _Change:
             self.pause()
             self.do(ShareState())
             return
-        # The dispatcher paused the job for a checkpoint. The job runs on while the checkpoint is written. Only if the checkpoint
+        # The controller paused the job for a checkpoint. The job runs on while the checkpoint is written. Only if the checkpoint
         # before this one is still being written, the job waits until this one is written.
         waits = bool(record.saves) and record.makes_checkpoints
         if record.makes_checkpoints:
@@ -347,14 +358,14 @@ class _Change:
             self.put(leaving=True)
             self.save(one)
 
-    def receive_save(self, news: CheckpointMade | StateFetched) -> None:
+    def receive_save(self, event: CheckpointMade | StateFetched) -> None:
         had_ended = self.record.has_ended
         one, *others = self.record.saves
-        if isinstance(news, CheckpointMade):
-            kind: EventName = "checkpointed" if news.error is None else "checkpoint_failed"
-            self.do(Report(kind, news.steps, news.note))
+        if isinstance(event, CheckpointMade):
+            kind: EventName = "checkpointed" if event.error is None else "checkpoint_failed"
+            self.do(Report(kind, event.steps, event.note))
             if isinstance(one, SaveEnd):
-                self.put(saves=(replace(one, error=one.error or news.error), *others))
+                self.put(saves=(replace(one, error=one.error or event.error), *others))
                 return
             self.put(saves=tuple(others))
             if one.then_run and not had_ended:
@@ -363,24 +374,24 @@ class _Change:
             assert isinstance(one, SaveEnd)
             self.put(saves=tuple(others))
             if not had_ended:
-                self.leave_with(one, news)
+                self.leave_with(one, event)
         if had_ended and self.record.is_over:
             self.do(ReleaseFolder())
 
-    def leave_with(self, one: SaveEnd, news: StateFetched) -> None:
+    def leave_with(self, one: SaveEnd, event: StateFetched) -> None:
         """End the job, or wait for its last callback, now that its last state is fetched or cannot be fetched."""
         error, note = one.error, one.note
-        if news.error is not None:
+        if event.error is not None:
             if one.outcome == "cancelled" and not self.record.joined:
-                note = f"cancelled before its first step; {news.error}"
+                note = f"cancelled before its first step; {event.error}"
             else:
-                error = error or news.error
+                error = error or event.error
         if error is None and one.outcome == "finished":
             self.do(StopFeed())
-            self.put(ending=Ending(news.state, note))
+            self.put(ending=Ending(event.state, note))
             self.end_if_called_back()
         else:
-            self.end("failed" if error is not None else one.outcome, news.state, error, note)
+            self.end("failed" if error is not None else one.outcome, event.state, error, note)
 
     def end_if_called_back(self) -> None:
         """If all steps are done, end the job once its last callback has returned, or if it is cancelled."""

@@ -1,18 +1,18 @@
-"""The messages of a job's lifecycle: news report what has happened to the job, and effects are what is to be done next.
+"""The messages of a job's lifecycle: events report what has happened to the job, and instructions say what is to be done.
 
-For each effect that takes time, news report when it is done. States, metrics and errors are passed on as they are. There is no
-JAX here.
+For each instruction that takes time, an event reports when it is done. States, metrics and errors are passed on as they are.
+There is no JAX here.
 """
 
 from typing import Any, NamedTuple
 
-from tensile_jax.exec.actor.feed_news import FeedNews
+from tensile_jax.exec.actor.feed_events import FeedEvent
+from tensile_jax.exec.actor.plans import PlanSummary
 from tensile_jax.exec.controller.messages import BatchLoaded, Wished
 from tensile_jax.exec.controller.state import JobRecord, Wish
-from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.runtime_records import EventName
 
-# -- news ---------------------------------------------------------------------------------------------------------------------
+# -- events -------------------------------------------------------------------------------------------------------------------
 
 
 class Submitted(NamedTuple):
@@ -34,9 +34,9 @@ class PreparationFailed(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """The job has its first plan, with memory profile `memory`."""
+    """The job has its first plan."""
 
-    memory: MemoryProfile
+    plan: PlanSummary
     note: str
     values: dict[str, float]
 
@@ -72,13 +72,14 @@ class BudgetSuffices(NamedTuple):
 class PlanAdopted(NamedTuple):
     """The job uses its new plan after `steps` steps."""
 
+    plan: PlanSummary
     steps: int
 
 
 class PlanDeclined(NamedTuple):
-    """The job's new plan, with memory profile `memory`, does not fit beside the other jobs."""
+    """The job's new plan does not fit beside the other jobs."""
 
-    memory: MemoryProfile
+    plan: PlanSummary
 
 
 class Stepped(NamedTuple):
@@ -99,7 +100,7 @@ class Parked(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """The controller has paused the job after `steps` steps; `kept` is a snapshot of its state."""
+    """The controller has paused the job after `steps` steps; `kept` is a snapshot of its state, if that is to be saved."""
 
     kept: Any
     steps: int
@@ -135,13 +136,13 @@ class StateFetched(NamedTuple):
     error: Exception | None
 
 
-News = (
-    Submitted | UserWished | FeedNews | PreparationFailed | Planned | ProcessDied | Admitted | Pending | CannotRunNow |
+Event = (
+    Submitted | UserWished | FeedEvent | PreparationFailed | Planned | ProcessDied | Admitted | Pending | CannotRunNow |
     BudgetSuffices | PlanAdopted | PlanDeclined | Stepped | Watched | Parked | Paused | Released | Lost | CheckpointMade |
     StateFetched
 )  # fmt: skip
 
-# -- effects ------------------------------------------------------------------------------------------------------------------
+# -- instructions -------------------------------------------------------------------------------------------------------------
 
 
 class Report(NamedTuple):
@@ -182,6 +183,7 @@ class ExplainWait(NamedTuple):
 class UsePlan(NamedTuple):
     """Record that the job uses its new plan after `steps` steps."""
 
+    plan: PlanSummary
     steps: int
 
 
@@ -192,9 +194,9 @@ class FollowPlan(NamedTuple):
 
 
 class DropPlan(NamedTuple):
-    """Drop the job's new plan, with memory profile `memory`. If the old plan cannot run either, `CannotRunNow` reports that."""
+    """The job keeps its old plan, since it cannot use the new one. If the old one cannot run, `CannotRunNow` reports that."""
 
-    memory: MemoryProfile
+    plan: PlanSummary
 
 
 class ShareState(NamedTuple):
@@ -224,7 +226,7 @@ class ReleaseFolder(NamedTuple):
     """Release the lock of the folder of the job's checkpoints, so that other runs may use it."""
 
 
-Effect = (
+Instruction = (
     Report | StartPreparing | JoinController | TellController | LoseJob | ExplainWait | UsePlan | FollowPlan | DropPlan
     | ShareState | Deliver | StartSaving | StopFeed | Close | ReleaseFolder
 )  # fmt: skip

@@ -30,19 +30,19 @@ from dataclasses import replace
 
 from tensile_jax.budget import too_small_for_parked_job
 from tensile_jax.errors import BudgetTooSmall, ProcessDied, TensileError
-from tensile_jax.exec.actor.actor import Program, Traced
+from tensile_jax.exec.actor.plans import OffloadState, PlanRequest, PlanSummary, PlanWithin, RenewPlan
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options
-from tensile_jax.exec.controller.messages import Prepared
+from tensile_jax.exec.controller.messages import PlanRenewed, Prepared
 from tensile_jax.exec.controller.state import JobRecord
 from tensile_jax.exec.runtime.dispatcher import DispatchedJob, Dispatcher
 from tensile_jax.exec.runtime.messages import BudgetSuffices, CannotRunNow, Pending, Planned, PreparationFailed
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.plan import DeviceProfile
-from tensile_jax.plan.multi_job.admission import JobLimits, most_swapped_bytes, plan_job, smallest_budgets
+from tensile_jax.plan.analysis.access import AccessSequence
+from tensile_jax.plan.multi_job.admission import JobLimits, most_swapped_bytes, smallest_budgets
 from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps
-from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
-from tensile_jax.plan.multi_job.state_offload import offload_state
+from tensile_jax.plan.multi_job.state_offload import SharingJob, choose_offloaded
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.update import Copied, Tracked, reason_for
 from tensile_jax.plan_format import Plan
@@ -119,24 +119,26 @@ class Planner:
             return
         try:
             options = Options(job.asked.policy, self._profile, "any", max_slowdown=job.asked.max_slowdown)
-            traced = job.actor.trace(job.first_batch, options, self._compiler)
+            accesses = job.actor.trace(job.first_batch, options, self._compiler)
         except BaseException as error:
             self._post(job.number, PreparationFailed(error))
         else:
-            self.thread.call(lambda: self._prepare(job, traced))
+            self.thread.call(lambda: self._prepare(job, accesses))
 
-    def _prepare(self, job: StoredJob, traced: Traced) -> None:
-        """Make the first plan of a job that was traced, and compile it. In the planner's thread."""
+    def _prepare(self, job: StoredJob, own_accesses: AccessSequence | None) -> None:
+        """Make the first plan of a job that was traced, and compile it. In the planner's thread.
+
+        Args:
+            own_accesses: those from which swaps are chosen for several jobs together; None if the job does not take part in that.
+        """
         if job.life.is_given_up:
             return
         began = time.perf_counter()
         try:
             others = self._others_with_plans(job)
-            accesses = [traced.swapping_accesses(), *(program.prepared.swapping_accesses() for _, program in others)]
+            accesses = [own_accesses, *(plan.accesses for _, plan in others)]
             rates = [job.asked.max_swap_rate, *(other.asked.max_swap_rate for other, _ in others)]
             own_swaps, *agreed = agreed_swaps(accesses, rates, self._profile)
-            if own_swaps is not None:
-                traced = traced.with_swaps(own_swaps)
             if job.asked.plan_for_bytes is not None:
                 limit = min(job.asked.plan_for_bytes, self._ceiling(job))
                 limits = JobLimits(beside_bytes=limit, alone_bytes=self._ceiling(job))
@@ -148,40 +150,38 @@ class Planner:
                     most_swapped_bytes=most_swapped_bytes(job.asked.max_swap_rate, self._plans_of_others(job)),
                     most_host_bytes=self._host_left(job),
                 )
-            program = self._within_host_budget(job, traced, plan_job(job.actor.prepare, traced, limits))
-            memory = self._with_snapshot(job, program)
+            found = self._within_host_budget(job, PlanWithin(limits, agreed_swaps=own_swaps))
         except BaseException as error:
             self._post(job.number, PreparationFailed(error))
             return
-        plan = program.plan
+        plan = found.plan
         with self._store.changed:
             if job.life.is_given_up:
                 return
-            job.program = job.own_program = program
+            job.in_use = job.base = found
             job.plans.append((job.life.done, plan))
             job.preparing_s, job.plan_since = time.perf_counter() - began, time.perf_counter()
-            job.actor.use(program)
             note = f"{len(plan.segments)} segments, peak {format_bytes(plan.peak_bytes)}"
             values = {
                 "peak_bytes": plan.peak_bytes, "floor_bytes": plan.floor_bytes, "step_us": plan.step_us, "limit_bytes": limit,
             }  # fmt: skip
-            self._post(job.number, Planned(memory, note, values))
+            self._post(job.number, Planned(found, note, values))
         for (other, _), swaps in zip(others, agreed, strict=True):
             if own_swaps is not None and swaps is not None:
                 self.thread.call(lambda other=other, swaps=swaps: self._use_agreed_swaps(other, swaps), soon=True)
 
     def join_controller(self, job: StoredJob, record: JobRecord) -> None:
-        """Give a prepared job to the dispatcher and the controller. In the dispatcher's thread."""
+        """Give a prepared job to the dispatcher and the controller. Under the dispatcher's lock."""
         entry = DispatchedJob(
-            job.name, job.actor, job.take_batch, record.memory, job.asked.checkpoint_every, job.life.first,
-            renew_above=job.asked.renew_above,
+            job.name, job.actor, job.take_batch, record.memory, job.life.first,
+            saves_pauses=job.checkpoints is not None, renew_above=job.asked.renew_above,
         )  # fmt: skip
         self._dispatcher.join(job.number, entry)
         self._dispatcher.handle(Prepared(record))
         self.explain_wait(job)
 
     def explain_wait(self, job: StoredJob) -> None:
-        """If the job is pending, post the budgets that it needs beside the admitted jobs. In the dispatcher's thread."""
+        """If the job is pending, post the budgets that it needs beside the admitted jobs. Under the dispatcher's lock."""
         state = self._dispatcher.state
         record = next((one for one in state.pending if one.job == job.number), None)
         if record is None:
@@ -192,32 +192,34 @@ class Planner:
 
     # -- what a job may need ----------------------------------------------------------------------------------------------------
 
-    def _with_snapshot(self, job: StoredJob, program: Program) -> MemoryProfile:
-        """The program's memory profile, plus host memory for a copy of the state from which a checkpoint is written."""
-        return replace(program.memory, host_bytes=program.memory.host_bytes + self._snapshot_bytes(job))
+    def _plan(self, job: StoredJob, request: PlanRequest) -> PlanSummary:
+        """The plan that the job's actor makes. It also counts host memory for a copy of the state, to write a checkpoint from."""
+        plan = job.actor.plan(request)
+        return replace(plan, memory=replace(plan.memory, host_bytes=plan.memory.host_bytes + self._snapshot_bytes(job)))
 
     def _snapshot_bytes(self, job: StoredJob) -> int:
         return job.actor.state_bytes if job.checkpoints is not None else 0
 
     def _host_left(self, job: StoredJob) -> float:
-        """The bytes that the job's program may need in host memory beside the admitted jobs."""
+        """The bytes that the job's plan may need in host memory beside the admitted jobs."""
         state = self._dispatcher.state
         others = sum(record.memory.host_bytes for record in state.records if record.job != job.number)
         return state.host_budget_bytes - others - self._snapshot_bytes(job)
 
-    def _within_host_budget(self, job: StoredJob, traced: Traced, program: Program) -> Program:
-        """The program, or another one of the traced step that needs no more host memory than the whole host budget.
+    def _within_host_budget(self, job: StoredJob, request: PlanWithin) -> PlanSummary:
+        """The plan of the request; if it needs more host memory than the whole host budget, another one that does not.
 
         Raises:
             BudgetTooSmall: there is none.
         """
-        host_budget, memory = self._dispatcher.state.host_budget_bytes, self._with_snapshot(job, program)
-        if memory.host_bytes <= host_budget:
-            return program
-        parked = memory.state_bytes + self._snapshot_bytes(job)
+        host_budget, found = self._dispatcher.state.host_budget_bytes, self._plan(job, request)
+        if found.memory.host_bytes <= host_budget:
+            return found
+        snapshot_bytes, alone = self._snapshot_bytes(job), request.limits.alone_bytes
+        parked = found.memory.state_bytes + snapshot_bytes
         if parked > host_budget:
             raise too_small_for_parked_job(job.name, host_budget, parked)
-        return job.actor.prepare(traced.with_host_limit(host_budget - self._snapshot_bytes(job)), self._ceiling(job))
+        return self._plan(job, replace(request, limits=JobLimits(alone, alone), host_limit=host_budget - snapshot_bytes))
 
     def _ceiling(self, job: StoredJob) -> int:
         budget = self._dispatcher.state.next_budget_bytes or self._dispatcher.state.budget_bytes
@@ -227,16 +229,16 @@ class Planner:
         """The bytes that the job may need on the device while all other jobs are between iterations and not parked."""
         with self._store.changed:
             held = sum(
-                one.actor.state_bytes if one.program is None else one.program.memory.idle_bytes for one in self._store.others(job)
+                one.actor.state_bytes if one.in_use is None else one.in_use.memory.idle_bytes for one in self._store.others(job)
             )
         return self._ceiling(job) - held
 
     def _plans_of_others(self, job: StoredJob) -> list[Plan]:
-        return [program.plan for _, program in self._others_with_plans(job)]
+        return [found.plan for _, found in self._others_with_plans(job)]
 
-    def _others_with_plans(self, job: StoredJob) -> list[tuple[StoredJob, Program]]:
+    def _others_with_plans(self, job: StoredJob) -> list[tuple[StoredJob, PlanSummary]]:
         with self._store.changed:
-            return [(one, one.program) for one in self._store.others(job) if one.program is not None]
+            return [(one, one.in_use) for one in self._store.others(job) if one.in_use is not None]
 
     # -- jobs that have a plan --------------------------------------------------------------------------------------------------
 
@@ -247,19 +249,15 @@ class Planner:
     def _share_state(self) -> None:
         with self._store.changed:
             running = [job for job in self._store.jobs.values() if job.life.state == "running"]
-            jobs = [(job, job.own_program) for job in running if job.own_program is not None]
-        found = offload_state(
-            [own for _, own in jobs],
-            [job.asked.max_swap_rate for job, _ in jobs],
-            self._dispatcher.state.budget_bytes,
-            self._profile,
-        )
-        for (job, own), out in zip(jobs, found, strict=True):
-            latest = job.renewed or job.program
-            assert latest is not None
-            if out != latest.offloaded:
+            jobs = [(job, job.base) for job in running if job.base is not None]
+        sharing = [
+            SharingJob.of(base.plan, base.memory, base.may_be_offloaded, job.asked.max_swap_rate) for job, base in jobs
+        ]  # fmt: skip
+        found = choose_offloaded(sharing, self._dispatcher.state.budget_bytes, self._profile)
+        for (job, base), out in zip(jobs, found, strict=True):
+            if out != self._latest(job).offloaded:
                 try:
-                    renewed = own.offload_state(out)
+                    renewed = self._plan(job, OffloadState(base.id, out))
                 except Exception as error:  # the job's process has died
                     self._dispatcher.fail(job.number, error)
                     continue
@@ -268,9 +266,9 @@ class Planner:
     def use_budget(self, nbytes: int) -> None:
         """Plan again for the jobs whose plans need more than the new budget of `nbytes`. The store's lock must be held."""
         for job in self._store.jobs.values():
-            if job.program is None or job.life.has_ended:
+            if job.in_use is None or job.life.has_ended:
                 continue
-            if job.program.memory.peak_bytes > nbytes:
+            if job.in_use.memory.peak_bytes > nbytes:
                 self.thread.call(lambda job=job: self._replan(job), soon=True)
             else:
                 self._post(job.number, BudgetSuffices())
@@ -279,13 +277,13 @@ class Planner:
     def _replan(self, job: StoredJob) -> None:
         """Make a new plan for a job whose plan needs more than the budget, with other segments."""
 
-        def make(program: Program) -> Program:
+        def request(base: PlanSummary) -> PlanRequest:
             parked = sum(r.memory.parked_bytes for r in self._dispatcher.state.records if r.job != job.number)
             limits = JobLimits(self._limit_for(job), self._ceiling(job) - parked, most_host_bytes=self._host_left(job))
-            return plan_job(job.actor.prepare, program.prepared, limits)
+            return PlanWithin(limits, base.id)
 
         try:
-            self._plan_again(job, make)
+            self._plan_again(job, request)
         except BudgetTooSmall as error:
             note = f"waits: it needs a budget of at least {format_bytes(error.floor_bytes)}"
             self._post(job.number, CannotRunNow(note, {"device_bytes": error.floor_bytes}))
@@ -293,103 +291,111 @@ class Planner:
     def _use_agreed_swaps(self, job: StoredJob, swaps: tuple[SwappedOut, ...]) -> None:
         """Make a new plan for a job whose swaps a new job has changed. If there is none, the job keeps the plan that it has."""
 
-        def make(program: Program) -> Program | None:
-            prepared = program.prepared.with_swaps(swaps)
-            if prepared is program.prepared:
+        def request(base: PlanSummary) -> PlanRequest | None:
+            if self._latest(job).agreed_swaps == swaps:
                 return None
             limits = JobLimits(self._limit_for(job), self._ceiling(job), most_host_bytes=self._host_left(job))
-            return plan_job(job.actor.prepare, prepared, limits)
+            return PlanWithin(limits, base.id, swaps)
 
         with suppress(BudgetTooSmall):
-            self._plan_again(job, make)
+            self._plan_again(job, request)
 
     def follow(self, job: StoredJob, segment_us: tuple[float, ...]) -> None:
         """Record the latencies of one iteration, and queue the planning of a new plan if they have drifted. The store's lock must
         be held."""
-        threshold, program = job.asked.renew_above, job.program
-        if threshold is None or program is None or program.plan.whole or job.renewing or job.renewed is not None:
+        threshold, in_use, record = job.asked.renew_above, job.in_use, self._dispatcher.state.record(job.number)
+        if threshold is None or in_use is None or in_use.plan.whole or job.renewing:
+            return
+        if record is not None and record.renewal is not None:
             return
         copied = Copied()  # the times of copies are not measured here
-        job.tracked = job.tracked.with_iteration(program.plan, segment_us, out=copied, into=copied, threshold=threshold)
+        job.tracked = job.tracked.with_iteration(in_use.plan, segment_us, out=copied, into=copied, threshold=threshold)
         if job.tracked.is_due(run_s=time.perf_counter() - job.plan_since, planning_s=job.preparing_s):
             tracked, iterations, job.renewing = job.tracked, job.life.done - job.plans[-1][0], True
-            reason = reason_for(program.plan, tracked, iterations=iterations, threshold=threshold)
+            reason = reason_for(in_use.plan, tracked, iterations=iterations, threshold=threshold)
             self.thread.call(lambda: self._renew_drifted(job, tracked, reason))
 
     def _renew_drifted(self, job: StoredJob, tracked: Tracked, reason: str) -> None:
         """Make a new plan for a job whose latencies have drifted. If that fails, the job keeps the plan that it has."""
 
-        def make(program: Program) -> Program | None:
-            own = job.own_program
-            if own is None or len(own.plan.segments) != len(tracked.segment_us):  # it was planned again meanwhile
-                return None
-            try:
-                return own.renewed(tracked, reason)
-            except TensileError as error:
-                if isinstance(error, ProcessDied):
-                    raise
-                with self._store.changed:
-                    note = f"no new plan could be made after its latencies had drifted: {error}"
-                    self._store.report("renewal_failed", job.name, job.life.done, note)
-                return None
+        def request(base: PlanSummary) -> PlanRequest | None:
+            planned_again = len(base.plan.segments) != len(tracked.segment_us)  # meanwhile
+            return None if planned_again else RenewPlan(base.id, tracked, reason)
 
-        self._plan_again(job, make)
+        try:
+            self._plan_again(job, request, harmless=TensileError)
+        except TensileError as error:
+            with self._store.changed:
+                note = f"no new plan could be made after its latencies had drifted: {error}"
+                self._store.report("renewal_failed", job.name, job.life.done, note)
         with self._store.changed:
             job.renewing, job.tracked = False, Tracked()
 
-    def _plan_again(self, job: StoredJob, make: Callable[[Program], Program | None]) -> None:
-        """Let a job run by the program that `make` returns for the one that it has; None if it is to keep this one.
+    def _plan_again(
+        self,
+        job: StoredJob,
+        request: Callable[[PlanSummary], PlanRequest | None],
+        *,
+        harmless: type[TensileError] = BudgetTooSmall,
+    ) -> None:
+        """Make the plan that `request` asks for, based on an earlier one, and offer it to the controller.
+
+        If `request` returns None, or if there is a `harmless` error, the job keeps its plan.
 
         Raises:
-            BudgetTooSmall: raised by `make`. The job keeps its program. Any other error of `make` fails the job.
+            TensileError: the harmless error. Any other error fails the job.
         """
-        program = job.program
-        if program is None or job.life.has_ended:
+        base = job.base
+        if base is None or job.life.has_ended:
             return
         try:
-            renewed = make(program)
-        except BudgetTooSmall:
-            raise
+            asked = request(base)
+            renewed = None if asked is None else self._plan(job, asked)
         except Exception as error:
+            if isinstance(error, harmless) and not isinstance(error, ProcessDied):
+                raise
             self._dispatcher.fail(job.number, error)
             return
         if renewed is not None:
-            job.own_program = renewed
+            job.base = renewed
             self._renew(job, renewed)
             self.share_state()
 
-    def _renew(self, job: StoredJob, renewed: Program) -> None:
+    def _renew(self, job: StoredJob, renewed: PlanSummary) -> None:
         def renew() -> None:
-            """In the dispatcher's thread."""
-            with self._store.changed:
-                if job.life.has_ended:
-                    return
-                job.renewed = renewed
-            job.actor.use(renewed)
-            self._dispatcher.renew(job.number, self._with_snapshot(job, renewed))
-            if any(record.job == job.number for record in self._dispatcher.state.pending):  # it uses the new plan already
+            """Under the dispatcher's lock."""
+            if job.life.has_ended:
+                return
+            if any(record.job == job.number for record in self._dispatcher.state.pending):  # it has the new plan at once
                 with self._store.changed:
-                    job.program, job.renewed, job.plans = renewed, None, [(job.life.done, renewed.plan)]
+                    job.in_use, job.plans = renewed, [(job.life.done, renewed.plan)]
+            self._dispatcher.handle(PlanRenewed(job.number, renewed))
 
         self._dispatcher.call(renew)
 
-    def use_plan(self, job: StoredJob, steps: int) -> None:
+    def _latest(self, job: StoredJob) -> PlanSummary:
+        """The plan that the job is to use next, or else the one in use."""
+        record = self._dispatcher.state.record(job.number)
+        latest = (None if record is None else record.renewal) or job.in_use
+        assert latest is not None  # the job was planned
+        return latest
+
+    def use_plan(self, job: StoredJob, plan: PlanSummary, steps: int) -> None:
         """Record that the job uses its new plan after `steps` steps. The store's lock must be held."""
-        program, job.renewed, job.tracked, job.plan_since = job.renewed, None, Tracked(), time.perf_counter()
-        assert program is not None  # the planner made it
-        job.program, plan = program, program.plan
-        job.plans.append((steps, plan))
-        out = f", {len(program.offloaded)} tensors of its state out while others run" if program.offloaded else ""
-        note = f"{len(plan.segments)} segments, peak {format_bytes(plan.peak_bytes)}{out}"
-        if plan.reason:
-            note += f". {plan.reason}"
+        job.in_use, job.tracked, job.plan_since = plan, Tracked(), time.perf_counter()
+        job.plans.append((steps, plan.plan))
+        out = f", {len(plan.offloaded)} tensors of its state out while others run" if plan.offloaded else ""
+        note = f"{len(plan.plan.segments)} segments, peak {format_bytes(plan.plan.peak_bytes)}{out}"
+        if plan.plan.reason:
+            note += f". {plan.plan.reason}"
         self._store.report("renewed", job.name, job.life.done, note)
 
-    def drop_plan(self, job: StoredJob, memory: MemoryProfile) -> None:
-        """Drop the job's new plan, with memory profile `memory`. In the dispatcher's thread, with the store's lock held."""
-        job.renewed = None
-        state = self._dispatcher.state
-        if job.actor.program.memory.peak_bytes <= state.budget_bytes:
+    def drop_plan(self, job: StoredJob, plan: PlanSummary) -> None:
+        """Report if the job can run neither by its new plan, which was declined, nor by the old one. Under the dispatcher's lock,
+        with the store's lock held."""
+        state, memory = self._dispatcher.state, plan.memory
+        assert job.in_use is not None  # it was admitted
+        if job.in_use.memory.peak_bytes <= state.budget_bytes:
             return  # the job can go on with its old plan
         host = memory.host_bytes + sum(record.memory.host_bytes for record in state.records if record.job != job.number)
         note = f"waits: under this budget it needs {format_bytes(host)} on the host, beside the others"

@@ -6,7 +6,7 @@ Its own memory is bounded, however long the jobs run:
     levels   the bytes on the device over the whole time. When there are `_MOST` levels, every two neighbours are merged into the
              one with more bytes, so that half as many remain and no peak is lost
 
-The dispatcher's thread only appends the controller's states, which are immutable. Levels are computed from them later, in another
+The dispatcher only appends the controller's states, which are immutable. Levels are computed from them later, in another
 thread: when somebody reads the record, or when `_MOST_STATES` states wait.
 """
 
@@ -36,7 +36,7 @@ class Recorder:
         self._levels: list[Level] = []
 
     def add(self, time_us: float, state: State, measured_bytes: int | None = None) -> bool:
-        """Add a state of the controller, later than all before it. From one thread only.
+        """Add a state of the controller, later than all before it. By one thread at a time.
 
         Returns whether so many states wait that `condense` should be called, in another thread.
         """

@@ -6,13 +6,13 @@
         for event in runtime.events(): ...
         state = a.result()
 
-The runtime itself decides little. It checks the user's arguments. It receives the news of every job, gives them to the job's
-lifecycle (`lifecycle.py`), and performs the effects that the lifecycle returns. All of this is done under the lock of the store
-(`store.py`). The parts of a runtime are:
+The runtime itself decides little. It checks the user's arguments. It receives the events of every job, gives them to the job's
+lifecycle (`lifecycle.py`), and carries out the instructions that the lifecycle returns. All of this is done under the lock of the
+store (`store.py`). The parts of a runtime are:
 
     lifecycle        decides what becomes of one job               pure
     controller       decides who holds memory and who runs next    pure; "Global Controller" (TENSILE section III-D)
-    dispatcher       carries out the controller's orders           a thread, and threads that wait in its place
+    dispatcher       carries out the controller's instructions     a lock, and the threads that take it
     planner          makes plans                                   a thread; "Memory Scheduler"
     saver            writes checkpoints, fetches last states       two threads
     actor            one for each job: state and compiled plan     "Executor" and "Swap Executor"
@@ -52,7 +52,7 @@ from tensile_jax.exec.runtime import lifecycle, messages
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job import Job
 from tensile_jax.exec.runtime.lifecycle import Lifecycle
-from tensile_jax.exec.runtime.messages import Effect, News
+from tensile_jax.exec.runtime.messages import Event, Instruction
 from tensile_jax.exec.runtime.planner import Planner, PlannerThread
 from tensile_jax.exec.runtime.saver import Saver
 from tensile_jax.exec.runtime.status import status
@@ -263,11 +263,12 @@ class Runtime:
             skip=skip,
             most=skip + max(0, asked.steps - asked.first),
             on_step=on_step,
-            tell=lambda news: self._hear(number, news),  # this refers to the runtime, so the runtime lives while the job runs
+            tell=lambda event: self._hear(number, event),  # this refers to the runtime, so the runtime lives while the job runs
             name=asked.name,
         )
         life = Lifecycle(
-            number, asked.name, asked.steps, asked.first, asked.priority, checkpoints is not None, done=asked.first
+            number, asked.name, asked.steps, asked.first, asked.priority, checkpoints is not None, asked.checkpoint_every,
+            done=asked.first,
         )  # fmt: skip
         stored = StoredJob(asked, actor, feed, checkpoints, lock, life)
         job = Job(stored, self._store, self._dispatcher, partial(self._wish, stored))
@@ -409,18 +410,18 @@ class Runtime:
                 raise ValueError(f"{job.name} cannot be paused: its runtime is closing, which waits for its end. Cancel it.")
             self._hear(job.number, messages.UserWished(wish))
 
-    def _hear(self, number: JobId, news: News) -> None:
-        """Give news of a job to its lifecycle and perform the effects; from any thread."""
+    def _hear(self, number: JobId, event: Event) -> None:
+        """Give an event of a job to its lifecycle and carry out the instructions; from any thread."""
         with self._store.changed:
             job = self._store.jobs.get(number)
             if job is not None:
-                job.life, effects = lifecycle.step(job.life, news)
-                for effect in effects:
-                    self._perform(job, effect)
+                job.life, instructions = lifecycle.step(job.life, event)
+                for instruction in instructions:
+                    self._perform(job, instruction)
 
-    def _perform(self, job: StoredJob, effect: Effect) -> None:
-        """Perform one effect. Nothing here may wait, since the store's lock is held."""
-        match effect:
+    def _perform(self, job: StoredJob, instruction: Instruction) -> None:
+        """Carry out one instruction. Nothing here may wait, since the store's lock is held."""
+        match instruction:
             case messages.Report(kind, steps, note, values):
                 self._store.report(kind, job.name, steps, note, values)
             case messages.StartPreparing():
@@ -433,12 +434,12 @@ class Runtime:
                 self._dispatcher.fail(job.number, error)
             case messages.ExplainWait():
                 self._dispatcher.call(lambda: self._planner.explain_wait(job))
-            case messages.UsePlan(steps):
-                self._planner.use_plan(job, steps)
+            case messages.UsePlan(plan, steps):
+                self._planner.use_plan(job, plan, steps)
             case messages.FollowPlan(segment_us):
                 self._planner.follow(job, segment_us)
-            case messages.DropPlan(memory):
-                self._planner.drop_plan(job, memory)
+            case messages.DropPlan(plan):
+                self._planner.drop_plan(job, plan)
             case messages.ShareState():
                 self._planner.share_state()
             case messages.Deliver(steps, metrics):
@@ -457,7 +458,7 @@ class Runtime:
                 self._store.changed.notify_all()
 
     def _apply_budget(self, nbytes: int) -> None:
-        """Report and use a budget that the controller has applied. In the dispatcher's thread."""
+        """Report and use a budget that the controller has applied. Under the dispatcher's lock."""
         with self._store.changed:
             self._store.report("budget", note=format_bytes(nbytes), values={"budget_bytes": nbytes})
             self._planner.use_budget(nbytes)
@@ -467,9 +468,9 @@ def _weakly(runtime: Runtime) -> tuple[Post, Callable[[int], None]]:
     """`post` and `applied` for the runtime's threads, by a weak reference: the threads must not keep the runtime alive."""
     held = weakref.ref(runtime)
 
-    def post(job: JobId, news: News) -> None:
+    def post(job: JobId, event: Event) -> None:
         if (one := held()) is not None:
-            one._hear(job, news)
+            one._hear(job, event)
 
     def applied(nbytes: int) -> None:
         if (one := held()) is not None:

@@ -33,16 +33,18 @@ class Saver:
 
     def _save_all(self, job: StoredJob) -> None:
         while True:
-            news = self._save(job, job.life.saves[0])
+            event = self._save(job, job.life.saves[0])
             with self._store.changed:  # a save that is added later is either seen here or calls `start` again
-                self._post(job.number, news)
+                self._post(job.number, event)
                 if not job.life.saves:
                     return
 
     def _save(self, job: StoredJob, one: SaveCheckpoint | SaveEnd) -> CheckpointMade | StateFetched:
-        """Make one save. Returns its last news, which the caller must post."""
+        """Make one save. Returns its last event, which the caller must post."""
         if isinstance(one, SaveCheckpoint):
-            return self._checkpoint(job, one)
+            event = self._checkpoint(job, one)
+            one.kept.release()
+            return event
         if job.checkpoints is not None and one.steps is not None:
             self._post(job.number, self._checkpoint(job, one))
         try:

@@ -42,10 +42,10 @@ def status(store: Store, dispatcher: Dispatcher) -> Status:
 
 def job_status(job: StoredJob, dispatcher: Dispatcher) -> JobStatus:
     """The status of one job."""
-    life, program = job.life, job.program
+    life, in_use = job.life, job.in_use
     record = dispatcher.state.record(job.number)
     measured = dispatcher.measured.get(job.number) or Measured()
-    memory, plan = (None, None) if program is None else (program.memory, program.plan)
+    memory, plan = (None, None) if in_use is None else (in_use.memory, in_use.plan)
     host_bytes = 0
     if not life.has_ended:
         if record is None or record.place is StatePlace.ON_HOST:
@@ -77,9 +77,9 @@ def job_report(job: StoredJob, dispatcher: Dispatcher) -> JobReport:
         RuntimeError: it has no plan yet.
     """
     now = job_status(job, dispatcher)
-    if job.program is None:
+    if job.in_use is None:
         raise RuntimeError(f"There is nothing to report of {job.name} before it has a plan; it is {now.state}.")
-    plan, measured = job.program.plan, dispatcher.measured.get(job.number) or Measured()
+    plan, measured = job.in_use.plan, dispatcher.measured.get(job.number) or Measured()
     passive_swap_ins, out_of_memory = job.actor.counts()
     return JobReport(
         step=now.step,

@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensile_jax.exec.actor.actor import Actor, Program
+from tensile_jax.exec.actor.actor import Actor
 from tensile_jax.exec.actor.feed import Feed
 from tensile_jax.exec.actor.missing import NO_BATCH
+from tensile_jax.exec.actor.plans import PlanSummary
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tensile_jax.exec.controller.state import JobId
 from tensile_jax.exec.runtime.lifecycle import Lifecycle
-from tensile_jax.exec.runtime.messages import News
+from tensile_jax.exec.runtime.messages import Event
 from tensile_jax.exec.runtime.submission import Submission, name_of, refuse_unfit_name
 from tensile_jax.plan.update import Tracked
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import EventName, JobEvent
 
-Post = Callable[[JobId, News], None]
+Post = Callable[[JobId, Event], None]
 """Tells a runtime what has happened to one of its jobs; from any thread."""
 
 _KEPT_EVENTS = 100_000
@@ -40,9 +41,8 @@ class StoredJob:
         first_batch: the job's first batch, which is drawn for tracing, until the first iteration uses it.
         tracing: the thread in which the job's step is traced.
         waits_for: the job for whose end this job's user code waits now.
-        program: the compiled plan in use.
-        renewed: the compiled plan that the job is to use next; None if there is none.
-        own_program: the latest compiled plan without state that is kept in host memory for the sake of other jobs.
+        in_use: the plan in use; None before there is one. The next one, if there is one, is the controller's `JobRecord.renewal`.
+        base: the latest plan without state that is kept in host memory for the sake of other jobs. Other plans are based on it.
         tracked: the latencies that were measured of the plan in use, if the job's plans are to be renewed.
         renewing: whether a new plan is being made because of these latencies.
         preparing_s: how long planning and compiling the first plan took, in seconds.
@@ -59,9 +59,8 @@ class StoredJob:
     first_batch: Any = NO_BATCH
     tracing: threading.Thread | None = None
     waits_for: "StoredJob | None" = None
-    program: Program | None = None
-    renewed: Program | None = None
-    own_program: Program | None = None
+    in_use: PlanSummary | None = None
+    base: PlanSummary | None = None
     tracked: Tracked = Tracked()
     renewing: bool = False
     preparing_s: float = 0.0

@@ -14,7 +14,7 @@ from typing import Any, Generic
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.multi_job.admission import JobLimits, Program, most_swapped_bytes, plan_job, smallest_budgets
-from tensile_jax.plan.multi_job.state_offload import offload_state
+from tensile_jax.plan.multi_job.state_offload import SharingJob, choose_offloaded
 
 _CLOSE_ENOUGH = 1.005  # ratio of its bounds at which the search for the smallest budget ends; not tuned
 _MOST_TRIES = 40  # larger budgets tried until the jobs fit, each a sixteenth above the one before; not tuned
@@ -73,8 +73,11 @@ def offload_states(
     planned: Sequence[JobPlan[Program]], jobs: Sequence[PlannableJob[Program]], budget_bytes: int, profile: DeviceProfile
 ) -> list[JobPlan[Program]]:
     """The same plans with some state on the host between its uses, where other jobs need the room to run."""
-    rates = [job.max_swap_rate for job in jobs]
-    offloaded = offload_state([one.program for one in planned], rates, budget_bytes, profile)
+    sharing = [
+        SharingJob.of(one.program.plan, one.program.memory, one.program.may_be_offloaded(), job.max_swap_rate)
+        for one, job in zip(planned, jobs, strict=True)
+    ]
+    offloaded = choose_offloaded(sharing, budget_bytes, profile)
     return [replace(one, program=one.program.offload_state(tensors)) for one, tensors in zip(planned, offloaded, strict=True)]
 
 

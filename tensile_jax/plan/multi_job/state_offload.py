@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
-from tensile_jax.plan.multi_job.admission import JobProgram
+from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
+from tensile_jax.plan_format import Plan
 
 _WORTH = 0.1  # of a round: copies may take so much from computation, since parking costs about as much; not tuned
 
@@ -45,23 +46,13 @@ class SharingJob:
     max_swap_rate: float
     candidates: tuple[tuple[TensorId, int], ...]
 
-
-def offload_state(
-    programs: Sequence[JobProgram], max_swap_rates: Sequence[float], budget_bytes: int, profile: DeviceProfile
-) -> tuple[frozenset[TensorId], ...]:
-    """For each program, the state tensors to keep on the host between their uses. No program may have offloaded state yet."""
-    jobs = [
-        SharingJob(
-            program.memory.peak_bytes,
-            program.memory.idle_bytes,
-            program.plan.step_us,
-            program.plan.swapped_out_bytes,
-            rate,
-            program.may_be_offloaded(),
-        )
-        for program, rate in zip(programs, max_swap_rates, strict=True)
-    ]
-    return choose_offloaded(jobs, budget_bytes, profile)
+    @classmethod
+    def of(
+        cls, plan: Plan, memory: MemoryProfile, candidates: tuple[tuple[TensorId, int], ...], max_swap_rate: float
+    ) -> "SharingJob":
+        """The job whose plan, without offloaded state, is this one."""
+        swapped, idle = plan.swapped_out_bytes, memory.idle_bytes
+        return cls(memory.peak_bytes, idle, plan.step_us, swapped, max_swap_rate, candidates)
 
 
 def choose_offloaded(jobs: Sequence[SharingJob], budget_bytes: int, profile: DeviceProfile) -> tuple[frozenset[TensorId], ...]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tensile_jax.exec.actor.feed import Feed
-from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, FeedNews, FeedStopped, UserCodeFailed
+from tensile_jax.exec.actor.feed_events import BatchesEnded, BatchReady, CallbacksMade, FeedEvent, FeedStopped, UserCodeFailed
 
 LIMIT_S = 10.0
 
@@ -25,17 +25,17 @@ class Inbox:
     """What a feed told, in order."""
 
     def __init__(self) -> None:
-        self.news: list[FeedNews] = []
+        self.news: list[FeedEvent] = []
         self.threads: set[str] = set()
         self._changed = threading.Condition()
 
-    def __call__(self, news: FeedNews) -> None:
+    def __call__(self, news: FeedEvent) -> None:
         with self._changed:
             self.news.append(news)
             self.threads.add(threading.current_thread().name)
             self._changed.notify_all()
 
-    def wait(self, count: int) -> list[FeedNews]:
+    def wait(self, count: int) -> list[FeedEvent]:
         """All news, once there are `count`."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.news) >= count, LIMIT_S), self.news
@@ -178,7 +178,7 @@ def test_a_batch_can_be_taken_while_it_is_announced() -> None:
     taken: list[Any] = []
     ended = threading.Event()
 
-    def tell(news: FeedNews) -> None:
+    def tell(news: FeedEvent) -> None:
         if isinstance(news, BatchReady):
             taken.append(feed.take()[0])
         if isinstance(news, BatchesEnded):

@@ -1,7 +1,7 @@
 """Model checking of the controller: explores everything that can happen to a small set of jobs, breadth first.
 
     node   (State, World): the state of the controller, with virtual times relative to its clock, and the world (`world.py`)
-    edge   an event that is possible in the node, the controller's `step`, and the execution of its orders
+    edge   an event that is possible in the node, the controller's `step`, and the execution of its instructions
 
 `check` asserts the invariants in every node. `explore` also asserts that the graph has no cycle: then every path ends, and jobs
 are not parked and unparked forever. If jobs never end, the graph has cycles; `longest_waits` then finds the largest number of
@@ -43,8 +43,8 @@ def check(state: State, world: World) -> None:
         raise Broken(f"records {state.records} and {state.pending} for {world.bodies}")
     for s in state.records:
         b = bodies[s.job]
-        known = (s.memory, s.position, s.steps_left, s.batches, s.wish, s.renewal)
-        if known != (b.memory, b.position, b.steps, b.loaded, b.wish, b.renewal):
+        known = (s.memory, s.position, s.steps_left, s.batches, s.wish, s.renewal, s.checkpoint_at)
+        if known != (b.memory, b.position, b.steps, b.loaded, b.wish, b.renewal, b.checkpoint_at):
             raise Broken(f"{s} for {b}")
     if not world.underway:
         _check_quiet(state, world)
@@ -57,7 +57,7 @@ def _check_quiet(state: State, world: World) -> None:
     for b in world.bodies:
         stuck = b.position > 0 or b.wish == "stop" or b.steps == 0
         stuck |= b.wish == "pause" and (b.here or not b.pause_reported)
-        stuck |= b.renewal is not None
+        stuck |= b.renewal is not None or (b.checkpoint_due and b.admitted)
         stuck |= b.admitted and b.wants and world.could_run(b)
         if stuck:
             raise Broken(f"nothing is under way, and yet nothing is done for {b}")
@@ -77,12 +77,12 @@ def admissible(world: World, body: Body) -> bool:
 
 def react(state: State, world: World, event: Event) -> tuple[State, World, tuple[int, ...]]:
     """State and world after the controller's step for `event`, which the world has seen; and the jobs that began an iteration."""
-    after, orders = step(state, event)
+    after, instructions = step(state, event)
     began: list[int] = []
-    for order in orders:
-        world = world.obey(order)
-        if isinstance(order, Issue) and order.begin == 0:
-            began.append(order.job)
+    for instruction in instructions:
+        world = world.obey(instruction)
+        if isinstance(instruction, Issue) and instruction.begin == 0:
+            began.append(instruction.job)
     check(after, world)
     return after, world, tuple(began)
 
@@ -233,7 +233,7 @@ def _longest(after: list[list[tuple[int, tuple[int, ...]]]], job: int) -> int:
 
 
 def wander(world: World, records: Iterable[JobRecord], rng: random.Random) -> tuple[State, World, list[int]]:
-    """One random path to its end; and the jobs whose iterations began, in order."""
+    """One random path to its end; and the jobs whose iterations began, in instruction."""
     state, at = begin(world, records)
     story: list[Event] = []
     order: list[int] = []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from tensile_jax.exec.controller.messages import BudgetRequested, Event, JobLost, PlanRenewed, Prepared, Wished
 from tensile_jax.exec.controller.state import JobId, JobRecord
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
-from tests.exec.controller.world import World, memory, record
+from tests.exec.controller.world import World, memory, offer, record
 
 
 def random_demand(rng: random.Random) -> MemoryProfile:
@@ -37,8 +37,8 @@ def random_script(rng: random.Random, jobs: int, budget: int) -> tuple[Event, ..
         lambda: (Wished(job, "pause"),),
         lambda: (Wished(job, "stop"), Wished(job, "run")),
         lambda: (JobLost(job),),
-        lambda: (PlanRenewed(job, random_demand(rng)),),
-        lambda: (PlanRenewed(job, random_demand(rng)), Wished(job, "pause")),
+        lambda: (PlanRenewed(job, offer(random_demand(rng))),),
+        lambda: (PlanRenewed(job, offer(random_demand(rng))), Wished(job, "pause")),
         lambda: (BudgetRequested(rng.randint(1, budget + 3)),),
         lambda: (BudgetRequested(rng.randint(1, budget)), BudgetRequested(budget)),
     ]
@@ -50,7 +50,7 @@ def late_script(rng: random.Random, job: int) -> tuple[Event, ...]:
     one = JobId(job)
     prepared = Prepared(record(job, random_demand(rng), steps=1, weight=rng.choice([1.0, 2.0])))
     more: list[tuple[Event, ...]] = [
-        (), (Wished(one, "pause"), PlanRenewed(one, random_demand(rng))), (Wished(one, "stop"),), (JobLost(one),),
+        (), (Wished(one, "pause"), PlanRenewed(one, offer(random_demand(rng)))), (Wished(one, "stop"),), (JobLost(one),),
     ]  # fmt: skip
     return (prepared, *rng.choice(more))
 
@@ -68,5 +68,8 @@ def random_world(rng: random.Random, jobs: int, *, scripts: int, steps: int) -> 
     if rng.random() < 0.5:
         events.append(late_script(rng, jobs))
     world = World(budget, host_budget, rng.choice([1, 2]), scripts=tuple(s for s in events if s))
-    records = [record(k, d, steps=rng.randint(1, steps), weight=rng.choice([1.0, 2.0])) for k, d in enumerate(memories)]
+    records = [
+        record(k, d, steps=rng.randint(1, steps), weight=rng.choice([1.0, 2.0]), checkpoint_every=rng.choice([0, 0, 1, 2]))
+        for k, d in enumerate(memories)
+    ]
     return world, records

@@ -16,7 +16,7 @@ from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tests.exec.controller import explore as exploring
 from tests.exec.controller.explore import explore, longest_waits, wander
 from tests.exec.controller.small_worlds import random_world
-from tests.exec.controller.world import Broken, World, memory, record
+from tests.exec.controller.world import Broken, World, memory, offer, record
 
 A, B, C = JobId(0), JobId(1), JobId(2)
 HILL = memory("ILI", 1, 1, 1, 7, 3, 3, 1)
@@ -41,12 +41,12 @@ USERS: dict[str, tuple[tuple[Event, ...], ...]] = {
     "loses one and pauses it": ((JobLost(B),), (Wished(B, "pause"),)),
     "lowers and raises the budget": ((BudgetRequested(7), BudgetRequested(12)),),
     "lowers it below what must stay": ((BudgetRequested(1), BudgetRequested(8)),),
-    "renews": ((PlanRenewed(A, CONSTANT),),),
-    "renews twice": ((PlanRenewed(A, RISING), PlanRenewed(A, WAITS)),),
-    "renews under a lower budget": ((PlanRenewed(A, CONSTANT),), (BudgetRequested(8),)),
-    "pauses and renews": ((Wished(B, "pause"), Wished(B, "run")), (PlanRenewed(B, HILL),)),
+    "renews": ((PlanRenewed(A, offer(CONSTANT)),),),
+    "renews twice": ((PlanRenewed(A, offer(RISING)), PlanRenewed(A, offer(WAITS, 2))),),
+    "renews under a lower budget": ((PlanRenewed(A, offer(CONSTANT)),), (BudgetRequested(8),)),
+    "pauses and renews": ((Wished(B, "pause"), Wished(B, "run")), (PlanRenewed(B, offer(HILL)),)),
     "has one more": ((Prepared(record(2, CONSTANT, steps=1, weight=2.0)),),),
-    "has one more and pauses it": ((Prepared(record(2, HILL, steps=1)), Wished(C, "pause"), PlanRenewed(C, RISING)),),
+    "has one more and pauses it": ((Prepared(record(2, HILL, steps=1)), Wished(C, "pause"), PlanRenewed(C, offer(RISING))),),
 }
 
 
@@ -110,6 +110,17 @@ def test_whatever_a_user_does_and_whenever(user: str, depth: int) -> None:
     assert ends >= ({"finished", "stopped"} if "cancel" in user else {"finished", "died"} if "loses" in user else {"finished"})
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("user", ["nothing", "pauses and resumes", "cancels both", "loses one", "renews"])
+def test_jobs_that_pause_for_checkpoints_run_on_whatever_a_user_does(user: str, depth: int) -> None:
+    """Whoever asks a job to run before it has paused for its checkpoint does not keep it from pausing."""
+    records = [record(0, WAITS, steps=2, checkpoint_every=1), record(1, HILL, steps=1, checkpoint_every=1)]
+    found = explore(World(10, 100, depth, scripts=USERS.get(user, ())), records)
+    assert found.ends >= (all_finished(2) if user == "nothing" else frozenset())
+    ends = {how for jobs in found.ends for _, how in jobs}
+    assert "finished" in ends and (user != "nothing" or ends == {"finished"})
+
+
 @pytest.mark.parametrize("seed", [*range(24), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(24, 400))])
 def test_random_jobs_and_users(seed: int) -> None:
     rng = random.Random(seed)
@@ -152,8 +163,8 @@ def test_the_check_finds_an_overrun(monkeypatch: pytest.MonkeyPatch) -> None:
     real = exploring.step
 
     def generous(state: State, event: Event) -> tuple[State, list[object]]:
-        after, orders = real(replace(state, budget_bytes=state.budget_bytes + 1), event)
-        return replace(after, budget_bytes=after.budget_bytes - 1), list(orders)
+        after, instructions = real(replace(state, budget_bytes=state.budget_bytes + 1), event)
+        return replace(after, budget_bytes=after.budget_bytes - 1), list(instructions)
 
     monkeypatch.setattr(exploring, "step", generous)
     with pytest.raises(Broken, match="bytes on the device, of 8"):

@@ -1,4 +1,4 @@
-"""Events in, orders out: small cases worked by hand. `test_all_interleavings.py` has all that can happen."""
+"""Events in, instructions out: small cases worked by hand. `test_all_interleavings.py` has all that can happen."""
 
 from collections import Counter
 
@@ -13,9 +13,9 @@ from tensile_jax.exec.controller.messages import (
     BudgetRequested,
     DeclinePlan,
     Event,
+    Instruction,
     Issue,
     JobLost,
-    Order,
     Park,
     PlanRenewed,
     Prepared,
@@ -29,7 +29,7 @@ from tensile_jax.exec.controller.messages import (
 )
 from tensile_jax.exec.controller.state import JobId, State
 from tensile_jax.plan.multi_job.admission import smallest_budgets
-from tests.exec.controller.world import memory, record
+from tests.exec.controller.world import memory, offer, record
 
 A, B, C = JobId(0), JobId(1), JobId(2)
 HILL = memory("ILI", 2, 3, 3, 6, 3, 3, 2)  # the state is 2 bytes, the peak 6
@@ -38,13 +38,13 @@ LOW = memory("ILI", 2, 2, 2, 5, 2, 2, 2)
 CONSTANT = memory("ILI", 4, 4, 4, 6, 4, 4, 4, parked=3)  # 3 of its 4 bytes never leave
 
 
-def say(state: State, *events: Event) -> tuple[State, list[Order]]:
-    """The orders that answer these events, all in one list."""
-    orders: list[Order] = []
+def say(state: State, *events: Event) -> tuple[State, list[Instruction]]:
+    """The instructions that answer these events, all in one list."""
+    instructions: list[Instruction] = []
     for event in events:
         state, more = step(state, event)
-        orders += more
-    return state, orders
+        instructions += more
+    return state, instructions
 
 
 def here(budget: int, *memories: object, depth: int = 1, steps: int = 2, **options: float) -> State:
@@ -56,18 +56,18 @@ def here(budget: int, *memories: object, depth: int = 1, steps: int = 2, **optio
 
 def test_a_lonely_job_is_admitted_unparked_run_and_released_with_its_state_on_the_host() -> None:
     state = State(6, 100)
-    told: list[list[Order]] = []
+    told: list[list[Instruction]] = []
     for event in (Prepared(record(0, HILL, steps=1)), BatchLoaded(A), StateMoved(A), RunEnded(A, 5.0), StateMoved(A)):
-        state, orders = step(state, event)
-        told.append(orders)
+        state, instructions = step(state, event)
+        told.append(instructions)
     assert told == [[Admit(A)], [Unpark(A)], [Issue(A, 0, 1), Issue(A, 1, 2)], [Issue(A, 2, 3), Park(A)], [Release(A)]]
     assert state == State(6, 100)
 
 
 def test_two_launches_are_in_flight_where_the_depth_is_two() -> None:
-    state, orders = say(State(6, 100, depth=2), Prepared(record(0, HILL)), BatchLoaded(A), BatchLoaded(A), StateMoved(A))
+    state, instructions = say(State(6, 100, depth=2), Prepared(record(0, HILL)), BatchLoaded(A), BatchLoaded(A), StateMoved(A))
     twice = [Issue(A, 0, 1), Issue(A, 1, 2), Issue(A, 2, 3)] * 2
-    assert orders == [Admit(A), Unpark(A), *twice, Park(A)]
+    assert instructions == [Admit(A), Unpark(A), *twice, Park(A)]
     assert state.in_flight == ((A, 3), (A, 3))
     assert state.held_bytes == 2 + 3  # the state, and what one of them needs besides: they run one after the other
     assert say(state, StateMoved(A), RunEnded(A, 1.0), RunEnded(A, 1.0)) == (State(6, 100, depth=2), [Release(A)])
@@ -75,20 +75,20 @@ def test_two_launches_are_in_flight_where_the_depth_is_two() -> None:
 
 def test_a_valley_is_filled_by_another_job() -> None:
     state = here(10, VALLEY, LOW, steps=1)
-    state, orders = say(state, StateMoved(B))
-    assert orders == []  # 8 + 5 bytes are too many
-    state, orders = say(state, RunEnded(A, 1.0))
-    assert orders == [Issue(A, 2, 3), Issue(B, 0, 1), Issue(B, 1, 2)]  # while the first waits for its copy
-    state, orders = say(state, WaitEnded(A))
-    assert orders == []
-    state, orders = say(state, RunEnded(B, 1.0))
-    assert orders == [Issue(A, 3, 4), Issue(B, 2, 3), Park(B)]
+    state, instructions = say(state, StateMoved(B))
+    assert instructions == []  # 8 + 5 bytes are too many
+    state, instructions = say(state, RunEnded(A, 1.0))
+    assert instructions == [Issue(A, 2, 3), Issue(B, 0, 1), Issue(B, 1, 2)]  # while the first waits for its copy
+    state, instructions = say(state, WaitEnded(A))
+    assert instructions == []
+    state, instructions = say(state, RunEnded(B, 1.0))
+    assert instructions == [Issue(A, 3, 4), Issue(B, 2, 3), Park(B)]
 
 
 def test_memory_that_is_given_back_goes_first_to_the_job_whose_turn_is_earlier() -> None:
     waiting, freeing = memory("LL", 2, 3, 3, 9, 2), memory("IWIL", 2, 5, 5, 5, 5, 5, 1, 3, 2)
     batches = (BatchLoaded(A), BatchLoaded(B))
-    state, orders = say(
+    state, instructions = say(
         State(11, 100, depth=2),
         Prepared(record(0, waiting)),
         Prepared(record(1, freeing)),
@@ -96,7 +96,7 @@ def test_memory_that_is_given_back_goes_first_to_the_job_whose_turn_is_earlier()
         StateMoved(B),
         StateMoved(A),
     )
-    assert orders == [
+    assert instructions == [
         Admit(A),
         Admit(B),
         Unpark(A),
@@ -110,47 +110,47 @@ def test_memory_that_is_given_back_goes_first_to_the_job_whose_turn_is_earlier()
 
 def test_an_iteration_does_not_begin_where_two_could_not_both_be_finished() -> None:
     rising = memory("LLL", 0, 4, 4, 4, 4, 8, 0)
-    state, orders = say(here(8, rising, rising, depth=2), StateMoved(B))
-    assert orders == []
+    state, instructions = say(here(8, rising, rising, depth=2), StateMoved(B))
+    assert instructions == []
     assert say(state, RunEnded(A, 1.0))[1] == [Issue(A, 2, 3)]
 
 
 def test_the_job_whose_turn_it_is_has_another_parked() -> None:
     state = here(7, HILL, HILL)
-    state, orders = say(state, BatchLoaded(A), RunEnded(A, 1.0))
-    assert orders == [Issue(A, 2, 3), Park(A)]  # 2 + 6 bytes are too many; the other has waited longer
-    state, orders = say(state, StateMoved(A))
-    assert orders == [Unpark(B)]
+    state, instructions = say(state, BatchLoaded(A), RunEnded(A, 1.0))
+    assert instructions == [Issue(A, 2, 3), Park(A)]  # 2 + 6 bytes are too many; the other has waited longer
+    state, instructions = say(state, StateMoved(A))
+    assert instructions == [Unpark(B)]
     assert say(state, StateMoved(B))[1] == [Issue(B, 0, 1), Issue(B, 1, 2)]
 
 
 def test_a_job_stays_while_bringing_the_other_back_is_not_worth_the_copies() -> None:
     slow = memory("ILI", 2, 3, 3, 6, 3, 3, 2, switch_us=1.0)  # worth 20 microseconds
     state = here(7, slow, slow, steps=9)
-    state, orders = say(state, BatchLoaded(A), RunEnded(A, 15.0))
-    assert orders == [Issue(A, 2, 3), Issue(A, 0, 1), Issue(A, 1, 2)]
-    state, orders = say(state, BatchLoaded(A), RunEnded(A, 15.0))
-    assert orders == [Issue(A, 2, 3), Park(A)]
+    state, instructions = say(state, BatchLoaded(A), RunEnded(A, 15.0))
+    assert instructions == [Issue(A, 2, 3), Issue(A, 0, 1), Issue(A, 1, 2)]
+    state, instructions = say(state, BatchLoaded(A), RunEnded(A, 15.0))
+    assert instructions == [Issue(A, 2, 3), Park(A)]
 
 
 def test_a_paused_job_ends_its_iteration_and_is_reported_on_the_host() -> None:
-    state, orders = say(here(6, HILL), Wished(A, "pause"))
-    assert orders == []
-    state, orders = say(state, RunEnded(A, 1.0), StateMoved(A), BatchLoaded(A))
-    assert orders == [Issue(A, 2, 3), Park(A), ReportPaused(A)]
-    state, orders = say(state, Wished(A, "run"), StateMoved(A))
-    assert orders == [Unpark(A), Issue(A, 0, 1), Issue(A, 1, 2)]
+    state, instructions = say(here(6, HILL), Wished(A, "pause"))
+    assert instructions == []
+    state, instructions = say(state, RunEnded(A, 1.0), StateMoved(A), BatchLoaded(A))
+    assert instructions == [Issue(A, 2, 3), Park(A), ReportPaused(A)]
+    state, instructions = say(state, Wished(A, "run"), StateMoved(A))
+    assert instructions == [Unpark(A), Issue(A, 0, 1), Issue(A, 1, 2)]
 
 
 def test_a_cancelled_job_ends_its_iteration_first_and_there_is_no_way_back() -> None:
-    state, orders = say(here(6, HILL), Wished(A, "stop"), Wished(A, "run"), RunEnded(A, 1.0), StateMoved(A))
-    assert orders == [Issue(A, 2, 3), Park(A), Release(A)]
+    state, instructions = say(here(6, HILL), Wished(A, "stop"), Wished(A, "run"), RunEnded(A, 1.0), StateMoved(A))
+    assert instructions == [Issue(A, 2, 3), Park(A), Release(A)]
     assert state == State(6, 100)
 
 
 def test_a_pending_job_is_paused_and_released_where_it_is() -> None:
-    state, orders = say(State(6, 100), Prepared(record(0, HILL)), Prepared(record(1, CONSTANT)), BatchLoaded(B))
-    assert orders == [Admit(A)]  # 3 + 6 bytes are too many: the second waits
+    state, instructions = say(State(6, 100), Prepared(record(0, HILL)), Prepared(record(1, CONSTANT)), BatchLoaded(B))
+    assert instructions == [Admit(A)]  # 3 + 6 bytes are too many: the second waits
     assert say(state, Wished(B, "pause"))[1] == [ReportPaused(B)]
     assert say(state, Wished(B, "stop"), JobLost(B), BatchLoaded(B))[1] == [Release(B)]
     assert say(state, Wished(A, "stop"))[1] == [Release(A), Admit(B), Unpark(B)]
@@ -158,79 +158,95 @@ def test_a_pending_job_is_paused_and_released_where_it_is() -> None:
 
 def test_what_a_lost_job_held_is_free_and_late_events_are_dropped() -> None:
     state = here(7, HILL, HILL)
-    state, orders = say(state, JobLost(A))
-    assert orders == [Unpark(B)]
+    state, instructions = say(state, JobLost(A))
+    assert instructions == [Unpark(B)]
     before = state
-    state, orders = say(
+    state, instructions = say(
         state,
         RunEnded(A, 1.0),
         WaitEnded(A),
         StateMoved(A),
         BatchLoaded(A),
         Wished(A, "pause"),
-        PlanRenewed(A, HILL),
+        PlanRenewed(A, offer(HILL)),
         JobLost(A),
     )
-    assert (state, orders) == (before, [])
+    assert (state, instructions) == (before, [])
     assert say(state, StateMoved(B))[1] == [Issue(B, 0, 1), Issue(B, 1, 2)]
 
 
+def test_a_job_pauses_for_a_checkpoint_even_if_it_is_told_to_run_and_runs_when_it_is_told_again() -> None:
+    state = say(State(6, 100), Prepared(record(0, HILL, checkpoint_every=1)), BatchLoaded(A), BatchLoaded(A), StateMoved(A))[0]
+    state, instructions = say(state, Wished(A, "run"), RunEnded(A, 1.0), Wished(A, "run"), StateMoved(A))
+    assert instructions == [Issue(A, 2, 3), Park(A), ReportPaused(A)]
+    assert say(state, Wished(A, "run"))[1] == [Unpark(A)]
+
+
 def test_a_renewed_plan_is_adopted_once_the_state_has_been_away() -> None:
-    state, orders = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, LOW), RunEnded(A, 1.0), StateMoved(A), StateMoved(A))
-    assert orders == [Issue(A, 2, 3), Park(A), AdoptPlan(A), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 2)]
-    assert state.records[0].memory is LOW
+    state, instructions = say(
+        here(6, HILL), BatchLoaded(A), PlanRenewed(A, offer(LOW)), RunEnded(A, 1.0), StateMoved(A), StateMoved(A)
+    )
+    assert instructions == [Issue(A, 2, 3), Park(A), AdoptPlan(A, offer(LOW)), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 2)]
+    assert (state.records[0].memory, state.records[0].plan) == (LOW, 1)
 
 
 def test_a_renewed_plan_that_could_not_run_or_would_shut_another_out_is_declined() -> None:
-    state, orders = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, VALLEY), RunEnded(A, 1.0), StateMoved(A))
-    assert orders == [Issue(A, 2, 3), Park(A), DeclinePlan(A), Unpark(A)]  # 8 of 6 bytes
-    events = (Prepared(record(0, LOW)), Prepared(record(1, HILL)), PlanRenewed(B, CONSTANT), PlanRenewed(A, CONSTANT))
-    state, orders = say(State(8, 100), *events)
-    assert orders == [Admit(A), Admit(B), AdoptPlan(B), DeclinePlan(A)]  # 3 bytes stay: 3 + 5 are possible, 3 + 6 are not
+    state, instructions = say(here(6, HILL), BatchLoaded(A), PlanRenewed(A, offer(VALLEY)), RunEnded(A, 1.0), StateMoved(A))
+    assert instructions == [Issue(A, 2, 3), Park(A), DeclinePlan(A, offer(VALLEY)), Unpark(A)]  # 8 of 6 bytes
+    state = say(State(8, 100), Prepared(record(0, LOW)), Prepared(record(1, HILL)))[0]
+    plan = offer(CONSTANT)  # 3 bytes stay: 3 + 5 are possible, 3 + 6 are not
+    assert say(state, PlanRenewed(B, plan), PlanRenewed(A, plan))[1] == [AdoptPlan(B, plan), DeclinePlan(A, plan)]
 
 
 def test_a_renewed_plan_waits_for_room_for_its_constants() -> None:
     half = memory("ILI", 4, 4, 4, 5, 4, 4, 4)
     state = say(here(9, half, half), StateMoved(B), RunEnded(A, 1.0), RunEnded(B, 1.0), Prepared(record(2, LOW)))[0]
     assert state.held_bytes == 8
-    state, orders = say(state, PlanRenewed(C, CONSTANT), BatchLoaded(A))
-    assert orders == [Park(B)]
-    assert say(state, StateMoved(B))[1] == [AdoptPlan(C), Issue(A, 0, 1), Issue(A, 1, 2)]
+    state, instructions = say(state, PlanRenewed(C, offer(CONSTANT)), BatchLoaded(A))
+    assert instructions == [Park(B)]
+    assert say(state, StateMoved(B))[1] == [AdoptPlan(C, offer(CONSTANT)), Issue(A, 0, 1), Issue(A, 1, 2)]
 
 
 def test_a_pending_job_takes_a_renewed_plan_at_once() -> None:
-    state, orders = say(State(5, 100), Prepared(record(0, HILL)), PlanRenewed(A, LOW))
-    assert orders == [Admit(A)]
-    assert state.records[0].memory is LOW
+    state, instructions = say(State(5, 100), Prepared(record(0, HILL)), PlanRenewed(A, offer(LOW)))
+    assert instructions == [Admit(A)]
+    assert (state.records[0].memory, state.records[0].plan) == (LOW, 1)
+
+
+def test_an_error_quotes_the_last_events() -> None:
+    state = say(State(6, 100), Prepared(record(0, HILL)), BatchLoaded(A), Wished(A, "pause"))[0]
+    with pytest.raises(ValueError, match="used again") as raised:
+        step(state, Prepared(record(0, LOW)))
+    assert raised.value.__notes__ == ["The last events: Prepared(), BatchLoaded(0), Wished(0, 'pause'), Prepared()"]
 
 
 def test_a_higher_budget_holds_at_once_and_a_lower_one_when_iterations_are_over() -> None:
     state = here(8, HILL, LOW)
     assert say(state, BudgetRequested(20))[1] == [ApplyBudget(20)]
-    state, orders = say(state, BatchLoaded(A), StateMoved(B), BudgetRequested(6))
-    assert orders == []
-    state, orders = say(state, RunEnded(A, 1.0))
-    assert orders == [Issue(A, 2, 3), ApplyBudget(6), Park(A)]  # and the second needs all of them
+    state, instructions = say(state, BatchLoaded(A), StateMoved(B), BudgetRequested(6))
+    assert instructions == []
+    state, instructions = say(state, RunEnded(A, 1.0))
+    assert instructions == [Issue(A, 2, 3), ApplyBudget(6), Park(A)]  # and the second needs all of them
     assert state.budget_bytes == 6
 
 
 def test_a_lower_budget_parks_the_jobs_it_must_and_is_refused_where_that_is_not_enough() -> None:
-    state, orders = say(here(9, CONSTANT, HILL, steps=1), StateMoved(B), BudgetRequested(2), RunEnded(A, 1.0))
-    assert orders == [Issue(A, 2, 3), Park(A)]
-    state, orders = say(state, StateMoved(A))
-    assert orders == [Release(A), ApplyBudget(2)]
-    state, orders = say(here(9, CONSTANT), BudgetRequested(2), RunEnded(A, 1.0), StateMoved(A))
-    assert orders == [Issue(A, 2, 3), Park(A), ApplyBudget(9)]
+    state, instructions = say(here(9, CONSTANT, HILL, steps=1), StateMoved(B), BudgetRequested(2), RunEnded(A, 1.0))
+    assert instructions == [Issue(A, 2, 3), Park(A)]
+    state, instructions = say(state, StateMoved(A))
+    assert instructions == [Release(A), ApplyBudget(2)]
+    state, instructions = say(here(9, CONSTANT), BudgetRequested(2), RunEnded(A, 1.0), StateMoved(A))
+    assert instructions == [Issue(A, 2, 3), Park(A), ApplyBudget(9)]
 
 
 def test_a_job_that_no_longer_fits_waits_and_makes_room_for_others() -> None:
     state = say(here(9, VALLEY, steps=9), Prepared(record(1, LOW)), BatchLoaded(A), BudgetRequested(6))[0]
-    state, orders = say(state, RunEnded(A, 1.0))
-    assert orders == [Issue(A, 4, 5), ApplyBudget(6)]
-    state, orders = say(state, BatchLoaded(B), StateMoved(A), StateMoved(B))
-    assert orders == [Park(A), Unpark(B), Issue(B, 0, 1), Issue(B, 1, 2)]
-    state, orders = say(state, RunEnded(B, 1.0), BudgetRequested(8), StateMoved(B), StateMoved(A))
-    assert orders == [Issue(B, 2, 3), ApplyBudget(8), Park(B), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 2)]
+    state, instructions = say(state, RunEnded(A, 1.0))
+    assert instructions == [Issue(A, 4, 5), ApplyBudget(6)]
+    state, instructions = say(state, BatchLoaded(B), StateMoved(A), StateMoved(B))
+    assert instructions == [Park(A), Unpark(B), Issue(B, 0, 1), Issue(B, 1, 2)]
+    state, instructions = say(state, RunEnded(B, 1.0), BudgetRequested(8), StateMoved(B), StateMoved(A))
+    assert instructions == [Issue(B, 2, 3), ApplyBudget(8), Park(B), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 2)]
 
 
 def test_a_job_that_no_longer_fits_is_parked_before_those_that_do() -> None:
@@ -243,23 +259,23 @@ def test_a_job_that_no_longer_fits_is_parked_before_those_that_do() -> None:
         RunEnded(B, 1.0),
         BudgetRequested(7),
     )[0]
-    state, orders = say(state, RunEnded(A, 1.0), BatchLoaded(B))
-    assert orders == [Issue(A, 4, 5), ApplyBudget(7), Issue(B, 0, 1), Issue(B, 1, 2)]
-    state, orders = say(state, Prepared(record(2, LOW)), BatchLoaded(C))
-    assert orders == [Admit(C), Park(A)]  # 2 + 2 + 5 bytes are too many, 2 + 5 are not; and the first needs 8
+    state, instructions = say(state, RunEnded(A, 1.0), BatchLoaded(B))
+    assert instructions == [Issue(A, 4, 5), ApplyBudget(7), Issue(B, 0, 1), Issue(B, 1, 2)]
+    state, instructions = say(state, Prepared(record(2, LOW)), BatchLoaded(C))
+    assert instructions == [Admit(C), Park(A)]  # 2 + 2 + 5 bytes are too many, 2 + 5 are not; and the first needs 8
 
 
 def test_a_host_that_is_full_keeps_a_job_pending() -> None:
-    state, orders = say(State(9, 3), Prepared(record(0, HILL, steps=1)), Prepared(record(1, HILL, steps=1)))
-    assert orders == [Admit(A)]
+    state, instructions = say(State(9, 3), Prepared(record(0, HILL, steps=1)), Prepared(record(1, HILL, steps=1)))
+    assert instructions == [Admit(A)]
     assert smallest_budgets([HILL, *(one.memory for one in state.records)]) == (6, 4)
     assert say(state, Wished(A, "stop"))[1] == [Release(A), Admit(B)]
 
 
 def test_no_job_is_admitted_before_a_pending_one_unless_that_one_waits_for_a_paused_job() -> None:
     events = (Prepared(record(0, CONSTANT)), Prepared(record(1, VALLEY)), Prepared(record(2, LOW)))
-    state, orders = say(State(10, 100), *events)
-    assert orders == [Admit(A)]  # 3 + 8 bytes are too many, and the third, which would fit, is behind
+    state, instructions = say(State(10, 100), *events)
+    assert instructions == [Admit(A)]  # 3 + 8 bytes are too many, and the third, which would fit, is behind
     assert say(state, Wished(A, "pause"))[1] == [ReportPaused(A), Admit(C)]
     assert say(state, Wished(A, "stop"))[1] == [Release(A), Admit(B), Admit(C)]
 
@@ -272,12 +288,14 @@ def test_the_pending_job_of_the_greatest_weight_is_admitted_first() -> None:
 
 def test_constants_do_not_come_while_a_launch_needs_the_room() -> None:
     tall = memory("ILI", 0, 0, 0, 7, 0, 0, 0)
-    state, orders = say(here(9, tall, steps=9), Prepared(record(1, CONSTANT)))
-    assert orders == []  # 7 bytes for the launch in flight, which will hold nothing when it is over; and 3 to stay
+    state, instructions = say(here(9, tall, steps=9), Prepared(record(1, CONSTANT)))
+    assert instructions == []  # 7 bytes for the launch in flight, which will hold nothing when it is over; and 3 to stay
     assert Admit(B) not in say(state, BatchLoaded(A))[1]
     small = memory("ILI", 0, 0, 0, 6, 0, 0, 0)
-    state, orders = say(here(9, small, memory("ILI", 2, 2, 2, 2, 2, 2, 2), steps=9), StateMoved(B), Prepared(record(2, CONSTANT)))
-    assert orders == []
+    state, instructions = say(
+        here(9, small, memory("ILI", 2, 2, 2, 2, 2, 2, 2), steps=9), StateMoved(B), Prepared(record(2, CONSTANT))
+    )
+    assert instructions == []
     assert say(state, RunEnded(A, 1.0))[1][:2] == [Admit(C), Issue(A, 2, 3)]
 
 
@@ -285,10 +303,10 @@ def test_jobs_between_iterations_make_room_for_a_new_jobs_constants() -> None:
     half = memory("ILI", 4, 4, 4, 5, 4, 4, 4)
     state = say(here(9, half, half), StateMoved(B), RunEnded(A, 1.0), RunEnded(B, 1.0))[0]
     assert state.held_bytes == 8
-    state, orders = say(state, Prepared(record(2, memory("ILI", 3, 3, 3, 4, 3, 3, 3, parked=3))))
-    assert orders == [Park(B)]
-    state, orders = say(state, BatchLoaded(A))
-    assert orders == []  # nothing begins before
+    state, instructions = say(state, Prepared(record(2, memory("ILI", 3, 3, 3, 4, 3, 3, 3, parked=3))))
+    assert instructions == [Park(B)]
+    state, instructions = say(state, BatchLoaded(A))
+    assert instructions == []  # nothing begins before
     assert say(state, StateMoved(B))[1] == [Admit(C), Issue(A, 0, 1), Issue(A, 1, 2)]
 
 
@@ -332,25 +350,25 @@ FLAT = memory("ILLIWLLILI", 1, 2, 2, 4, 3, 5, 4, 4, 4, 4, 2, 6, 4, 5, 3, 5, 5, 6
 
 
 def test_the_run_of_a_job_that_is_alone_goes_on_through_waits_if_it_has_launches() -> None:
-    state, orders = say(State(9, 100), Prepared(record(0, FLAT, steps=1)), BatchLoaded(A), StateMoved(A))
-    assert orders == [Admit(A), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 9)]
+    state, instructions = say(State(9, 100), Prepared(record(0, FLAT, steps=1)), BatchLoaded(A), StateMoved(A))
+    assert instructions == [Admit(A), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 9)]
     assert state.in_flight == ((A, 2),) and state.held_bytes == 6
     assert say(state, RunEnded(A, 5.0))[1] == [Issue(A, 9, 10), Park(A)]
     copying = memory("IIWIWI", 1, 1, 1, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1)
-    orders = say(State(9, 100), Prepared(record(0, copying, steps=1)), BatchLoaded(A), StateMoved(A))[1]
-    assert orders[-2:] == [Issue(A, 1, 2), Issue(A, 2, 3)]
+    instructions = say(State(9, 100), Prepared(record(0, copying, steps=1)), BatchLoaded(A), StateMoved(A))[1]
+    assert instructions[-2:] == [Issue(A, 1, 2), Issue(A, 2, 3)]
 
 
 def test_a_run_ends_before_a_wait_and_before_the_last_move() -> None:
     state = say(State(9, 100), Prepared(record(1, LOW)), StateMoved(B))[0]
-    state, orders = say(state, Prepared(record(0, FLAT, steps=1)), BatchLoaded(A), StateMoved(A))
-    assert orders == [Admit(A), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 4)]
+    state, instructions = say(state, Prepared(record(0, FLAT, steps=1)), BatchLoaded(A), StateMoved(A))
+    assert instructions == [Admit(A), Unpark(A), Issue(A, 0, 1), Issue(A, 1, 4)]
     assert state.in_flight == ((A, 1),)  # 5 bytes at most, and 4 after it
     assert state.held_bytes == 5
-    state, orders = say(state, RunEnded(A, 2.0))
-    assert orders == [Issue(A, 4, 5)]  # the wait
-    state, orders = say(state, WaitEnded(A))
-    assert orders == [Issue(A, 5, 9)]
+    state, instructions = say(state, RunEnded(A, 2.0))
+    assert instructions == [Issue(A, 4, 5)]  # the wait
+    state, instructions = say(state, WaitEnded(A))
+    assert instructions == [Issue(A, 5, 9)]
     assert state.held_bytes == 6
     assert say(state, RunEnded(A, 3.0))[1] == [Issue(A, 9, 10), Park(A)]
 
@@ -360,12 +378,12 @@ def test_a_run_ends_before_the_first_move_for_which_there_is_no_memory() -> None
     other = memory("LWL", 0, 4, 3, 3, 3, 3, 0)
     state = say(State(8, 100), Prepared(record(0, other)), BatchLoaded(A), StateMoved(A), RunEnded(A, 1.0))[0]
     assert state.held_bytes == 3  # the first waits for a copy
-    state, orders = say(state, Prepared(record(1, rising)), BatchLoaded(B), StateMoved(B))
-    assert orders == [Admit(B), Unpark(B), Issue(B, 0, 1), Issue(B, 1, 3)]  # 3 + 8 bytes are too many, 3 + 3 are not
-    state, orders = say(state, RunEnded(B, 1.0))
-    assert orders == []
-    state, orders = say(state, WaitEnded(A))
-    assert orders == [Issue(A, 2, 3)]
+    state, instructions = say(state, Prepared(record(1, rising)), BatchLoaded(B), StateMoved(B))
+    assert instructions == [Admit(B), Unpark(B), Issue(B, 0, 1), Issue(B, 1, 3)]  # 3 + 8 bytes are too many, 3 + 3 are not
+    state, instructions = say(state, RunEnded(B, 1.0))
+    assert instructions == []
+    state, instructions = say(state, WaitEnded(A))
+    assert instructions == [Issue(A, 2, 3)]
     assert say(state, RunEnded(A, 1.0))[1][0] == Issue(B, 3, 4)
 
 
@@ -374,14 +392,14 @@ def test_a_run_ends_where_the_state_after_it_is_safe() -> None:
     climbing = memory("ILLLWLI", 1, 1, 1, 2, 1, 2, 2, 4, 4, 4, 4, 9, 1, 1, 1)
     waiting = memory("LWLI", 0, 3, 3, 3, 3, 7, 0, 0, 0)
     state = say(State(9, 100), Prepared(record(0, waiting)), BatchLoaded(A), StateMoved(A), RunEnded(A, 1.0))[0]
-    state, orders = say(state, Prepared(record(1, climbing)), BatchLoaded(B), StateMoved(B))
-    assert orders == [Admit(B), Unpark(B), Issue(B, 0, 1), Issue(B, 1, 2)]
-    state, orders = say(state, RunEnded(B, 1.0))
-    assert orders == [Issue(B, 2, 3)]  # 2 + 7 bytes are enough
-    state, orders = say(state, RunEnded(B, 1.0))
-    assert orders == []
-    state, orders = say(state, WaitEnded(A))
-    assert orders == [Issue(A, 2, 3)]
+    state, instructions = say(state, Prepared(record(1, climbing)), BatchLoaded(B), StateMoved(B))
+    assert instructions == [Admit(B), Unpark(B), Issue(B, 0, 1), Issue(B, 1, 2)]
+    state, instructions = say(state, RunEnded(B, 1.0))
+    assert instructions == [Issue(B, 2, 3)]  # 2 + 7 bytes are enough
+    state, instructions = say(state, RunEnded(B, 1.0))
+    assert instructions == []
+    state, instructions = say(state, WaitEnded(A))
+    assert instructions == [Issue(A, 2, 3)]
 
 
 @pytest.mark.parametrize(("budget", "end"), [(12, 5), (11, 4), (10, 3)])
@@ -397,11 +415,11 @@ def test_beside_a_run_in_flight_a_run_has_no_launch_and_fits_beside_all_that_run
 
 
 def test_runs_in_flight_are_as_many_as_the_depth_and_each_counts_what_its_launches_need() -> None:
-    state, orders = say(
+    state, instructions = say(
         State(20, 100, depth=2), Prepared(record(0, FLAT)), Prepared(record(1, FLAT)), BatchLoaded(A), BatchLoaded(B),
         StateMoved(A), StateMoved(B),
     )  # fmt: skip
-    runs = [order for order in orders if isinstance(order, Issue)]
+    runs = [instruction for instruction in instructions if isinstance(instruction, Issue)]
     assert runs == [Issue(A, 0, 1), Issue(A, 1, 4), Issue(A, 4, 5), Issue(B, 0, 1), Issue(B, 1, 4), Issue(B, 4, 5)]
     assert state.in_flight == ((A, 1), (B, 1))
     assert state.held_bytes == 4 + 4 + 1

@@ -2,22 +2,24 @@
 
     World ::= Body* runs late scripts         hashable: two worlds in which the same can happen are equal
 
-`World.happens` gives the events that are possible now, and `World.obey` executes an order of the controller. From the executed
-orders alone, the world keeps its own account of where every state is and how many bytes are on the device. It raises `Broken` if
-the controller gives an order that it must never give:
+`World.happens` gives the events that are possible now, and `World.obey` executes an instruction of the controller. From the
+executed instructions alone, the world keeps its own account of where every state is and how many bytes are on the device. It
+raises `Broken` if the controller gives an instruction that it must never give:
 
     - a run out of order, or longer than a run may be, or while the job's state is not on the device or is being copied
     - more runs with launches at once than allowed
-    - an order after which more bytes are on the device or the host than the budgets allow, even for a moment: at every move of a
-      run, and at every moment until its end is reported, whatever other jobs do meanwhile
+    - an instruction after which more bytes are on the device or the host than the budgets allow, even for a moment: at every
+      move of a run, and at every moment until its end is reported, whatever other jobs do meanwhile
     - parking a job in the middle of an iteration
     - a new plan for a job whose state is on the device
-    - any order for a job after its `Release`
+    - any instruction for a job after its `Release`
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
+from tensile_jax.exec.actor.plans import PlanId, PlanSummary
 from tensile_jax.exec.controller.messages import (
     Admit,
     AdoptPlan,
@@ -26,9 +28,9 @@ from tensile_jax.exec.controller.messages import (
     BudgetRequested,
     DeclinePlan,
     Event,
+    Instruction,
     Issue,
     JobLost,
-    Order,
     Park,
     PlanRenewed,
     Prepared,
@@ -61,7 +63,10 @@ def memory(
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One job. `here` says whether its state is on the device, `moving` whether the state is being copied in either direction."""
+    """One job. `here` says whether its state is on the device, `moving` whether the state is being copied in either direction.
+
+    `saving` says whether it is paused for a checkpoint, and will be told to run again.
+    """
 
     job: JobId
     memory: MemoryProfile
@@ -74,8 +79,11 @@ class Body:
     waiting: bool = False
     position: int = 0
     loaded: int = 0
-    renewal: MemoryProfile | None = None
+    renewal: PlanSummary | None = None
     pause_reported: bool = False
+    checkpoint_every: int = 0
+    checkpoint_at: int = -1
+    saving: bool = False
 
     @property
     def device_bytes(self) -> int:
@@ -90,7 +98,12 @@ class Body:
     def wants(self) -> bool:
         """Whether the job is ready to begin an iteration."""
         ready = self.position == 0 and self.loaded > 0 and self.steps > 0
-        return ready and self.wish == "run" and self.renewal is None
+        return ready and self.wish == "run" and self.renewal is None and not self.checkpoint_due
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the job must pause for a checkpoint before it does another step."""
+        return self.steps == self.checkpoint_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +175,8 @@ class World:
         for body in self.bodies:
             if body.loads:
                 yield BatchLoaded(body.job), self.with_body(replace(body, loads=body.loads - 1, loaded=body.loaded + 1))
+            if body.saving:
+                yield Wished(body.job, "run"), self.receive(Wished(body.job, "run"))
         for event in dict.fromkeys(self.late):
             late = list(self.late)
             late.remove(event)
@@ -175,7 +190,11 @@ class World:
         """The world after an event that the user or a job has caused."""
         if isinstance(event, Prepared):
             record = event.record
-            return replace(self, bodies=(*self.bodies, Body(record.job, record.memory, record.steps_left, record.steps_left)))
+            body = Body(
+                record.job, record.memory, record.steps_left, record.steps_left,
+                checkpoint_every=record.checkpoint_every, checkpoint_at=record.checkpoint_at,
+            )  # fmt: skip
+            return replace(self, bodies=(*self.bodies, body))
         if isinstance(event, BudgetRequested):
             return replace(self, asked=event.nbytes)
         body = self.body(event.job)
@@ -190,11 +209,11 @@ class World:
             return self
         if isinstance(event, Wished):
             wish = "stop" if body.wish == "stop" else event.wish
-            return self.with_body(replace(body, wish=wish, pause_reported=False))
+            return self.with_body(replace(body, wish=wish, pause_reported=False, saving=False))
         if isinstance(event, PlanRenewed):
-            if not body.admitted:  # no order answers
-                return self.with_body(replace(body, memory=event.memory))
-            return self.with_body(replace(body, renewal=event.memory))
+            if not body.admitted:  # no instruction answers
+                return self.with_body(replace(body, memory=event.plan.memory))
+            return self.with_body(replace(body, renewal=event.plan))
         raise AssertionError(f"a world of these tests is never told {event}")
 
     def gone(self, body: Body, how: str) -> "World":
@@ -204,19 +223,23 @@ class World:
 
     # -- what is carried out ----------------------------------------------------------------------------------------------------
 
-    def obey(self, order: Order) -> "World":
-        """The world after the order is executed, or, if that takes time, after its execution has begun."""
-        if isinstance(order, ApplyBudget):
-            after = self._apply(order.nbytes)
+    def obey(self, instruction: Instruction) -> "World":
+        """The world after the instruction is executed, or, if that takes time, after its execution has begun."""
+        if isinstance(instruction, ApplyBudget):
+            after = self._apply(instruction.nbytes)
         else:
-            body = self.body(order.job)
+            body = self.body(instruction.job)
             if body is None:
-                raise Broken(f"{order}, but the job is gone")
-            after = self._do(body, order.begin, order.end) if isinstance(order, Issue) else self._say(body, order)
+                raise Broken(f"{instruction}, but the job is gone")
+            after = (
+                self._do(body, instruction.begin, instruction.end)
+                if isinstance(instruction, Issue)
+                else self._say(body, instruction)
+            )
         if after.device_bytes > after.budget:
-            raise Broken(f"{order} brings {after.device_bytes} bytes on the device, of {after.budget}")
+            raise Broken(f"{instruction} brings {after.device_bytes} bytes on the device, of {after.budget}")
         if after.host_bytes > after.host_budget:
-            raise Broken(f"{order} brings {after.host_bytes} bytes on the host, of {after.host_budget}")
+            raise Broken(f"{instruction} brings {after.host_bytes} bytes on the host, of {after.host_budget}")
         return after
 
     def _apply(self, nbytes: int) -> "World":
@@ -269,29 +292,38 @@ class World:
         if max(needed) > self.budget:
             raise Broken(f"move {move} brings {max(needed)} bytes on the device, of {self.budget}")
 
-    def _say(self, body: Body, order: Order) -> "World":
+    def _say(self, body: Body, instruction: Instruction) -> "World":
         away = not body.here and not body.moving
         between = body.position == 0 and not body.waiting and not body.moving
         own = self.depth == 1 and any(one[0] == body.job for one in self.runs)
-        match order:
+        match instruction:
             case Admit() if not body.admitted and body.wish == "run":
                 return self.with_body(replace(body, admitted=True))
             case Park() if body.here and between and not own:
                 return self.with_body(replace(body, here=False, moving=True))
             case Unpark() if body.admitted and away and body.wants:
                 return self.with_body(replace(body, here=True, moving=True))
-            case AdoptPlan() if body.admitted and away and body.renewal is not None:
-                return self.with_body(replace(body, memory=body.renewal, renewal=None))
-            case DeclinePlan() if body.admitted and away and body.renewal is not None:
+            case AdoptPlan(_, plan) if body.admitted and away and body.renewal == plan:
+                return self.with_body(replace(body, memory=plan.memory, renewal=None))
+            case DeclinePlan(_, plan) if body.admitted and away and body.renewal == plan:
                 return self.with_body(replace(body, renewal=None))
+            case ReportPaused() if away and body.checkpoint_due and body.wish != "stop":
+                at, saving = body.checkpoint_at - body.checkpoint_every, body.wish == "run"
+                return self.with_body(replace(body, wish="pause", pause_reported=True, checkpoint_at=at, saving=saving))
             case ReportPaused() if away and body.wish == "pause" and not body.pause_reported:
                 return self.with_body(replace(body, pause_reported=True))
             case Release() if away and (body.wish == "stop" or body.steps == 0):
                 return self.gone(body, "stopped" if body.steps else "finished")
             case _:
-                raise Broken(f"{order} for {body}")
+                raise Broken(f"{instruction} for {body}")
 
 
-def record(job: int, memory: MemoryProfile, *, steps: int = 2, weight: float = 1.0) -> JobRecord:
+def offer(memory: MemoryProfile, id: int = 1) -> PlanSummary:
+    """A plan that a job is offered. Nothing of it but its memory profile matters here."""
+    return PlanSummary(PlanId(id), cast(Any, None), memory)
+
+
+def record(job: int, memory: MemoryProfile, *, steps: int = 2, weight: float = 1.0, checkpoint_every: int = 0) -> JobRecord:
     """The record of a job that has just been prepared."""
-    return JobRecord(JobId(job), memory, weight, steps)
+    at = steps - checkpoint_every if checkpoint_every else -1
+    return JobRecord(JobId(job), memory, weight, steps, checkpoint_every=checkpoint_every, checkpoint_at=at)

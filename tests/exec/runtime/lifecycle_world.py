@@ -2,25 +2,26 @@
 
     World ::= what each of them has done and may do next      hashable: two worlds in which the same can happen are equal
 
-`World.happens` gives the news that is possible now, and `World.perform` performs an effect. A job's state is represented by the
-number of its steps. `World.perform` raises `Broken` at an effect that is not allowed now. `explore` visits every (lifecycle,
-world) that can be reached, and `check` asserts the invariants in each.
+`World.happens` gives the events that are possible now, and `World.perform` performs an instruction. A job's state is represented
+by the number of its steps. `World.perform` raises `Broken` at an instruction that is not allowed now. `explore` visits every
+(lifecycle, world) that can be reached, and `check` asserts the invariants in each.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, UserCodeFailed
+from tensile_jax.exec.actor.feed_events import BatchesEnded, BatchReady, CallbacksMade, UserCodeFailed
 from tensile_jax.exec.actor.missing import NO_STATE
+from tensile_jax.exec.actor.plans import PlanId, PlanSummary
 from tensile_jax.exec.controller.messages import BatchLoaded, Wished
 from tensile_jax.exec.controller.state import JobId, Wish
 from tensile_jax.exec.runtime import messages
 from tensile_jax.exec.runtime.lifecycle import Lifecycle, SaveEnd, step
-from tensile_jax.exec.runtime.messages import Effect, News
+from tensile_jax.exec.runtime.messages import Event, Instruction
 from tensile_jax.plan.multi_job.memory_profile import INSTANT, MemoryProfile
 
-DEMAND = MemoryProfile((INSTANT,), (1,), (1, 1), 0, 1, 1)
+PLAN = PlanSummary(PlanId(0), cast(Any, None), MemoryProfile((INSTANT,), (1,), (1, 1), 0, 1, 1))
 BATCHES_FAIL, PREPARE_FAILS, LAUNCH_FAILS, PROCESS_DIES, SAVE_FAILS, FETCH_FAILS = (
     RuntimeError(name) for name in ("batches", "prepare", "launch", "process", "save", "fetch")
 )
@@ -42,7 +43,7 @@ class World:
         joined, admitted: whether the controller knows the job, and whether it has admitted the job.
         wish, loaded: the wish and the number of batches that the controller was told.
         steps: iterations that the controller has run.
-        posts: the news that the metrics thread will post, in order.
+        posts: the events that the metrics thread will post, in order.
         saved: the numbers of steps after which a checkpoint was made, or its making failed.
         kept: the numbers of steps after which the job's state was passed on to be saved.
         closed, released: how often the job was closed, and how often its folder was released.
@@ -82,13 +83,13 @@ class World:
 
     # -- what can happen --------------------------------------------------------------------------------------------------------
 
-    def happens(self, life: Lifecycle) -> Iterator[tuple[News, "World"]]:
-        """Every news that is possible now, with the world after it."""
+    def happens(self, life: Lifecycle) -> Iterator[tuple[Event, "World"]]:
+        """Every event that is possible now, with the world after it."""
         if self.wishes and not life.has_ended:
             yield messages.UserWished(self.wishes[0]), replace(self, wishes=self.wishes[1:])
         yield from self._user_code()
         if self.preparing:
-            yield messages.Planned(DEMAND, "", {}), replace(self, preparing=False)
+            yield messages.Planned(PLAN, "", {}), replace(self, preparing=False)
             if "prepare" in self.troubles:
                 yield messages.PreparationFailed(PREPARE_FAILS), replace(self.without("prepare"), preparing=False)
         if "process" in self.troubles and not self.closed:
@@ -100,7 +101,7 @@ class World:
         if self.saving:
             yield from self._saver(life)
 
-    def _user_code(self) -> Iterator[tuple[News, "World"]]:
+    def _user_code(self) -> Iterator[tuple[Event, "World"]]:
         if self.stopped:
             if not self.called_back:
                 yield CallbacksMade(), replace(self, called_back=True)
@@ -112,7 +113,7 @@ class World:
         if "batches" in self.troubles:
             yield UserCodeFailed(BATCHES_FAIL, "batches"), replace(self.without("batches"), batches=self.drawn, ends=False)
 
-    def _controller(self, life: Lifecycle) -> Iterator[tuple[News, "World"]]:
+    def _controller(self, life: Lifecycle) -> Iterator[tuple[Event, "World"]]:
         if self.explains and not self.admitted:
             yield messages.Pending("", {}), replace(self, explains=False)
         if self.wish == "run" and not self.admitted:
@@ -132,18 +133,18 @@ class World:
         elif self.wish == "pause" and not self.pause_reported:
             after = replace(self, pause_reported=True, kept=(*self.kept, self.steps))
             yield messages.Parked(), replace(after, posts=(*self.posts, messages.Paused(self.steps, self.steps)))
-        elif self.wish == "run" and "checkpoint" in self.troubles:  # the dispatcher has it paused for one
+        elif self.wish == "run" and "checkpoint" in self.troubles:  # the controller has it paused for one
             after = replace(self.without("checkpoint"), wish="pause", pause_reported=True, kept=(*self.kept, self.steps))
             yield messages.Parked(), replace(after, posts=(*self.posts, messages.Paused(self.steps, self.steps)))
         for trouble, kept in (("launch", None), ("batch", self.steps)):  # with its state, and between two iterations
             if trouble in self.troubles:
                 yield messages.Parked(), self.without(trouble)._last(messages.Lost(LAUNCH_FAILS, kept, self.steps))
 
-    def _last(self, news: messages.Released | messages.Lost) -> "World":
-        kept = self.kept if news.kept is None else (*self.kept, news.kept)
-        return replace(self, gone=True, posts=(*self.posts, news), kept=kept, lost=self.lost or news.kept is None)
+    def _last(self, event: messages.Released | messages.Lost) -> "World":
+        kept = self.kept if event.kept is None else (*self.kept, event.kept)
+        return replace(self, gone=True, posts=(*self.posts, event), kept=kept, lost=self.lost or event.kept is None)
 
-    def _saver(self, life: Lifecycle) -> Iterator[tuple[News, "World"]]:
+    def _saver(self, life: Lifecycle) -> Iterator[tuple[Event, "World"]]:
         if not life.saves:
             raise Broken("the saver was started, and there is nothing to save")
         one = life.saves[0]
@@ -164,9 +165,9 @@ class World:
 
     # -- what is carried out ----------------------------------------------------------------------------------------------------
 
-    def perform(self, effect: Effect) -> "World":
-        """The world after the effect is performed, or, if that takes time, after its execution has begun."""
-        match effect:
+    def perform(self, instruction: Instruction) -> "World":
+        """The world after the instruction is performed, or, if that takes time, after its execution has begun."""
+        match instruction:
             case messages.StartPreparing() if not self.preparing and not self.joined:
                 return replace(self, preparing=True)
             case messages.JoinController(record) if not self.joined:
@@ -194,22 +195,22 @@ class World:
             case messages.Report() | messages.ShareState():
                 return self
             case _:
-                raise Broken(f"{effect} must not be now: {self}")
+                raise Broken(f"{instruction} must not be now: {self}")
 
 
 Node = tuple[Lifecycle, World]
 
 
-def react(life: Lifecycle, world: World, news: News) -> Node:
-    """Lifecycle and world after the lifecycle's step for `news`, which has happened in the world."""
-    after, effects = step(life, news)
-    for effect in effects:
-        late = isinstance(effect, messages.ReleaseFolder) or (
-            isinstance(effect, messages.Report) and effect.kind in ("checkpointed", "checkpoint_failed")
+def react(life: Lifecycle, world: World, event: Event) -> Node:
+    """Lifecycle and world after the lifecycle's step for `event`, which has happened in the world."""
+    after, instructions = step(life, event)
+    for instruction in instructions:
+        late = isinstance(instruction, messages.ReleaseFolder) or (
+            isinstance(instruction, messages.Report) and instruction.kind in ("checkpointed", "checkpoint_failed")
         )
         if life.has_ended and not late:
-            raise Broken(f"{effect} after the end")
-        world = world.perform(effect)
+            raise Broken(f"{instruction} after the end")
+        world = world.perform(instruction)
     check(after, world)
     return after, world
 
@@ -244,9 +245,9 @@ def check_end(life: Lifecycle, world: World) -> None:
 
 
 def explore(world: World, steps: int, *, makes_checkpoints: bool, most: int = 400_000) -> frozenset[str]:
-    """The ends of a job in every node that can be reached, each node checked; raises `Broken` with the news that led there."""
+    """The ends of a job in every node that can be reached, each node checked; raises `Broken` with the events that led there."""
     begun = react(Lifecycle(JobId(0), "job", steps, makes_checkpoints=makes_checkpoints), world, messages.Submitted(""))
-    came: dict[Node, tuple[Node, News] | None] = {begun: None}
+    came: dict[Node, tuple[Node, Event] | None] = {begun: None}
     todo, ends = [begun], set[str]()
     for node in todo:  # grows
         life, here = node
@@ -254,17 +255,17 @@ def explore(world: World, steps: int, *, makes_checkpoints: bool, most: int = 40
         if not possible:
             _with_story(came, node, lambda life=life, here=here: check_end(life, here))
             ends.add(life.state)
-        for news, heard in possible:
-            after = _with_story(came, node, lambda life=life, heard=heard, news=news: react(life, heard, news), news)
+        for event, heard in possible:
+            after = _with_story(came, node, lambda life=life, heard=heard, event=event: react(life, heard, event), event)
             if after not in came:
-                came[after] = (node, news)
+                came[after] = (node, event)
                 todo.append(after)
         if len(todo) > most:
             raise Broken(f"more than {most} nodes")
     return frozenset(ends)
 
 
-def _with_story(came: dict[Node, tuple[Node, News] | None], node: Node, what: Any, *more: News) -> Any:
+def _with_story(came: dict[Node, tuple[Node, Event] | None], node: Node, what: Any, *more: Event) -> Any:
     try:
         return what()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""News in, effects out: small cases worked by hand, and all that can happen to a small job.
+"""Events in, instructions out: small cases worked by hand, and all that can happen to a small job.
 
 What is checked in every state is in `lifecycle_world.check` and `World.perform`, and at every end in `check_end`.
 """
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tensile_jax.exec.actor.feed_news import BatchesEnded, BatchReady, CallbacksMade, UserCodeFailed
+from tensile_jax.exec.actor.feed_events import BatchesEnded, BatchReady, CallbacksMade, UserCodeFailed
 from tensile_jax.exec.controller.messages import BatchLoaded, Wished
 from tensile_jax.exec.controller.state import JobId, JobRecord, Wish
 from tensile_jax.exec.runtime.lifecycle import Lifecycle, SaveEnd, step
@@ -17,10 +17,10 @@ from tensile_jax.exec.runtime.messages import (
     CheckpointMade,
     Close,
     Deliver,
-    Effect,
+    Event,
+    Instruction,
     JoinController,
     Lost,
-    News,
     Paused,
     Planned,
     PreparationFailed,
@@ -38,103 +38,103 @@ from tensile_jax.exec.runtime.messages import (
     UserWished,
 )
 from tests.exec.runtime import lifecycle_world as exploring
-from tests.exec.runtime.lifecycle_world import DEMAND, Broken, World, explore
+from tests.exec.runtime.lifecycle_world import PLAN, Broken, World, explore
 
 A = JobId(0)
 NEW = Lifecycle(A, "job", 2, makes_checkpoints=True)
 ERROR = OSError("the disk is gone")
 
 
-def say(life: Lifecycle, *news: News) -> tuple[Lifecycle, list[Effect]]:
-    """The effects of these pieces of news, all in one list."""
-    effects: list[Effect] = []
-    for one in news:
+def say(life: Lifecycle, *events: Event) -> tuple[Lifecycle, list[Instruction]]:
+    """The instructions that answer these events, all in one list."""
+    instructions: list[Instruction] = []
+    for one in events:
         life, more = step(life, one)
-        effects += more
-    return life, effects
+        instructions += more
+    return life, instructions
 
 
 def running(life: Lifecycle = NEW) -> Lifecycle:
     """The job, admitted, with both of its batches drawn."""
-    return say(life, Submitted(""), BatchReady(0), Planned(DEMAND, "", {}), BatchReady(1), Admitted())[0]
+    return say(life, Submitted(""), BatchReady(0), Planned(PLAN, "", {}), BatchReady(1), Admitted())[0]
 
 
 def test_a_job_is_prepared_joins_the_controller_and_is_admitted() -> None:
-    life, effects = say(NEW, Submitted("resumed at step 0"), BatchReady(0), BatchReady(1), Planned(DEMAND, "one segment", {}))
-    record = JobRecord(A, DEMAND, 1.0, 2, batches=2)
-    assert effects == [
+    life, instructions = say(NEW, Submitted("resumed at step 0"), BatchReady(0), BatchReady(1), Planned(PLAN, "one segment", {}))
+    record = JobRecord(A, PLAN.memory, 1.0, 2, batches=2)
+    assert instructions == [
         Report("submitted", 0, "resumed at step 0"), StartPreparing(), Report("planned", 0, "one segment", {}),
         JoinController(record),
     ]  # fmt: skip
-    life, effects = say(life, Admitted(), BatchReady(2))
-    assert effects == [Report("started", 0), ShareState(), TellController(BatchLoaded(A))]
+    life, instructions = say(life, Admitted(), BatchReady(2))
+    assert instructions == [Report("started", 0), ShareState(), TellController(BatchLoaded(A))]
     assert life.state == "running"
 
 
 def test_a_job_has_finished_once_its_state_is_saved_and_its_last_callback_has_returned() -> None:
-    life, effects = say(running(), Stepped("m1", {"loss": 1.0}), Stepped("m2", {}), Released("state", 2))
-    assert effects == [
+    life, instructions = say(running(), Stepped("m1", {"loss": 1.0}), Stepped("m2", {}), Released("state", 2))
+    assert instructions == [
         Report("step", 1, "", {"loss": 1.0}), Deliver(1, "m1"), Report("step", 2, "", {}), Deliver(2, "m2"), StartSaving(),
     ]  # fmt: skip
     assert life.saves == (SaveEnd("finished", "state", 2),)
-    life, effects = say(life, CheckpointMade(2, "step 2", None), StateFetched("state", None))
-    assert effects == [Report("checkpointed", 2, "step 2"), StopFeed()]
+    life, instructions = say(life, CheckpointMade(2, "step 2", None), StateFetched("state", None))
+    assert instructions == [Report("checkpointed", 2, "step 2"), StopFeed()]
     assert life.state == "running"
-    life, effects = say(life, CallbacksMade())
-    assert effects == [Close(), ReleaseFolder(), Report("finished", 2), ShareState()]
+    life, instructions = say(life, CallbacksMade())
+    assert instructions == [Close(), ReleaseFolder(), Report("finished", 2), ShareState()]
     assert (life.state, life.result, life.error) == ("finished", "state", None)
 
 
 def test_a_job_that_is_cancelled_before_it_runs_gives_back_the_state_that_it_was_given() -> None:
-    life, effects = say(NEW, Submitted(""), BatchReady(0), UserWished("stop"), Planned(DEMAND, "", {}), UserWished("run"))
-    assert effects == [Report("submitted", 0), StartPreparing(), StartSaving()]
+    life, instructions = say(NEW, Submitted(""), BatchReady(0), UserWished("stop"), Planned(PLAN, "", {}), UserWished("run"))
+    assert instructions == [Report("submitted", 0), StartPreparing(), StartSaving()]
     assert life.saves == (SaveEnd("cancelled"),)
-    life, effects = say(life, StateFetched("given", None))
-    assert effects == [Close(), ReleaseFolder(), Report("cancelled", 0), ShareState()]
+    life, instructions = say(life, StateFetched("given", None))
+    assert instructions == [Close(), ReleaseFolder(), Report("cancelled", 0), ShareState()]
     assert (life.state, life.result) == ("cancelled", "given")
 
 
 def test_a_checkpoint_while_the_job_runs_is_written_while_it_goes_on_and_the_next_one_waits_for_it() -> None:
-    life, effects = say(running(), Paused("one", 1))
-    assert effects == [StartSaving(), TellController(Wished(A, "run"))]
-    life, effects = say(life, Paused("two", 2))
-    assert effects == []  # one at a time, and the job waits meanwhile
-    life, effects = say(life, CheckpointMade(1, "step 1", None))
-    assert effects == [Report("checkpointed", 1, "step 1")]
-    life, effects = say(life, CheckpointMade(2, "no space", ERROR))
-    assert effects == [Report("checkpoint_failed", 2, "no space"), TellController(Wished(A, "run"))]
+    life, instructions = say(running(), Paused("one", 1))
+    assert instructions == [StartSaving(), TellController(Wished(A, "run"))]
+    life, instructions = say(life, Paused("two", 2))
+    assert instructions == []  # one at a time, and the job waits meanwhile
+    life, instructions = say(life, CheckpointMade(1, "step 1", None))
+    assert instructions == [Report("checkpointed", 1, "step 1")]
+    life, instructions = say(life, CheckpointMade(2, "no space", ERROR))
+    assert instructions == [Report("checkpoint_failed", 2, "no space"), TellController(Wished(A, "run"))]
     assert life == running()
 
 
 def test_a_pause_and_a_resume_are_told_and_a_stop_is_final() -> None:
-    life, effects = say(running(), UserWished("pause"), Paused("state", 0))
-    assert effects == [TellController(Wished(A, "pause")), StartSaving(), Report("paused", 0), ShareState()]
+    life, instructions = say(running(), UserWished("pause"), Paused("state", 0))
+    assert instructions == [TellController(Wished(A, "pause")), StartSaving(), Report("paused", 0), ShareState()]
     assert life.state == "paused"
-    life, effects = say(life, UserWished("run"))
-    assert effects[:3] == [TellController(Wished(A, "run")), Report("resumed", 0), ShareState()]
+    life, instructions = say(life, UserWished("run"))
+    assert instructions[:3] == [TellController(Wished(A, "run")), Report("resumed", 0), ShareState()]
     assert life.state == "running"
     assert say(life, UserWished("stop"), UserWished("run"))[1] == [TellController(Wished(A, "stop"))]
 
 
 def test_batches_that_end_early_stop_the_job_after_the_last_of_them() -> None:
-    life, effects = say(running(replace(NEW, steps=5)), BatchesEnded(2), Stepped(None, {}), Stepped(None, {}))
+    life, instructions = say(running(replace(NEW, steps=5)), BatchesEnded(2), Stepped(None, {}), Stepped(None, {}))
     assert life.note == "its batches ended: 2 of 5 steps"
-    assert effects[-2:] == [TellController(Wished(A, "stop")), Deliver(2, None)]
+    assert instructions[-2:] == [TellController(Wished(A, "stop")), Deliver(2, None)]
     life = say(life, Released("state", 2), StateFetched("state", None), CallbacksMade())[0]
     assert (life.state, life.note) == ("finished", "its batches ended: 2 of 5 steps")
 
 
 def test_user_code_that_raises_fails_the_job_with_the_state_it_had_reached() -> None:
-    life, effects = say(running(), Stepped(None, {}), UserCodeFailed(ERROR, "callback"))
-    assert effects[-1] == TellController(Wished(A, "stop"))
+    life, instructions = say(running(), Stepped(None, {}), UserCodeFailed(ERROR, "callback"))
+    assert instructions[-1] == TellController(Wished(A, "stop"))
     life = say(life, Released("state", 1), StateFetched("state", None))[0]
     assert (life.state, life.result, life.error) == ("failed", "state", ERROR)
     assert life.note == "its callback raised OSError: the disk is gone"
 
 
 def test_a_job_that_was_lost_in_the_middle_of_a_step_ends_at_once_and_its_checkpoint_is_still_made() -> None:
-    life, effects = say(running(), Paused("one", 1), Lost(ERROR, None, 1))
-    assert effects[2:] == [Close(), Report("failed", 0, "OSError: the disk is gone"), ShareState()]
+    life, instructions = say(running(), Paused("one", 1), Lost(ERROR, None, 1))
+    assert instructions[2:] == [Close(), Report("failed", 0, "OSError: the disk is gone"), ShareState()]
     assert say(life, UserWished("pause"), Stepped(None, {}), PreparationFailed(ERROR))[1] == []
     assert say(life, CheckpointMade(1, "step 1", None))[1] == [Report("checkpointed", 1, "step 1"), ReleaseFolder()]
 
@@ -175,8 +175,8 @@ def test_batches_that_end_early_leave_nothing_undone_whatever_comes_when(batches
 
 
 def test_the_check_finds_a_state_that_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(life: Lifecycle, news: News) -> tuple[Lifecycle, list[Effect]]:
-        return (life, []) if isinstance(news, Paused) else step(life, news)
+    def forgetful(life: Lifecycle, event: Event) -> tuple[Lifecycle, list[Instruction]]:
+        return (life, []) if isinstance(event, Paused) else step(life, event)
 
     monkeypatch.setattr(exploring, "step", forgetful)
     with pytest.raises(Broken, match="were handed over"):

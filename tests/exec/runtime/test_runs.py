@@ -80,7 +80,7 @@ def test_a_wait_ends_a_run_unless_no_other_job_could_run_meanwhile(runtime: Make
         beside = submit(run, steps=WATCHED_FIRST + 1)
         beside.wait(PATIENCE_S)
         go.set()
-    kinds = beside._stored.program.memory.kinds if beside._stored.program is not None else ()
+    kinds = beside._stored.in_use.memory.kinds if beside._stored.in_use is not None else ()
     waits = [k for k, kind in enumerate(kinds) if kind == WAIT]
     between = [kinds[a:b] for a, b in pairwise([0, *waits, len(kinds)])]
     assert len(waits) > 1 and spans_of(alone, step=WATCHED_FIRST) == 1
@@ -116,19 +116,19 @@ def test_a_runtime_ends_after_the_end_of_its_last_run_is_reported(
 ) -> None:
     # the last state may be on the host, and the job over, while the launches' thread is about to report the end of the last run
     ending, late = threading.Event(), list[bool]()
-    end, call = Dispatcher.end, Dispatcher.call
+    end, decide = Dispatcher.end, Dispatcher._decide
 
     def ends(self: Dispatcher) -> None:
         end(self)
         ending.set()
 
     def slowly(self: Dispatcher, what: Any) -> None:
-        if threading.current_thread().name == "tensile-launches" and what.args[2].step == 4:
+        if threading.current_thread().name == "tensile-launches" and what.func.__name__ == "_run_over" and what.args[2].step == 4:
             late.append(ending.wait(PATIENCE_S))
-        call(self, what)
+        decide(self, what)
 
     monkeypatch.setattr(Dispatcher, "end", ends)
-    monkeypatch.setattr(Dispatcher, "call", slowly)
+    monkeypatch.setattr(Dispatcher, "_decide", slowly)
     with runtime() as run:
         job = submit(run, steps=5)
     assert late == [True]

@@ -7,8 +7,10 @@ import jax
 import pytest
 
 import tensile_jax as tensile
+from tensile_jax.exec.actor.plans import PlanWithin
 from tensile_jax.exec.running.executor import Iteration
 from tensile_jax.exec.running.instructions import Instruction, Launch
+from tensile_jax.plan.multi_job.admission import JobLimits
 from tests.builders import device_bytes
 from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, Gate, assert_lonely, counting, heavy, total, until, wide
@@ -138,8 +140,8 @@ def test_a_job_for_whose_swaps_the_host_has_no_room_is_renewed_without_them(runt
         job = run.submit(work.step, work.state(), gate, steps=3, policy="tensile")
         until(lambda: job.status.step == 1)
         stored = job._stored
-        assert job.plan is not None and stored.program is not None
-        assert stored.actor.prepare(stored.program.prepared, lower).memory.host_bytes > HOST
+        assert job.plan is not None and stored.in_use is not None
+        assert stored.actor.plan(PlanWithin(JobLimits(lower, lower), stored.in_use.id)).memory.host_bytes > HOST
         run.set_budget(lower)
         until(lambda: len(job.plans) == 2)
         gate.open()

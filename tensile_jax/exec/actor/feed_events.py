@@ -1,4 +1,4 @@
-"""The news that the thread of a job's user code (`feed.py`) posts about the job's batches and callbacks.
+"""The events that the thread of a job's user code (`feed.py`) posts about the job's batches and callbacks.
 
 There is no JAX here.
 """
@@ -40,7 +40,7 @@ class CallbacksMade:
 
 @dataclass(frozen=True, slots=True)
 class FeedStopped:
-    """After `CallbacksMade`: the generator is closed and the thread ends. This is the last news of a feed."""
+    """After `CallbacksMade`: the generator is closed and the thread ends. This is the last event of a feed."""
 
 
-FeedNews = BatchReady | BatchesEnded | UserCodeFailed | CallbacksMade | FeedStopped
+FeedEvent = BatchReady | BatchesEnded | UserCodeFailed | CallbacksMade | FeedStopped
