@@ -21,6 +21,7 @@ MAY_ASSIGN = {
     "cli/formatting.py": {"console.width"},
     "cli/program.py": {"_END.code", "warnings.formatwarning"},
     "exec/process/carried_exception.py": {"error.args"},
+    "exec/runtime/runtime.py": {"self._ending.atexit"},
     "nnx/function.py": {"self._flax.jitted_fn"},
     "plan/analysis/minimum_cut.py": {"residual.data"},
     "ray/device_jobs.py": {"sys.path"},

@@ -32,7 +32,7 @@ WORTH = 10.0  # a plan must have run this many times as long as planning takes b
 
 WATCHED_FIRST = 3  # iterations measured when a plan begins: a slow first one, a measurement, and its confirmation
 _WATCHED_EVERY = 50  # measuring an iteration costs up to a tenth of its time, since it waits for each segment; not tuned
-WATCHED_AFTER_UNUSUAL = 3  # as many as confirm a drift, and one more
+_WATCHED_AFTER_UNUSUAL = 3  # as many as confirm a drift, and one more
 
 _WEIGHT = 0.5  # of the newest measurement: less is steadier but follows later, and iterations are measured rarely
 _MOST_FACTOR = 32.0  # a measurement further from its prediction is not of the same operation; not tuned
@@ -181,12 +181,16 @@ class Follower:
             watch_next=max(self.watch_next - 1, 0),
         )
 
+    def reached(self, iterations: int) -> "Follower":
+        """At least so many iterations have begun."""
+        return replace(self, iterations=max(iterations, self.iterations))
+
     def paced(self, us: float) -> "Follower":
         """The follower after an iteration of `us` microseconds. If that is unusual, the next iterations are measured."""
         if self.threshold is None:
             return self
         unusual = self.pace.is_unusual(us, self.threshold) and not self.watch_next
-        watch_next = WATCHED_AFTER_UNUSUAL if unusual else self.watch_next
+        watch_next = _WATCHED_AFTER_UNUSUAL if unusual else self.watch_next
         return replace(self, pace=self.pace.with_iteration(us), watch_next=watch_next)
 
     def measured(self, plan: Plan, segment_us: Sequence[float], *, out: Copied = Copied(), into: Copied = Copied()) -> "Follower":

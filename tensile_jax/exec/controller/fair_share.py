@@ -136,7 +136,7 @@ def _count_overtaking(ledger: Ledger, blocked: list[int], index: int) -> None:
         ledger.put(index, replace(ledger.records[index], overtaken=0))
     for k in blocked:
         ledger.put(k, replace(ledger.records[k], overtaken=ledger.records[k].overtaken + 1))
-    ledger.clock_us = max(ledger.clock_us, contending)
+    ledger.advance_clock(contending)
 
 
 def _unpark(ledger: Ledger, index: int, *, rise: int | None) -> bool:

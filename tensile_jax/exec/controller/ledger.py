@@ -14,10 +14,11 @@ A `Ledger` is a mutable copy of the controller's `State`. Only `machine.step` an
 that `machine.step` takes and returns are never changed.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tensile_jax.exec.controller.messages import Instruction
-from tensile_jax.exec.controller.state import JobRecord, State
+from tensile_jax.exec.controller.state import JobId, JobRecord, State
 from tensile_jax.plan.multi_job.admission import admits
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, MemoryProfile
 from tensile_jax.plan.multi_job.safety import is_safe
@@ -57,6 +58,43 @@ class Ledger:
         )  # fmt: skip
 
     # -- changes ----------------------------------------------------------------------------------------------------------------
+
+    def queue(self, record: JobRecord) -> None:
+        """Add a job to the pending ones."""
+        self.pending = (*self.pending, record)
+
+    def unqueue(self, job: JobId) -> None:
+        """Remove a job from the pending ones, if it is one of them."""
+        self.pending = tuple([r for r in self.pending if r.job != job])
+
+    def requeue(self, job: JobId, change: Callable[[JobRecord], JobRecord]) -> None:
+        """Change the record of a pending job, if it is one of them."""
+        self.pending = tuple([change(r) if r.job == job else r for r in self.pending])
+
+    def end_run(self, job: JobId) -> bool:
+        """Remove the job's oldest run from those in flight; False if there is none, since the job was lost."""
+        in_flight = self.in_flight
+        for k, (one, _) in enumerate(in_flight):
+            if one == job:
+                self.in_flight = in_flight[:k] + in_flight[k + 1 :]
+                return True
+        return False
+
+    def end_all_runs(self, job: JobId) -> None:
+        """Remove all runs of a job that was lost."""
+        self.in_flight = tuple([one for one in self.in_flight if one[0] != job])
+
+    def request_budget(self, nbytes: int) -> None:
+        """Take note of a budget that is asked for."""
+        self.next_budget_bytes = nbytes
+
+    def use_budget(self, nbytes: int) -> None:
+        """Use a budget from now on; none is asked for any more."""
+        self.budget_bytes, self.next_budget_bytes = nbytes, None
+
+    def advance_clock(self, us: float) -> None:
+        """Advance the virtual clock to `us`, unless it is later already."""
+        self.clock_us = max(self.clock_us, us)
 
     def put(self, index: int, record: JobRecord) -> None:
         """Replace the record at `index`."""

@@ -57,7 +57,7 @@ from tensile_jax.exec.controller.messages import (
     WaitEnded,
     Wished,
 )
-from tensile_jax.exec.controller.state import JobId, JobRecord, State, StatePlace
+from tensile_jax.exec.controller.state import JobRecord, State, StatePlace
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
 
 
@@ -82,13 +82,13 @@ def step(state: State, event: Event) -> tuple[State, list[Instruction]]:
 def _record(ledger: Ledger, event: Event) -> None:
     """Enter `event` into the ledger, without deciding anything. A late event of a job that is no longer known is ignored."""
     if isinstance(event, BudgetRequested):
-        ledger.next_budget_bytes = event.nbytes
+        ledger.request_budget(event.nbytes)
         return
     if isinstance(event, Prepared):
         job = event.record.job
         if any(r.job == job for r in (*ledger.records, *ledger.pending)) or any(one == job for one, _ in ledger.in_flight):
             raise ValueError(f"A job's number must never be used again: got a second job {job}.")
-        ledger.pending = (*ledger.pending, event.record)
+        ledger.queue(event.record)
         return
     job, records = event.job, ledger.records
     for index, record in enumerate(records):  # noqa: B007
@@ -98,7 +98,7 @@ def _record(ledger: Ledger, event: Event) -> None:
         _record_of_others(ledger, event)
         return
     if isinstance(event, RunEnded):
-        if _end_run(ledger, job):
+        if ledger.end_run(job):
             virtual_us = max(record.virtual_us, ledger.clock_us) + event.us / record.weight
             busy = record.busy and ledger.depth > 1  # only at depth 1 does a run make its job busy
             records[index] = record.after_run(virtual_us, busy=busy)
@@ -111,7 +111,7 @@ def _record(ledger: Ledger, event: Event) -> None:
         records[index] = replace(record, renewal=event.plan)
     elif isinstance(event, JobLost):
         ledger.remove(index)
-        _end_all_runs(ledger, job)
+        ledger.end_all_runs(job)
     else:
         records[index] = _with_batch_or_wish(record, event)
 
@@ -120,37 +120,21 @@ def _record_of_others(ledger: Ledger, event: JobEvent) -> None:
     """Enter an event of a job that is not admitted: a pending one, whose plan is replaced at once, or one that is not known."""
     job = event.job
     if isinstance(event, RunEnded):
-        _end_run(ledger, job)  # the job was released: its state was on the host before the end of this run was reported
+        ledger.end_run(job)  # the job was released: its state was on the host before the end of this run was reported
     elif isinstance(event, JobLost):
-        ledger.pending = tuple([r for r in ledger.pending if r.job != job])
-        _end_all_runs(ledger, job)
+        ledger.unqueue(job)
+        ledger.end_all_runs(job)
     elif isinstance(event, PlanRenewed):
         plan = event.plan
-        ledger.pending = tuple([
-            replace(r, memory=plan.memory, plan=plan.id) if r.job == job else r for r in ledger.pending
-        ])  # fmt: skip
+        ledger.requeue(job, lambda r: replace(r, memory=plan.memory, plan=plan.id))
     elif isinstance(event, BatchLoaded | Wished):
-        ledger.pending = tuple([_with_batch_or_wish(r, event) if r.job == job else r for r in ledger.pending])
+        ledger.requeue(job, lambda r: _with_batch_or_wish(r, event))
 
 
 def _with_batch_or_wish(record: JobRecord, event: BatchLoaded | Wished) -> JobRecord:
     if isinstance(event, BatchLoaded):
         return replace(record, batches=record.batches + 1)
     return record if record.wish == "stop" else replace(record, wish=event.wish, pause_reported=False)  # a stop is final
-
-
-def _end_run(ledger: Ledger, job: JobId) -> bool:
-    """Remove the job's oldest run from those in flight; False if there is none, since the job was lost."""
-    in_flight = ledger.in_flight
-    for k, (one, _) in enumerate(in_flight):
-        if one == job:
-            ledger.in_flight = in_flight[:k] + in_flight[k + 1 :]
-            return True
-    return False
-
-
-def _end_all_runs(ledger: Ledger, job: JobId) -> None:
-    ledger.in_flight = tuple([one for one in ledger.in_flight if one[0] != job])
 
 
 # -- between iterations -------------------------------------------------------------------------------------------------------
@@ -219,20 +203,20 @@ def _change_budget(ledger: Ledger) -> bool:
             if park_one(ledger):
                 return True
             nbytes = ledger.budget_bytes
-    ledger.budget_bytes, ledger.next_budget_bytes = nbytes, None
+    ledger.use_budget(nbytes)
     ledger.instructions.append(ApplyBudget(nbytes))
     return True
 
 
 def _admit(ledger: Ledger) -> bool:
     """Release a pending job that is to stop; report one that is to pause; otherwise admit the next one, if there is room."""
-    for k, record in enumerate(ledger.pending):
+    for record in ledger.pending:
         if record.wish == "stop" or not record.steps_left:
-            ledger.pending = ledger.pending[:k] + ledger.pending[k + 1 :]
+            ledger.unqueue(record.job)
             ledger.instructions.append(Release(record.job))
             return True
         if record.wish == "pause" and not record.pause_reported:
-            ledger.pending = (*ledger.pending[:k], record.with_pause_reported(), *ledger.pending[k + 1 :])
+            ledger.requeue(record.job, JobRecord.with_pause_reported)
             ledger.instructions.append(ReportPaused(record.job))
             return True
     k = ledger.next_pending()
@@ -241,7 +225,7 @@ def _admit(ledger: Ledger) -> bool:
     record = ledger.pending[k]
     if not ledger.has_room(record.memory.parked_bytes):
         return ledger.is_idle and park_one(ledger)
-    ledger.pending = ledger.pending[:k] + ledger.pending[k + 1 :]
+    ledger.unqueue(record.job)
     ledger.add(record)
     ledger.instructions.append(Admit(record.job))
     return True

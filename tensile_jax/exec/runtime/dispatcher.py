@@ -62,7 +62,7 @@ from tensile_jax.exec.runtime.job_measurements import Measured, numbers_of
 from tensile_jax.exec.runtime.lane import Lane
 from tensile_jax.exec.runtime.recorder import Recorder
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
-from tensile_jax.plan.update import WATCHED_AFTER_UNUSUAL, Pace, is_watched
+from tensile_jax.plan.update import Follower
 from tensile_jax.runtime_records import LaneName, Span
 
 _COPY_THREADS = 16
@@ -105,10 +105,7 @@ class DispatchedJob:
         steps: how many steps of the job are done.
         saves_pauses: whether the state is saved whenever the job has paused.
         iteration: the latest iteration; None before the first one.
-        since_plan: how many iterations of the plan in use have ended.
-        renew_above: if this is a threshold of drift, the latencies of watched iterations are posted.
-        pace: of iterations; one that differs from those before it by more than `renew_above` is a reason to watch the next ones.
-        watch_next: how many of the next iterations are watched for that reason.
+        follower: says which iterations of the plan in use are watched. If it has a threshold, their latencies are posted.
     """
 
     name: str
@@ -117,30 +114,24 @@ class DispatchedJob:
     memory: MemoryProfile
     steps: int
     saves_pauses: bool = False
-    renew_above: float | None = None
+    follower: Follower = Follower(0.0)
     measured: Measured = field(default_factory=Measured)
     iteration: _Iteration | None = None
-    since_plan: int = 0
-    pace: Pace = field(default_factory=Pace)
-    watch_next: int = 0
 
     def begin(self, now: float, *, look: bool) -> _Iteration:
         """The next iteration; it is watched at least if `look`."""
-        watched = look or is_watched(self.since_plan + 1) or self.watch_next > 0
-        self.watch_next = max(self.watch_next - 1, 0)
-        followed = watched and self.renew_above is not None and self.since_plan > 0  # the first iteration of a plan is slower
-        self.iteration = _Iteration(self.steps, self.memory, now, watched, followed)
+        self.follower = follower = self.follower.begun(look=look)
+        # the first iteration of a plan is slower
+        followed = follower.is_watched and follower.threshold is not None and follower.iterations > 1
+        self.iteration = _Iteration(self.steps, self.memory, now, follower.is_watched, followed)
         return self.iteration
 
     def follow_pace(self, iteration: _Iteration) -> None:
         """Called when all moves of an iteration are issued, and at the end of each of its runs."""
         if not iteration.issued or iteration.in_flight or iteration.memory is not self.memory:
             return
-        if self.renew_above is None or iteration.watched:  # the launches of a watched iteration are further apart
-            return
-        if self.pace.is_unusual(iteration.launched_us, self.renew_above):
-            self.watch_next = WATCHED_AFTER_UNUSUAL
-        self.pace = self.pace.with_iteration(iteration.launched_us)
+        if not iteration.watched:  # the launches of a watched iteration are further apart
+            self.follower = self.follower.paced(iteration.launched_us)
 
 
 class _Part(NamedTuple):
@@ -349,7 +340,7 @@ class Dispatcher:
                 self._post(job, messages.Admitted())
             case AdoptPlan(_, plan):
                 actor.use(plan.id)
-                entry.memory, entry.since_plan, entry.pace = plan.memory, 0, Pace()
+                entry.memory, entry.follower = plan.memory, entry.follower.restarted(0.0)
                 self._post(job, messages.PlanAdopted(plan, entry.steps))
             case DeclinePlan(_, plan):
                 self._post(job, messages.PlanDeclined(plan))
@@ -373,7 +364,6 @@ class Dispatcher:
         if end == len(kinds):
             actor.issue(begin, end)
             entry.steps += 1
-            entry.since_plan += 1
             iteration.issued = True
             entry.follow_pace(iteration)
             self._for_metrics.append(partial(self._try, self._read, job, actor.take_metrics(), self.now() - iteration.began))
@@ -444,10 +434,10 @@ class Dispatcher:
             stall_us = part.wait()
             ended = self._lane_free = self.now()
             if part.label is None:
-                entry.measured.stall_us += ended - began
+                entry.measured.add_stall(ended - began)
                 continue
             if stall_us is not None:
-                entry.measured.stall_us += stall_us
+                entry.measured.add_stall(stall_us)
                 began += min(stall_us, ended - began)  # a span is as long as its launches take
             us += ended - began
             self._span("compute", entry, iteration.step, part.label, began, ended)
@@ -465,7 +455,7 @@ class Dispatcher:
     def _waited(self, job: JobId, entry: DispatchedJob, wait: Wait) -> None:
         began = self.now()
         wait()
-        entry.measured.stall_us += self.now() - began
+        entry.measured.add_stall(self.now() - began)
         self._decide(WaitEnded(job))
 
     def _copied(self, entry: DispatchedJob, iteration: _Iteration, wait: Wait, began: float) -> None:

@@ -41,6 +41,10 @@ class Measured:
         self.step_us.append(us)
         self.loss = values.get("loss", self.loss)
 
+    def add_stall(self, us: float) -> None:
+        """Add a time for which the job has waited for copies."""
+        self.stall_us += us
+
     @property
     def steps_per_s(self) -> float | None:
         """The speed over the last steps; None before the second step has ended."""

@@ -44,7 +44,7 @@ from tensile_jax.plan.multi_job.admission import JobLimits, most_swapped_bytes, 
 from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps
 from tensile_jax.plan.multi_job.state_offload import SharingJob, choose_offloaded
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
-from tensile_jax.plan.update import Copied, Tracked, reason_for
+from tensile_jax.plan.update import Follower, Tracked
 from tensile_jax.plan_format import Plan
 from tensile_jax.units import format_bytes
 
@@ -106,10 +106,8 @@ class Planner:
 
     def start(self, job: StoredJob) -> None:
         """Start to trace, plan and compile a new job, which has its first batch. The store's lock must be held."""
-        job.first_batch = job.feed.take()
-        job.tracing = threading.Thread(target=self._trace, args=(job,), name=f"tensile-{job.name}-trace", daemon=True)
         try:
-            job.tracing.start()
+            job.begin_tracing(self._trace)
         except RuntimeError as error:  # the system starts no more threads
             self._post(job.number, PreparationFailed(error))
 
@@ -158,9 +156,7 @@ class Planner:
         with self._store.changed:
             if job.life.is_given_up:
                 return
-            job.in_use = job.base = found
-            job.plans.append((job.life.done, plan))
-            job.preparing_s, job.plan_since = time.perf_counter() - began, time.perf_counter()
+            job.use_first(found, time.perf_counter() - began)
             note = f"{len(plan.segments)} segments, peak {format_bytes(plan.peak_bytes)}"
             values = {
                 "peak_bytes": plan.peak_bytes, "floor_bytes": plan.floor_bytes, "step_us": plan.step_us, "limit_bytes": limit,
@@ -174,7 +170,7 @@ class Planner:
         """Give a prepared job to the dispatcher and the controller. Under the dispatcher's lock."""
         entry = DispatchedJob(
             job.name, job.actor, job.take_batch, record.memory, job.life.first,
-            saves_pauses=job.checkpoints is not None, renew_above=job.asked.renew_above,
+            saves_pauses=job.checkpoints is not None, follower=Follower(0.0, job.asked.renew_above),
         )  # fmt: skip
         self._dispatcher.join(job.number, entry)
         self._dispatcher.handle(Prepared(record))
@@ -303,16 +299,14 @@ class Planner:
     def follow(self, job: StoredJob, segment_us: tuple[float, ...]) -> None:
         """Record the latencies of one iteration, and queue the planning of a new plan if they have drifted. The store's lock must
         be held."""
-        threshold, in_use, record = job.asked.renew_above, job.in_use, self._dispatcher.state.record(job.number)
-        if threshold is None or in_use is None or in_use.plan.whole or job.renewing:
+        in_use, record = job.in_use, self._dispatcher.state.record(job.number)
+        if job.asked.renew_above is None or in_use is None or in_use.plan.whole or job.renewing:
             return
         if record is not None and record.renewal is not None:
             return
-        copied = Copied()  # the times of copies are not measured here
-        job.tracked = job.tracked.with_iteration(in_use.plan, segment_us, out=copied, into=copied, threshold=threshold)
-        if job.tracked.is_due(run_s=time.perf_counter() - job.plan_since, planning_s=job.preparing_s):
-            tracked, iterations, job.renewing = job.tracked, job.life.done - job.plans[-1][0], True
-            reason = reason_for(in_use.plan, tracked, iterations=iterations, threshold=threshold)
+        reason = job.measured(segment_us)
+        if reason is not None:
+            tracked = job.follower.tracked
             self.thread.call(lambda: self._renew_drifted(job, tracked, reason))
 
     def _renew_drifted(self, job: StoredJob, tracked: Tracked, reason: str) -> None:
@@ -329,7 +323,7 @@ class Planner:
                 note = f"no new plan could be made after its latencies had drifted: {error}"
                 self._store.report("renewal_failed", job.name, job.life.done, note)
         with self._store.changed:
-            job.renewing, job.tracked = False, Tracked()
+            job.renewed()
 
     def _plan_again(
         self,
@@ -357,7 +351,7 @@ class Planner:
             self._dispatcher.fail(job.number, error)
             return
         if renewed is not None:
-            job.base = renewed
+            job.rest_on(renewed)
             self._renew(job, renewed)
             self.share_state()
 
@@ -368,7 +362,7 @@ class Planner:
                 return
             if any(record.job == job.number for record in self._dispatcher.state.pending):  # it has the new plan at once
                 with self._store.changed:
-                    job.in_use, job.plans = renewed, [(job.life.done, renewed.plan)]
+                    job.use_instead(renewed)
             self._dispatcher.handle(PlanRenewed(job.number, renewed))
 
         self._dispatcher.call(renew)
@@ -382,8 +376,7 @@ class Planner:
 
     def use_plan(self, job: StoredJob, plan: PlanSummary, steps: int) -> None:
         """Record that the job uses its new plan after `steps` steps. The store's lock must be held."""
-        job.in_use, job.tracked, job.plan_since = plan, Tracked(), time.perf_counter()
-        job.plans.append((steps, plan.plan))
+        job.use(plan, steps)
         out = f", {len(plan.offloaded)} tensors of its state out while others run" if plan.offloaded else ""
         note = f"{len(plan.plan.segments)} segments, peak {format_bytes(plan.plan.peak_bytes)}{out}"
         if plan.plan.reason:

@@ -38,7 +38,6 @@ from tensile_jax.exec.actor.actor import Actor
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed import Feed
 from tensile_jax.exec.actor.local_actor import LocalActor
-from tensile_jax.exec.actor.missing import NO_BATCH
 from tensile_jax.exec.actor.pure_job import PutBack, pure_job
 from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.host_memory import free_host_memory
@@ -48,7 +47,7 @@ from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.controller.messages import BudgetRequested
 from tensile_jax.exec.controller.state import JobId, State, Wish
 from tensile_jax.exec.process.isolated_actor import IsolatedActor
-from tensile_jax.exec.runtime import lifecycle, messages
+from tensile_jax.exec.runtime import messages
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job import Job
 from tensile_jax.exec.runtime.lifecycle import Lifecycle
@@ -387,7 +386,7 @@ class Runtime:
 
     def _drain(self) -> None:
         with self._store.changed:
-            self._store.closed = True
+            self._store.close()
             for job in self._store.jobs.values():
                 if job.life.state == "paused" or job.life.wish == "pause":
                     self._hear(job.number, messages.UserWished("stop"))
@@ -415,8 +414,7 @@ class Runtime:
         with self._store.changed:
             job = self._store.jobs.get(number)
             if job is not None:
-                job.life, instructions = lifecycle.step(job.life, event)
-                for instruction in instructions:
+                for instruction in job.handle(event):
                     self._perform(job, instruction)
 
     def _perform(self, job: StoredJob, instruction: Instruction) -> None:
@@ -451,7 +449,7 @@ class Runtime:
             case messages.Close():
                 job.feed.stop()
                 job.actor.close()
-                job.first_batch = NO_BATCH
+                job.drop_first_batch()
             case messages.ReleaseFolder():
                 if job.lock is not None:
                     job.lock.release()

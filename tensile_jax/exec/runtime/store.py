@@ -6,8 +6,9 @@ plans. Everything else that happens to a job goes through `lifecycle.step`.
 
 import itertools
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +19,11 @@ from tensile_jax.exec.actor.plans import PlanSummary
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tensile_jax.exec.controller.state import JobId
+from tensile_jax.exec.runtime import lifecycle
 from tensile_jax.exec.runtime.lifecycle import Lifecycle
-from tensile_jax.exec.runtime.messages import Event
+from tensile_jax.exec.runtime.messages import Event, Instruction
 from tensile_jax.exec.runtime.submission import Submission, name_of, refuse_unfit_name
-from tensile_jax.plan.update import Tracked
+from tensile_jax.plan.update import Follower
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import EventName, JobEvent
 
@@ -43,10 +45,9 @@ class StoredJob:
         waits_for: the job for whose end this job's user code waits now.
         in_use: the plan in use; None before there is one. The next one, if there is one, is the controller's `JobRecord.renewal`.
         base: the latest plan without state that is kept in host memory for the sake of other jobs. Other plans are based on it.
-        tracked: the latencies that were measured of the plan in use, if the job's plans are to be renewed.
+        follower: says when latencies have drifted from the plan in use, if the job's plans are to be renewed.
         renewing: whether a new plan is being made because of these latencies.
         preparing_s: how long planning and compiling the first plan took, in seconds.
-        plan_since: when the plan in use came into use, in seconds of `time.perf_counter`.
         plans: (steps, plan) for every plan that was used: how many steps were done when the plan came into use.
     """
 
@@ -61,10 +62,9 @@ class StoredJob:
     waits_for: "StoredJob | None" = None
     in_use: PlanSummary | None = None
     base: PlanSummary | None = None
-    tracked: Tracked = Tracked()
+    follower: Follower = Follower(0.0)
     renewing: bool = False
     preparing_s: float = 0.0
-    plan_since: float = 0.0
     plans: list[tuple[int, Plan]] = field(default_factory=list[tuple[int, Plan]])
 
     @property
@@ -76,6 +76,58 @@ class StoredJob:
     def name(self) -> str:
         """The job's name."""
         return self.asked.name
+
+    # -- what becomes known of it ------------------------------------------------------------------------------------------------
+
+    def begin_tracing(self, trace: Callable[["StoredJob"], None]) -> None:
+        """Draw the first batch, and call `trace` in a thread of its own.
+
+        Raises:
+            RuntimeError: the system starts no more threads.
+        """
+        self.first_batch = self.feed.take()
+        self.tracing = threading.Thread(target=trace, args=(self,), name=f"tensile-{self.name}-trace", daemon=True)
+        self.tracing.start()
+
+    def drop_first_batch(self) -> None:
+        """The job ends before its first iteration."""
+        self.first_batch = NO_BATCH
+
+    def handle(self, event: Event) -> Sequence[Instruction]:
+        """Give an event to the job's lifecycle: what is to be done."""
+        self.life, instructions = lifecycle.step(self.life, event)
+        return instructions
+
+    def use_first(self, plan: PlanSummary, preparing_s: float) -> None:
+        """The job has its first plan, which it took so many seconds to make."""
+        self.preparing_s, self.base = preparing_s, plan
+        self.use(plan, self.life.done)
+
+    def use(self, plan: PlanSummary, steps: int) -> None:
+        """The job uses this plan from now on, after `steps` steps."""
+        self.in_use, self.follower = plan, Follower(time.perf_counter(), self.asked.renew_above)
+        self.plans.append((steps, plan.plan))
+
+    def use_instead(self, plan: PlanSummary) -> None:
+        """The job, which has not begun to run, uses this plan instead of the one before."""
+        self.in_use, self.plans = plan, [(self.life.done, plan.plan)]
+
+    def rest_on(self, plan: PlanSummary) -> None:
+        """Other plans are based on this one from now on."""
+        self.base = plan
+
+    def measured(self, segment_us: Sequence[float]) -> str | None:
+        """The latencies of an iteration under the plan in use, not its first. If a new plan is due: why, in a sentence."""
+        assert self.in_use is not None  # it runs
+        plan, iterations = self.in_use.plan, self.life.done - self.plans[-1][0]
+        self.follower = self.follower.reached(max(iterations, 2)).measured(plan, segment_us)
+        reason = self.follower.reason_to_renew(plan, now_s=time.perf_counter(), planning_s=self.preparing_s)
+        self.renewing = reason is not None
+        return reason
+
+    def renewed(self) -> None:
+        """A new plan was made because of these latencies, or could not be made."""
+        self.renewing, self.follower = False, self.follower.restarted(self.follower.began_s)
 
     def take_batch(self) -> Any:
         """The next batch. It must have been reported to the controller as loaded."""
@@ -165,6 +217,10 @@ class Store:
             self._events.append(JobEvent(self._now_us() / 1e6, kind, job, steps, note, values or {}))
             self._reported += 1
             self.changed.notify_all()
+
+    def close(self) -> None:
+        """Take no more jobs."""
+        self.closed = True
 
     def follow(self, *, until_closed: bool) -> Iterator[JobEvent]:
         """Every event from the first on, as it happens, until all jobs have ended and, if `until_closed`, the runtime is closed.

@@ -35,7 +35,7 @@ program; inputs are read from it, and outputs are written to it.
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.core
@@ -347,9 +347,9 @@ class _Builder:
             join = joined(value.aval, list(value.parts))
             parts = self._layers(value) if value.inlined else list(value.parts.values())
             self._iterations, self._counts = (), [0]
-            value.whole = self.walk(join.jaxpr, [self.constant(c) for c in join.consts], parts, value.scope)[0]
+            value.stack_as(self.walk(join.jaxpr, [self.constant(c) for c in join.consts], parts, value.scope)[0])
             self._iterations, self._counts = iterations, counts
-        return value.whole
+        return cast("Atom | Reference", value.whole)
 
     def _layers(self, stack: Stack) -> list[Value]:
         """The elements of an opened scan's stack, each with the axis of the stack, which is added in the element's iteration."""
@@ -436,7 +436,7 @@ class _Builder:
         first = values[0]
         if isinstance(first, Reference) and (touches_all(equation) or equation.primitive.name == "freeze"):
             if equation.primitive.name == "swap":
-                first.holds = operands[1]
+                first.write(operands[1])
             return [operands[0]]
         cells: dict[int, Reference] = {id(value): value for value in values if isinstance(value, Reference)}
         if equation.primitive.name == "free_ref":
@@ -451,7 +451,7 @@ class _Builder:
         held = [self.variable(cell.aval) for cell in cells.values()] if discharged.writes else []
         self._add(equation, discharged, operands, (*outputs, *held), scope)
         for cell, variable in zip(cells.values(), held, strict=False):
-            cell.holds = variable
+            cell.write(variable)
         return list(outputs)
 
 

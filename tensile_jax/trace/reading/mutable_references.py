@@ -38,6 +38,10 @@ class Reference:
     aval: Any
     holds: Any
 
+    def write(self, atom: Any) -> None:
+        """The reference holds this atom from now on."""
+        self.holds = atom
+
 
 @dataclass(frozen=True, slots=True)
 class Discharged:

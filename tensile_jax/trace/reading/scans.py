@@ -59,6 +59,10 @@ class Stack:
     outside: tuple[int, ...]
     whole: Any = None
 
+    def stack_as(self, whole: Any) -> None:
+        """All parts are stacked in this atom."""
+        self.whole = whole
+
 
 def loop_of(equation: Any) -> Loop | None:
     """The loop of a jaxpr's equation; None if it is no scan."""
