@@ -1,4 +1,4 @@
-"""What each process of a test does. Run as `python program.py SCENARIOS PROCESS PORT FOLDER`, in two processes at once.
+"""What each process of a test does. Run as `python program.py SCENARIOS PROCESS PROCESSES PORT FOLDER`, in all processes at once.
 
 A scenario is a function of this file that takes the folder. The scenarios are done one after another. What they return is written
 to `FOLDER/PROCESS.json`, by the name of the scenario.
@@ -9,7 +9,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,9 @@ import tensile_jax as tensile
 from tensile_jax.exec.compiling.compiler import Executable
 from tensile_jax.exec.fitting.find_plan import begin
 
-PROCESSES, STEPS = 2, 5
+STEPS = 5
 HEARTBEAT_S = 10  # jax.distributed calls a process dead of which it has not heard for so long
+SHUTDOWN_S = 10  # and ends all processes if one has waited for so long for the others to end, too
 LAYERS, WIDTH, BATCH = 8, 32, 512
 
 
@@ -32,9 +35,10 @@ def mesh() -> Mesh:
     return jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 
 
-def placed(value: Any, *spec: str) -> jax.Array:
-    """A value that every process has whole, divided among the devices of all of them."""
-    whole, sharding = np.asarray(value), NamedSharding(mesh(), PartitionSpec(*spec))
+def placed(value: Any, *spec: str, devices: Sequence[Any] = ()) -> jax.Array:
+    """A value that every process has whole, divided among these devices; if none are given, among those of all processes."""
+    among = Mesh(np.array(devices), ("data",)) if devices else mesh()
+    whole, sharding = np.asarray(value), NamedSharding(among, PartitionSpec(*spec))
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
@@ -223,7 +227,7 @@ def _until_process_1_is_away(folder: Path, leave: Callable[[], None]) -> Any:
 
 
 def fails_in_a_step(folder: Path) -> Any:
-    """A step fails in the middle in process 1, which tries another one and ends. Process 0 waits in the step."""
+    """A step fails in the middle in process 1, which goes on and tries another one. Process 0 waits for it."""
     step, first, errors = tensile.jit(train_step, donate_argnums=0, budget="90%"), state("data", layers=2), []
     step(first, batch(0), 0.1)
     (planned,) = step._calls._planned.values()
@@ -294,6 +298,66 @@ def largest_workspaces(folder: Path) -> Any:
     return [s.workspace_bytes - mine for s, mine in zip(compiled.plan.segments, own, strict=True)]
 
 
+def other_call(folder: Path) -> Any:
+    """The processes call different functions, and then the same one."""
+
+    def double(x: jax.Array) -> jax.Array:
+        return x + x
+
+    def square(x: jax.Array) -> jax.Array:
+        return x * x
+
+    error = caught(lambda: tensile.jit(square if jax.process_index() else double, budget="1GiB")(batch(0)))
+    return [*error, shards(tensile.jit(double, budget="1GiB")(batch(0)))]
+
+
+def interrupted_while_planning(folder: Path) -> Any:
+    """Ctrl-C in process 1 while process 0 plans, which takes long. Then both train."""
+
+    def progress(what: str, done: int, of: int) -> None:
+        if not jax.process_index() and not (folder / "interrupted").exists():
+            (folder / "plans").touch()
+            while not (folder / "interrupted").exists():
+                time.sleep(0.05)
+            time.sleep(0.5)
+
+    def interrupt() -> None:
+        while not (folder / "plans").exists():
+            time.sleep(0.05)
+        time.sleep(0.5)
+        (folder / "interrupted").touch()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    step = tensile.jit(train_step, donate_argnums=0, budget="90%", progress=progress)
+    if jax.process_index():
+        threading.Thread(target=interrupt).start()
+    try:
+        error = caught(lambda: step(state("data", layers=2), batch(0), 0.1))
+    except KeyboardInterrupt:
+        error = ["KeyboardInterrupt", "", []]
+    losses, _ = trained(step, state("data", layers=2))
+    return {"error": error, "losses": losses}
+
+
+def some_processes(folder: Path) -> Any:
+    """Steps of all three processes, and of the last two, in turn."""
+
+    def loss_of(weights: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean(functools.reduce(lambda y, _: jnp.tanh(y @ weights), range(LAYERS), x))
+
+    found: list[Any] = []
+    for first in (0, 1, 0, 1):
+        devices = [device for device in jax.devices() if device.process_index >= first]
+        if jax.process_index() >= first:
+            weights = placed(np.ones((WIDTH, WIDTH), np.float32) / WIDTH, devices=devices)
+            x = placed(np.ones((12 * BATCH, WIDTH), np.float32), "data", devices=devices)
+            step = tensile.jit(jax.grad(loss_of), budget="70%")
+            gradient, plain = shards(step(weights, x)), shards(jax.jit(jax.grad(loss_of))(weights, x))
+            plan = step.plan(weights, x)
+            found.append([np.allclose(gradient, plain, atol=1e-5), plan.whole, msgspec.json.encode(plan).decode()])
+    return found
+
+
 def killed(folder: Path) -> Any:
     return _until_process_1_is_away(folder, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
@@ -307,11 +371,12 @@ def _submit_divided() -> None:
         runtime.submit(train_step, state("data"), [(batch(0), 0.1)], steps=1)
 
 
-def main(scenarios: str, process: int, port: str, folder: Path) -> None:
+def main(scenarios: str, process: int, processes: int, port: str, folder: Path) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
-        f"localhost:{port}", PROCESSES, process, heartbeat_timeout_seconds=HEARTBEAT_S, shutdown_timeout_seconds=HEARTBEAT_S
-    )
+        f"localhost:{port}", processes, process,
+        heartbeat_timeout_seconds=HEARTBEAT_S, shutdown_timeout_seconds=SHUTDOWN_S,
+    )  # fmt: skip
     found: dict[str, Any] = {}
     for name in scenarios.split(","):
         found[name] = globals()[name](folder)
@@ -319,4 +384,4 @@ def main(scenarios: str, process: int, port: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], Path(sys.argv[5]))

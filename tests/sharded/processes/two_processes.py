@@ -1,4 +1,4 @@
-"""Runs scenarios of `program.py` in two processes, each of which has a CPU that stands in for four devices."""
+"""Runs scenarios of `program.py` in several processes, each of which has a CPU that stands in for four devices."""
 
 import json
 import os
@@ -24,8 +24,8 @@ class Ended:
     after_s: float
 
 
-def run(scenarios: str, folder: Path, *, timeout_s: float) -> list[Ended]:
-    """Run the scenarios in two processes. A process that has not ended in time is killed, and its code is then negative."""
+def run(scenarios: str, folder: Path, *, timeout_s: float, processes: int = 2) -> list[Ended]:
+    """Run the scenarios in so many processes. A process that has not ended in time is killed, and its code is then negative."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -39,9 +39,9 @@ def run(scenarios: str, folder: Path, *, timeout_s: float) -> list[Ended]:
     running: list[subprocess.Popen[bytes]] = []
     ends: dict[int, float] = {}
     try:
-        for process in (0, 1):
+        for process in range(processes):
             with (folder / f"output-{process}.txt").open("wb") as output:
-                command = [sys.executable, "-u", str(PROGRAM), scenarios, str(process), port, str(folder)]
+                command = [sys.executable, "-u", str(PROGRAM), scenarios, str(process), str(processes), port, str(folder)]
                 running.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True))
         while len(ends) < len(running) and time.monotonic() < began + timeout_s:
             time.sleep(0.05)
