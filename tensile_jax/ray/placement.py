@@ -32,7 +32,7 @@ Sizes in bytes, times in microseconds.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tensile_jax.budget import host_too_small_for_job_of_cluster, too_small_for_job_of_cluster
+from tensile_jax.budget_errors import host_too_small_for_job_of_cluster, too_small_for_job_of_cluster
 from tensile_jax.exec.controller.fair_share import COPY_TIMES
 from tensile_jax.plan.multi_job.admission import admits
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile

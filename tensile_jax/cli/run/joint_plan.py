@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 
 import jax
 
-from tensile_jax.budget import host_too_small_for_states, too_small_for_jobs
+from tensile_jax.budget_errors import host_too_small_for_states, too_small_for_jobs
 from tensile_jax.cli.errors import BudgetRefused
 from tensile_jax.cli.jobs_file import JobEntry, JobsFile
 from tensile_jax.cli.progress import Phases

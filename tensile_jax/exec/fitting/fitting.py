@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tensile_jax.budget import Budget, HostNeed, too_small_for_step
+from tensile_jax.budget import Budget
+from tensile_jax.budget_errors import HostNeed, too_small_for_step
 from tensile_jax.errors import BudgetTooSmall, InvalidPlan
 from tensile_jax.exec.compiling.compiler import Executable
 from tensile_jax.exec.compiling.program_code import program_code

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from tensile_jax.budget import too_small_for_parked_job
+from tensile_jax.budget_errors import too_small_for_parked_job
 from tensile_jax.errors import BudgetTooSmall, ProcessDied, TensileError
 from tensile_jax.exec.actor.plans import OffloadState, PlanRequest, PlanSummary, PlanWithin, RenewPlan
 from tensile_jax.exec.compiling.compiler import Compiler
