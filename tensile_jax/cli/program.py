@@ -1,4 +1,4 @@
-"""The program `tensile`: the commands, in a process of their own that handles signals from here to its end.
+"""The entry point of the installed script `tensile`: sets up signal handling for the whole process, and then runs the commands.
 
 Only the installed script imports this module. It handles signals before it imports the commands, so that Ctrl-C ends the process
 without a traceback at any time. Other code imports the commands from `tensile_jax.cli.main`, which leaves signals alone.

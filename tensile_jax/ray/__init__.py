@@ -1,17 +1,17 @@
-"""Trains jobs on all devices of a Ray cluster: takes jobs and a shared folder or URL, gives their events and their last states.
+"""Trains jobs on all devices of a Ray cluster. Takes jobs and a shared folder or URL; gives the jobs' events and last states.
 
     run = tensile.ray.submit([ClusterJob(tensile.Entrypoint("cnn"), steps=500)], budget="8GiB", checkpoints="/shared/run")
     for event in run.events(): ...
     state = run.result("cnn")
 
-Needs the extra `ray`, which is imported when a function is first called. The parts are:
+This package needs the extra `ray`, which is imported when a function is first called. Its modules are:
 
     client         `submit`, `attach`, and the `ClusterRun` that they return
-    coordinator    the actor that knows all devices and jobs; see there who tells whom what
+    coordinator    the actor that knows all devices and jobs; its file says who tells whom what
     scheduler      decides what happens to the jobs                                            pure
     placement      decides to which device a job goes                                          pure
     device_actor   the actor that holds a device, or a group of them, with a `Runtime` in it (`device_jobs`)
-    shared/        where the checkpoints of jobs are, and how a job goes from one device to the next
+    shared/        where the checkpoints of jobs are, and how another device takes over a job
 """
 
 from tensile_jax.ray.client import ClusterJob, ClusterRun, attach, submit

@@ -1,7 +1,7 @@
-"""`submit` and `attach`: what a program or a terminal does with the jobs of a cluster.
+"""Lets a program or a terminal submit jobs to a cluster (`submit`), and follow and steer jobs that are there (`attach`).
 
-Everything goes through the coordinator, a named actor of the cluster. Each call has a time limit, so that nothing waits for ever
-for a cluster that has died.
+Everything goes through the coordinator, a named actor of the cluster. Each call has a time limit, so that no caller
+waits for ever for a cluster that has died.
 """
 
 import hashlib

@@ -1,26 +1,26 @@
-"""`Coordinator`: the Ray actor that knows all devices and jobs of a cluster, and carries out what the scheduler decides.
+"""Defines `Coordinator`, the Ray actor that knows all devices and jobs of a cluster, and carries out what the scheduler decides.
 
-A "device" is what one `DeviceActor` holds: one device of a node, or a group of them, for jobs that are divided among devices. The
-groups are made when jobs are submitted to devices that run none, and stay as they are until all jobs have ended.
+A "device" is what one `DeviceActor` holds: one device of a node, or a group of its devices, for jobs that are divided among
+devices. The groups are made when jobs are submitted while no job runs. They stay as they are until all jobs have ended.
 
 Who tells whom what:
 
     submitter   -> coordinator    submit: jobs, budget, shared place             one submission at a time
     coordinator -> device         open: read a file in the shared place          one `DeviceActor` for each device or group
-    coordinator -> device         outline: trace a job, and plan it              answered by an `Outline`
-    coordinator -> device         run: a job, with the number of the attempt     a Ray task as long as the job is there
+    coordinator -> device         outline: trace a job, and plan it              answered by an `Outline`: what the job needs
+    coordinator -> device         run: a job, with the number of the attempt     a Ray task that lasts while the job is there
     coordinator -> device         poll, again and again                          answered by news of the jobs; renews the lease
-    coordinator <- Ray            the answer to `poll` is that the actor died    the device's jobs go on elsewhere
+    coordinator <- Ray            the call of `poll` fails: the actor died       the device's jobs go on elsewhere
     terminal    -> coordinator    status; wish: pause, resume, cancel            passed on to the job's device
     submitter   -> coordinator    follow, again and again                        answered by events, in their order
 
-The jobs' states are not sent: they are in checkpoints in the shared place (`shared/`). All that is decided is decided by
-`scheduler.py`: the coordinator turns what it hears into the scheduler's events, one at a time, and carries out the instructions.
-All of this happens in the actor's event loop, so there is no lock.
+The jobs' states are not sent: they are in checkpoints in the shared place (`shared/`). `scheduler.py` makes all decisions. The
+coordinator turns each message into an event for the scheduler, one at a time, and carries out the instructions that the scheduler
+returns. All of this happens in the actor's event loop, so there is no lock.
 
 There is one coordinator in a cluster. It is a detached actor on the head node, which outlives the submitter. It looks for nodes
-every few seconds: a node that joins later is used, and an actor that died is replaced where its node lives. When the last job has
-ended, the actors of the devices end. The coordinator stays, so that `tensile status` can tell how the jobs have ended.
+every few seconds: it uses a node that joins later, and replaces an actor that died if the actor's node still lives. When the last
+job has ended, the actors of the devices end. The coordinator stays, so that `tensile status` can tell how the jobs have ended.
 """
 
 import asyncio

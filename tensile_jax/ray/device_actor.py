@@ -1,11 +1,13 @@
-"""`DeviceActor`: the Ray actor that holds a device or a group. It passes on what the coordinator asks of the jobs there.
+"""Defines `DeviceActor`, the Ray actor that holds a device or a group of devices, and passes the coordinator's requests on to its
+jobs.
 
-The coordinator calls `poll` all the time. `poll` returns the news of the jobs, and is the actor's *lease* as well: an actor that
-was not polled for `LEASE_S` seconds has lost the coordinator, or is cut off from it, and ends its process at once. Ray takes
-longer to declare a node dead that it cannot reach. So when the coordinator hears of such a node, and lets its jobs go on
-elsewhere, the actors on that node have ended. If they have not, the jobs' folders are taken from them (`shared/`).
+The coordinator calls `poll` again and again. `poll` returns the news of the jobs, and also renews the actor's *lease*. If the
+actor is not polled for `LEASE_S` seconds, the coordinator has died or cannot be reached, and the actor ends its process at once.
+Ray takes longer than that to declare an unreachable node dead. So when the coordinator hears that a node is dead, and continues
+the node's jobs elsewhere, the actors on that node have already ended. Should one still live, the new device takes the jobs'
+folders away from it (`shared/`).
 
-JAX is imported when the device is opened, and not before, since the class is imported wherever it is named.
+JAX is imported only when the device is opened, because processes without a device import this class, too.
 """
 
 import asyncio

@@ -1,10 +1,11 @@
-"""Runs jobs on a device of a cluster, or on a group, in a `Runtime`, and outlines what jobs would need there.
+"""Runs jobs in a `Runtime` on one device of a cluster, or on a group of devices, and finds what a job would need there.
 
-This is the part of a device's actor (`device_actor.py`) that uses JAX. It knows nothing of Ray. What happens to the jobs is
-passed to `tell` as `JobNews`, in the order in which it happens.
+This is the part of a device's actor (`device_actor.py`) that uses JAX. It knows nothing of Ray. It passes
+everything that happens to the jobs to `tell` as `JobNews`, in the order in which it happens.
 
-All devices of the process belong to the `Runtime`. A job whose state is divided among them runs on them, and any other job on the
-first. A job's state must be on as many devices as the job has asked for: otherwise its results would depend on where it runs.
+All devices of the process belong to the `Runtime`. A job whose state is divided among devices runs on all of them, and any other
+job runs on the first one. A job's state must be on as many devices as the job has asked for. Otherwise the job's results would
+depend on the place where it runs.
 """
 
 import os

@@ -1,30 +1,32 @@
-"""Decides to which device of a cluster a job goes, and under which limit of memory it is planned.
+"""Decides to which device of a cluster a job goes, and with how much memory the job is planned.
 
-A "device" is here what one actor holds: one device of a node, or a group of them. A job may be divided among the devices of a
-group, and counts on each of them alike, so all sizes are those of one device, as in a `Runtime` with several devices.
+Here, a "device" is what one Ray actor holds: one device of a node, or a group of its devices. A job that is divided among the
+devices of a group needs the same memory on each of them. So all sizes are those of one device.
 
 A job may go to a device if the runtime's own rule admits it beside the jobs that are there (`plan/multi_job/admission.py`). Of
-these devices it goes to the one with the least predicted time of an iteration there, which is also the one with the least
-predicted slowdown:
+these devices, the job goes to the one on which the predicted time of one of its iterations is shortest. On that device the
+predicted slowdown is smallest, too:
 
     slowdown_j   = time_j / (step_us of j, alone on the fastest kind of device)
     time_j       = step_us * (sum over the jobs k that are there and run, and j, of weight_k) / weight_j * change
     change       = 1                  if the job fits while the others keep their state on the device
-                   1 + 1/COPY_TIMES   otherwise: jobs change places after computing for `COPY_TIMES` copies of a state, by the
-                                      rule of the runtime (`exec/controller/fair_share.py`)
+                   1 + 1/COPY_TIMES   otherwise: jobs take turns on the device. Each computes `COPY_TIMES` times as long as copying
+                                      a state takes (`exec/controller/fair_share.py`)
 
-Of equal devices it goes to the one with the fewest jobs, then to the smallest group, and then to the first.
+If several devices are equal in this, the job goes to the one with the fewest jobs, then to the smallest group, then to the first.
 
-*The limit.* A job's plan depends on the limit of memory for which it is made, and XLA rounds floating-point results otherwise
-where a plan cuts the step otherwise. A job shall have the same results wherever it runs, so its limit must depend neither on the
-jobs that happen to be on a device nor on time. It is chosen once, when the job is submitted. If all jobs were spread evenly, some
-number of them would come to each device; the limit leaves room for the states of so many jobs like this one.
+*The limit* is the memory for which a job is planned. The job's plan depends on the limit, and if another plan cuts the step
+elsewhere, XLA rounds the results differently. A job shall have the same results wherever it runs. So its limit must depend
+neither on the jobs that happen to be on a device nor on time. It is chosen once, when the job is submitted. `neighbours` is the
+number of jobs on each device if all jobs were spread evenly. The limit leaves room for the states of the other neighbours, as if
+each were as large as this job's state.
 
     limit      = budget - (neighbours - 1) * state_bytes
     neighbours = max over d in (1, devices of the job) of
                  ceil(jobs submitted together that need at least d devices / actors that hold at least d)
 
-A job for which there is no such plan has the plan for the whole budget, as in a `Runtime`: then jobs are parked in turns.
+If no plan keeps this limit, the job is planned for the whole budget, as in a `Runtime`. Then the jobs take turns: while one
+computes, the states of the others are *parked* in host memory.
 
 Sizes in bytes, times in microseconds.
 """

@@ -1,4 +1,4 @@
-"""The records that describe a cluster: its devices and jobs, what can happen to them, and what is to be done about it.
+"""Defines the records that describe a cluster: the devices, the jobs, the events that can happen to them, and the instructions.
 
     Device        ::= one device of a node, or a group of them, held by one Ray actor with one `Runtime`
     Outline       ::= what a job needs on one kind of device: the memory of its plan there

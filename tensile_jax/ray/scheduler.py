@@ -2,23 +2,23 @@
 
     preparing -> waiting -> placed -> finished | failed | cancelled
                     ^          |
-                    +----------+   its device was lost, and it goes on elsewhere from its latest checkpoint
+                    +----------+   the job's device was lost: the job goes on elsewhere from its latest checkpoint
 
 A job can fail or be cancelled in each of the first three phases. While it is *preparing*, a device of each kind outlines what the
-job needs. While it is *waiting*, it is not due, or is paused, or fits nowhere; waiting jobs are tried in the order in which they
-were submitted. While an earlier job fits nowhere, at most `MOST_OVERTAKINGS` later jobs are placed. `placement.py` decides where
-a job goes.
+job needs. A *waiting* job is not yet due, or is paused, or fits on no device. Waiting jobs are tried in the order in which they were
+submitted. While a job fits on no device, at most `MOST_OVERTAKINGS` later jobs are placed before it. `placement.py` decides on
+which device a job is *placed*.
 
 A "device" is one device or a group of them. A job that needs several devices goes only to groups that have so many. While there
 is no such group, the job waits for one, and does not hold up the jobs behind it.
 
-There is no Ray, JAX, clock or thread here. For any order of events:
+This module uses no Ray, JAX, clock or thread. Whatever the order of the events, the following holds:
 
     - A job ends exactly once, and is on at most one device.
     - Each start of a job has a higher attempt number than the ones before. News of an earlier attempt change nothing.
-    - A job whose devices die again and again ends, since it may be the cause: it fails when its device has died `MOST_DEATHS`
-      times without a new checkpoint in between.
-    - `Release` comes exactly when the last job has ended.
+    - A job fails when its device has died `MOST_DEATHS` times without a new checkpoint in between, since the job may be what
+      kills the devices.
+    - The instruction `Release`, which ends the devices' actors, comes exactly when the last job has ended.
 """
 
 from collections.abc import Mapping

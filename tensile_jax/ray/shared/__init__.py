@@ -1,1 +1,1 @@
-"""Where the checkpoints of a cluster's jobs are, so that a job can go on on another device: see `place.py`."""
+"""Keeps the checkpoints of a cluster's jobs where every device can read them, so that any device can continue a job (`place.py`)."""

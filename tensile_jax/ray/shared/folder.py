@@ -1,13 +1,14 @@
-"""A folder that is mounted at the same path on all nodes.
+"""Keeps the checkpoints of a cluster's jobs in a folder that is mounted at the same path on all nodes.
 
     FOLDER/JOB              the checkpoints of a job that does not run now (`exec/checkpoint`)
     FOLDER/JOB@ATTEMPT      the same while the job runs, or after its device has died
     FOLDER/tensile-cluster.json    how many jobs shared a device when the jobs were first submitted (`placement.py`)
 
-A new device first renames the job's folder (`take_over`), which is atomic. Whatever the old device does afterwards is done under
-the old name: it finds no folder there, or makes a new one that nobody reads. So a device that is cut off, but alive, can neither
-add checkpoints to the folder nor remove those of its successor. Beside this, a device that is cut off ends itself
-(`device_actor.py`), and the lock of the folder holds on every shared file system that has locks.
+When a device takes over a job, it first renames the job's folder, from FOLDER/JOB or from the previous device's JOB@ATTEMPT, to
+JOB@ATTEMPT with its own attempt (`take_over`). The rename is atomic. The previous device still uses the previous name: it finds
+no folder there, or makes a new one that nobody reads. So a device that is cut off, but alive, can neither add checkpoints to the
+job's folder nor remove those of its successor. There are two further safeguards. A device that notices that it is cut off ends
+its own process (`device_actor.py`). And on a shared file system with locks, the folder's lock keeps a second writer out.
 """
 
 import time

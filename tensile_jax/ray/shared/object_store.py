@@ -1,15 +1,16 @@
-"""A URL that fsspec can open, such as gs://bucket/runs, s3://bucket/runs or hdfs://host/runs.
+"""Keeps the checkpoints of a cluster's jobs under a URL that fsspec can open, such as gs://bucket/runs or hdfs://host/runs.
 
-    URL/JOB@ATTEMPT/tensile.json    that the attempt has begun
+    URL/JOB@ATTEMPT/tensile.json    says that the attempt has begun
     URL/JOB@ATTEMPT/STEP/           a checkpoint, with the files that it has in a folder (`exec/checkpoint/format.py`)
     URL/tensile-cluster.json        how many jobs shared a device when the jobs were first submitted (`placement.py`)
 
-Object stores rename nothing in one step, and have no locks. So a job saves into a folder of its node, and each checkpoint is
-copied from there to the URL when it is whole (`publish`): its manifest last, without which it counts as unfinished. Each attempt
-has a name of its own. A new attempt reads the latest checkpoint of the attempts before it, and writes only under its own name.
-The checkpoints of the others are removed once the new attempt has two, or has ended with one.
+An object store (gs://, s3://) cannot rename a folder in one step, and has no locks. So a job saves into a folder of its node.
+When a checkpoint is complete there, it is copied to the URL (`publish`). Its manifest is copied last: a checkpoint without a
+manifest counts as unfinished. Each attempt has a name of its own. A new attempt reads the latest checkpoint of the attempts
+before it, and writes only under its own name. Once the new attempt has two checkpoints, or has ended with one, the checkpoints of
+the earlier attempts are removed.
 
-Only files that checkpoints have are ever removed; those of damaged checkpoints of earlier attempts, too, with these attempts.
+Only files that belong to checkpoints are ever removed. When an attempt is removed, so are the files of its damaged checkpoints.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""`open_place`: the place for checkpoints that a user has named, by the path of a folder or by a URL."""
+"""Opens the place for checkpoints that a user has named, by the path of a folder or by a URL (`open_place`)."""
 
 import re
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""`SharedPlace`: where all devices of a cluster find the checkpoints of its jobs, and how a job goes from device to device there.
+"""Defines `SharedPlace`: where all devices of a cluster find the jobs' checkpoints, and how a job goes from one device to another.
 
     folder.py           a folder that is mounted on all nodes: jobs save directly into it
-    object_store.py     a URL such as gs://bucket/runs: jobs save on their node, and what they have saved is copied there
+    object_store.py     a URL such as gs://bucket/runs: jobs save on their node, and each checkpoint is then copied to the URL
 
 Each start of a job is an *attempt*, and has a higher number than the starts before it. While the job runs, its checkpoints are
-under the name JOB@ATTEMPT. The number is a fencing number: a device that is cut off, but alive, can change only what is under the
-name of its own attempt, and from the moment at which a later attempt has begun nobody reads that.
+under the name JOB@ATTEMPT. The number keeps out a device that is cut off, but alive (it is a fencing number). Such a device can
+change only the files under the name of its own attempt. As soon as a later attempt has begun, nobody reads these files.
 
 Job names have no `@`.
 """
