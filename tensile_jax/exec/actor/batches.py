@@ -1,8 +1,9 @@
-"""The shapes and dtypes of a job's batches. All batches of a job must have the same, since a plan is made for one kind of batch.
+"""Describes the shapes and dtypes of a job's batches. A plan is made for one kind of batch, so all batches of a job must be
+alike.
 
 Leaves are treated as `jax.jit` treats them: a 64-bit NumPy number becomes 32 bits, unless JAX is set to use 64 bits. NumPy arrays
-are copied. Batches are drawn before they are used, and the user's generator may meanwhile overwrite the buffer of a batch that it
-has yielded.
+are copied, because batches are drawn before they are used. Meanwhile the user's generator may overwrite the buffer of a batch
+that it has yielded.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,11 @@
 """`Entrypoint`: names the function that makes a job, so that the job can be made in the process in which it is to run.
 
-The function returns the job's (step, state, batches). It is named by a `target`:
+An `Entrypoint` names the function by a `target`:
 
-    target ::= package.module:function      called with `args`; returns (step, state, batches), or a model
+    target ::= package.module:function      called with `args`; returns the job's (step, state, batches), or a model
              | name                         an installed model (`installed_models.py`), made with `args` as its sizes
 
-An entrypoint is plain data. It can therefore be written in a file and sent to another process, which is often impossible for
-functions and arrays.
+An entrypoint is plain data. It can therefore be written to a file and sent to another process. Functions and arrays often cannot.
 """
 
 import inspect

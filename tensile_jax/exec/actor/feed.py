@@ -1,14 +1,15 @@
 """The feed of a job: a thread that runs the job's user code. It draws batches in advance, and calls `on_step` after each step.
 
-Time runs from left to right. The upper line shows what the feed's thread does, and the lower line what other threads ask of it:
+Time runs from left to right. The upper line shows what the feed's thread does. The lower line shows the calls by which other
+threads take batches, deliver metrics and stop the feed:
 
     feed's thread:  draw -> BatchReady -> draw -> BatchReady -> (waits) ...    on_step(1) -> draw -> ...      CallbacksMade
     other threads:               take() ------------------ deliver(1) ...                         stop() ...
 
-Only this thread waits for user code. Therefore user code that hangs, raises or is slow affects its own job only. Callbacks come
-first, in the order of their steps. A batch is drawn only when no callback is waiting. So a slow callback slows its own job, and
-the metrics that wait for it are never more than those of the batches drawn in advance and of the steps under way. The thread
-posts its events (`feed_events.py`) while it holds no lock.
+Only the feed's thread waits for user code. Therefore user code that hangs, raises or is slow affects its own job only. Callbacks
+come first, in the order of their steps. The thread draws a batch only when no callback is waiting. So a slow callback slows its
+own job, and metrics do not pile up: at most those of the batches drawn in advance and of the steps under way wait for a callback.
+The thread posts its events (`feed_events.py`) while it holds no lock.
 """
 
 import threading

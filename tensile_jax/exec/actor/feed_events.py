@@ -1,6 +1,6 @@
-"""The events that the thread of a job's user code (`feed.py`) posts about the job's batches and callbacks.
+"""Defines the events that a job's feed, the thread of its user code (`feed.py`), posts about batches and callbacks.
 
-There is no JAX here.
+This module does not use JAX.
 """
 
 from dataclasses import dataclass

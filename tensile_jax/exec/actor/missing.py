@@ -1,4 +1,4 @@
-"""`NO_STATE` and `NO_BATCH`: values that mean that there is no state, or no batch.
+"""`NO_STATE` and `NO_BATCH`: the values that stand for "there is no state" and "there is no batch".
 
 `None` cannot mean this, since a user may give `None` as a state or a batch.
 """

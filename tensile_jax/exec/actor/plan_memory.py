@@ -1,7 +1,7 @@
 """Computes the memory profile of a compiled plan: the bytes that each move of an iteration needs and holds, for the controller.
 
 The moves of an iteration are the plan's instructions (`plan/result/instructions.py`) in their order, with `begin` before them and
-`end` after them. What they change in the bytes that the job holds on the device:
+`end` after them. Each move changes the bytes that the job holds on the device:
 
     begin          adds the batch and the state that an iteration expects on the device
     StartSwapOut   changes nothing: the tensors stay on the device until their copies have ended
@@ -12,13 +12,14 @@ The moves of an iteration are the plan's instructions (`plan/result/instructions
     Free           removes arguments that were donated to the step
     end            leaves the state for the next iteration, and the metrics until they are read
 
-What the step itself has in host memory counts there all the time.
+Tensors that the step itself keeps in host memory count as host memory all the time.
 
-The metrics of the last iteration are always counted, also between iterations and while the job is parked. So are the constants of
-a plan with segments. A step that runs whole has one launch between `begin` and `end`. That launch needs plain jit's peak, plus
-the arguments that plain jit leaves out of its peak because nothing reads them.
+The metrics of the last iteration always count, also between iterations and while the job is parked (while its whole state is in
+host memory). The constants of a plan with segments always count, too. A step that runs whole has one launch between `begin` and
+`end`. That launch needs plain jit's peak, plus the arguments that nothing reads: plain jit leaves them out of its peak.
 
-The bytes in host memory are those of the plan (`plan/result/memory_curve.py`), or those of the parked state if these are more.
+The job's bytes in host memory are the larger of two numbers: those of the plan (`plan/result/memory_curve.py`), and those of the
+parked state.
 """
 
 from collections.abc import Iterable

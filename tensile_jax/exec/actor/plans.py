@@ -1,9 +1,10 @@
-"""What a runtime asks of an actor about plans, and what the actor answers: frozen values, which any process can be sent.
+"""Defines what a runtime asks of an actor about plans, and what the actor answers: frozen values that can be sent to any process.
 
     PlanRequest ::= PlanWithin | OffloadState | RenewPlan      which plan of the job's step to make
     PlanSummary                                                a plan that was made, with what others need to know of it
 
-The compiled plan itself stays with the actor, which knows it by the id in the summary. Sizes in bytes.
+The compiled plan itself stays with the actor. The summary has an id, by which the actor finds the compiled plan. Sizes are in
+bytes.
 """
 
 from dataclasses import dataclass

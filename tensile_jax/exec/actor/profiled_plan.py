@@ -1,6 +1,6 @@
-"""`ProfiledPlan`: a plan of a job's step, compiled or only predicted, with its memory profile; and how each request is answered.
+"""`ProfiledPlan`: a plan of a job's step, compiled or only predicted, with the bytes that each of its moves needs and holds.
 
-`make_plan` makes the plan that a `PlanRequest` asks for (`plans.py`). It is the one place that turns these values into plans.
+`make_plan` makes the plan that a `PlanRequest` (`plans.py`) asks for. No other code turns such requests into plans.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""Calibrates a device, within a time limit, and chooses the profile of a device.
+"""Calibrates a device within a time limit, and chooses the profile (the measured properties) of a device.
 
-A calibration is kept after each of its stages (`measure.py`), so one that was interrupted goes on where it stopped.
+The results are stored after each stage (`measure.py`), so an interrupted calibration continues where it stopped.
 """
 
 import warnings

@@ -2,17 +2,17 @@
 
     launch      executables that do nearly nothing, one after another; and others with many arguments, which they return in the
                 same memory
-    kernels     on a GPU, a training step of many kernels with next to no work, so that issuing them takes longer than they do
+    kernels     on a GPU, a training step of many tiny kernels: issuing them takes the host longer than they take to run
     out, into   copies between device memory and pinned host memory, by size: the first of its size (cold), and the fastest (warm)
     both        copies in both directions at once
     memory      an elementwise operator on large arrays, which reads and writes every byte
     products    products and convolutions of the sizes that training steps have, with the two products of their gradients
     beside      the same products while copies run in both directions
 
-A measurement is repeated while its share of the time lasts, and the least time counts: everything else on the machine only adds
-to it. On a GPU, work is issued several times before it is waited for, and the rates of memory and of copies are those of the
-bytes by which two sizes differ: what the host needs does not count. Times are in microseconds. If the device has no memory for
-a size, larger sizes are left out.
+Each stage has a share of the time limit. A measurement is repeated until that share is used up, and the least time counts,
+because everything else on the machine only adds to it. On a GPU, work is issued several times before it is waited for. The rates
+of memory and of copies come from the differences between two sizes: extra bytes / extra time. So the constant cost on the host
+does not count. Times are in microseconds. If the device has no memory for a size, larger sizes are left out.
 """
 
 import time

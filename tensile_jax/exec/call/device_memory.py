@@ -1,15 +1,15 @@
-"""Finds how much memory of a device is free for a step: the budget of a call for which the user gave none.
+"""Finds how much memory of a device is free for a step. This is the budget of a call for which the user gave none.
 
     free = (1 - margin) * limit of the device's allocator - (bytes in use - bytes of the step's own arguments)
 
-The arguments are part of what a plan counts, so they are not subtracted. Everything else that is in use on the device stays where
-it is: other models, other states, and results that somebody still refers to. The figures are those of the moment of planning.
-Memory that is taken later is not known; if the device then runs out of memory, the step is planned again for less.
+A plan counts the step's arguments, so their bytes are not subtracted. Everything else that is in use on the device stays where it
+is: other models, other states, and results that somebody still refers to. The figures are those of the moment of planning. Others
+may take memory later. If the device then runs out of memory, the step is planned again for less.
 
-The margin is for fragmentation: the allocator may have so many bytes free and yet no block that is large enough. The margin is an
-assumption, not a measurement.
+The margin is for fragmentation: enough bytes may be free, while no free block is large enough. The margin is an assumption, not a
+measurement.
 
-A device whose allocator has no limit, such as a CPU, has no figures. There the result is None: no limit.
+The allocator of some devices, such as a CPU, reports no limit. For such a device the result is None: no limit.
 """
 
 from collections.abc import Sequence

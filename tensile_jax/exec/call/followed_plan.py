@@ -1,9 +1,9 @@
 """Replaces the plan of one step while it runs, when its latencies have drifted (TENSILE section IV-E).
 
-`plan/update.py` decides which iterations are measured, and when a new plan is due. The new plan is made here, in a thread, and
-mostly in a process of its own (`exec/fitting/renewal.py`). The next call after that runs under the new plan.
+`plan/update.py` decides which iterations are measured, and when a new plan is due. This module makes the new plan in a thread,
+and mostly in a process of its own (`exec/fitting/renewal.py`). The first call after that runs under the new plan.
 
-If making a plan fails, training goes on under the plan in use, the next call warns, and no further plan is made.
+If making a plan fails, training goes on under the plan in use. The next call warns, and no further plan is made.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Finds how much host memory is free for the copies of a step, or of a runtime: their host budget if the user gave none.
+"""Finds how much host memory is free for the copies of a step or a runtime. This is the host budget if the user gave none.
 
     free = (1 - room) * the least of
                what the machine has available              MemAvailable of /proc/meminfo
@@ -7,13 +7,13 @@
            / number of the step's devices in the process
          + bytes of the step's own arguments in host memory
 
-The arguments are part of what a plan counts. Processes of one step that run on one machine share what the machine has. The
-figures are those of the moment of planning. The result is rounded down to four binary digits, so that a few megabytes more or
-less do not give another plan.
+A plan counts the step's arguments in host memory, so their bytes are added. Processes of one step that run on one machine share
+what the machine has. The figures are those of the moment of planning. The result is rounded down to four binary digits. A
+difference of a few megabytes then does not lead to another plan.
 
-The room is for what the process, and others, allocate later, and for fragmentation of the pool. On a CPU, device memory comes
-from the same memory, which is not subtracted here. Where nothing is known of host memory (on a system without /proc), the result
-is None: no limit. Sizes in bytes.
+The room is a share left free for later allocations, of this process and others, and for fragmentation of the pool. On a CPU,
+device memory lies in the same memory, but is not subtracted here. Where nothing is known of host memory (on a system without
+/proc), the result is None: no limit. Sizes are in bytes.
 """
 
 import os

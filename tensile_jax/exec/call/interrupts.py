@@ -1,7 +1,7 @@
 """Delays Ctrl-C (SIGINT) during an iteration, so that a `KeyboardInterrupt` cannot lose a state that was donated.
 
 While an iteration runs, the old state has been donated and the new state does not exist yet. A `KeyboardInterrupt` at that time
-would lose both. Two context managers therefore note a SIGINT that arrives during their block, and have it handled later:
+would lose both. Two context managers therefore only note a SIGINT that arrives during their block, and let its handler run later:
 
     InterruptsHeld        for a step that returns its new state. SIGINT is handled as soon as the caller has the results: when the
                           caller's frame has continued after the call, or at the beginning of the next call if that comes first.
@@ -10,9 +10,9 @@ would lose both. Two context managers therefore note a SIGINT that arrives durin
     InterruptsHeldUnless  for a step that changes objects in place. SIGINT is handled at once while the objects are unchanged, and
                           otherwise at the end of the block, when the objects hold the results of the iteration.
 
-Only the main thread handles signals, so in any other thread nothing is delayed. Nor is anything delayed if the handler of SIGINT
-was not installed from Python, or if it has the attribute `raises_nothing`. The handler of the command line has that attribute,
-since the command line handles signals in a thread of its own.
+Only the main thread handles signals, so in any other thread nothing is delayed. Nor is anything delayed in two other cases: the
+handler of SIGINT was not installed from Python, or the handler has the attribute `raises_nothing`. The handler of the command
+line has that attribute, since the command line handles signals in a thread of its own.
 """
 
 import signal

@@ -1,7 +1,7 @@
-"""Keeps every plan of a function in a folder, in the order of their use: `plan-000.json`, `plan-001.json`, and so on.
+"""Writes every plan that a function uses into a folder, in the order of use: `plan-000.json`, `plan-001.json`, and so on.
 
-A file that is in the folder already is never replaced: the numbers continue after the highest one. Two processes may use one
-folder. If a plan cannot be written, there is a warning, and training goes on.
+Files in the folder are never replaced: new numbers continue after the highest one. Two processes may use one folder. If a plan
+cannot be written, a warning says so, and training goes on.
 """
 
 import os

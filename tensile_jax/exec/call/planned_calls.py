@@ -1,13 +1,14 @@
 """Runs the calls of one function under plans: one plan for each signature of a call, made at the first call with that signature.
 
-JAX traces a function again for arguments whose types differ only in weakness, or that are committed to a device now. A traced
-step that is equal to an earlier one takes over its plan. Any traced step takes over all executables whose code is equal.
+JAX traces a function again even if its arguments differ from earlier ones only in weak types or in being committed to a device.
+If the new traced step equals an earlier one, it takes over the plan of that step. Any traced step takes over all executables
+whose code is equal.
 
-The plain jitted function takes calls inside another transformation, calls under `jax.disable_jit`, and calls whose plan is to run
-the whole step as one executable. For every other call, the segments of the plan run one after another.
+The plain jitted function takes three kinds of calls: calls inside another transformation, calls under `jax.disable_jit`, and
+calls whose plan runs the whole step as one executable. For every other call, the segments of the plan run one after another.
 
-A step on devices of several processes is called in each of these. One of them plans for all (`exec/processes/agreement.py`),
-and in iterations that are watched anyway the processes tell one another whether the device of one was out of memory.
+If a step runs on devices of several processes, each of them calls it, and one plans for all (`exec/processes/agreement.py`). Some
+iterations are watched (measured) anyway. In these, the processes tell one another whether any device was out of memory.
 """
 
 import threading

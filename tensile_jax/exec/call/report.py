@@ -1,4 +1,4 @@
-"""`Report`: what was measured of a plan while it ran, as `PlannedFunction.report` returns it."""
+"""`Report`: what was measured while a plan ran. `PlannedFunction.report` returns it."""
 
 import statistics
 from collections.abc import Collection

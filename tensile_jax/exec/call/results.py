@@ -1,15 +1,16 @@
-"""Gives the results of a plan the sharding, the commitment and the memory that `jax.jit` gives them, without needless copies.
+"""Gives the results of a plan the sharding, the commitment and the memory that `jax.jit` would give them, without needless
+copies.
 
-Three kinds of results of an executor differ from those of `jax.jit`:
+Three kinds of results differ from those of `jax.jit` when a plan's last segment has run:
 
     - A donated argument that the step returns unchanged. The caller's array must be deleted, and the result must be a new array
       in the same memory.
-    - A result that was copied in from the host. The copy is committed to a device. A result of `jax.jit` is not, if no argument
-      is committed.
+    - A result that was copied in from the host. Such a copy is committed to a device. `jax.jit` commits a result only if an
+      argument is committed.
     - A result for which `jax.jit` states the sharding in another form, such as a mesh of one device.
 
-The first two kinds pass through an executable that returns its donated arguments, so that XLA puts its outputs in their memory.
-The third kind is given its sharding by `jax.device_put`.
+The first two kinds pass through an executable that returns its donated arguments, so XLA puts the outputs in the memory of the
+arguments. `jax.device_put` gives the third kind its sharding.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Reads the signature of a call: all those properties of a call whose change makes `jax.jit` trace or compile the function again.
+"""Reads the signature of a call: all properties of the call that make `jax.jit` trace or compile again when they change.
 
 Two calls with equal signatures run the same program on the same device, so they share a plan. A signature consists of
 
@@ -9,8 +9,8 @@ Two calls with equal signatures run the same program on the same device, so they
 
 This module keeps no list of those settings. It asks JAX by a *probe*, a function jitted as `jax.jit(lambda *static: None,
 static_argnums=...)`. The probe is traced for each call. JAX returns the same jaxpr object for two traces exactly if it would use
-one trace for both calls. So static arguments are distinguished as `jax.jit` does it (by type as well as by value), and so are
-`jax.default_matmul_precision`, `jax.default_device`, `jax.enable_x64` and all other settings.
+one trace for both calls. Therefore static arguments are told apart as `jax.jit` does it, by type as well as by value. The same
+holds for `jax.default_matmul_precision`, `jax.default_device`, `jax.enable_x64` and all other settings.
 
 Reading a signature costs about 0.1 ms for 300 arrays (benchmarks/results/call.json, `python -m benchmarks.call`).
 """

@@ -8,12 +8,12 @@
       .tensile-writing-120-PID/         the process PID is writing it
       .tensile-removing-60-PID/         the process PID is removing it
 
-A checkpoint is written under another name and renamed when all of it is on the disk. So neither a crash nor a full disk damages a
-checkpoint that exists. Whatever is read is first compared with its checksums.
+A checkpoint is written under another name, and renamed when all of it is on the disk. So neither a crash nor a full disk damages
+an existing checkpoint. Before a checkpoint is read, its files are compared with their checksums.
 
-The folder belongs to the user. Only files of checkpoints are ever removed, and only of checkpoints that can be read. A checkpoint
-that is damaged, or that a later version has written, stays until the user removes it. A file or folder of the user stays, even if
-its name is a number. If a checkpoint's folder contains a file of the user, that checkpoint stays as well.
+The folder belongs to the user. Only files of checkpoints are ever removed, and only if the checkpoint can be read. A checkpoint
+stays until the user removes it if it is damaged, or if a later version has written it. A file or folder of the user stays, even
+if its name is a number. If a checkpoint's folder contains a file of the user, that checkpoint stays as well.
 """
 
 import operator

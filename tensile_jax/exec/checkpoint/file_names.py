@@ -1,4 +1,4 @@
-"""The names of checkpoints, and of what a checkpoint's folder has (`format.py`), also for those who only copy checkpoints."""
+"""Defines the names of checkpoints and of the files in them (`format.py`), also for code that only copies checkpoints."""
 
 import re
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
-"""Locks a job's folder of checkpoints, so that only one run at a time uses it.
+"""Locks a job's folder of checkpoints, so that only one runtime at a time uses the folder.
 
 The lock is `flock` on the file `tensile.lock`. The operating system holds it for as long as any process has the file open: the
 process of the runtime, and the job's own process if it has one. So the lock ends with these processes, however they end. The file
-stays, since removing it would let two processes lock two files of one name.
+itself stays. If it were removed, two processes could each lock a different file of the same name.
 """
 
 import fcntl

@@ -1,16 +1,16 @@
-"""Describes the leaves of a pytree in host memory, so that each one can be stored or sent and comes back bit for bit.
+"""Describes the leaves of a pytree in host memory, so that each leaf can be stored or sent, and comes back bit for bit.
 
     Leaf ::= path kind dtype shape text
     kind ::= array | weak | key | bool | int | float | complex
 
     array    an array; it comes back as a NumPy array
-    weak     a weakly typed `jax.Array`, whose dtype yields to the dtypes of others; it comes back as one, in pinned host memory
+    weak     a weakly typed `jax.Array`, whose dtype yields to other dtypes; it comes back weakly typed, in pinned host memory
     key      typed PRNG keys, of which the words are stored; `text` names their generator; they come back in pinned host memory
     others   a Python scalar, whose exact value is `text`
 
-`describe` gives the description of each leaf and `to_host` its numbers as a NumPy array; `from_host` puts both together again.
-None of these functions brings anything into the device's memory. `None` is not a leaf but part of the structure. A small program
-on the CPU makes the weakly typed arrays.
+`describe` returns the descriptions of the leaves, and `to_host` their numbers as NumPy arrays. `from_host` makes leaves from
+both. None of these functions brings anything into the device's memory. `None` is not a leaf but part of the structure. A small
+program on the CPU makes the weakly typed arrays.
 """
 
 import struct

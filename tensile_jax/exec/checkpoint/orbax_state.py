@@ -1,6 +1,7 @@
-"""Writes a state as an ordinary orbax checkpoint, which orbax can restore without tensile_jax, and reads it back bit for bit.
+"""Writes a state as an ordinary orbax checkpoint, and reads it back bit for bit. Orbax can restore it without tensile_jax.
 
-The checkpoint has the structure of the user's pytree, as orbax sees it. A leaf is stored as it is, apart from these cases:
+The checkpoint has the structure of the user's pytree, as orbax sees it. Most leaves are stored unchanged. The others, and some
+whole states, are stored in another form:
 
     array in a device's memory   a NumPy array, so that the checkpoint names no device
     NumPy scalar                 an array without dimensions

@@ -1,16 +1,16 @@
 """Compiles the segments of a plan, and reads from XLA how much memory each executable needs.
 
 Equal segments (equal in `SegmentCode.content`, `segment_code.py`) are compiled once. Lowering a segment holds Python's global
-interpreter lock, so it happens in the calling thread. Compiling releases that lock, so several segments are compiled at once in
-a pool of threads. If the user has set `jax_compilation_cache_dir`, segments are kept there too, even those that compile quickly.
+interpreter lock, so it happens in the calling thread. Compiling releases that lock, so a pool of threads compiles several
+segments at once. If the user has set `jax_compilation_cache_dir`, segments are kept there too, even those that compile quickly.
 
-A plan counts the tensors that are on the device, with the sizes that it knows for a segment's outputs and donated inputs. The
+A plan counts the tensors on the device. For a segment's outputs and donated inputs, it uses the sizes that the plan knows. The
 workspace of a segment is what its executable needs in addition:
 
     workspace = temporary bytes + (XLA's output bytes - XLA's aliased bytes) - (plan's output bytes - plan's donated bytes)
 
-XLA's aliased bytes are those outputs that use the memory of donated inputs. The plan's resident bytes and this workspace add up
-to the memory that is in use while the executable runs.
+XLA's aliased bytes are those of outputs placed in the memory of donated inputs. The bytes of the plan's tensors plus this
+workspace are the memory in use while the executable runs.
 """
 
 import os

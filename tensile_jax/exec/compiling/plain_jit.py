@@ -1,6 +1,7 @@
 """Compiles a step as plain `jax.jit` does, as one executable, at most once.
 
-All forms of a step share this executable: they compute the same.
+A step can be planned in several forms, with its loops opened for instance. All forms compute the same, so they share this
+executable.
 """
 
 import threading

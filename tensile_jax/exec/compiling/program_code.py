@@ -1,26 +1,27 @@
-"""Emits segments of a plan as one function, so that they are one executable and one launch.
+"""Emits the segments of a plan as one function, which becomes one executable and needs one launch.
 
     segment 0 | barrier | segment 1 | barrier | ...
 
-`jax.lax.optimization_barrier` takes the place of the boundaries. XLA moves no operator across a barrier that the operator's
-values cross, so it neither undoes a recomputation nor begins it early. Otherwise XLA is free: it may schedule, fuse and overlap
-what it likes. Which values cross the barriers is the program's *form*:
+A barrier, `jax.lax.optimization_barrier`, stands for each boundary between segments. XLA moves no operator across a barrier that
+the operator's values cross. So XLA neither undoes a recomputation nor begins it early. Otherwise XLA is free to schedule, fuse
+and overlap operators. Which values cross the barriers is the program's *form*:
 
     live      all tensors that are needed later
     inputs    the inputs of the segment
     lag       the inputs of the segment and what the segment before it has made; but gradients, new state and results cross
               one boundary later, and arguments of the step one boundary earlier
 
-With `lag`, devices have the time of one more segment to exchange gradients (an all-reduce or a reduce-scatter) and to collect
-the divided parameters of the next segment (an all-gather), so that kernels can run meanwhile. But XLA may compute a gradient that
-late, too, and what it is computed from is in memory until then.
+With `lag`, devices have the time of one more segment for two exchanges, while kernels run. They exchange gradients (an all-reduce
+or a reduce-scatter), and they collect the divided parameters of the next segment (an all-gather). But XLA may also compute a
+gradient that late. What the gradient is computed from is in memory until then.
 
-No form is the best for every step, and XLA alone knows the peak: what is compiled next follows from that (`next_program.py`).
+No form is the best for every step, and only XLA's compiler shows the peak. `next_program.py` looks at that peak and decides what
+is compiled next.
 
-A tensor that is copied to the host and back within the program goes through `jax.device_put`, of which XLA for GPUs makes
-asynchronous copies. Other copies, of state for instance, lie between two programs (`plan/result/joined.py`): XLA would read an
-argument in host memory where it is, synchronously. XLA for CPUs drops the barriers, and with them the plan, so all this is for
-GPUs.
+If a tensor is copied to the host and back within the program, the copies are calls of `jax.device_put`. XLA for GPUs makes them
+asynchronous. Other copies, of state for instance, lie between two programs (`plan/result/joined.py`): XLA would read an argument
+in host memory where it is, synchronously. XLA for CPUs drops the barriers, and with them the plan. So this module is used for
+GPUs only.
 """
 
 from collections.abc import Hashable, Sequence

@@ -1,13 +1,13 @@
 """Turns a segment of a traced step into a function that `jax.jit` can compile.
 
-A segment is a list of equations, its inputs and its outputs. The *content* of a segment is a hashable value. Two segments have
-equal contents exactly if their equations, shapes, connections and donations are the same. They then share one executable, so
-the repeated blocks of a network compile once.
+A segment is a list of equations with inputs and outputs. Its *content* is a hashable value. Two segments have equal contents
+exactly if their equations, shapes, connections and donations are the same. They then share one executable, so the repeated blocks
+of a network compile once.
 
-A segment with effects returns one number after its outputs. When that number is there, the segment is over. So a segment can be
-waited for even if it has no outputs. The number is returned beside a single output too, because XLA:CPU fails to compile some
-programs in which a callback reads the only result (jax 0.10.2 and 0.12: "instruction->IsDead() ... is live and cannot be
-removed").
+A segment with effects (callbacks, debug prints) returns one number after its outputs. When that number is there, the segment is
+over. So a segment can be waited for even if it has no outputs. The number is also returned beside a single output, because
+XLA:CPU fails to compile some programs in which a callback reads the only result (jax 0.10.2 and 0.12: "instruction->IsDead() ...
+is live and cannot be removed").
 """
 
 from collections.abc import Callable, Hashable, Sequence

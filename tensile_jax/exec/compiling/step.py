@@ -1,8 +1,9 @@
-"""A step at one set of shapes, ready to be planned and compiled, and a plan of it that was compiled. Both never change.
+"""Defines `Step`, a step at one set of shapes, ready to be planned and compiled, and `CompiledPlan`, a compiled plan of it. Both
+never change.
 
     Step -- `find_plan.py`, under a budget --> CompiledPlan -- `runner.py` --> iterations
 
-What is learned of a step while plans are made and compiled is its `Knowledge` (`knowledge.py`).
+Planning and compiling show sizes and peaks of a step. They are kept in the step's `Knowledge` (`knowledge.py`).
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence

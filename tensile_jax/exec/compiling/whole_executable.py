@@ -1,4 +1,4 @@
-"""The step as one executable, compiled by plain `jax.jit`, in the form of a segment's executable."""
+"""Compiles the step as one executable with plain `jax.jit`, and presents it in the form of a segment's executable."""
 
 from typing import Any
 
