@@ -1,4 +1,4 @@
-"""The errors of the command line: each is printed as one line and has an exit code.
+"""Defines the errors of the command line: each is printed as one line and has an exit code.
 
     Refusal        2  an option, a file or a step is wrong
     BudgetRefused  3  no plan keeps the budget
@@ -6,8 +6,8 @@
 
 All exit codes are listed in `cli/__init__.py`. A warning of this package is printed as one line, too.
 
-The messages of the Python API name arguments (`image_size=8`, `state_memory="any"`). `in_options` rewrites them for the command
-line, where the same thing is an option (`--image-size=8`, `--state-memory=any`).
+The messages of the Python API name arguments (`image_size=8`, `state_memory="any"`). On the command line, the same argument is an
+option. So `in_options` rewrites the messages (`--image-size=8`, `--state-memory=any`).
 """
 
 import difflib

@@ -2,9 +2,9 @@
 
     [device]
     budget = "50%"            # of the sum of the jobs' plain-jit peaks; or bytes, or "8GiB"
-    host_budget = "64GiB"     # of pinned host memory; without this key what is free when the run begins, less some room
+    host_budget = "64GiB"     # of pinned host memory; default: what is free when the run begins, less a reserve
 
-    [defaults]                # values for jobs that leave a key out: any key of a job, except its name
+    [defaults]                # values for jobs that leave a key out; every key of a job may be here, except `name`
     steps = 200
 
     [[jobs]]
@@ -16,9 +16,10 @@
     start_after = "resnet50:100"      # when the job resnet50 has done 100 steps
 
 A job without a `name` is named after its model or its function. A job's own key takes precedence over the default. Its `args` are
-merged with the default `args`. Its `model` replaces a default `entrypoint`, and the reverse. The result (`JobsFile`) has every
-default filled in, and a separate entry for each copy (`count`). `msgspec.json.encode` can write it. Reading imports nothing from
-an entrypoint's module: whether the entrypoint exists, and which `args` it takes, is found out when the job is made.
+merged with the default `args`. A job's `model` replaces a default `entrypoint`, and its `entrypoint` replaces a default `model`.
+The result (`JobsFile`) has every default filled in, and a separate entry for each copy of a job (`count`). `msgspec.json.encode`
+can write the result. Reading the file does not import an entrypoint's module. Whether the entrypoint exists, and which `args` it
+takes, is checked when the job is made.
 
 Every error names the file, the line, the key, the value and the remedy:
 

@@ -1,4 +1,4 @@
-"""Defines the options that several commands share: a model and its sizes, a budget and how it is kept, files to write."""
+"""Defines the options that several commands share: for a model and its sizes, a budget, the planning, and the files to write."""
 
 import functools
 import inspect

@@ -1,7 +1,7 @@
 """The entry point of the installed script `tensile`: sets up signal handling for the whole process, and then runs the commands.
 
-Only the installed script imports this module. It handles signals before it imports the commands, so that Ctrl-C ends the process
-without a traceback at any time. Other code imports the commands from `tensile_jax.cli.main`, which leaves signals alone.
+Only the installed script imports this module. The module handles signals before it imports the commands, so that Ctrl-C ends the
+process without a traceback at any time. Other code imports the commands from `tensile_jax.cli.main`, which leaves signals alone.
 """
 
 # ruff: noqa: E402, I001

@@ -5,10 +5,11 @@
 
 The exit code is 128 + the number of the signal, as in a shell: 130 for Ctrl-C, 143 for SIGTERM.
 
-This module turns no signal into an exception. Python's default for Ctrl-C is a `KeyboardInterrupt` between any two instructions
-of the main thread. In a process that uses JAX, four things go wrong with this exception. JAX's callback of the garbage collector
-swallows it, so that the run goes on. An extension module that is being imported turns it into an `ImportError`. It is not raised
-while XLA compiles in the main thread. And an interpreter that shuts down while XLA compiles in other threads aborts (SIGABRT).
+This module turns no signal into an exception. By default, Python turns Ctrl-C into a `KeyboardInterrupt` between any two
+instructions of the main thread. In a process that uses JAX, four things go wrong with this exception. JAX's callback for the
+garbage collector swallows the exception, so the run goes on. An extension module that is being imported turns the exception into
+an `ImportError`. While XLA compiles in the main thread, Python does not raise the exception. And if the interpreter shuts down
+while XLA compiles in other threads, the process aborts (SIGABRT).
 
 So a thread of this module reads the signals from a pipe (`signal.set_wakeup_fd`) and ends the process by `os._exit`, which runs
 neither Python's nor XLA's shutdown. Only the unfinished work of the command is lost: files are written under another name first

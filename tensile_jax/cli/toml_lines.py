@@ -1,4 +1,4 @@
-"""Finds the line on which each key of a TOML text stands, which `tomllib` does not say. Error messages need the line.
+"""Finds the line on which each key of a TOML text stands. Error messages name the line, and `tomllib` does not tell it.
 
     text      ::= (header | pair | newline)*
     header    ::= "[" key "]" | "[[" key "]]"
@@ -7,7 +7,7 @@
     value     ::= scalar | "[" value* "]" | "{" pair* "}"
 
 The result names a key by its path: `("jobs", 1, "args", "seed")` is `seed` in the table `args` of the second `[[jobs]]`. Lines
-count from one. The text must be one that `tomllib` has accepted, because this module does not look for errors in it.
+count from one. This module looks for no errors in the text, so `tomllib` must have accepted it first.
 """
 
 import re

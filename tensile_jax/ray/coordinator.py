@@ -1,7 +1,7 @@
 """Defines `Coordinator`, the Ray actor that knows all devices and jobs of a cluster, and carries out what the scheduler decides.
 
 A "device" is what one `DeviceActor` holds: one device of a node, or a group of its devices, for jobs that are divided among
-devices. The groups are made when jobs are submitted while no job runs. They stay as they are until all jobs have ended.
+devices. The groups are made when jobs are submitted to devices that run no job. They stay as they are until all jobs have ended.
 
 Who tells whom what:
 

@@ -10,8 +10,8 @@ predicted slowdown is smallest, too:
     slowdown_j   = time_j / (step_us of j, alone on the fastest kind of device)
     time_j       = step_us * (sum over the jobs k that are there and run, and j, of weight_k) / weight_j * change
     change       = 1                  if the job fits while the others keep their state on the device
-                   1 + 1/COPY_TIMES   otherwise: jobs take turns on the device. Each computes `COPY_TIMES` times as long as copying
-                                      a state takes (`exec/controller/fair_share.py`)
+                   1 + 1/COPY_TIMES   otherwise: jobs take turns on the device. Each turn lasts `COPY_TIMES` times as long as the
+                                      copy of a state (`exec/controller/fair_share.py`)
 
 If several devices are equal in this, the job goes to the one with the fewest jobs, then to the smallest group, then to the first.
 

@@ -1,1 +1,1 @@
-"""Defines the commands, one per module, or several that belong together. No module imports JAX before its command runs."""
+"""Defines the commands. Each module has one command, or several related ones, and imports JAX only when a command runs."""

@@ -1,4 +1,4 @@
-"""`tensile calibrate`: measures this machine's device, so that plans for it predict its times."""
+"""`tensile calibrate`: measures this machine's device, so that plans for the device predict realistic times."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

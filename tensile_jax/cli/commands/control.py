@@ -1,6 +1,6 @@
-"""`tensile status`, `pause`, `resume`, `cancel`, `budget`: show a run, or change it, from another terminal. Need no JAX.
+"""`tensile status`, `pause`, `resume`, `cancel`, `budget`: show or change a run from another terminal. They need no JAX.
 
-All but `budget` can also steer the jobs of a Ray cluster: `--ray ADDRESS` takes the place of the run's folder.
+All these commands but `budget` also work for the jobs of a Ray cluster: give `--ray ADDRESS` instead of the run's folder.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`tensile max-batch`: finds the largest batch of a model that fits under a budget."""
+"""`tensile max-batch`: finds the largest batch size with which a model's step fits in a budget."""
 
 from pathlib import Path
 from typing import get_args

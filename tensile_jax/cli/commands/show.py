@@ -1,8 +1,8 @@
 """`tensile show`: prints what a saved plan swaps, recomputes and releases, when, and why. Needs no JAX.
 
 Without an option the command prints the whole plan: its memory curve, and tables of segments, swaps, recomputed scopes and the
-largest tensors. `--segment` prints one segment. `--tensor` prints all events of the tensors whose name contains a given text.
-`--loop` does all of that with the plan of a loop's body, for loops whose iterations run under plans of their own.
+largest tensors. `--segment` prints one segment. `--tensor` prints all events of the tensors whose name contains a given text. The
+iterations of some loops run under a plan of their own. `--loop` prints such a plan, and the other options apply to it.
 
 The memory curve has one bar for each segment:
 
@@ -10,7 +10,8 @@ The memory curve has one bar for each segment:
                   resident    workspace  budget
 
 `#` stands for the tensors on the device while the segment runs, `:` for the segment's workspace, and `!` marks the budget. If the
-terminal can show more than ASCII, the bars are solid. The scale ends at the largest of peak, budget and plain jit's peak.
+terminal can show more than ASCII, the bars are solid. The scale ends at the largest of three values: the peak, the budget and
+plain jit's peak.
 """
 
 import re

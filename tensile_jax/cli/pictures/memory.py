@@ -2,16 +2,17 @@
 # pyright: reportUnknownMemberType=false
 """Draws the device memory of one run over time: how much each job held, and when each job computed and copied.
 
-The upper part stacks the bytes that each job holds according to the controller's ledger. Dots are measured bytes. One line is
-the budget, and another the sum of the jobs' peaks under plain jit. The lower part has a lane for each job that computed and for
-each direction of the link. The more of the time a lane was busy, the darker it is.
+The controller, which admits all jobs' memory, keeps a *ledger* of the bytes that each job holds. The upper part of the picture
+stacks these bytes. Dots are measured bytes. One line is the budget, and another the sum of the jobs' peaks under plain jit. The
+lower part has a lane for each job that computed, and one for each direction of the link between host and device. A lane is
+darker where it was busy for more of the time.
 
 A *level* (`runtime_records.Level`) is one entry of the ledger; it is valid until the next entry. A long run has more levels than
-the picture has columns of pixels. Then a column keeps its highest level (`reduce_levels`), and also its last one if the next
-column has none, so that no peak is lost.
+the picture has columns of pixels. Then each column keeps its highest level, so that no peak is lost (`reduce_levels`). It also
+keeps its last level if the next column has no level.
 
-The colours are those of Okabe and Ito, which colour-blind people can tell apart. There are seven of them; with more jobs than
-that, the smallest jobs share gray.
+The colours are the seven of Okabe and Ito, which colour-blind people can tell apart. If there are more than seven jobs, the
+smallest jobs share gray.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

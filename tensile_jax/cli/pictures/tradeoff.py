@@ -1,8 +1,8 @@
 # matplotlib's own types leave much unknown.
 # pyright: reportUnknownMemberType=false
-"""Draws the time of a step over the memory that is saved: policy `auto` as a curve, every other policy as a point.
+"""Draws how a step's time grows with the memory that is saved: policy `auto` as a curve, every other policy as a point.
 
-MSR and EOR are the paper's measures of memory and time (`plan/comparison.py`).
+MSR and EOR are the TENSILE paper's measures of saved memory and of extra time (`plan/comparison.py`).
 """
 
 from io import BytesIO

@@ -1,1 +1,1 @@
-"""Runs a model or several jobs for the command line: session, run folder, control socket, live view and report."""
+"""Runs a model or several jobs for the command line, with a run folder, a control socket, a live view and a report."""

@@ -1,8 +1,8 @@
 """Submits the jobs of a jobs file to a Ray cluster, and follows them until they have ended.
 
-On a cluster `[device]` describes each device: a `budget` in per cent is a share of what the device has, and not of the jobs'
-peaks. Some keys of a job are refused: with them, a job's results would depend on the jobs that share its device, so that the job
-could not go on elsewhere bit for bit.
+For a cluster, the table `[device]` of the jobs file describes each device. A `budget` in per cent is a share of the device's
+memory, and not of the jobs' peaks. Some keys of a job are refused: with them, the job's results would depend on the jobs that
+share its device. Then the job could not continue on another device with the same bits.
 """
 
 from dataclasses import replace

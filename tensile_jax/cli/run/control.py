@@ -3,16 +3,16 @@
     socket       ::= control.sock in the run folder
     connection   ::= Request newline Reply newline          one JSON object each; then the connection ends
 
-The run is the server (`serving`). One thread accepts connections, and each connection has a thread of its own, so a client that
-sends nothing delays no other client; its connection is closed after some seconds. The server calls the methods of a
-`Controllable` for each request, and several threads may call them at once. A `ValueError` of such a method is the client's
-mistake: its message is sent back to the client. So is an error about a line that is no valid request. Only the owner of the run
-may connect.
+The run is the server (`serving`). One thread accepts connections, and each connection has a thread of its own. So a client that
+sends nothing delays no other client, and the server closes its connection after some seconds. For each request, the server calls
+a method of a `Controllable`; several threads may do so at once. A `ValueError` of such a method is the client's mistake, and so
+is a line that is no valid request. The server sends the error's message back to the client. Only the owner of the run may
+connect.
 
 The commands of the second terminal are clients. They use `ask`, which needs no JAX.
 
-The name of a Unix socket may have only about 100 bytes, and the path of a run folder may be longer. A longer path is reached
-through a short symbolic link to the folder. The link is removed as soon as the socket is bound or connected.
+The path of a Unix socket may have only about 100 bytes, and the path of a run folder may be longer. A socket in such a folder is
+reached through a short symbolic link to the folder. The link is removed as soon as the socket is bound or connected.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Finds what a job of a jobs file trains: its model or entrypoint, its shapes, and its peak under plain `jax.jit`.
 
-Nothing is trained here. A model states the shapes of its state and batch. An entrypoint must be called to find the shapes, and
-the arrays that it makes are freed again.
+This module trains nothing. A model states the shapes of its state and batch. An *entrypoint*, a user's function that makes a job,
+must be called to find the shapes; the arrays that it makes are then freed again.
 """
 
 import inspect

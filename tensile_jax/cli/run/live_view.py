@@ -1,10 +1,10 @@
 """Shows a run of several jobs while it runs: on a terminal as a table that is drawn anew, elsewhere as a line every few seconds.
 
-A thread of the live view draws everything. `LiveView.add_event` only passes an event to that thread, so the caller never waits
-for a slow terminal, nor for a lock that is held while a status is taken. If drawing fails, the error is shown, or the live view
-ends; the run goes on.
+A thread of the live view draws everything. `LiveView.add_event` only passes an event to that thread. So the caller never waits
+for a slow terminal, nor for the lock that is held while the run's status is read. If drawing fails, the error is shown, or the
+live view ends; the run goes on.
 
-On a terminal, and printed by `tensile status`:
+A terminal shows this table, which `tensile status` prints, too:
 
     12.3 s, 3 jobs: 2 running, 1 queued
     device  ##############......|...  812 MiB of 1.2 GiB, peak 1.1 GiB
@@ -14,7 +14,8 @@ On a terminal, and printed by `tensile status`:
 
 The bars are made of `#` and `|` if the terminal shows only ASCII; `|` marks the peak. Three columns are the job's bytes on the
 device: `now`, the measured `peak`, and the `plan`'s peak, all in the unit of the heading. `stall` is the time per step in which
-the job waits for copies. A narrow terminal shows fewer columns, and the notes below the table instead of in it. In a log:
+the job waits for copies. A narrow terminal shows fewer columns, and the notes below the table instead of in it. A log gets such
+lines:
 
     12.3 s  device 812 MiB of 1.2 GiB | resnet 14/200 loss 0.693 2.1 step/s
 """

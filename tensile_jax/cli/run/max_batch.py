@@ -1,8 +1,8 @@
-"""Finds the largest batch with which a model's step fits under a budget, and predicts what the batches up to it cost.
+"""Finds the largest batch with which a model's step fits in a budget, and predicts the memory and time of smaller ones.
 
 Nothing is compiled or run: peaks and times are predictions. A larger batch needs more memory and, under a budget, gives fewer
-samples per second. So the largest one is found by doubling and then by bisection, to 1/64 of its size. Sizes in bytes, times in
-microseconds.
+samples per second. So the search doubles the batch until it no longer fits, and then bisects, to 1/64 of the batch. Sizes are in
+bytes, times in microseconds.
 """
 
 from collections.abc import Callable, Iterator

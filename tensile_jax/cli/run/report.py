@@ -1,4 +1,4 @@
-"""The results that a command reports at its end: records that are written as one JSON object, and tables made of them.
+"""Defines the results that a command reports at its end, as records that are written as one JSON object, and as tables.
 
     Outcome      `tensile run MODEL`       measured for one model
     JobsOutcome  `tensile run JOBS.toml`   measured for several jobs under one budget

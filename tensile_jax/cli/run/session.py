@@ -1,12 +1,12 @@
-"""Runs the jobs of a jobs file on a `Runtime`, from the budget to the outcome: `tensile run JOBS.toml` and `--resume RUN`.
+"""Runs the jobs of a jobs file on a `Runtime`, from reading the budget to reporting the outcome (`tensile run JOBS.toml`).
 
-`begin_jobs` makes a new run folder, and `resume_jobs` continues in the folder of an earlier run. `JobsRun` submits each job to
-the runtime when it is due, and writes what happens into the run folder. Three threads do this:
+`begin_jobs` makes a new run folder. `resume_jobs` (`--resume RUN`) continues in the folder of an earlier run. `JobsRun` submits
+each job to the runtime when it is due, and writes what happens into the run folder. Three threads do this:
 
     caller     calls `JobsRun.run`, which takes the messages of an inbox (a queue) one by one: events, jobs that could not be
                made, and the request to stop
     follower   puts the events of the runtime into the inbox
-    maker      makes one job after another and submits it; an entrypoint is user code and may hang
+    maker      makes one job after another and submits it; a thread of its own, since an entrypoint is user code and may hang
 """
 
 import queue

@@ -1,4 +1,4 @@
-"""Defines `SharedPlace`: where all devices of a cluster find the jobs' checkpoints, and how a job goes from one device to another.
+"""Defines `SharedPlace`: where all devices of a cluster find the jobs' checkpoints, and how another device takes over a job.
 
     folder.py           a folder that is mounted on all nodes: jobs save directly into it
     object_store.py     a URL such as gs://bucket/runs: jobs save on their node, and each checkpoint is then copied to the URL
